@@ -101,7 +101,10 @@ class Parallel(ModelProxy):
         return len(self._calls.captures)
 
     def local(self, rank: int) -> Program:
-        """The program of one rank, in the shapes of its pieces. Ranks with pieces of equal shapes share one graph."""
+        """Return the program of one rank, in the shapes of its pieces.
+
+        Ranks with pieces of equal shapes share one graph.
+        """
         return self._current().local[rank]
 
     def _current(self) -> Compiled:
@@ -160,9 +163,8 @@ class Parallel(ModelProxy):
     def simulate(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with all ranks in this process, on full tensors.
 
-        Signature and output structure are the model's own.
-
-        The outputs have autograd graphs: ``backward()`` fills full-size ``.grad`` of the model's parameters.
+        Signature and output structure are the model's own. The outputs have autograd graphs: ``backward()`` fills
+        full-size ``.grad`` of the model's parameters.
         """
         calls = self._calls
         calls.refuse_to_simulate()

@@ -182,9 +182,8 @@ def store_of_processes() -> torch.distributed.Store:
 def dtensor_like(piece: torch.Tensor, other: Any) -> torch.Tensor:
     """Make a DTensor of this rank's piece with the layout of another DTensor.
 
-    It is ``from_local`` without its 0.1 ms. Tried on 2.13.
-
-    The piece gets the other's strides too: fused optimizers read both in memory order.
+    It is ``from_local`` without its 0.1 ms. Tried on 2.13. The piece gets the other's strides too: fused optimizers
+    read both in memory order.
     """
     local = other._local_tensor
     if piece.stride() != local.stride():
@@ -522,10 +521,9 @@ def call_inserter(
 ) -> Callable[[fx.Node, str, Any, tuple[Any, ...], Mapping[str, Any], Any], fx.Node]:
     """Return ``Graph.call_function`` in front of a node, with this name.
 
-    If the name has been used before, a number is appended.
-
-    It omits what takes half of the time: an insertion point, checks of the arguments for symbolic numbers, hooks.
-    ``about`` is written to ``made`` before the node becomes part of the graph. Tried on 2.13.
+    If the name has been used before, a number is appended. It omits what takes half of the time: an insertion point,
+    checks of the arguments for symbolic numbers, hooks. ``about`` is written to ``made`` before the node becomes part
+    of the graph. Tried on 2.13.
     """
     names = graph._graph_namespace
     used, named, tabled = names._used_names, names._obj_to_name, graph._find_nodes_lookup_table.insert

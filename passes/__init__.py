@@ -1,8 +1,7 @@
 """List the passes in the order in which they run.
 
-Each takes a program of one level and gives one of the same or the next level.
-
-``PIPELINE`` is the whole order. Capture comes before it, and ``localize`` (one program per class of ranks) after it.
+Each takes a program of one level and gives one of the same or the next level. ``PIPELINE`` is the whole order. Capture
+comes before it, and ``localize`` (one program per class of ranks) after it.
 """
 
 from collections.abc import Mapping

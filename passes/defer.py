@@ -42,7 +42,7 @@ class Defer(Pass):
 
 
 def _is_sum(node: fx.Node) -> bool:
-    """Whether a node adds two values of its own shape and dtype, and is not pending."""
+    """Return whether a node adds two values of its own shape and dtype, and is not pending."""
     type_of_sum = record_of(node).type
     return node.target is ADD and not node.kwargs and isinstance(type_of_sum, TensorType) and not type_of_sum.attr.pending and all(
         isinstance(value, fx.Node)
@@ -53,7 +53,7 @@ def _is_sum(node: fx.Node) -> bool:
 
 
 def _continues(node: fx.Node) -> bool:
-    """Whether only the next sum of the chain reads a sum, in its own layout."""
+    """Return whether only the next sum of the chain reads a sum, in its own layout."""
     user = next(iter(node.users), None)
     if user is None or len(node.users) > 1 or not _is_sum(user) or operands(user).count(node) > 1:
         return False

@@ -91,6 +91,6 @@ def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
 
 
 def _is_gradient(value: fx.Node, output: fx.Node) -> bool:
-    """Whether the program returns a value only as a gradient."""
+    """Return whether the program returns a value only as a gradient."""
     results = zip(operands(output), record_of(output).results, strict=True)
     return all(result.kind == "grad" for returned, result in results if returned is value)

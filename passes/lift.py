@@ -81,7 +81,7 @@ def _reduced(node: fx.Node) -> TensorType:
 
 
 def _reduces(user: fx.Node, value: fx.Node) -> bool:
-    """Whether a reader in the same phase needs a pending value reduced, with its splits unchanged."""
+    """Return whether a reader in the same phase needs a pending value reduced, with its splits unchanged."""
     about = record_of(user)
     if about.phase != record_of(value).phase:
         return False

@@ -61,10 +61,8 @@ _NONE: list[Call] = []
 def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, list[Call], fx.Node, str]]:
     """Yield every use that disagrees with its value.
 
-    Each comes as user, operand index, value, the transfers, the node that they precede, and their phase.
-
-    The transfers of results of the forward are at the end of the forward, those of other results at the end of the
-    program.
+    Each comes as user, operand index, value, the transfers, the node that they precede, and their phase. The transfers
+    of results of the forward are at the end of the forward, those of other results at the end of the program.
     """
     output = program.output
     about = record_of(output)

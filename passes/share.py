@@ -61,7 +61,7 @@ class Share(Pass):
 
 
 def _narrows(node: fx.Node) -> bool:
-    """Whether a cast reduces the bytes of a value that is no parameter and no view of one."""
+    """Return whether a cast reduces the bytes of a value that is no parameter and no view of one."""
     (value,) = operands(node)
     source, result = record_of(value).type, record_of(node).type
     if node.target is not transfers.cast or not isinstance(source, TensorType) or not isinstance(result, TensorType):

@@ -1,8 +1,7 @@
 """Measure what checksums cost a save and a load.
 
-The state has 128 MB; the checksums are CRC-32, and one that reads nothing.
-
-Rounds alternate, and each ratio is the median over rounds of two neighbours.
+The state has 128 MB; the checksums are CRC-32, and one that reads nothing. Rounds alternate, and each ratio is the
+median over rounds of two neighbours.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Measure how long it takes to plan random new transitions on meshes of three and four axes.
 
-It counts functions called and milliseconds of the processor.
-
-A *new* pair was never planned before, in a process that has planned others; a *first* one has all caches cleared before
-it.
+It counts functions called and milliseconds of the processor. A *new* pair was never planned before, in a process that
+has planned others; a *first* one has all caches cleared before it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Compare Zero Bubble's published bubble rates (ZB-2p) with those of ``optimise(objective="span")``.
 
-The rates are those of the longest span of a rank.
-
-Times are the published ones in ms. Memory is as published: each rank has room for 2p activations; an activation takes
-34 h + 5 a s bytes of a token (hidden size h, heads a, sequence 1024), and what is kept of it for the weight gradient 32
-h. Bound: the rate below which no schedule within this memory is; where found is equal to it, that is proven to be the
-best.
+The rates are those of the longest span of a rank. Times are the published ones in ms. Memory is as published: each rank
+has room for 2p activations; an activation takes 34 h + 5 a s bytes of a token (hidden size h, heads a, sequence 1024),
+and what is kept of it for the weight gradient 32 h. Bound: the rate below which no schedule within this memory is;
+where found is equal to it, that is proven to be the best.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Measure one training step on 1, 2 and 4 processes, beside the systems that people use.
 
-They are eager, DistributedDataParallel, FSDP2, DTensor and a Megatron by hand.
-
-A step is forward, backward, AdamW and zero_grad of a Llama with two layers of 256 and two sequences of 128 tokens a
-rank, or four micro-batches of as many; gloo processes with one thread each. Before anything is timed, all systems give
-the loss and, after a step, the parameters of the plain model on the whole batch. Rivals take the fastest of AdamW's
-kernels, found by a race. Systems are timed in turn, in rounds: a barrier, one step that does not count, a barrier, some
-steps. A round's time is that of its slowest rank. Times and ratios are medians over the rounds, with quartiles; ratios
-are taken within a round. Floors are what no system does without: a rank's own work, and the all-reduce of the
-gradients; without overlap a step takes their sum. Under a tool, only autopar's steps run, and rank 0's are shown.
+They are eager, DistributedDataParallel, FSDP2, DTensor and a Megatron by hand. A step is forward, backward, AdamW and
+zero_grad of a Llama with two layers of 256 and two sequences of 128 tokens a rank, or four micro-batches of as many;
+gloo processes with one thread each. Before anything is timed, all systems give the loss and, after a step, the
+parameters of the plain model on the whole batch. Rivals take the fastest of AdamW's kernels, found by a race. Systems
+are timed in turn, in rounds: a barrier, one step that does not count, a barrier, some steps. A round's time is that of
+its slowest rank. Times and ratios are medians over the rounds, with quartiles; ratios are taken within a round. Floors
+are what no system does without: a rank's own work, and the all-reduce of the gradients; without overlap a step takes
+their sum. Under a tool, only autopar's steps run, and rank 0's are shown.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def block_of(program: Program) -> Callable[[fx.Node], str]:
 
 
 def is_parameter(node: fx.Node) -> bool:
-    """Whether a value is a parameter, or a cast of one."""
+    """Return whether a value is a parameter, or a cast of one."""
     if node.target is transfers.cast:
         (node,) = operands(node)
     # "state" where the step updates it too

@@ -31,9 +31,8 @@ from autopar.torch_private import rename
 def simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """Simplify a graph: drop identities and double transposes, and read each constant once.
 
-    Synonyms of an op get one name.
-
-    A random op that only needs a shape reads the original tensor and not a tensor of zeros that was made for its shape.
+    Synonyms of an op get one name. A random op that only needs a shape reads the original tensor and not a tensor of
+    zeros that was made for its shape.
 
     Returns:
         removed node → the node that replaces it.
@@ -111,14 +110,14 @@ def index_own_rows(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
 
 
 def _counts_up(node: fx.Node, size: int) -> bool:
-    """Whether a value holds 0, 1, …, ``size`` - 1, in this order."""
+    """Return whether a value holds 0, 1, …, ``size`` - 1, in this order."""
     while node.target in VIEWS and node.args[0].meta["val"].numel() == size:  # type: ignore[union-attr]
         node = node.args[0]  # type: ignore[assignment]
     return (node.target is ARANGE and node.args == (size,)) or (node.target is ARANGE_FROM and node.args == (0, size))
 
 
 def _alike(a: fx.Node, b: fx.Node) -> bool:
-    """Whether two values have one shape, dtype and device."""
+    """Return whether two values have one shape, dtype and device."""
     left, right = a.meta["val"], b.meta["val"]
     return (left.shape, left.dtype, left.device) == (right.shape, right.dtype, right.device)
 

@@ -173,7 +173,7 @@ def _members(value: Any) -> list[Any]:
 
 
 def _same(value: Any, before: Any) -> bool:
-    """Whether a container holds the same objects as before, in the same order."""
+    """Return whether a container holds the same objects as before, in the same order."""
     keys = list(value) == list(before) if isinstance(value, dict) else True
     now, then = _members(value), _members(before)
     return keys and len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=True))

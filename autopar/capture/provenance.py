@@ -65,7 +65,7 @@ class Origin:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a source file belongs to the user: not torch, not autopar, not the standard library."""
+    """Return whether a source file belongs to the user: not torch, not autopar, not the standard library."""
     if filename.startswith((_OURS, _TORCH, _PASSES, "<")):
         return False
     return not filename.startswith(_LIBRARY) or filename.startswith(_SITE)

@@ -74,7 +74,7 @@ class _Specialized:
         self.nodes[node] = new
 
     def _is_other(self, node: fx.Node, present: list[fx.Node]) -> bool:
-        """Whether a sum with an absent operand equals the other operand, without scaling or broadcasting."""
+        """Return whether a sum with an absent operand equals the other operand, without scaling or broadcasting."""
         return (
             not node.kwargs
             and len(present) == 1

@@ -20,7 +20,7 @@ SHOWN = 5  # differences that an error lists
 
 
 def is_single_process() -> bool:
-    """Whether this is the only process."""
+    """Return whether this is the only process."""
     return not (distributed.is_available() and distributed.is_initialized())
 
 
@@ -100,7 +100,7 @@ def _lost() -> Iterator[None]:
 
 
 def lost(error: Exception, outcome: str = "no checkpoint was written or loaded") -> CheckpointError:
-    """The error of a collective that failed: a rank has died, or left."""
+    """Return the error of a collective that failed: a rank has died, or left."""
     return CheckpointError(f"{outcome}: a rank was lost, or does not answer: {error}")
 
 

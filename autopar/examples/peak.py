@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """The most bytes that tensors on CPU hold at once while ``call`` runs, beyond those held before it.
+    """Return the most bytes that tensors on CPU hold at once while ``call`` runs, beyond those held before it.
 
     Counted from each allocation and release that torch's profiler sees: exact, and the same in every run.
     """

@@ -71,7 +71,7 @@ class Layer(nn.Module):
 
 
 def mlp(layers: int) -> tuple[nn.Module, torch.Tensor]:
-    """A residual MLP on the meta device: no memory, no arithmetic."""
+    """Return a residual MLP on the meta device: no memory, no arithmetic."""
     with torch.device("meta"):
         return nn.Sequential(*(Layer(512, 2048) for _ in range(layers))), torch.empty(8, 16, 512)
 
@@ -90,7 +90,7 @@ def llama(layers: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 
 def placed_llama(layers: int) -> Program:
-    """The program of ``llama`` on ``MESH`` under ``LLAMA_PLAN``, as reshard is given it."""
+    """Return the program of ``llama`` on ``MESH`` under ``LLAMA_PLAN``, as reshard is given it."""
     model, given = llama(layers)
     captured = capture(model, (), given)
     attrs, _ = constraints(LLAMA_PLAN, model, MESH, captured)

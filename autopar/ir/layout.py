@@ -77,11 +77,9 @@ class DistAttr:
     def normalize(self, shape: Sequence[int], mesh: Mesh) -> DistAttr:
         """Return the normal form, which equal attributes share.
 
-        ``(4/dp 128)`` is ``512/dp`` when dp divides 4.
-
-        Parts of size one without axes and axes of size one are dropped, and neighbouring parts that together are
-        sharded like one are merged. Two things stay as written: the splits of dims without elements, and the position
-        of a split part of size one.
+        ``(4/dp 128)`` is ``512/dp`` when dp divides 4. Parts of size one without axes and axes of size one are dropped,
+        and neighbouring parts that together are sharded like one are merged. Two things stay as written: the splits of
+        dims without elements, and the position of a split part of size one.
 
         Raises:
             ValueError: a part of a merged dim has a negative size.
@@ -309,9 +307,8 @@ def sized(dim: Dim, size: int) -> list[tuple[int, Axes]]:
 def in_common(dim: Dim, other: Dim, size: int, mesh: Mesh) -> tuple[tuple[int, Axes, Axes], ...] | None:
     """Return the finest parts that both dims consist of: size, axes in ``dim``, axes in ``other``.
 
-    ``None`` if there are none.
-
-    ``(2/dp 6)`` and ``(4/tp 3)`` both consist of ``2 2 3`` when tp=2: ``(2, dp, tp), (2, (), ()), (3, (), ())``.
+    ``None`` if there are none. ``(2/dp 6)`` and ``(4/tp 3)`` both consist of ``2 2 3`` when tp=2: ``(2, dp, tp), (2,
+    (), ()), (3, (), ())``.
     """
     have, want = sized(dim, size), sized(other, size)
     ends = {

@@ -38,13 +38,12 @@ def messages(
 ) -> tuple[Message, ...]:
     """Return the messages that bring each rank the elements that it needs and lacks.
 
-    Each element comes once, from one rank that holds it.
-
-    Replicas share the work. Of the ranks that hold a box, the one with the fewest elements to send so far sends it;
-    among equals the nearest (``_whole``). Between meshes, where a few ranks may need what many hold, large boxes are
-    divided if the busiest sender then sends less (``_in_shares``); on one mesh, where all ranks need something, they
-    stay whole. The messages have one order on all ranks, (receiver, sender), with at most one message for each pair.
-    Ranks that send and receive in this order, one message after the other, finish even if a send waits for its receive.
+    Each element comes once, from one rank that holds it. Replicas share the work. Of the ranks that hold a box, the one
+    with the fewest elements to send so far sends it; among equals the nearest (``_whole``). Between meshes, where a few
+    ranks may need what many hold, large boxes are divided if the busiest sender then sends less (``_in_shares``); on
+    one mesh, where all ranks need something, they stay whole. The messages have one order on all ranks, (receiver,
+    sender), with at most one message for each pair. Ranks that send and receive in this order, one message after the
+    other, finish even if a send waits for its receive.
 
     Args:
         kept: axes over which the value is pending; messages stay within one coordinate of each.
@@ -96,10 +95,9 @@ def _most_sent(sent: Sequence[Message]) -> int:
 def _whole(holders: Sequence[int], needs: Sequence[Need], points: Mapping[int, tuple[int, ...]]) -> Iterator[Message]:
     """Yield one message for each need, largest first, from the holder with the least to send so far.
 
-    Among equals it is the nearest.
-
-    On one mesh, whose ``points`` are given, nearest means the same coordinates on the outer axes: links along them are
-    slower, and an axis along which no message travels need not be part of the exchange.
+    Among equals it is the nearest. On one mesh, whose ``points`` are given, nearest means the same coordinates on the
+    outer axes: links along them are slower, and an axis along which no message travels need not be part of the
+    exchange.
     """
     load = dict.fromkeys(holders, 0)
     for rank, box in sorted(needs, key=lambda need: -volume(need[1])):
@@ -116,11 +114,10 @@ def _whole(holders: Sequence[int], needs: Sequence[Need], points: Mapping[int, t
 def _in_shares(holders: Sequence[int], needs: Sequence[Need], least: int) -> Iterator[Message]:
     """Put the needs in a row and cut it into one stretch per holder.
 
-    The stretches are equal shares in the fewest parts, sent to near ranks.
-
-    This is McNaughton's wrap-around rule (Scheduling with deadlines and loss functions, 1959). Parts smaller than
-    ``least`` are avoided up to a row: there are no more stretches than that allows, and a part that is left whole goes
-    to the holder whose stretch has its middle. So a share is exceeded by two ``least`` at most.
+    The stretches are equal shares in the fewest parts, sent to near ranks. This is McNaughton's wrap-around rule
+    (Scheduling with deadlines and loss functions, 1959). Parts smaller than ``least`` are avoided up to a row: there
+    are no more stretches than that allows, and a part that is left whole goes to the holder whose stretch has its
+    middle. So a share is exceeded by two ``least`` at most.
     """
     total = sum(volume(box) for _, box in needs)
     near = sorted(holders, key=lambda holder: min(abs(holder - rank) for rank, _ in needs))

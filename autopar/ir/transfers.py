@@ -62,10 +62,8 @@ def redistribute(x, splits: Sequence[Axes], parts: Parts = None, kept: Axes = ()
                  source: Sequence[Axes] | None = None, source_parts: Parts = None, stage: str | None = None):  # fmt: skip
     """Change any splits to any others in one exchange: ``[32/dp 64/tp] → [32/tp 64/dp]``.
 
-    A rank receives only what it lacks.
-
-    ``splits`` are the axes of every part afterwards, ``source`` those before. Pending axes stay pending (``kept``).
-    ``axis`` are the axes along which ranks exchange.
+    A rank receives only what it lacks. ``splits`` are the axes of every part afterwards, ``source`` those before.
+    Pending axes stay pending (``kept``). ``axis`` are the axes along which ranks exchange.
     """
     return x
 
@@ -74,11 +72,9 @@ def pend(x, axis: str, op: str = "sum", dim: int | None = None, parts: Parts = N
          stage: str | None = None):  # fmt: skip
     """Make a pending value of a replicated one: ``[32 64] → [32 64] +tp``.
 
-    The first rank along ``axis`` keeps it; others have zeros.
-
-    With ``dim``, make it of pieces: ``[32/tp 64] → [32 64] +tp``. Each rank has its own piece among zeros. For another
-    ``op``, the neutral elements replace the zeros: ones, infinities. A value that may be reduced with itself (max, min,
-    avg) is kept by all ranks.
+    The first rank along ``axis`` keeps it; others have zeros. With ``dim``, make it of pieces: ``[32/tp 64] → [32 64]
+    +tp``. Each rank has its own piece among zeros. For another ``op``, the neutral elements replace the zeros: ones,
+    infinities. A value that may be reduced with itself (max, min, avg) is kept by all ranks.
     """
     return x
 
@@ -92,9 +88,7 @@ def send(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Part
          source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
     """Send the pieces to ``stage`` (``None``: the whole mesh): ``[32 64] @s0 → [32 64] @s0``.
 
-    Only ``recv`` may use the result.
-
-    In a local program this ends an exchange on a rank that is only on ``home``.
+    Only ``recv`` may use the result. In a local program this ends an exchange on a rank that is only on ``home``.
     """
     return x
 

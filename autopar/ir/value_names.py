@@ -37,42 +37,42 @@ _NUMBERED = {".step": ValueRole.STEPS, ".count": ValueRole.COUNT}
 
 
 def gradient_name(parameter: str) -> str:
-    """The name of the sum of a parameter's gradients: ``up.weight.grad``."""
+    """Return the name of the sum of a parameter's gradients: ``up.weight.grad``."""
     return f"{parameter}.{SUFFIXES[ValueRole.GRADIENT]}"
 
 
 def copy_name(parameter: str) -> str:
-    """The name of a parameter's low-precision copy: ``up.weight.copy``."""
+    """Return the name of a parameter's low-precision copy: ``up.weight.copy``."""
     return f"{parameter}.{SUFFIXES[ValueRole.COPY]}"
 
 
 def average_name(parameter: str) -> str:
-    """The name of a parameter's moving average: ``up.weight.ema``."""
+    """Return the name of a parameter's moving average: ``up.weight.ema``."""
     return f"{parameter}.{SUFFIXES[ValueRole.AVERAGE]}"
 
 
 def state_name(parameter: str, state: str) -> str:
-    """The name of one of the optimizer's states of a parameter: ``up.weight.exp_avg``."""
+    """Return the name of one of the optimizer's states of a parameter: ``up.weight.exp_avg``."""
     return f"{parameter}.{state}"
 
 
 def steps_name(number: int) -> str:
-    """The name of a counter of optimizer steps: ``.step.0``."""
+    """Return the name of a counter of optimizer steps: ``.step.0``."""
     return f".step.{number}"
 
 
 def count_name(number: int) -> str:
-    """The name of a mean count, which the loss of each micro-batch is divided by: ``.count.0``."""
+    """Return the name of a mean count, which the loss of each micro-batch is divided by: ``.count.0``."""
     return f".count.{number}"
 
 
 def scheduled_name(option: str, group: int) -> str:
-    """The name of a number that schedulers change in a parameter group, as the learning rate: ``.lr.0``."""
+    """Return the name of a number that schedulers change in a parameter group, as the learning rate: ``.lr.0``."""
     return f".{option}.{group}"
 
 
 def batch_input_name(input: str, microbatch: int) -> str:
-    """The name of an input of one micro-batch, in the program that takes the inputs of all of them: ``labels.0``."""
+    """Return the name of an input of one micro-batch in the program of all of them: ``labels.0``."""
     return f"{input}.{microbatch}"
 
 
@@ -85,16 +85,18 @@ def input_of_batch(name: str) -> str:
 
 
 def belongs_to_step(name: str) -> bool:
-    """Whether a value belongs to the step as a whole: its name begins with a dot, which no name of the model's does."""
+    """Return whether a value belongs to the step as a whole: then its name begins with a dot.
+
+    No name of the model begins with a dot.
+    """
     return name.startswith(".")
 
 
 def gradient_parameter(name: str) -> str | None:
     """Return the parameter whose gradients a value of this name would add up.
 
-    ``None`` where the name does not end in ``.grad``.
-
-    A parameter or buffer of the model may be called ``grad``, too: ``role_and_parameter`` tells them apart.
+    ``None`` where the name does not end in ``.grad``. A parameter or buffer of the model may be called ``grad``, too:
+    ``role_and_parameter`` tells them apart.
     """
     parameter, _, suffix = name.rpartition(".")
     return parameter if parameter and _OF_SUFFIX.get(suffix) is ValueRole.GRADIENT else None
@@ -128,7 +130,7 @@ def roles_in(program: Program) -> dict[str, tuple[ValueRole, str]]:
 
 
 def sums_in(program: Program) -> frozenset[str]:
-    """The names of the values that a program adds to: the sums of gradients and of losses."""
+    """Return the names of the values that a program adds to: the sums of gradients and of losses."""
     return frozenset(
         name for name, (role, _) in roles_in(program).items() if role in (ValueRole.GRADIENT, ValueRole.LOSS)
     )

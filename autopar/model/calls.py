@@ -62,7 +62,10 @@ class Calls:
         self._of_the_batch: dict[Any, Mapping[str, bool]] = {}  # by names and numbers of dims of inputs
 
     def copied(self, module: torch.nn.Module) -> Calls:
-        """The calls of a copy of the module, without captures. All ranks call it. ``RuntimeError`` after ``close``."""
+        """Return the calls of a copy of the module, without captures. All ranks call it.
+
+        ``RuntimeError`` after ``close``.
+        """
         self.membership.check()
         context = self.compiler.context
         if context is not None and context.agreement is not None:
@@ -80,7 +83,7 @@ class Calls:
         return next((p.device for p in self.module.parameters() if not p.is_meta), torch.device("cpu"))
 
     def context(self, advice: str = "") -> RankContext:
-        """The context of this process's rank. ``RuntimeError`` if the process only simulates.
+        """Return the context of this process's rank. ``RuntimeError`` if the process only simulates.
 
         The error has ``advice`` after the command that starts processes.
         """
@@ -117,7 +120,7 @@ class Calls:
         return with_like_pieces(arguments, self.mesh, self.agreement.ranks, self._layouts_of)
 
     def inputs(self, arguments: Arguments) -> CallInputs:
-        """The inputs of a call: bound arguments with their layouts."""
+        """Return the inputs of a call: bound arguments with their layouts."""
         return call_inputs(arguments, "global" if arguments.whole else self._inputs, self.mesh, self._layouts_of)
 
     def _layouts_of(self, shapes: Shapes) -> Mapping[str, DistAttr]:
@@ -158,13 +161,13 @@ class Calls:
     # -- captures ----------------------------------------------------------------------------------------------------
 
     def key(self, inputs: CallInputs, state: ModelState) -> CallKey:
-        """The key of a call's capture, without the values that forward reads."""
+        """Return the key of a call's capture, without the values that forward reads."""
         if self._original is not None:
             self._original.take_over()
         return signature_of(state, inputs.arguments), inputs.facts
 
     def call(self, inputs: CallInputs, state: ModelState) -> GuardedCall:
-        """A call of the model itself, with the values that forward would read now."""
+        """Return a call of the model itself, with the values that forward would read now."""
         return self.captures.call(self.key(inputs, state), state.modules)
 
     def compiled(self, inputs: CallInputs, call: GuardedCall) -> Compiled:

@@ -37,7 +37,7 @@ class Captures(Generic[T]):
         return [key for key, _ in self._captured]
 
     def call(self, key: Hashable, modules: Sequence[torch.nn.Module]) -> GuardedCall:
-        """The call of such a key, with the values that forward would read now."""
+        """Return the call of a key, with the values that forward would read now."""
         return self.variants.call(key, modules)
 
     def add(self, call: GuardedCall, guards: Guards, captured: T) -> list[tuple[GuardedCall, T]]:

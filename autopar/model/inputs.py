@@ -38,7 +38,7 @@ class CallInputs:
     shapes: Mapping[str, tuple[int, ...]]
 
     def whole(self) -> Arguments:
-        """The arguments with tensors of global shapes. A tensor of which this rank has a piece is on meta."""
+        """Return the arguments with tensors of global shapes. A tensor of which this rank has a piece is on meta."""
         names = iter(self.arguments.names)
         flat = []
         for value in self.arguments.flat:
@@ -56,7 +56,7 @@ class CallInputs:
         return list(zip(self.arguments.names, self.arguments.tensors, strict=True))
 
     def brought(self) -> list[Brought]:
-        """The tensors that this rank brings: the full tensor if all ranks have the same, else its piece."""
+        """Return the tensors that this rank brings: the full tensor if all ranks have the same, else its piece."""
         return [
             Brought(name, local_of(tensor), tuple(self.layouts[name].axes) if name in self.layouts else ())
             for name, tensor in self.named

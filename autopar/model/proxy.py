@@ -85,7 +85,7 @@ class ModelProxy(AttributesOfModule):
         return f"{type(self).__name__}({type(self.module).__name__} on {self.mesh})"
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """The parameters of the model, by the model's names."""
+        """Return the parameters of the model, by the model's names."""
         refuse_composable(self)
         return super().named_parameters(*args, **kwargs)
 
@@ -148,7 +148,10 @@ class ModelProxy(AttributesOfModule):
     # -- state dicts -----------------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The state dict of the model; on processes it has DTensors, which ``torch.distributed.checkpoint`` saves."""
+        """Return the state dict of the model. On processes it has DTensors.
+
+        ``torch.distributed.checkpoint`` saves them.
+        """
         return with_public_placements(self.module.state_dict(*args, **kwargs))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:

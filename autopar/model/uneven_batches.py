@@ -42,9 +42,7 @@ class _Facts(NamedTuple):
 def with_like_pieces(arguments: Arguments, mesh: Mesh, agreement: Agreement, layouts: Layouts) -> Arguments:
     """Return the arguments of a call; those of the whole batch if the ranks' pieces differ in size.
 
-    All ranks call it.
-
-    The gradient of the whole batch goes back to each rank's own piece.
+    All ranks call it. The gradient of the whole batch goes back to each rank's own piece.
 
     Args:
         layouts: returns the plan's layouts of inputs of such shapes.
@@ -105,7 +103,7 @@ def _splits(facts: Sequence[Mapping[str, _Facts]], layouts: Layouts) -> dict[str
 
 
 def _axes(attrs: Mapping[str, DistAttr], name: str, dim: int) -> tuple[str, ...]:
-    """The axes that shard a dim."""
+    """Return the axes that shard a dim."""
     if name not in attrs or dim >= len(attrs[name].dims):
         return ()
     parts = attrs[name].dims[dim]

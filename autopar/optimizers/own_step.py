@@ -1,9 +1,8 @@
 """Run the step of an optimizer's class on tensors that are not its own.
 
-They are pieces of parameters, with their gradients and state.
-
-The class runs unchanged: a stand-in has the optimizer's attributes, one parameter group with the pieces, and their
-state. So the step is the user's own, or torch's, with its own kernels; the optimizer itself is not changed.
+They are pieces of parameters, with their gradients and state. The class runs unchanged: a stand-in has the optimizer's
+attributes, one parameter group with the pieces, and their state. So the step is the user's own, or torch's, with its
+own kernels; the optimizer itself is not changed.
 """
 
 from __future__ import annotations

@@ -56,9 +56,8 @@ class Update:
                  scheduled: Mapping[str, torch.Tensor] | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
         """Return the new parameter and its new state; nothing is written.
 
-        Traced, it is ``counted`` and then the op, or plain ops.
-
-        ``scheduled``: the operands of these names; by default the group's numbers.
+        Traced, it is ``counted`` and then the op, or plain ops. ``scheduled``: the operands of these names; by default
+        the group's numbers.
         """
         scheduled = self.operands(param.device) if scheduled is None else scheduled
         with torch.no_grad():

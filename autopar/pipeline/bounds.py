@@ -60,7 +60,7 @@ class Costs:
         ]
 
     def buffers(self, stage: int) -> float:
-        """The memory of the buffers in use while a stage runs its forward: those of its receive and of its send."""
+        """Return the memory of the buffers in use while a stage runs its forward: of its receive and its send."""
         return (self.boundary[stage - 1] if stage else 0.0) + (
             self.boundary[stage] if stage + 1 < len(self.rank_of) else 0.0
         )

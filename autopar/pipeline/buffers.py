@@ -65,7 +65,6 @@ class Flow:
         """Return for each rank a table ``[number][rank]`` of first computations of the other rank.
 
         An entry is the first computation of the other rank that must happen after that computation of this rank.
-
         Program order and messages count; ``NEVER`` if there is no such computation. Linear in computations x ranks.
         """
         ranks = len(self.rows)
@@ -102,10 +101,8 @@ def last_readers(send: Task, schedule: ScheduleTable) -> tuple[Task, ...]:
 def release_rows(flow: Flow) -> dict[Task, int]:
     """Return for each send the first row whose slot of its rank may release the buffer, or ``NEVER``.
 
-    Both rules must allow it.
-
-    A slot that computes has waited for the messages that its first computation reads. A slot of messages alone waits
-    for nothing.
+    Both rules must allow it. A slot that computes has waited for the messages that its first computation reads. A slot
+    of messages alone waits for nothing.
     """
     first: dict[Task, int] = {}
     for send, number in release_points(flow).items():

@@ -1,10 +1,8 @@
 """Number the events of slots: each slot waits for the event of the slot before it on its rank.
 
-Ranks have separate events.
-
-The numbers are those of ONNX Runtime (pull request 4524). In a table of computations a slot has two events of each
-kind, around its receive and around its send; in a table with messages receive, computation and send have slots of their
-own.
+Ranks have separate events. The numbers are those of ONNX Runtime (pull request 4524). In a table of computations a slot
+has two events of each kind, around its receive and around its send; in a table with messages receive, computation and
+send have slots of their own.
 """
 
 from __future__ import annotations

@@ -99,9 +99,8 @@ class PipelineSchedule(ScheduleTable):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Verify the schedule and write it to a file: ``.json``, or ``.csv`` for torch.
 
-        It is written with messages if it has them.
-
-        A CSV has neither the name, nor ``recompute``, nor the rows in which buffers are released.
+        It is written with messages if it has them. A CSV has neither the name, nor ``recompute``, nor the rows in which
+        buffers are released.
         """
         form = suffix(path)
         right = self.checked()

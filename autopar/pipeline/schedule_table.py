@@ -17,9 +17,8 @@ from autopar.pipeline.task import Slot, Table, Task
 class ScheduleTable:
     """The fields of a ``PipelineSchedule``, and its queries.
 
-    The verifier, the lowering, the simulator and the formats use them.
-
-    These take a schedule of any subclass, and return schedules of the same class.
+    The verifier, the lowering, the simulator and the formats use them. These take a schedule of any subclass, and
+    return schedules of the same class.
 
     Attributes:
         slots: a row for each time, with a slot for each rank; computations alone, or with their messages.
@@ -73,7 +72,7 @@ class ScheduleTable:
         return max(map(len, self.stages_of))
 
     def chunk_of(self, stage: int) -> int:
-        """The position of a stage among the stages of its rank."""
+        """Return the position of a stage among the stages of its rank."""
         return self.stages_of[self.rank_of[stage]].index(stage)
 
     @cached_property
@@ -89,14 +88,14 @@ class ScheduleTable:
         return any(task.kind == "WW" for _, _, task in self.tasks())
 
     def tasks(self) -> Iterator[tuple[int, int, Task]]:
-        """All tasks, row by row: time, rank, task."""
+        """Yield all tasks, row by row: time, rank, task."""
         for time, row in enumerate(self.slots):
             for rank, slot in enumerate(row):
                 for task in slot.tasks:
                     yield time, rank, task
 
     def slot(self, time: int, stage: int) -> Slot:
-        """The part of a slot that belongs to one stage.
+        """Return the part of a slot that belongs to one stage.
 
         Raises:
             ScheduleError: the schedule has no such row, or no such stage.

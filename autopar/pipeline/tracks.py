@@ -75,7 +75,7 @@ def tracks(simulation: SimulationData) -> tuple[Track, ...]:
 
 
 def title(simulation: SimulationData) -> str:
-    """The title of a simulation: ``zb-h1, 8 ranks, 32 micro-batches``."""
+    """Return the title of a simulation: ``zb-h1, 8 ranks, 32 micro-batches``."""
     schedule = simulation.schedule
     parts = [schedule.name or "a schedule", f"{schedule.ranks} rank{'s'[: schedule.ranks > 1]}"]
     if schedule.chunks > 1:

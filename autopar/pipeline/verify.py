@@ -235,7 +235,7 @@ def _progress(schedule: ScheduleTable, times: dict[Task, int], channels: Iterabl
 
 
 def _value(message: Task) -> str:
-    """The name of a message, the same on both ranks."""
+    """Return the name of a message, the same on both ranks."""
     send = message if message.kind[1] == "S" else other_end(message)
     return f"{send} of stage {send.stage}"
 

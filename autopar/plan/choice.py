@@ -180,7 +180,7 @@ def _options(
 
 
 def _regroups(bound: Bound) -> bool:
-    """Whether the results of an op have exactly the elements of its operand."""
+    """Return whether the results of an op have exactly the elements of its operand."""
     shape = bound.result_shapes[0]
     return bound.rule.view and (
         len(bound.result_shapes) > 1 or (shape is not None and math.prod(shape) == math.prod(bound.operand_shapes[0]))

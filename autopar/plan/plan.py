@@ -205,9 +205,8 @@ class _Matcher:
 def of_the_batch(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, bool]:
     """Map each input that a plan names to whether its dim 0 is the batch.
 
-    It is if an axis of the batch splits it; an axis of size one counts.
-
-    The result is empty on a mesh without such an axis.
+    It is if an axis of the batch splits it; an axis of size one counts. The result is empty on a mesh without such an
+    axis.
 
     Args:
         inputs: name → number of dims.

@@ -206,7 +206,10 @@ class LayoutPropagation:
         return split
 
     def needs_reduced(self, user: fx.Node, node: fx.Node, type: TensorType) -> bool:
-        """Whether a reader whose operands all have layouts needs a pending value reduced, with its splits unchanged."""
+        """Return whether a reader needs a pending value reduced, with its splits unchanged.
+
+        All operands of the reader have layouts.
+        """
         values = operands(user)
         if (
             user.op == "output"
@@ -370,7 +373,7 @@ def _passes_all(user: fx.Node, value: fx.Node) -> bool:
 
 
 def _passes(node: fx.Node, position: int) -> bool:
-    """Whether a sum passes through an op by this operand alone, and the result has no more elements."""
+    """Return whether a sum passes through an op by this operand alone, and the result has no more elements."""
     if node.op != "call_function" or node.target not in RULES:
         return False
     try:
@@ -418,7 +421,7 @@ def required_dtypes(record: Record, values: Sequence[ValueType]) -> tuple[torch.
 
 
 def rounds_nothing(type: TensorType, dtype: torch.dtype) -> bool:
-    """Whether a value can be cast while it is pending; a value that is narrowed must be reduced first."""
+    """Return whether a value can be cast while it is pending; a value that is narrowed must be reduced first."""
     return type.dtype == dtype or torch.promote_types(type.dtype, dtype) == dtype
 
 

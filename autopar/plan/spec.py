@@ -149,7 +149,7 @@ def _is_list(value: object) -> bool:
 
 
 def _is_placements(spec: object) -> bool:
-    """Whether a spec is a sequence of placements, without importing torch for plans that have none."""
+    """Return whether a spec is a sequence of placements, without importing torch for plans that have none."""
     entries = spec if _is_list(spec) else [spec]
     bases = (base for entry in entries for base in type(entry).__mro__)  # type: ignore[attr-defined]
     return any(base.__name__ == "Placement" and base.__module__.startswith("torch.distributed") for base in bases)

@@ -1,8 +1,7 @@
 """Shard random ops, as twins that take a seed and a stream (``autopar.ir.ops.seeded_random``).
 
-Ranks with different pieces have different seeds.
-
-If the seed is a table of a single device's generator states, all stays whole: its numbers have one order.
+Ranks with different pieces have different seeds. If the seed is a table of a single device's generator states, all
+stays whole: its numbers have one order.
 """
 
 from __future__ import annotations

@@ -37,9 +37,8 @@ class CurrentOp:
 def register(code: CodeType, lines: Mapping[int, str], *, is_call: bool = False) -> None:
     """Register the text that the user should read for each line of a generated function.
 
-    A second call replaces the texts.
-
-    A line without a text, such as the ``del`` after an op, belongs to the nearest line above that has one.
+    A second call replaces the texts. A line without a text, such as the ``del`` after an op, belongs to the nearest
+    line above that has one.
 
     Args:
         is_call: whether messages quote the user's line too.

@@ -1,8 +1,6 @@
 """Redistribute DTensors with autopar's gather, because DTensor uses the coalesced gather of gloo.
 
-See ``start_gather``.
-
-Both functions are differentiable, as DTensor's methods are.
+See ``start_gather``. Both functions are differentiable, as DTensor's methods are.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Redistribute one value from one Layout to another outside of a program, with gradients.
 
-It runs on simulated ranks or on processes.
-
-The gradient of a piece has the layout of the piece, but is replicated over axes on which the value is a partial sum:
-every addend has the gradient of the sum. So the backward of a transition from A to B is a transition from gradient(B)
-to gradient(A): that of P → S (reduce-scatter) is an all-gather, that of P → R (all-reduce) the identity, that of S → R
-(all-gather) a slice. A replicated value has one gradient, the same on every rank, as if one rank used it (Shoeybi et
-al., Megatron-LM, 2019: the operators f and g).
+It runs on simulated ranks or on processes. The gradient of a piece has the layout of the piece, but is replicated over
+axes on which the value is a partial sum: every addend has the gradient of the sum. So the backward of a transition from
+A to B is a transition from gradient(B) to gradient(A): that of P → S (reduce-scatter) is an all-gather, that of P → R
+(all-reduce) the identity, that of S → R (all-gather) a slice. A replicated value has one gradient, the same on every
+rank, as if one rank used it (Shoeybi et al., Megatron-LM, 2019: the operators f and g).
 """
 
 from __future__ import annotations

@@ -96,17 +96,20 @@ class BatchIndependence:
         self._placed.run()
 
     def has_rows(self, node: fx.Node) -> bool:
-        """Whether a value has a part for each row, which depends on that row alone if nothing mixes rows before it."""
+        """Return whether a value has a part for each row.
+
+        Each part depends on its row alone, if nothing mixes rows before it.
+        """
         type = self._type(node)
         return type is None or any(AXIS in axes for dim in type.attr.dims for _, axes in dim)
 
     def sums_rows(self, node: fx.Node) -> bool:
-        """Whether a value is a sum over rows."""
+        """Return whether a value is a sum over rows."""
         type = self._type(node)
         return type is None or bool(type.attr.pending)
 
     def row_dims(self, node: fx.Node) -> list[tuple[int, int]]:
-        """The dims of a value that have rows, each with the part of a merged dim that has them."""
+        """Return the dims of a value that have rows, each with the part of a merged dim that has them."""
         type = self._type(node)
         return (
             []
@@ -119,7 +122,7 @@ class BatchIndependence:
         return type if isinstance(type, TensorType) else None
 
     def mixing_nodes(self, values: Iterable[fx.Node]) -> list[fx.Node]:
-        """The nodes that mix rows, among those that these values are computed from, in order.
+        """Return the nodes that mix rows, among those that these values are computed from, in order.
 
         Linear in their number.
         """
@@ -157,10 +160,8 @@ def _with_seed_of_rows(record: Record) -> Record:
 def _repeats(node: fx.Node, dim: int) -> bool:
     """Return whether a value that is the same for all micro-batches repeats one entry along a dim.
 
-    If so, a shorter batch only makes it shorter.
-
-    Random numbers that each row draws independently count as repeated. A look-up repeats if its index or its table
-    does.
+    If so, a shorter batch only makes it shorter. Random numbers that each row draws independently count as repeated. A
+    look-up repeats if its index or its table does.
     """
     known: dict[tuple[fx.Node, int], bool] = {}
     open_ = [(node, dim)]
@@ -204,7 +205,7 @@ def _repeats_where(value: fx.Node, dim: int) -> list[list[tuple[fx.Node, int]]]:
 
 
 def _is_drawn_independently(value: fx.Node) -> bool:
-    """Whether a value is random, and each element is drawn independently of the others."""
+    """Return whether a value is random, and each element is drawn independently of the others."""
     if not is_seeded_random(value.target):
         return False
     name = op_name(source_of(value.target))

@@ -22,7 +22,7 @@ COUNTED = "num_items_in_batch"  # Hugging Face's losses divide by this number, w
 def as_call(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of ``forward`` for a call of the step.
+    """Return the arguments of ``forward`` for a call of the step.
 
     ``step(batch)`` with a dict, tuple or list passes its parts as the arguments. The container itself is the only
     argument where ``forward`` must take it whole: a dict with a key that is not a parameter of ``forward``; a tuple or
@@ -114,7 +114,7 @@ class MicroBatches:
         return tuple(name for name, *_ in self._latest)
 
     def _rows(self, arguments: Arguments) -> list[bool]:
-        """Whether each tensor is cut."""
+        """Return whether each tensor is cut."""
         tensors = list(zip(arguments.names, arguments.tensors, strict=True))
         planned = self._named({name: tensor.dim() for name, tensor in tensors}) if self.count > 1 else {}
         candidates = [(name, tensor) for name, tensor in tensors if tensor.dim() and planned.get(name, True)]
@@ -161,7 +161,7 @@ class MicroBatches:
         return f"say so in the plan: {spec}" + ", on a mesh with an axis for the batch, as dp=1" * (not self._axes)
 
     def note(self) -> str:
-        """A note for an error of the model: how the batch was cut."""
+        """Return a note for an error of the model: how the batch was cut."""
         cut = ", ".join(f"{name} has {rows // self.count} of {rows} rows" for name, rows, _, _ in self._latest)
         free = [(dims, name) for name, _, dims, named in self._latest[1:] if not named]
         note = f"autopar cut the batch into {self.count} micro-batches, in each of which {cut}"
@@ -182,7 +182,7 @@ def _not_divided(count: int, length: int, names: str) -> ValueError:
 
 
 def _share(items: Any, count: int) -> torch.Tensor:
-    """The mean number of items of a micro-batch. It is a tensor, so that a new number needs no new capture."""
+    """Return the mean number of items of a micro-batch. It is a tensor, so that a new number needs no new capture."""
     return (
         torch.as_tensor(
             items,

@@ -66,7 +66,7 @@ class StepCaptures:
         self.trained: tuple[Trained, ...] = ()
 
     def call(self, inputs: CallInputs, state: ModelState) -> GuardedCall:
-        """The call of a micro-batch, with the values that forward would read now.
+        """Return the call of a micro-batch, with the values that forward would read now.
 
         Raises:
             ValueError: a parameter of the optimizer cannot be trained as eager does.

@@ -77,12 +77,12 @@ def count_program(program: Program, terms: Terms, microbatches: int, device: tor
 
 
 def counted_as(terms: Terms, divisor: fx.Node) -> torch.dtype:
-    """The dtype of a count: the dtype of the sums that it divides."""
+    """Return the dtype of a count: the dtype of the sums that it divides."""
     return next(type_of(division).dtype for division, by in terms.divisions.items() if by is divisor)
 
 
 def mean(total: torch.Tensor, microbatches: int, dtype: torch.dtype) -> torch.Tensor:
-    """The mean count of a micro-batch, without dims."""
+    """Return the mean count of a micro-batch, without dims."""
     return total.to(dtype) / microbatches
 
 

@@ -153,7 +153,7 @@ class GraphBuilder:
 
 
 def type_of(node: fx.Node) -> TensorType:
-    """The type of a value that is one tensor."""
+    """Return the type of a value that is one tensor."""
     type = record_of(node).type
     assert isinstance(type, TensorType)
     return type

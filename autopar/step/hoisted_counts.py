@@ -77,6 +77,6 @@ def _is_input(node: fx.Node) -> bool:
 
 
 def _is_count(node: fx.Node) -> bool:
-    """Whether a node reduces a small value over the mesh."""
+    """Return whether a node reduces a small value over the mesh."""
     type = record_of(node).type
     return node.target is transfers.all_reduce and isinstance(type, TensorType) and math.prod(type.shape) <= LARGEST

@@ -69,5 +69,5 @@ class StepLoss(torch.Tensor):
 
 
 def as_loss(tensor: torch.Tensor) -> StepLoss:
-    """The same tensor as a ``StepLoss``."""
+    """Return the same tensor as a ``StepLoss``."""
     return tensor.as_subclass(StepLoss)

@@ -51,7 +51,7 @@ class StepMemory(tuple[PhasePeak, ...]):
         return self.peak - self.held
 
     def phase(self, name: str) -> PhasePeak:
-        """The row of ``forward``, ``backward``, ``update`` or ``copies``."""
+        """Return the row of ``forward``, ``backward``, ``update`` or ``copies``."""
         return next(row for row in self if row.phase == name)
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class StepMemory(tuple[PhasePeak, ...]):
 def memory_of_step(
     last: Program, lowered: Lowered, microbatches: int, offload: bool = False, on_cpu: bool = True
 ) -> StepMemory:
-    """The memory of a step on one rank, in bytes.
+    """Return the memory of a step on one rank, in bytes.
 
     Args:
         last: the merged program of the last micro-batch and the update, of this rank; ``lowered``: the function that
@@ -120,7 +120,7 @@ def with_copies(memory: StepMemory, program: Program, lowered: Lowered, on_cpu: 
 
 
 def _kind(name: str, node: fx.Node, values: Mapping[str, ValueRole]) -> str:
-    """The kind of memory that a placeholder takes. ``values``: the role of each value of the step."""
+    """Return the kind of memory that a placeholder takes. ``values``: the role of each value of the step."""
     role = record_of(node).role
     if values.get(name) in SUMS:
         return "gradients"
@@ -132,7 +132,7 @@ def _kind(name: str, node: fx.Node, values: Mapping[str, ValueRole]) -> str:
 
 
 def _beside(row: PhasePeak, kind: str, bytes: int) -> PhasePeak:
-    """A row with so many more bytes of a kind."""
+    """Return a row with so many more bytes of a kind."""
     return (
         replace(row, bytes=row.bytes + bytes, kinds={**row.kinds, kind: row.kinds.get(kind, 0) + bytes})
         if bytes

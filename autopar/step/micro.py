@@ -199,7 +199,7 @@ class _Micro:
 
 
 def _is_view_of_placeholder(node: fx.Node) -> bool:
-    """Whether a value is a placeholder, or shares the memory of one."""
+    """Return whether a value is a placeholder, or shares the memory of one."""
     while node.op == "call_function" and (is_getitem(node) or rule_of(node.target).view or returns_alias(node.target)):
         node = operands(node)[0]
     return node.op == "placeholder"

@@ -71,7 +71,7 @@ class OptimizerState:
             )
 
     def groups(self) -> dict[str, tuple[int, torch.nn.Parameter]]:
-        """Each parameter that requires a gradient, by name, and the number of its group."""
+        """Return each parameter that requires a gradient, by name, and the number of its group."""
         parameters = {}
         for number, group in enumerate(self.optimizer.param_groups):
             for k, parameter in enumerate(group["params"]):
@@ -87,7 +87,7 @@ class OptimizerState:
         return parameters
 
     def name(self, parameter: torch.Tensor) -> str:
-        """The user's name of one of the optimizer's parameters."""
+        """Return the user's name of one of the optimizer's parameters."""
         return self._names[id(parameter)]
 
     def describe(self) -> str:
@@ -123,7 +123,7 @@ class OptimizerState:
         return f" with a state of {len(states)} parameters{after}" if states else ""
 
     def keeps_state(self, name: str) -> bool:
-        """Whether the optimizer keeps a state of a parameter: SGD without momentum does not."""
+        """Return whether the optimizer keeps a state of a parameter: SGD without momentum does not."""
         number, _ = self.groups()[name]
         return bool(self.definition.update(self.optimizer.param_groups[number]).states)
 
@@ -167,7 +167,7 @@ class OptimizerState:
         self._seen = None
 
     def numbers(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """The present values of the numbers that schedulers change, by group: ``.lr.0``, ``.beta1.0``.
+        """Return the present values of the numbers that schedulers change, by group: ``.lr.0``, ``.beta1.0``.
 
         They are on ``device``, except those that kernels read on the host.
         """
@@ -180,7 +180,7 @@ class OptimizerState:
     def trained(
         self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr]
     ) -> tuple[Trained, ...]:
-        """How the parameters that have a gradient are updated now. Their states get the layouts in ``states``.
+        """Return how the parameters that have a gradient are updated now. Their states get the layouts in ``states``.
 
         It is the same tuple object as at the last call if nothing has changed since.
 
@@ -203,7 +203,7 @@ class OptimizerState:
         return self._trained
 
     def _facts(self, parameters: Iterable[str], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> list[object]:
-        """The objects that the pieces were taken from."""
+        """Return the objects that the pieces were taken from."""
         return [
             part
             for name in parameters
@@ -211,7 +211,7 @@ class OptimizerState:
         ]
 
     def _counts(self) -> list[int]:
-        """The versions of the optimizer's own counts of steps.
+        """Return the versions of the optimizer's own counts of steps.
 
         They change if somebody writes to them, as torch's own step does.
         """
@@ -266,7 +266,7 @@ class OptimizerState:
         return tuple(trained)
 
     def _tensor(self, name: str, value: Any, parameter: torch.Tensor) -> Any:
-        """A state as a tensor, also if it is a plain number, as old counts of steps are."""
+        """Return a state as a tensor, also if it is a plain number, as old counts of steps are."""
         counts = name in self.definition.shared and isinstance(value, (int, float))
         return torch.full((), value, dtype=torch.float32, device=_device(parameter)) if counts else value
 
@@ -301,7 +301,7 @@ class OptimizerState:
         return distribute_tensor(value.detach().to(_device(parameter)).contiguous(), self.job.device_mesh, placements)
 
     def _surface(self, piece: torch.Tensor, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
-        """A new state in the form that the optimizer keeps: a DTensor if the parameter is one."""
+        """Return a new state in the form that the optimizer keeps: a DTensor if the parameter is one."""
         if (
             self.job is None
             or not parameter.dim()

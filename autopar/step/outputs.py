@@ -81,13 +81,13 @@ def loss_of(captured: Captured) -> int:
 
 
 def names_of(captured: Captured) -> list[str]:
-    """The names of the tensors that a model returns, by their places in its structure: ``logits``, ``0``."""
+    """Return the names of the tensors that a model returns, by their places in its structure: ``logits``, ``0``."""
     return ["_".join(path) for k, path in enumerate(captured.spec.paths()) if k not in captured.leaves]
 
 
 def outputs_of(program: Program, loss: int, terms: Terms, required: Mapping[str, str], names: Sequence[str], microbatches: int, cut: Collection[str],
                device: torch.device) -> tuple[Output, ...]:  # fmt: skip
-    """How each tensor that a traced program returns is joined, except its loss.
+    """Return how each tensor that a traced program returns is joined, except its loss.
 
     Args:
         loss: the position of the loss among the returned tensors; ``terms``: its terms.
@@ -160,7 +160,7 @@ def about_outputs(outputs: Sequence[Output], microbatches: int) -> list[str]:
 
 
 def returned_like_the_model(captured: Captured, loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> Any:
-    """The model's own output structure, with the loss of the batch and its other outputs."""
+    """Return the model's own output structure, with the loss of the batch and its other outputs."""
     tensors = list(outputs)
     tensors.insert(loss_of(captured), as_loss(loss))
     return captured.with_tensors(tensors)
@@ -218,7 +218,7 @@ def join_pieces(
 
 
 def _split_as(part: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A value that is the same on all ranks, as a DTensor with the placements of another."""
+    """Return a value that is the same on all ranks, as a DTensor with the placements of another."""
     if not is_dtensor(part):
         return value
     from torch.distributed.tensor import DTensor, Replicate

@@ -63,7 +63,7 @@ class Step:
 
     @staticmethod
     def parse(text: str) -> Step:
-        """The step that prints as ``text``; ``TextError`` names the line and what is wrong with it."""
+        """Return the step that prints as ``text``; ``TextError`` names the line and what is wrong with it."""
         head, *lines = text.splitlines() or [""]
         words = head.split()
         if len(words) != 4 or words[:2] != ["step", "of"] or not words[2].isdecimal() or words[3] != "micro-batches":

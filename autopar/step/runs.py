@@ -1,9 +1,8 @@
 """Run a step: ``micro`` once for each micro-batch, then ``update``.
 
-A step runs on this rank of real processes, or for all ranks in this process.
-
-The sums of gradients and losses begin as zeros at the first micro-batch and go from each micro-batch to the next. The
-update may write over them. Parameters and the optimizer's state are updated in place.
+A step runs on this rank of real processes, or for all ranks in this process. The sums of gradients and losses begin as
+zeros at the first micro-batch and go from each micro-batch to the next. The update may write over them. Parameters and
+the optimizer's state are updated in place.
 """
 
 from __future__ import annotations
@@ -56,7 +55,10 @@ class _Groups(dict[Any, str]):
 
 
 def _donated(results: Results, written: Collection[str]) -> list[str]:
-    """The placeholders that a program may write to: sums, and the states in ``written``, which are the user's names."""
+    """Return the placeholders that a program may write to: sums, and the states in ``written``.
+
+    ``written`` has the user's names.
+    """
     return [of for name, of in results.named.items() if name in written or name in results.sums]
 
 
@@ -143,9 +145,8 @@ class OnProcess:
     ) -> tuple[list[torch.Tensor], Pieces]:
         """Run a program on pieces, by the user's names.
 
-        Returns its values, and the next values of its states. Sums without a piece begin as zeros.
-
-        ``values`` is emptied, and so are the dicts in ``emptied``, so that no piece takes memory longer than needed.
+        Returns its values, and the next values of its states. Sums without a piece begin as zeros. ``values`` is
+        emptied, and so are the dicts in ``emptied``, so that no piece takes memory longer than needed.
         """
         zeros = frozenset(run.named[name] for name in run.sums if name not in values)
         operands = {of: values[name] for name, of in run.named.items() if name in values}
@@ -302,13 +303,13 @@ class Simulated:
 
 
 def _brought(inputs: CallInputs, mesh: Mesh) -> int:
-    """The number of different pieces of the batch that the ranks bring; 0 if all ranks have the same batch."""
+    """Return the number of different pieces of the batch that the ranks bring; 0 if all ranks have the same batch."""
     counts = [mesh.count(inputs.layouts[name].dims[0][0][1]) for name in inputs.shapes if inputs.layouts[name].dims]
     return max(counts, default=0)
 
 
 def _joined(run: SimulatedRun, results: Mapping[int, tuple[list[torch.Tensor], Pieces]]) -> list[torch.Tensor]:
-    """The full tensors of the pieces that a program returned on all ranks."""
+    """Return the full tensors of the pieces that a program returned on all ranks."""
     return [
         join({rank: tensors[k] for rank, (tensors, _) in results.items()}, type, name)
         for k, (name, type) in enumerate(run.interface.returned)
@@ -326,7 +327,7 @@ def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> P
 
 
 def _zeros(run: SimulatedRun, rank: int) -> Pieces:
-    """The zeros that sums begin with on one rank."""
+    """Return the zeros that sums begin with on one rank."""
     mesh = run.interface.mesh
     types = {of: run.interface.types[of] for of in map(run.named.__getitem__, run.sums)}
     return {

@@ -40,9 +40,8 @@ class TrainingState:
         """Return the state of the training, by the user's names.
 
         It has the parameters and buffers, the optimizer's state and groups, the averages of the weights, the state of
-        the generator of random numbers, and the number of steps.
-
-        The tensors are those of the training, and not copies. On processes they are DTensors. All ranks call it.
+        the generator of random numbers, and the number of steps. The tensors are those of the training, and not copies.
+        On processes they are DTensors. All ranks call it.
         """
         optimizer_state, optimizer = self.optimizer_state, self.optimizer_state.optimizer
         named = {name: tensor for name, (_, tensor) in optimizer_state.groups().items()}
@@ -142,7 +141,7 @@ class TrainingState:
                 )
 
     def _generator(self) -> torch.Tensor:
-        """The state of the first rank's generator of random numbers, which all seeds are drawn from."""
+        """Return the state of the first rank's generator of random numbers, which all seeds are drawn from."""
         state, job = torch.get_rng_state(), self.calls.job
         if job is not None:
             distributed.broadcast(state, group=job.control, group_src=0)

@@ -115,7 +115,7 @@ class _Search:
         return terms
 
     def _terms(self) -> set[fx.Node]:
-        """The nodes from the loss back to its terms: ops that pass terms on."""
+        """Return the nodes from the loss back to its terms: ops that pass terms on."""
         passing, open_ = set(), [self.loss]
         while open_:
             node = open_.pop()
@@ -178,9 +178,8 @@ class _Search:
     def _counted(self, count: fx.Node) -> tuple[tuple[fx.Node, ...], int] | None:
         """Return the sums over the batch that a divisor is computed from, and the degree of its growth.
 
-        The degree is 1 if it grows with the batch, 0 if it is itself a mean.
-
-        ``None`` if it is not a count, or if the forward uses it for more than dividing terms of the loss.
+        The degree is 1 if it grows with the batch, 0 if it is itself a mean. ``None`` if it is not a count, or if the
+        forward uses it for more than dividing terms of the loss.
         """
         if any(
             record_of(user).phase == "forward"
@@ -215,7 +214,7 @@ class _Search:
         return (tuple(sums), degrees.pop()) if len(degrees) == 1 and degrees <= {0, 1} else None
 
     def _degree(self, node: fx.Node) -> int:
-        """For a product with a number that grows with the batch 1, for a division by one -1, else 0."""
+        """Return 1 for a product with a number that grows with the batch, -1 for a division by one, else 0."""
         number, elements = node.args[1] if len(node.args) > 1 else None, _elements(node)
         if not isinstance(number, (int, float)) or number == 0 or node.target not in (*BY_NUMBER, *PRODUCTS, DIVISION):
             return 0
@@ -223,7 +222,7 @@ class _Search:
         return self._grows(1 / divisor, elements) - self._grows(divisor, elements)
 
     def _is_mean(self, node: fx.Node, path: _Path) -> bool:
-        """Whether a value is a sum over rows, divided once by a number that grows with the batch."""
+        """Return whether a value is a sum over rows, divided once by a number that grows with the batch."""
         weighted = is_getitem(node) and node.args[0].target in WEIGHTED  # type: ignore[union-attr]
         values = operands(node.args[0]) if weighted else operands(node)  # type: ignore[arg-type]
         if (
@@ -239,7 +238,7 @@ class _Search:
         )
 
     def _grows(self, number: object, elements: int) -> bool:
-        """Whether a number may be the number of rows, or of elements of all rows."""
+        """Return whether a number may be the number of rows, or of elements of all rows."""
         if (
             not isinstance(number, (int, float))
             or abs(number - round(number)) > 1e-6 * abs(number)
@@ -249,7 +248,7 @@ class _Search:
         return round(number) % self.independence.count == 0 and elements % round(number) == 0
 
     def _divides(self, user: fx.Node, count: fx.Node) -> bool:
-        """Whether a count divides here: a term of the loss, or its gradient."""
+        """Return whether a count divides here: a term of the loss, or its gradient."""
         return (
             user.target is DIVISION
             and user.args[1] is count
@@ -268,14 +267,14 @@ def _is_number_of_items(node: fx.Node) -> bool:
 
 
 def _is_of_numbers(node: fx.Node) -> bool:
-    """Whether a value is a tensor of several numbers, as ``torch.stack`` makes of terms."""
+    """Return whether a value is a tensor of several numbers, as ``torch.stack`` makes of terms."""
     while node.target in PASSED and operands(node):
         node = operands(node)[0]
     return node.op == "call_function" and _is_scalar(node)
 
 
 def _elements(node: fx.Node) -> int:
-    """The number of elements of a value; for a number, of the largest value that it is computed from."""
+    """Return the number of elements of a value; for a number, of the largest value that it is computed from."""
     if _is_scalar(node) and node.op == "call_function":
         return max((_elements(value) for value in operands(node)), default=1)
     type = record_of(node).type
@@ -288,7 +287,7 @@ def _is_scalar(node: fx.Node) -> bool:
 
 
 def _of_inputs_alone(program: Program) -> set[fx.Node]:
-    """The values that are computed from inputs and constants alone, without randomness."""
+    """Return the values that are computed from inputs and constants alone, without randomness."""
     nodes: set[fx.Node] = set()
     for node in program.nodes:
         is_input = (

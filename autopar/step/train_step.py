@@ -106,13 +106,13 @@ class TrainStep:
         return len(self._captured.micros)
 
     def local(self, rank: int) -> Step:
-        """The programs of one rank, in the shapes of its pieces."""
+        """Return the programs of one rank, in the shapes of its pieces."""
         micro, update = self._current()
         count, copy = (None if placed is None else placed[1][rank] for placed in (micro.count, micro.copy))
         return Step(self.options.microbatches, micro.local[rank], update.local[rank], count, copy)
 
     def memory(self, rank: int = 0) -> StepMemory:
-        """The bytes of one rank at the peak of each phase, by liveness. Prints as tables.
+        """Return the bytes of one rank at the peak of each phase, by liveness. Prints as tables.
 
         The tables also have the largest tensors at each peak.
         """
@@ -140,7 +140,7 @@ class TrainStep:
         return self.program
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[CallInputs]:
-        """The inputs of each micro-batch."""
+        """Return the inputs of each micro-batch."""
         self._refuse_while_averaged()
         calls = self._calls
         return [
@@ -156,11 +156,10 @@ class TrainStep:
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a training continues from, by the user's names.
 
-        Its entries are ``model``, ``optimizer``, ``rng``, ``step``, and ``ema`` if the step has averages.
-
-        It is for ``autopar.checkpoint.save`` and ``load``, or ``torch.distributed.checkpoint``. The tensors are those
-        of the step, and not copies; on processes they are DTensors. All ranks call it. Before the first step the
-        optimizer has no state; ``capture(batch)`` makes it.
+        Its entries are ``model``, ``optimizer``, ``rng``, ``step``, and ``ema`` if the step has averages. It is for
+        ``autopar.checkpoint.save`` and ``load``, or ``torch.distributed.checkpoint``. The tensors are those of the
+        step, and not copies; on processes they are DTensors. All ranks call it. Before the first step the optimizer has
+        no state; ``capture(batch)`` makes it.
         """
         self._refuse_while_averaged()
         return self._training_state.state_dict(self.steps)
@@ -221,10 +220,8 @@ class TrainStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step. Returns the loss of the batch, or with ``returns=`` the model's outputs.
 
-        The loss is a number without a gradient that is the same on every rank.
-
-        The batch is a dict, a tuple or a list of the model's arguments, or these arguments themselves. All ranks call
-        it in the same way.
+        The loss is a number without a gradient that is the same on every rank. The batch is a dict, a tuple or a list
+        of the model's arguments, or these arguments themselves. All ranks call it in the same way.
         """
         calls, captured = self._calls, self._captured
         calls.context()
@@ -270,7 +267,7 @@ class TrainStep:
         return torch.autograd.set_detect_anomaly(True) if self.options.detect_anomaly else contextlib.nullcontext()
 
     def _state(self) -> Pieces:
-        """The tensors that a step takes besides parameters, buffers and inputs, by name.
+        """Return the tensors that a step takes besides parameters, buffers and inputs, by name.
 
         They are the optimizer's state, the numbers that schedulers change, the averages of the weights, and the scale
         of the loss.

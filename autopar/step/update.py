@@ -209,7 +209,7 @@ class _Update:
 
     def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, states: Mapping[str, fx.Node], step: fx.Node | None,
                  numbers: Mapping[str, fx.Node], divisor: fx.Node | None, found_inf: fx.Node | None) -> Sequence[fx.Node]:  # fmt: skip
-        """The values of the parameter and of its states after the step."""
+        """Return the values of the parameter and of its states after the step."""
         operands = [states.get(name, step) for name in t.update.states]
         names = [f"{node.name}_next" for node in (parameter, *states.values())]
         scheduled = {name: numbers[name] for name in t.update.scheduled}
@@ -291,7 +291,7 @@ def clipped(total: torch.Tensor, scale: torch.Tensor | None, limit: float) -> tu
 
 
 def norm_of(total: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """The norm of the gradients. ``total``: the sum of the squares of the gradients times ``scale``."""
+    """Return the norm of the gradients. ``total``: the sum of the squares of the gradients times ``scale``."""
     return total.sqrt() if scale is None else total.sqrt() / scale
 
 

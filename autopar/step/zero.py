@@ -39,7 +39,7 @@ class Zero:
     axis: str
 
     def split(self, part: str, attr: DistAttr, shape: Sequence[int]) -> DistAttr:
-        """The layout of a value of such a part: ``attr``, sharded over the axis if the stage shards the part."""
+        """Return the layout of a value of such a part: ``attr``, sharded over the axis if the stage shards the part."""
         return split_over(attr, shape, self.mesh, self.axis) if part in self.parts else attr
 
 
@@ -72,10 +72,8 @@ def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
 def split_over(attr: DistAttr, shape: Sequence[int], mesh: Mesh, axis: str) -> DistAttr:
     """Return ``attr`` with one more dim sharded over ``axis``.
 
-    It is the first unsharded dim that ``axis`` divides, else the longest unsharded dim.
-
-    The layout stays as it is if every unsharded dim has fewer elements than ``axis`` has ranks, or if ``axis`` shards a
-    dim already.
+    It is the first unsharded dim that ``axis`` divides, else the longest unsharded dim. The layout stays as it is if
+    every unsharded dim has fewer elements than ``axis`` has ranks, or if ``axis`` shards a dim already.
     """
     if axis in attr.axes or mesh.sizes[axis] == 1:
         return attr

@@ -33,8 +33,6 @@ class TransferChain:
     """Transfers that lead to a type, and the bytes that the worst rank receives.
 
     ``extra``: the bytes that the chain must save to be chosen.
-
-    A chain is chosen only if it saves the bytes ``needed``.
     """
 
     type: TensorType

@@ -107,9 +107,8 @@ View = tuple[tuple[tuple[int, ...], ...], list[Axes], list[Axes]]
 def views(source: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> Iterator[View]:
     """Yield views of both Layouts in common parts, dim by dim.
 
-    The first dims are in the goal's, the value's or the finest parts, and then all are in the finest.
-
-    In the finest parts every axis is the minor-most split of a part: ``8/dp/tp`` is ``2/dp 2/tp 2``.
+    The first dims are in the goal's, the value's or the finest parts, and then all are in the finest. In the finest
+    parts every axis is the minor-most split of a part: ``8/dp/tp`` is ``2/dp 2/tp 2``.
     """
     dims = [_views_of(dim, want, size, mesh) for size, dim, want in zip(shape, source, goal, strict=True)]
     if not all(dims):

@@ -117,7 +117,7 @@ def scatter_add(x, dim, index, source):
 
 
 def _of_all_others(x, dim, index, source=None, **_) -> bool:
-    """Whether the index has the size of ``x`` in every other dim, and the source has the shape of the index."""
+    """Return whether the index has the size of ``x`` in every other dim, and the source has the shape of the index."""
     others = all(
         n == m for k, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)) if k != dim % max(len(x.shape), 1)
     )

@@ -65,12 +65,12 @@ def _narrow(y, x):
 
 
 def std(x, dim=None, *, correction=None, keepdim=False):
-    """The root of the variance."""
+    """Return the root of the variance."""
     return aten.sqrt.default(var(x, dim, correction=correction, keepdim=keepdim))
 
 
 def std_mean(x, dim=None, *, correction=None, keepdim=False):
-    """The root of the variance, and the mean."""
+    """Return the root of the variance, and the mean."""
     spread, middle = var_mean(x, dim, correction=correction, keepdim=keepdim)
     return aten.sqrt.default(spread), middle
 
@@ -229,10 +229,8 @@ def convolution_backward(gradient, x, weight, bias_sizes, *options):
 def _of_transposed(op):
     """Transpose a matrix that is not contiguous, so that a determinant keeps its factors for the backward.
 
-    They are then the same as on a piece.
-
-    For a contiguous matrix, as pieces are, torch keeps the factors of the transposed matrix. The backward is captured
-    for one of the two.
+    They are then the same as on a piece. For a contiguous matrix, as pieces are, torch keeps the factors of the
+    transposed matrix. The backward is captured for one of the two.
     """
 
     def apart(x):

@@ -232,5 +232,5 @@ class Functions:
 
 
 def _is_kept(value: Any) -> bool:
-    """Whether a place with this value is guarded; it is for ``None`` too."""
+    """Return whether a place with this value is guarded; it is for ``None`` too."""
     return is_scalar(value) or is_container(value) or is_users_object(value) or is_small_array(value)

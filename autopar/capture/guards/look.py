@@ -92,7 +92,7 @@ class Guards:
         return Guards(self._named, self.found, numbers)
 
     def hold(self, modules: Sequence[torch.nn.Module]) -> bool:
-        """Whether nothing has changed. ``modules``: the model's modules now."""
+        """Return whether nothing has changed. ``modules``: the model's modules now."""
         return (
             self._modules_hold(modules)
             and self._hooks_hold()

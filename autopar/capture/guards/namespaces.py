@@ -78,14 +78,14 @@ def names_of(code: types.CodeType, strings: bool = False) -> Iterable[str]:
 
 
 def is_users_file(filename: str) -> bool:
-    """Whether code is the user's; code of a notebook or of a string is."""
+    """Return whether code is the user's; code of a notebook or of a string is."""
     return bool(filename) and (
         is_users(filename) or (filename.startswith("<") and not filename.startswith(("<frozen", "<eval_with_key")))
     )
 
 
 def is_own(owner: Any) -> bool:
-    """Whether a class, a module or a function belongs to the user's program, and not to an installed library."""
+    """Return whether a class, a module or a function belongs to the user's program, and not to an installed library."""
     if isinstance(owner, types.FunctionType):
         return _is_own_file(owner.__code__.co_filename)
     name = str(owner.__module__ if isinstance(owner, type) else owner.__name__)

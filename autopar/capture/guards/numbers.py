@@ -169,7 +169,7 @@ for _name in ("hex", "is_integer", "as_integer_ratio", "conjugate"):
 
 
 def can_be_input(place: GuardedPlace | None) -> bool:
-    """Whether a place holds a float that can be replaced for a trace."""
+    """Return whether a place holds a float that can be replaced for a trace."""
     return place is not None and type(place.holder) is dict and not place.computed and is_number(place.now())
 
 

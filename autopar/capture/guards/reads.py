@@ -62,7 +62,7 @@ class Reads:
         self.changed: list[str] = []
 
     def skipped(self, value: Any) -> bool:
-        """Whether a value is a parameter or buffer of the model, which are compared elsewhere."""
+        """Return whether a value is a parameter or buffer of the model, which are compared elsewhere."""
         return id(value) in self._own
 
     @contextlib.contextmanager

@@ -49,14 +49,14 @@ _HEAP = 1 << 9  # the flag of classes that are made by a class statement
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value is compared by value and type; NumPy's numbers are too."""
+    """Return whether a value is compared by value and type; NumPy's numbers are too."""
     return isinstance(value, PLAIN) or (
         type(value).__module__ == "numpy" and not hasattr(value, "__len__") and hasattr(value, "dtype")
     )
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a float that can be the value of an input."""
+    """Return whether a value is a float that can be the value of an input."""
     return type(value) is float and math.isfinite(value)
 
 
@@ -85,7 +85,7 @@ def is_users_object(value: Any) -> bool:
 
 
 def is_small_array(value: Any) -> bool:
-    """Whether a value is a NumPy array that is compared by its elements."""
+    """Return whether a value is a NumPy array that is compared by its elements."""
     return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and value.size <= LARGEST
 
 
@@ -97,7 +97,7 @@ def members(value: Any) -> Iterator[Any]:
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether the same object always has the same value: it is no container that can be written, and no tensor."""
+    """Return whether the same object always has the same value: it is no tensor, and cannot be written to."""
     if isinstance(value, (tuple, frozenset)):
         return all(map(is_fixed, value))
     return not isinstance(value, torch.Tensor) and not is_container(value) and not is_small_array(value)

@@ -90,7 +90,7 @@ class Variants:
         return GuardedCall(key, self._made, changes, numbers=tuple(dict.fromkeys(numbers)))
 
     def _changes_again(self, key: Hashable, place: GuardedPlace, change: GuardedChange) -> bool:
-        """Whether the value of a place has changed before."""
+        """Return whether the value of a place has changed before."""
         return len(self._values[key, place.identity] | {change.before, change.now}) > 2
 
     def _warn(self, key: Hashable, change: GuardedChange, place: GuardedPlace, guards: Guards) -> None:

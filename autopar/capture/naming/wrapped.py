@@ -36,7 +36,7 @@ Step = tuple[str, torch.nn.Module | None]  # a name, and the module that is call
 
 
 def class_names(module: torch.nn.Module | None) -> set[str]:
-    """The names of a module's class and of those it derives from."""
+    """Return the names of a module's class and of those it derives from."""
     return {base.__name__ for base in type(module).__mro__}
 
 
@@ -50,7 +50,7 @@ def class_name(module: torch.nn.Module) -> str:
 
 
 def steps_to(name: str, modules: Mapping[str, torch.nn.Module]) -> list[Step]:
-    """The steps of a name; ``modules`` has all modules by their paths."""
+    """Return the steps of a name; ``modules`` has all modules by their paths."""
     parts = name.split(".")
     return [(part, modules.get(".".join(parts[: k + 1]))) for k, part in enumerate(parts)]
 

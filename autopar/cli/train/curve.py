@@ -23,7 +23,7 @@ class Comparison:
             raise ValueError(f"{len(self.parallel)} and {len(self.single)} steps cannot be compared")
 
     def difference(self, step: int) -> float:
-        """The differences relative to the single device's values.
+        """Return the differences relative to the single device's values.
 
         A difference is infinite if a value is not finite, except in a step that both have skipped.
         """
@@ -44,7 +44,7 @@ class Comparison:
         return self.difference(self.worst)
 
     def within(self, tolerance: float) -> bool:
-        """Whether all values are finite and none differs by more than ``tolerance``."""
+        """Return whether all values are finite and none differs by more than ``tolerance``."""
         return self.largest <= tolerance < math.inf
 
     def steps(self) -> list[int]:

@@ -19,10 +19,9 @@ Taken = tuple[torch.Tensor, torch.Tensor, bool]
 class TrainedStep:
     """The result of one step.
 
-    It has its number from 0, the loss before the update, the norm of its gradients, and its time in seconds.
-
-    The norm is there because AdamW does the same with gradients that are all too large by one factor: losses alone
-    would not show it.
+    It has its number from 0, the loss before the update, the norm of its gradients, and its time in seconds. The norm
+    is there because AdamW does the same with gradients that are all too large by one factor: losses alone would not
+    show it.
 
     Attributes:
         skipped: the gradients overflowed, so that nothing was changed; their norm is not finite.

@@ -105,11 +105,10 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
              tries: int = 1000, seed: int = 0, objective: Objective = "makespan") -> Optimised:  # fmt: skip
     """Search for the shortest schedule by the objective.
 
-    Among equals it takes the shortest by the other objective, then the one with the least memory.
-
-    The schedule has ``ranks * chunks`` stages, for which ``times`` and ``sizes`` are given. The stages are placed in a
-    loop (``0 1 2 0 1 2``), or with two on a rank also in a V (``0 1 2 2 1 0``), whichever is shorter. The schedule is
-    compared with the policies of the same placement. A backward is split if that helps.
+    Among equals it takes the shortest by the other objective, then the one with the least memory. The schedule has
+    ``ranks * chunks`` stages, for which ``times`` and ``sizes`` are given. The stages are placed in a loop (``0 1 2 0 1
+    2``), or with two on a rank also in a V (``0 1 2 2 1 0``), whichever is shorter. The schedule is compared with the
+    policies of the same placement. A backward is split if that helps.
 
     Args:
         times: the durations of passes and transfers, measured or guessed.

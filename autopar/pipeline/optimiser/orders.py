@@ -35,10 +35,8 @@ def orders_of(schedule: PipelineSchedule) -> Orders:
 def schedule_of(orders: Orders, rank_of: Sequence[int], batches: int, name: str) -> PipelineSchedule:
     """Return the schedule of orders, with messages.
 
-    A weight gradient is of the oldest micro-batch whose backward left one.
-
-    If no backward is split, there are no weight gradients; otherwise an unsplit backward has its weight gradient in the
-    same slot.
+    A weight gradient is of the oldest micro-batch whose backward left one. If no backward is split, there are no weight
+    gradients; otherwise an unsplit backward has its weight gradient in the same slot.
     """
     split = any(code & 3 == WEIGHT for order in orders for code in order)
     slots: list[list[Slot]] = [[] for _ in orders]

@@ -1,9 +1,7 @@
 """Compute the memory of orders, including the buffers of messages, without making their schedule.
 
-This is some twenty times faster than ``memory``.
-
-As in ``buffers``, a receive buffer is in use from the row after the one in which its message was made, and a send
-buffer until the first task that can only run after the message was read.
+This is some twenty times faster than ``memory``. As in ``buffers``, a receive buffer is in use from the row after the
+one in which its message was made, and a send buffer until the first task that can only run after the message was read.
 """
 
 from __future__ import annotations

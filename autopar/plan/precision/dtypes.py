@@ -1,11 +1,9 @@
 """Compute the dtype in which each op of a traced program runs under a policy, and the dtype of its result.
 
-This takes three linear walks.
-
-The walks are the forward in order, the sums of gradients in reverse order, and the backward in order. ``Record.call``
-names the call that an op of the backward belongs to. The op runs as in autograd: an incoming gradient has the dtype of
-its value, a value that the forward kept has the dtype in which the forward used it, and a result has the dtype that
-torch promotes to.
+This takes three linear walks. The walks are the forward in order, the sums of gradients in reverse order, and the
+backward in order. ``Record.call`` names the call that an op of the backward belongs to. The op runs as in autograd: an
+incoming gradient has the dtype of its value, a value that the forward kept has the dtype in which the forward used it,
+and a result has the dtype that torch promotes to.
 """
 
 from __future__ import annotations
@@ -273,7 +271,10 @@ class Dtypes:
     # -- backward ------------------------------------------------------------------------------------------------
 
     def _adds_up(self, node: fx.Node) -> bool:
-        """Whether an addition accumulates two gradients of one value, as autograd does; the sum belongs to no call."""
+        """Return whether an addition accumulates two gradients of one value, as autograd does.
+
+        The sum belongs to no call.
+        """
         values, call = operands(node), record_of(node).call
         if (
             node.target is not ADD
@@ -407,7 +408,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _names_dtype(node: fx.Node) -> bool:
-    """Whether a call names the dtype of its result."""
+    """Return whether a call names the dtype of its result."""
     return any(isinstance(argument, torch.dtype) for argument in (*node.args, *node.kwargs.values()))
 
 

@@ -99,7 +99,7 @@ class Summed:
 
 
 def hands_on(node: fx.Node, value: fx.Node) -> bool:
-    """Whether an op is an addition whose gradient equals that of this operand."""
+    """Return whether an op is an addition whose gradient equals that of this operand."""
     values = operands(node)
     added = node.target is ADD or (node.target is SUB and values[0] is value)
     return added and not node.kwargs and values.count(value) == 1 and shape_of(value) == shape_of(node)

@@ -141,7 +141,7 @@ class Search:
         return [call for call in calls if self._takes(call)]
 
     def _takes(self, call: Arguments) -> bool:
-        """Whether the op accepts the sizes and values of a call."""
+        """Return whether the op accepts the sizes and values of a call."""
         try:
             self._run(call)
         except Exception:
@@ -222,7 +222,7 @@ class Search:
                 yield Factor(group, factor.results)
 
     def _fits(self, group: Sequence[Dim]) -> bool:
-        """Whether the op may be run on pieces along these dims."""
+        """Return whether the op may be run on pieces along these dims."""
         return not self.together or {dim for dim in self._dims() if self._size(dim) == self._size(group[0])} == set(
             group
         )
@@ -284,7 +284,7 @@ class Search:
     def _holds(
         self, factors: Sequence[Factor], kind: str = "sum", linear: str = "", calls: Sequence[Arguments] = ()
     ) -> bool:
-        """Whether a rule with these factors can be proven on ``calls``; without ``calls``, on the first small call."""
+        """Return whether a rule with these factors can be proven on ``calls``; by default on the first small call."""
         self.tried += not calls
         if not calls and self.tried > GUESSES:
             return False

@@ -116,11 +116,11 @@ class _Call:
         return [dim for dim in splits if self.bound.takes(factor, dim, mesh)]
 
     def adds(self, choice: int) -> bool:
-        """Whether the linear operands can be sums; booleans cannot."""
+        """Return whether the linear operands can be sums; booleans cannot."""
         return all(self.operands[position].dtype != torch.bool for position in self.bound.linear[choice])
 
     def tests_whole(self, factor: str) -> bool:
-        """Whether an operand has the factor, with more than one element."""
+        """Return whether an operand has the factor, with more than one element."""
         return self.bound.sizes[factor] > 1 and any(_has(dims, factor) for dims in self.bound.operands)
 
     # -- the claims ----------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class _Call:
         return claim
 
     def needs_whole(self, factor: str) -> bool:
-        """Whether the op gives wrong results, or raises, when it is split along the factor nevertheless."""
+        """Return whether the op gives wrong results, or raises, when it is split along the factor nevertheless."""
         for mesh in MESHES:
             if not self.bound.takes(factor, SPLIT, mesh):
                 continue

@@ -34,9 +34,8 @@ class CrashError(SandboxError):
 def isolated(function: Callable[[], Any]) -> Any:
     """Return the result of a function, which must be plain data, from a process of its own.
 
-    The function sees this process's state, and cannot change it.
-
-    The process is a fork with one thread, like a worker of a ``DataLoader``; the function must not use an accelerator.
+    The function sees this process's state, and cannot change it. The process is a fork with one thread, like a worker
+    of a ``DataLoader``; the function must not use an accelerator.
 
     Raises:
         SandboxError: the process did not end in time, or cannot be forked on this system.

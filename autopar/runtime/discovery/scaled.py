@@ -48,7 +48,7 @@ class Scale:
         return pytree.tree_map(small, (tuple(args), dict(kwargs)), is_leaf=lambda value: isinstance(value, TensorType))
 
     def fits(self, large: Sequence[TensorType | None], small: Sequence[torch.Tensor | None]) -> bool:
-        """Whether results are scaled as operands are: equal sizes stay equal, and different sizes different."""
+        """Return whether results are scaled as operands are: equal sizes stay equal, and different sizes different."""
         if [result is None for result in large] != [result is None for result in small]:
             return False
         for theirs, ours in zip(large, small, strict=True):

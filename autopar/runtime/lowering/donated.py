@@ -99,7 +99,7 @@ def _written(update: fx.Node) -> Sequence[fx.Node]:
 
 
 def _is_last(value: fx.Node, update: fx.Node, donated: frozenset[fx.Node]) -> bool:
-    """Whether a value has its own memory and is not read beside an update or after it."""
+    """Return whether a value has its own memory and is not read beside an update or after it."""
     others = [user for user in value.users if user is not update]
     if (
         any(user.op == "output" or record_of(user).phase == "update" for user in others)

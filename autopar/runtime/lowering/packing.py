@@ -111,7 +111,7 @@ def as_bytes(x: torch.Tensor) -> torch.Tensor:
 
 
 def from_bytes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The inverse of ``as_bytes``."""
+    """Return the inverse of ``as_bytes``."""
     return torch.view_as_complex(x.view(dtype.to_real()).reshape(-1, 2)) if dtype.is_complex else x.view(dtype)
 
 

@@ -57,7 +57,7 @@ class Reduction:
 
 
 def is_gathered(kind: str, dtype: torch.dtype) -> bool:
-    """Whether the partial values are gathered and each rank reduces them."""
+    """Return whether the partial values are gathered and each rank reduces them."""
     return kind == "prod" and dtype.is_complex
 
 

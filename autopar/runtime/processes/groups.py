@@ -84,8 +84,6 @@ class ProcessGroups:
         """Return the group of all ranks for a device type: the default group, if that has a backend for the type.
 
         It also chooses this process's device, if neither the user nor the launcher has done so.
-
-        It chooses this process's device, too, where neither the user nor the launcher has.
         """
         if device_type not in self._whole:
             every = Mesh({"rank": distributed.get_world_size()})

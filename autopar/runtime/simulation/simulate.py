@@ -63,7 +63,7 @@ class Arrival:
 
 
 def compile_phases(program: Program) -> dict[str, list[Instruction]]:
-    """The instructions of a local program, by phase."""
+    """Return the instructions of a local program, by phase."""
     phases: dict[str, list[Instruction]] = {}
     for node in program.nodes:
         if node.op in ("placeholder", "output"):
