@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> str:
     walk = fastest(lambda: model_state(model), max(1, options.times // 10))
     verdict = "within" if look <= LIMIT else "above"
     return (
-        f"{len(modules)} modules, {len(guards.found)} values of {len(guards._reads)} objects; captured in "
+        f"{len(modules)} modules, {len(guards.entries)} values of {len(guards._reads)} objects; captured in "
         f"{seconds:.1f} s\n\n"
         f"look      {look:8.1f} us   {verdict} the {LIMIT:.0f} us that were asked for\n"
         f"equal     {equally:8.1f} us\nchanged   {changed:8.1f} us\ninventory {walk:8.1f} us\n"

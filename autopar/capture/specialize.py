@@ -25,13 +25,13 @@ from autopar.ir.record import Record, Result, TensorType
 ADDITIONS = {torch.ops.aten.add.Tensor}
 
 
-def specialize(program: Program, given: frozenset[int], device: torch.device) -> Program:
-    """Return a traced program in which only the returned values at positions ``given`` have tangents.
+def specialize(program: Program, with_tangent: frozenset[int], device: torch.device) -> Program:
+    """Return a traced program in which only the returned values at positions ``with_tangent`` have tangents.
 
     Args:
         device: where zeros are made, for the few ops that read an absent value beside a present one.
     """
-    copy = _Specialized(program, given, device)
+    copy = _Specialized(program, with_tangent, device)
     for node in program.nodes:
         if node.op == "output":
             copy.output(node)
@@ -41,10 +41,10 @@ def specialize(program: Program, given: frozenset[int], device: torch.device) ->
 
 
 class _Specialized:
-    def __init__(self, program: Program, given: frozenset[int], device: torch.device) -> None:
+    def __init__(self, program: Program, with_tangent: frozenset[int], device: torch.device) -> None:
         self.graph = fx.Graph()
         self.device = device
-        self.given = given
+        self.with_tangent = with_tangent
         self.nodes: dict[fx.Node, fx.Node] = {}
         self.absent: set[fx.Node] = set()
         self.from_tangents: set[fx.Node] = set()  # nodes of the old program, absent ones included
@@ -54,7 +54,7 @@ class _Specialized:
         record = record_of(node)
         if record.index is not None:
             self.from_tangents.add(node)
-            if record.index not in self.given:
+            if record.index not in self.with_tangent:
                 self.absent.add(node)
                 return
         dependent = [value for value in operands(node) if value in self.from_tangents]
@@ -102,7 +102,7 @@ class _Specialized:
         returned = [
             value for value, result in zip(operands(node), record.results, strict=True) if result.kind == "return"
         ]
-        leading = {node.name for node in behind(returned[index] for index in self.given)}
+        leading = {node.name for node in behind(returned[index] for index in self.with_tangent)}
         results: list[tuple[fx.Node, Result]] = [
             (self.nodes[value], result)
             for value, result in zip(operands(node), record.results, strict=True)

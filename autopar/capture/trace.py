@@ -111,7 +111,7 @@ class Tracer:
 
         The captured step keeps their first values.
         """
-        read = {guard.place.words for guard in self.guards.found}
+        read = {guard.place.words for guard in self.guards.entries}
         changed = [
             *(name for name in self.model_swap.changed if name in read and self.reads.uses(name.rpartition(".")[2])),
             *self.reads.changed,

@@ -47,6 +47,6 @@ class CallAgreement:
         """
         if self.ranks is not None:
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-            self.ranks.compare(digest, {guard.place.words: guard.text for guard in guards.found})
+            self.ranks.compare(digest, {guard.place.words: guard.text for guard in guards.entries})
             self.ranks.begin(f"capture a program with the digest {digest}")
             self.ranks.finish()

@@ -53,9 +53,11 @@ class LocalTensors:
         tensors = [tensor for _, tensor in named]
         with torch.no_grad():
             pieces = [local_of(tensor) for tensor in tensors]
-        leaves = {name: tensor for name, tensor in zip(interface.given, tensors, strict=False) if tensor.requires_grad}
+        leaves = {
+            name: tensor for name, tensor in zip(interface.arguments, tensors, strict=False) if tensor.requires_grad
+        }
         brought = set()
-        placeholders = interface.given[len(tensors) : len(tensors) + len(inputs.arguments.names)]
+        placeholders = interface.arguments[len(tensors) : len(tensors) + len(inputs.arguments.names)]
         for placeholder, (name, tensor) in zip(placeholders, inputs.named, strict=True):
             pieces.append(piece_of(tensor, name, interface.types[placeholder], rank, inputs))
             if tensor.requires_grad:

@@ -58,7 +58,7 @@ class LayoutPropagation:
         self.strict, self.whole, self.expanding = wanted.strict, wanted.whole, expanding
         self.split: dict[fx.Node, Dim] = {}
         self.types: dict[fx.Node, ValueType] = {}
-        self.seen: dict[fx.Node, TensorType] = {}  # constrained value → the type that its readers read
+        self.read_types: dict[fx.Node, TensorType] = {}  # constrained value → the type that its readers read
         self.sums = gradient_sums(program)
         self.adds_up = {
             user
@@ -104,7 +104,7 @@ class LayoutPropagation:
                         self.split[node] = dim
                 if (values := operands(node)) and self.parameters.issuperset(values):
                     self.parameters.add(node)
-                self.see(node)
+                self.set_read_type(node)
                 self.settle(node)
 
     def input_type(self, node: fx.Node, record: Record) -> TensorType:
@@ -120,7 +120,7 @@ class LayoutPropagation:
         else:
             home = edge_of(attr, self.mesh, type.shape, strided=True)
         if home != attr:
-            self.seen[node] = replace(type, layout=layout_of(self.mesh, attr))
+            self.read_types[node] = replace(type, layout=layout_of(self.mesh, attr))
         return replace(type, layout=layout_of(self.mesh, home))
 
     def is_decided(self, node: fx.Node, record: Record) -> bool:
@@ -149,7 +149,7 @@ class LayoutPropagation:
         if attr is not None:
             self.aims[node] = Aim(attr)
 
-    def see(self, node: fx.Node) -> None:
+    def set_read_type(self, node: fx.Node) -> None:
         """Let all readers of a constrained value read it in the layout of the constraint.
 
         The transfers follow from that.
@@ -157,7 +157,7 @@ class LayoutPropagation:
         aim, type = self.aims.get(node), self.types[node]
         if aim is not None and not aim.firm and isinstance(type, TensorType):
             attr = aim.filled(type.attr).normalize(type.shape, self.mesh)
-            self.seen[node] = replace(type, layout=layout_of(self.mesh, attr))
+            self.read_types[node] = replace(type, layout=layout_of(self.mesh, attr))
 
     def settle(self, node: fx.Node) -> None:
         """Choose the layout in which all readers read a pending value.
@@ -168,13 +168,13 @@ class LayoutPropagation:
         forms.
         """
         type = self.types[node]
-        if node in self.seen or not isinstance(type, TensorType) or not type.attr.pending:
+        if node in self.read_types or not isinstance(type, TensorType) or not type.attr.pending:
             return
         split = self.gathered_alike(node, type) or self.needed_split(node, type)
         if split is None and any(self.needs_reduced(user, node, type) for user in node.users):
             split = layout_of(self.mesh, type.attr.without_pending())
         if split is not None:
-            self.seen[node] = replace(type, layout=split)
+            self.read_types[node] = replace(type, layout=split)
 
     def gathered_alike(self, node: fx.Node, type: TensorType) -> Layout | None:
         op = node.args[0] if is_getitem(node) else node
@@ -226,7 +226,7 @@ class LayoutPropagation:
         )
 
     def read(self, node: fx.Node) -> ValueType:
-        return self.seen.get(node) or self.types[node]
+        return self.read_types.get(node) or self.types[node]
 
     def place_tangents(self, tangents: list[fx.Node]) -> None:
         output = self.program.output

@@ -17,7 +17,7 @@ class Interface:
     Attributes:
         mesh: the mesh of the program.
         types: placeholder → its global type, with the Layout of its pieces.
-        given: the placeholders that are not tangents, in order: parameters, buffers, inputs.
+        arguments: the placeholders that are not tangents, in order: parameters, buffers, inputs.
         tangents: position of a returned value → the placeholder of its tangent.
         returned: each returned value and its type, in order.
         states: placeholder → the value that replaces it, and its type.
@@ -26,7 +26,7 @@ class Interface:
 
     mesh: Mesh
     types: dict[str, TensorType]
-    given: tuple[str, ...]
+    arguments: tuple[str, ...]
     tangents: dict[int, str]
     returned: tuple[tuple[str, TensorType], ...]
     states: dict[str, tuple[str, TensorType]]

@@ -88,7 +88,7 @@ class ProcessStep:
         self, pieces: Sequence[torch.Tensor], *, keep_states: bool = True
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the pieces of the returned values, and the values that the backward needs, in its order."""
-        phases, values = self.phases, dict(zip(self.interface.given, pieces, strict=True))
+        phases, values = self.phases, dict(zip(self.interface.arguments, pieces, strict=True))
         first = phases["forward"]
         results = dict(
             zip(
@@ -159,7 +159,9 @@ class _Step(torch.autograd.Function):
                 gradient: Gradient, owners: Sequence[torch.Tensor], *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:  # fmt: skip
         whole.calls += 1
         step = whole if whole.expected == whole.tangents else whole.specialize(whole.expected)
-        before = {k: pieces[k].clone() for k, name in enumerate(step.interface.given) if name in step.interface.states}
+        before = {
+            k: pieces[k].clone() for k, name in enumerate(step.interface.arguments) if name in step.interface.states
+        }
         with as_captured():
             outputs, saved = step.forward(pieces)
         ctx.whole, ctx.step, ctx.names, ctx.gradient, ctx.kept = whole, step, names, gradient, len(saved)
@@ -177,7 +179,7 @@ class _Step(torch.autograd.Function):
                 "so create_graph=True is refused; take such a penalty on the model itself, without autopar"
             )
         saved = list(ctx.saved_tensors)
-        pieces = saved[ctx.kept : ctx.kept + len(ctx.step.interface.given)]
+        pieces = saved[ctx.kept : ctx.kept + len(ctx.step.interface.arguments)]
         del saved[ctx.kept :]
         ctx.maybe_clear_saved_tensors()  # so that the backward frees what it has read, unless retain_graph=True
         present = {k: gradient for k, gradient in enumerate(gradients) if gradient is not None}

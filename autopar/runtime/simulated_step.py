@@ -59,14 +59,14 @@ class SimulatedStep:
         """Return the returned tensors, and every value of every rank for the backward."""
         values = self.start(tensors)
         self.run("forward", values)
-        tensors_by_name = dict(zip(self.interface.given, tensors, strict=True))
+        tensors_by_name = dict(zip(self.interface.arguments, tensors, strict=True))
         for state, (name, type) in self.interface.states.items():
             with torch.no_grad():
                 tensors_by_name[state].copy_(self.join(values, name, type))
         return [self.join(values, name, type) for name, type in self.interface.returned], values
 
     def start(self, tensors: Sequence[torch.Tensor]) -> dict[int, Values]:
-        tensors_by_name = dict(zip(self.interface.given, tensors, strict=True))
+        tensors_by_name = dict(zip(self.interface.arguments, tensors, strict=True))
         return {rank: self.cut(tensors_by_name, rank) for rank in self.mesh.ranks}
 
     def cut(self, tensors: Mapping[str, torch.Tensor], rank: int) -> Values:
@@ -97,7 +97,7 @@ class _Step(torch.autograd.Function):
         # saved but not read, so that torch refuses a second backward without retain_graph, and tensors that have
         # changed since
         ctx.save_for_backward(
-            *(t for name, t in zip(step.interface.given, tensors, strict=True) if name not in step.interface.states)
+            *(t for name, t in zip(step.interface.arguments, tensors, strict=True) if name not in step.interface.states)
         )
         ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k not in step.interface.tangents))
         return tuple(outputs)
@@ -115,10 +115,11 @@ class _Step(torch.autograd.Function):
         values: dict[int, Values] = ctx.values
         if positions != step.interface.tangents.keys():
             if not positions:
-                return (None,) * (1 + len(step.interface.given))
+                return (None,) * (1 + len(step.interface.arguments))
             step = step.specialize(positions)
             values = {
-                rank: {name: rank_values[name] for name in step.interface.given} for rank, rank_values in values.items()
+                rank: {name: rank_values[name] for name in step.interface.arguments}
+                for rank, rank_values in values.items()
             }
             step.run("forward", values)
         tangents = {name: gradients[k] for k, name in step.interface.tangents.items()}
@@ -127,4 +128,4 @@ class _Step(torch.autograd.Function):
         results = {
             placeholder: step.join(values, name, type) for placeholder, (name, type) in step.interface.gradients.items()
         }
-        return (None, *(results.get(name) for name in step.interface.given))
+        return (None, *(results.get(name) for name in step.interface.arguments))

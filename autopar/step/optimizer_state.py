@@ -55,7 +55,7 @@ class OptimizerState:
         self.definition: Definition = definition_of(optimizer)
         self.pieces: dict[str, torch.Tensor] = {}
         self._names = {id(tensor): name for name, tensor in parameters}
-        self._seen: tuple[Any, ...] | None = None  # the facts and objects that the pieces were taken from
+        self._taken_from: tuple[Any, ...] | None = None  # the facts and objects that the pieces were taken from
         self._versions: list[int] = []
         self._trained: tuple[Trained, ...] = ()
         # counter → the tensors of the optimizer's state that count the same steps
@@ -164,7 +164,7 @@ class OptimizerState:
 
     def forget(self) -> None:
         """Drop what was taken from the optimizer's state, because the state has been replaced."""
-        self._seen = None
+        self._taken_from = None
 
     def numbers(self, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the present values of the numbers that schedulers change, by group: ``.lr.0``, ``.beta1.0``.
@@ -190,15 +190,15 @@ class OptimizerState:
         updates = [self.definition.update(group) for group in self.optimizer.param_groups]
         groups = self.groups()
         now = self._facts(parameters, groups)
-        known = self._seen
+        known = self._taken_from
         if (
             known is None
             or known[:4] != (parameters, gradients, states, updates)
             or list(map(id, known[4])) != list(map(id, now))
             or self._versions != self._counts()
         ):
-            self._trained = self._look(parameters, gradients, states, updates, groups)
-            self._seen = parameters, gradients, states, updates, self._facts(parameters, groups)
+            self._trained = self._read_states(parameters, gradients, states, updates, groups)
+            self._taken_from = parameters, gradients, states, updates, self._facts(parameters, groups)
             self._versions = self._counts()
         return self._trained
 
@@ -225,7 +225,7 @@ class OptimizerState:
         self._versions = self._counts()
         note_a_step(self.optimizer)
 
-    def _look(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr],
+    def _read_states(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr],
               updates: Sequence[Update], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> tuple[Trained, ...]:  # fmt: skip
         self._agreed()
         for name in parameters:

@@ -87,7 +87,7 @@ class OnProcess:
         calls, rank = self.calls, self.calls.context().rank
         run, end = self._run(micro.program, micro.local), self._run(*update.last, update.states)
         pieces = [calls.tensors.pieces(inputs, model, run.interface, rank).tensors for inputs in batch]
-        names = [run.names[of] for of in run.interface.given]
+        names = [run.names[of] for of in run.interface.arguments]
         count = len(model.parameters) + len(model.buffers)
         pieces_by_name: Pieces = {**dict(zip(names[:count], pieces[0], strict=False)), **state}
         inputs = [dict(zip(names[count:], tensors[count:], strict=False)) for tensors in pieces]
@@ -213,7 +213,7 @@ class Simulated:
         run, end = self._run(micro.program, micro.local), self._run(update.program, update.local)
         ranks = self.calls.mesh.ranks
         full: dict[str, torch.Tensor] = {name: tensor.detach() for name, tensor in (*model.parameters, *model.buffers)}
-        names = [run.names[of] for of in run.interface.given[len(full) :]]
+        names = [run.names[of] for of in run.interface.arguments[len(full) :]]
         inputs = [dict(zip(names, call.arguments.tensors, strict=False)) for call in batch]
         if anomaly.is_on():
             anomaly.refuse_nan(model, full, inputs, state)

@@ -95,7 +95,7 @@ class _Search:
     def __init__(self, program: Program, loss: fx.Node, independence: BatchIndependence) -> None:
         self.loss, self.independence = loss, independence
         self.from_inputs = _of_inputs_alone(program)
-        self.found = Terms()
+        self.result = Terms()
         self.sums: dict[fx.Node, None] = {}
         self.others: dict[fx.Node, None] = {}
         self.terms: set[fx.Node] = set()
@@ -109,7 +109,7 @@ class _Search:
             if term not in known:
                 known.add(term)
                 open_ += self.behind(*term)
-        terms = self.found
+        terms = self.result
         terms.divisions = {user: count for count in terms.counts for user in count.users if self._divides(user, count)}
         terms.others, terms.mixings = tuple(self.others), tuple(self.independence.mixing_nodes(self.sums))
         return terms
@@ -172,7 +172,7 @@ class _Search:
             self.others[node] = None
             return []
         sums, degree = counted
-        self.found.counts[by] = sums
+        self.result.counts[by] = sums
         return [(value, _Path(path.counted + degree, path.numbers))]
 
     def _counted(self, count: fx.Node) -> tuple[tuple[fx.Node, ...], int] | None:

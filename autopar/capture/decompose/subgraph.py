@@ -75,7 +75,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.steps: list[SubgraphOp] = []
         self.refs: dict[int, Ref] = {}
-        self.kept: list[torch.Tensor] = []  # kept alive, so that no two tensors have the same id
+        self.alive: list[torch.Tensor] = []  # keeps the tensors alive, so that no two tensors have the same id
         self.operands = 0
 
     def operand(self, type: TensorType, device: torch.device) -> torch.Tensor:
@@ -105,7 +105,7 @@ class _Recorder(TorchDispatchMode):
 
     def _note(self, tensor: torch.Tensor, ref: Ref) -> None:
         self.refs[id(tensor)] = ref
-        self.kept.append(tensor)
+        self.alive.append(tensor)
 
 
 def _type(tensor: torch.Tensor | None) -> TensorType | None:

@@ -56,7 +56,7 @@ class Functions:
         self.first: dict[tuple[int, str], Any] = {}
         self.namespaces = Namespaces(self._note)
         self._follow = follow
-        self._seen: dict[int, Any] = {}
+        self._examined: dict[int, Any] = {}
         self.code: dict[int, types.CodeType] = {}
         self.watched = False
         # functions by their code, until it runs
@@ -79,8 +79,8 @@ class Functions:
 
     def look_into_class(self, cls: type) -> None:
         """Examine the methods of a class that Python calls without an attribute lookup."""
-        if id(cls) not in self._seen:
-            self._seen[id(cls)] = cls
+        if id(cls) not in self._examined:
+            self._examined[id(cls)] = cls
             autograd = issubclass(cls, Function)
             for base in cls.__mro__:
                 for name in (*SPECIAL, *OF_FUNCTIONS) if autograd else SPECIAL:
@@ -114,14 +114,14 @@ class Functions:
         Some functions may hold results of forward.
         """
         examined = {
-            id(function.__code__) for function in self._seen.values() if isinstance(function, types.FunctionType)
+            id(function.__code__) for function in self._examined.values() if isinstance(function, types.FunctionType)
         }
         codes = [code for code, closed in self._unfound.values() if closed or id(code) not in examined]
         for function in functions_of(codes) if codes else ():
             self.look_into(function)
         self._unfound.clear()
         self._waiting.clear()
-        self._seen.clear()
+        self._examined.clear()
 
     # -- one function --------------------------------------------------------------------------------------------------
 
@@ -136,14 +136,14 @@ class Functions:
                 if isinstance(function, types.MethodType):
                     self._follow(function.__self__, words)
                 function = function.__func__
-        if id(function) in self._seen or not isinstance(function, types.FunctionType):
+        if id(function) in self._examined or not isinstance(function, types.FunctionType):
             return
         code = function.__code__
         users = is_users_file(code.co_filename)
         if users and self.watched and id(code) not in self.code and not is_own(function):
             self._waiting.setdefault(id(code), []).append((function, cls))
             return
-        self._seen[id(function)] = function
+        self._examined[id(function)] = function
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             try:
                 value = cell.cell_contents

@@ -25,7 +25,7 @@ class Guards:
     """The guards of one capture.
 
     Attributes:
-        found: the guards of places. The modules and their hooks are checked as well.
+        entries: the guards of places. The modules and their hooks are checked as well.
         numbers: places whose floats are inputs of the program, so any number is accepted.
 
     Args:
@@ -33,11 +33,14 @@ class Guards:
     """
 
     def __init__(
-        self, named: Sequence[tuple[str, torch.nn.Module]], found: Sequence[Guard], numbers: Sequence[GuardedPlace] = ()
+        self,
+        named: Sequence[tuple[str, torch.nn.Module]],
+        guards: Sequence[Guard],
+        numbers: Sequence[GuardedPlace] = (),
     ) -> None:
         self._named, self.numbers = named, tuple(numbers)
         inputs = {place.identity for place in numbers}
-        self.found = [guard for guard in found if guard.place.identity not in inputs]
+        self.entries = [guard for guard in guards if guard.place.identity not in inputs]
         self._modules = [module for _, module in named]
         self._classes = [type(module) for module in self._modules]
         self._arrange_places()
@@ -59,7 +62,7 @@ class Guards:
         self._by_value: list[Guard] = []
         self._cells: list[Guard] = []
         stored: dict[str, list[Guard]] = {key: [] for key in STORED}
-        for guard in self.found:
+        for guard in self.entries:
             if not guard.by_identity:
                 self._by_value.append(guard)
             elif guard.place.computed:
@@ -89,7 +92,7 @@ class Guards:
 
     def without(self, numbers: Sequence[GuardedPlace]) -> Guards:
         """Return these guards for a program in which these numbers are inputs."""
-        return Guards(self._named, self.found, numbers)
+        return Guards(self._named, self.entries, numbers)
 
     def hold(self, modules: Sequence[torch.nn.Module]) -> bool:
         """Return whether nothing has changed. ``modules``: the model's modules now."""
@@ -126,7 +129,7 @@ class Guards:
 
     def changes(self, modules: Sequence[torch.nn.Module]) -> list[GuardedChange]:
         """Return what has changed, in words."""
-        changes = [GuardedChange.of(guard) for guard in self.found if not guard.holds()]
+        changes = [GuardedChange.of(guard) for guard in self.entries if not guard.holds()]
         changes += [
             GuardedChange(place, place.words, "a number", shown(place.now()))
             for place in self.numbers

@@ -58,7 +58,7 @@ class _Followed:
         self.values = [self.source[name] for name in self.names]
         names = self.names if len(self.names) > 1 else self.names * 2 or ["_modules"] * 2
         self.read: Callable[[Any], Any] = operator.itemgetter(*names)
-        self.seen = self.read(self.source) if names[0] in self.source else ()
+        self.last_values = self.read(self.source) if names[0] in self.source else ()
         self.written = {
             name: frozen(value) for name, value in zip(self.names, self.values, strict=True) if not is_fixed(value)
         }
@@ -67,7 +67,7 @@ class _Followed:
     def take_over(self) -> None:
         if (
             len(self.source) == self.count
-            and (self.seen == () or self._is_as_seen())
+            and (self.last_values == () or self._is_unchanged())
             and not self.written
             and not any(self._hooks)
         ):
@@ -85,9 +85,9 @@ class _Followed:
         if changed:
             self._remember()
 
-    def _is_as_seen(self) -> bool:
+    def _is_unchanged(self) -> bool:
         try:
-            return all(map(operator.is_, self.read(self.source), self.seen))
+            return all(map(operator.is_, self.read(self.source), self.last_values))
         except KeyError:
             return False
 

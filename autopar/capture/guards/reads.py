@@ -51,7 +51,7 @@ class Reads:
 
     def __init__(self, model: torch.nn.Module, inputs: Collection[tuple[int, str]] = ()) -> None:
         self._modules = list(model.modules())
-        self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._model_tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self._reached: dict[int, tuple[Any, str]] = {}  # id → (object whose attributes are recorded, its name)
         self._read: dict[tuple[int, str], tuple[Any, str, Any, str]] = {}  # owner, name, frozen value, the user's line
@@ -63,7 +63,7 @@ class Reads:
 
     def skipped(self, value: Any) -> bool:
         """Return whether a value is a parameter or buffer of the model, which are compared elsewhere."""
-        return id(value) in self._own
+        return id(value) in self._model_tensors
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

@@ -107,12 +107,15 @@ class Contents:
     """A container and the containers inside of it, as they are now, to check by identity that no member has changed."""
 
     def __init__(self, value: Any) -> None:
-        self._kept: list[tuple[Any, list[Any]]] = []
+        self._contents: list[tuple[Any, list[Any]]] = []
         self.fixed = True  # False: it has members that can be written in place
         self._open(value, 0)
 
     def hold(self) -> bool:
-        return all(len(members) == len(kept) and all(map(operator.is_, members, kept)) for members, kept in self._kept)
+        return all(
+            len(members) == len(before) and all(map(operator.is_, members, before))
+            for members, before in self._contents
+        )
 
     def _open(self, value: Any, depth: int) -> None:
         if not is_container(value):
@@ -121,9 +124,9 @@ class Contents:
         inside = vars(value) if isinstance(value, NAMESPACES) else value
         if len(inside) > LARGEST or depth > DEEPEST:
             return
-        self._kept.append((inside, list(inside)))
+        self._contents.append((inside, list(inside)))
         if isinstance(inside, Mapping):
-            self._kept.append((inside.values(), list(inside.values())))
+            self._contents.append((inside.values(), list(inside.values())))
         for member in members(value):
             self._open(member, depth + 1)
 

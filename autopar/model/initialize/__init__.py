@@ -49,7 +49,9 @@ def run_initialization(model: torch.nn.Module, slots: list[StorageSlot], init: I
     """
     with_values = set(kept)
     without_values = [slot for slot in slots if slot.was_on_meta and slot not in with_values and slot.before.numel()]
-    writes = Writes([(slot.what, slot.given) for slot in without_values], [slot.given for slot in with_values])
+    writes = Writes(
+        [(slot.what, slot.replacement) for slot in without_values], [slot.replacement for slot in with_values]
+    )
     with first_ranks_generator(job, device):
         with torch.no_grad(), writes:
             _run(model, init)
@@ -59,7 +61,9 @@ def run_initialization(model: torch.nn.Module, slots: list[StorageSlot], init: I
             _settle(slot, writes, slot in with_values)
     _tie(slots, writes)
     if unwritten := [
-        slot.what for slot in without_values if slot.now is slot.given and writes.time_of(slot.given) is None
+        slot.what
+        for slot in without_values
+        if slot.now is slot.replacement and writes.time_of(slot.replacement) is None
     ]:
         raise RuntimeError(
             f"{', '.join(unwritten)}: on meta before, and the initialisation writes nothing to "
@@ -97,12 +101,12 @@ def _check_draws(job: Job | None, device: torch.device) -> None:
 def _settle(slot: StorageSlot, writes: Writes, kept: bool) -> None:
     """Shard the tensor that an initialization put into a slot like the tensor that was there before."""
     new = slot.now
-    if new is slot.given or (
-        new is not None and writes.time_of(new) is not None and is_dtensor(new) == is_dtensor(slot.given)
+    if new is slot.replacement or (
+        new is not None and writes.time_of(new) is not None and is_dtensor(new) == is_dtensor(slot.replacement)
     ):
         return  # written in place, or tied to another tensor
     if kept:
-        slot.hold(slot.given)
+        slot.hold(slot.replacement)
         return
     if new is None or new.shape != slot.before.shape or new.is_meta:
         description = "nothing" if new is None else f"a tensor {list(new.shape)} on {new.device}"
@@ -110,16 +114,16 @@ def _settle(slot: StorageSlot, writes: Writes, kept: bool) -> None:
             f"{slot.what} is {list(slot.before.shape)}, and the initialisation puts {description} in its place; write "
             f"to it, as with .copy_()"
         )
-    if is_dtensor(slot.given) and not is_dtensor(new):
+    if is_dtensor(slot.replacement) and not is_dtensor(new):
         from torch.distributed.tensor import distribute_tensor
 
-        sharded: Any = slot.given
+        sharded: Any = slot.replacement
         new = distribute_tensor(
             new.detach().to(local_of(sharded).device), sharded.device_mesh, sharded.placements, src_data_rank=None
         )
     with writes:
-        slot.given.copy_(new)
-    slot.hold(slot.given)
+        slot.replacement.copy_(new)
+    slot.hold(slot.replacement)
 
 
 def _tie(slots: list[StorageSlot], writes: Writes) -> None:
@@ -133,7 +137,7 @@ def _tie(slots: list[StorageSlot], writes: Writes) -> None:
         latest = max(tensors, key=lambda tensor: writes.time_of(tensor) or 0)
         for slot in group:
             if slot.now is not latest:
-                slot.given = latest
+                slot.replacement = latest
                 slot.hold(latest)
 
 

@@ -20,14 +20,14 @@ class StorageSlot:
     Attributes:
         name: the name, as in ``named_parameters``.
         before: the tensor that the place had at first, on meta or not.
-        given: the tensor with storage that took its place; ``before`` itself if that had storage.
+        replacement: the tensor with storage that took its place; ``before`` itself if that had storage.
     """
 
     owner: torch.nn.Module
     attribute: str
     name: str
     before: torch.Tensor
-    given: torch.Tensor
+    replacement: torch.Tensor
 
     @property
     def now(self) -> torch.Tensor | None:
@@ -70,8 +70,8 @@ def materialized(model: torch.nn.Module, device: torch.device, *, tied: bool) ->
             if slot.was_on_meta:
                 if not tied or id(slot.before) not in made:
                     made[id(slot.before)] = _empty(slot.before, device)
-                slot.given = made[id(slot.before)]
-                slot.hold(slot.given)
+                slot.replacement = made[id(slot.before)]
+                slot.hold(slot.replacement)
         yield slots
     except BaseException:
         for slot in slots:

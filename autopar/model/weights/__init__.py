@@ -64,12 +64,12 @@ def load_weights(
         assert match is not None
         device = device_for(model, job, None)
         with materialized(model, device, tied=True) as slots:
-            tensors = {slot.name: slot.given for slot in slots}
+            tensors = {slot.name: slot.replacement for slot in slots}
             loaded = set()
             for names, source in match.sources:
                 _read(files, source, tensors[names[0]], mesh, job)
                 loaded.add(id(tensors[names[0]]))
-            with_values = [slot for slot in slots if id(slot.given) in loaded or not slot.was_on_meta]
+            with_values = [slot for slot in slots if id(slot.replacement) in loaded or not slot.was_on_meta]
             if len(with_values) < len(slots):
                 run_initialization(model, slots, None, device, job, with_values)
     return IncompatibleKeys(match.missing, match.unexpected)

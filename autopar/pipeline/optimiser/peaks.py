@@ -35,10 +35,10 @@ class Peaks:
         )
         self.table.durations = [1.0] * (4 * stages)
         before, behind = [0.0, *cost.boundary], [*cost.boundary, 0.0]
-        self.taken, self.given = [], []  # code → memory that is allocated when it begins, and freed when it ends
+        self.allocated, self.freed = [], []  # code → memory that is allocated when it begins, and freed when it ends
         for a, w, left, right in zip(cost.activation, cost.later, before, behind, strict=True):
-            self.taken += [a + right, left, 0.0, left]
-            self.given += [left, a - w, w + right, a + right]
+            self.allocated += [a + right, left, 0.0, left]
+            self.freed += [left, a - w, w + right, a + right]
 
     def within(self, orders: Orders) -> bool:
         """Return whether all ranks are within the limit."""
@@ -60,10 +60,10 @@ class Peaks:
                 total += received
                 if total > most:
                     most = total
-                total += self.taken[code] - released
+                total += self.allocated[code] - released
                 if total > most:
                     most = total
-                total -= self.given[code]
+                total -= self.freed[code]
             peaks.append(most)
         return peaks
 

@@ -49,7 +49,7 @@ class Dtypes:
     Attributes:
         parameters: parameters that are in low precision from the start.
         made: node → the dtype of its result, or of each result.
-        seen: value → the dtype in which its readers see it, if that differs from the dtype in which it is computed.
+        read_dtypes: value → the dtype in which its readers take it, if that differs from the dtype in which it is computed.
         uses: node → the dtype in which it takes each operand; ``None``: unchanged.
     """
 
@@ -58,7 +58,7 @@ class Dtypes:
     device: str
     parameters: frozenset[fx.Node] = frozenset()
     made: dict[fx.Node, Made] = field(default_factory=dict)
-    seen: dict[fx.Node, torch.dtype] = field(default_factory=dict)
+    read_dtypes: dict[fx.Node, torch.dtype] = field(default_factory=dict)
     uses: dict[fx.Node, tuple[torch.dtype | None, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class Dtypes:
             self.tables.add(node)
         if self.policy.parameters and dtype == F32:
             if record.role == "input":
-                self.seen[node] = self.policy.low
+                self.read_dtypes[node] = self.policy.low
             elif record.role in ("param", "buffer", "state"):
                 self.weak.add(node)
 
@@ -156,7 +156,7 @@ class Dtypes:
             self.weak.add(node)
         call = record_of(node).call
         kind = self._kind(node, values)
-        dtype, wants = self._runs(node, values, kind, [self._seen(value) for value in values])
+        dtype, wants = self._runs(node, values, kind, [self._read_dtype(value) for value in values])
         self._set(node, dtype, wants)
         if call is not None:
             inner_values = {
@@ -171,11 +171,11 @@ class Dtypes:
                 self.incoming[call.number] = self.result[call.number] = dtype
                 self.summed.results[call.number] = node
         if kind is Kind.INSIDE and dtype is not None:
-            first = next((self._seen(value) for value in values if self._is_float(value)), dtype)
+            first = next((self._read_dtype(value) for value in values if self._is_float(value)), dtype)
             if call is not None and call.number in self.apart:
                 first = self.apart[call.number] = self.apart[call.number] or first
                 self.result[call.number] = first
-            self.seen[node] = first
+            self.read_dtypes[node] = first
         if node not in self.weak and dtype is not None:
             self._tally(values, kind, wants, dtype)
 
@@ -250,8 +250,8 @@ class Dtypes:
         dtypes = self.made[source]
         assert isinstance(dtypes, tuple)
         self.made[node] = dtypes[index]
-        if index == 0 and source in self.seen:
-            self.seen[node] = self.seen[source]
+        if index == 0 and source in self.read_dtypes:
+            self.read_dtypes[node] = self.read_dtypes[source]
         if index in STATISTICS.get(_packet(source), ()):
             self.statistics.add(node)
         for group in (self.tables, self.weak, self.moving):
@@ -310,7 +310,7 @@ class Dtypes:
     def _backward(self, node: fx.Node) -> None:
         values, call = operands(node), record_of(node).call
         listed_by_op = self.policy.kind(f"aten::{_packet(node)}", self.device)
-        have = [self._seen(value) for value in values]
+        have = [self._read_dtype(value) for value in values]
         incoming = None if call is None else self.incoming.get(call.number)
         if node in self.summed.of:
             dtype = self.demand.get(node)
@@ -356,7 +356,7 @@ class Dtypes:
     def _saved(self, node: fx.Node) -> None:
         """Set the dtypes of an op in the backward that computes from values of the forward, such as a recomputed op."""
         values, call = operands(node), record_of(node).call
-        have = [self._seen(value) for value in values]
+        have = [self._read_dtype(value) for value in values]
         for k, value in enumerate(values):
             about = record_of(value).call
             if call is not None and have[k] in FLOATS:
@@ -368,12 +368,12 @@ class Dtypes:
 
     # -- values --------------------------------------------------------------------------------------------------
 
-    def _seen(self, value: fx.Node) -> torch.dtype | None:
-        dtype = None if value in self.numbers else self.seen.get(value) or self.made[value]
+    def _read_dtype(self, value: fx.Node) -> torch.dtype | None:
+        dtype = None if value in self.numbers else self.read_dtypes.get(value) or self.made[value]
         return dtype if isinstance(dtype, torch.dtype) else None
 
     def _is_float(self, value: fx.Node) -> bool:
-        return self._seen(value) in FLOATS
+        return self._read_dtype(value) in FLOATS
 
 
 def low_parameters(program: Program, policy: PrecisionPolicy, device: str) -> frozenset[fx.Node]:

@@ -53,7 +53,7 @@ class Agreement:
     def _begin_anew(self) -> None:
         """Forget all calls. A call that was refused on all ranks does not count in the digests that follow."""
         self._history = hashlib.blake2b(digest_size=6)  # exact as a float
-        self._seen: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
 
     def begin(self, call: str, brought: Sequence[Brought] = (), kind: str = "", fact: float = 0.0) -> None:
         """Send the other ranks a digest of a call that this rank makes. ``finish`` compares it with theirs.
@@ -65,7 +65,7 @@ class Agreement:
             fact: a number that may differ between ranks; it is sent in place of the first checksum.
         """
         self._history.update(call.encode())
-        count = self._seen[kind or call] = self._seen.get(kind or call, 0) + 1
+        count = self._counts[kind or call] = self._counts.get(kind or call, 0) + 1
         is_compared = count <= FIRST or (
             sum(b.piece.nbytes for b in brought) <= SMALL and all(b.piece.device.type == "cpu" for b in brought)
         )
