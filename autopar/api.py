@@ -142,7 +142,8 @@ def _check_model(model: Any) -> None:
         raise TypeError(f"parallelize takes a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, Parallel):
         raise TypeError(
-            "parallelize takes the model itself, and this one is on a mesh already; pass the model that was given to parallelize"
+            "parallelize takes the model itself, and this one is on a mesh already; pass the model that was given to "
+            "parallelize"
         )
     _check_wrappers(model)
     if isinstance(model, torch.jit.ScriptModule):

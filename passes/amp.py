@@ -81,7 +81,7 @@ class Amp(Pass):
             + "".join(f"; {n} parameters are {dtype}" for dtype, n in low.items())
         ]
 
-    def results(self, program: Program, dtypes: Dtypes) -> tuple[Requirement | None, ...]:
+    def results(self, program: Program, found: Dtypes) -> tuple[Requirement | None, ...]:
         """Return the required dtypes of the results.
 
         Gradients are as in ``gradients``, states in their own dtype, and other values unchanged.
@@ -89,10 +89,10 @@ class Amp(Pass):
         homes = {node.name: node for node in program.placeholders}
         uses: list[Requirement | None] = []
         for value, result in zip(operands(program.output), record_of(program.output).results, strict=True):
-            dtype = dtypes.made[value]
+            dtype = found.made[value]
             required = dtype
             if result.kind == "state" or (result.kind == "grad" and record_of(homes[result.of]).role != "param"):
-                required = dtypes.made[homes[result.of]]
+                required = found.made[homes[result.of]]
             elif result.kind == "grad" and self.gradients == "f32":
                 required = torch.float32
             uses.append(

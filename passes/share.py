@@ -40,7 +40,7 @@ class Share(Pass):
     def run(self, program: Program) -> None:
         first: dict[Any, fx.Node] = {}
         representative: dict[fx.Node, fx.Node] = {}
-        turning = _turning(program)
+        turning = _gathers_of_last_block(program)
         with program.edit() as edit:
             for node in program.nodes:
                 if node.target not in transfers.BY_FUNCTION:
@@ -73,7 +73,7 @@ def _narrows(node: fx.Node) -> bool:
     return value.op == "call_function" and result.dtype.itemsize < source.dtype.itemsize
 
 
-def _turning(program: Program) -> set[fx.Node]:
+def _gathers_of_last_block(program: Program) -> set[fx.Node]:
     """Return the backward's gathers of parameters that belong to the last block of the forward.
 
     The backward begins with that block.

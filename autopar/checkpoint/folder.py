@@ -154,8 +154,8 @@ def finish(place: Path, manifest: Manifest) -> Path:
         path = place / file.name
         if not path.is_file() or path.stat().st_size != file.bytes:
             raise CheckpointError(
-                f"{path} is not the file that a rank has written there; let all ranks have the same folder, on a file system "
-                f"that they share"
+                f"{path} is not the file that a rank has written there; let all ranks have the same folder, on a file "
+                f"system that they share"
             )
     files.write(place / NAME, manifest.text())
     files.force_names(place)

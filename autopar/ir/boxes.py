@@ -135,14 +135,14 @@ def lacked_between(source: Sequence[Dim], target: Sequence[Dim], shape: Sequence
     needed: np.ndarray | int = 1
     both_hold: np.ndarray | int = 1
     for n, have, want in zip(shape, source, target, strict=True):
-        more, shared = _sizes(have, want, n, mesh)
+        more, shared = _sizes_of_dim(have, want, n, mesh)
         needed, both_hold = needed * more, both_hold * shared
     lacked = needed - both_hold
     return lacked if isinstance(lacked, int) else int(lacked.max())
 
 
 @lru_cache(maxsize=65536)
-def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | int, np.ndarray | int]:
+def _sizes_of_dim(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | int, np.ndarray | int]:
     """Return for one dim how many indices the target has, and how many of these the source has too.
 
     These are two arrays, with an entry for each point of the mesh.
@@ -153,7 +153,7 @@ def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | in
     needed: np.ndarray | int = 1
     both_hold: np.ndarray | int = 1
     for n, have_axes, want_axes in common:
-        if (alike := _alike(n, have_axes, want_axes, mesh)) is not None:
+        if (alike := _same_on_all_ranks(n, have_axes, want_axes, mesh)) is not None:
             needed, both_hold = needed * alike[0], both_hold * alike[1]
         else:
             (a, p), (b, q) = _spans(n, have_axes, mesh), _spans(n, want_axes, mesh)
@@ -161,7 +161,7 @@ def _sizes(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray | in
     return needed, both_hold
 
 
-def _alike(size: int, have: Axes, want: Axes, mesh: Mesh) -> tuple[int, int] | None:
+def _same_on_all_ranks(size: int, have: Axes, want: Axes, mesh: Mesh) -> tuple[int, int] | None:
     """Return how many indices of a part every rank needs, and how many of these it holds.
 
     ``None`` if that differs between ranks.
@@ -177,7 +177,7 @@ INDICES = 1 << 16  # count dims with up to so many indices index by index
 
 
 def _counted(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
-    """Compute ``_sizes`` for dims that have no common parts.
+    """Compute ``_sizes_of_dim`` for dims that have no common parts.
 
     It counts the indices that two pieces share, for all pairs of pieces.
     """
@@ -196,7 +196,7 @@ def _counted(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, n
         )
         * step
     )
-    have_numbers, want_numbers = _numbers(have, mesh), _numbers(want, mesh)
+    have_numbers, want_numbers = _piece_numbers(have, mesh), _piece_numbers(want, mesh)
     return shared.sum(0)[want_numbers], shared[have_numbers, want_numbers]
 
 
@@ -227,7 +227,7 @@ def _holders(lengths: list[list[int]], repeat: int) -> np.ndarray:
     return np.repeat(holders, repeat)
 
 
-def _numbers(dim: Dim, mesh: Mesh) -> np.ndarray:
+def _piece_numbers(dim: Dim, mesh: Mesh) -> np.ndarray:
     """Return the number of the piece that each point of the mesh holds.
 
     The array has one dimension for each axis of the mesh.

@@ -283,11 +283,11 @@ class LayoutPropagation:
         )  # type: ignore[union-attr,arg-type]
         dtypes = tuple(v.dtype for v in values)  # type: ignore[union-attr]
         needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node),
-                                self.waiting(node, operand_nodes, homes))  # fmt: skip
+                                self.passing_operands(node, operand_nodes, homes))  # fmt: skip
         uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, required, strict=True))
         return self.with_layouts(record.type, gives), uses
 
-    def waiting(self, node: fx.Node, values: Sequence[fx.Node], homes: Sequence[DistAttr]) -> frozenset[int]:
+    def passing_operands(self, node: fx.Node, values: Sequence[fx.Node], homes: Sequence[DistAttr]) -> frozenset[int]:
         """Return the operands whose pending sum should pass, or that should become pending.
 
         A pending sum passes if fewer elements are reduced after all its readers than here. An operand of an addition

@@ -152,7 +152,7 @@ def _check_counts(text: str, op: OpOverload) -> None:
             )
             raise RuleError(
                 f"rule {text!r} has {has} {kind}{'s' * (has != 1)}, {op.name()} has "
-                f"{wanted}{names}{_fitting(pattern, op)}"
+                f"{wanted}{names}{_fitting_overloads(pattern, op)}"
             )
 
 
@@ -166,7 +166,7 @@ def _check_results(pattern: Pattern, sizes: Mapping[int, Size]) -> None:
         )
 
 
-def _fitting(pattern: Pattern, op: OpOverload) -> str:
+def _fitting_overloads(pattern: Pattern, op: OpOverload) -> str:
     """Return the overloads of the same op that the pattern fits.
 
     ``torch.ops.aten.mul`` without overload takes numbers.

@@ -65,7 +65,7 @@ class Hunt:
     def __init__(self, program: Program, *, scaled: bool = False, during: str = "") -> None:
         self.program, self.scaled, self.during = program, scaled, during
         self.nodes = {node.name: node for node in program.nodes}
-        self.leaving = _leaving(program)
+        self.leaving = _outgoing_values(program)
         self._nan: dict[str, str] = {}  # values that have a NaN now → the error text if their op made it, or else ""
 
     def look(self, name: str, value: torch.Tensor, read: Sequence[Any]) -> None:
@@ -152,7 +152,7 @@ class Hunt:
         return f"this rank's piece has none, so it came over {' '.join(axes)} from rank{'s' * (len(others) > 1)} {' '.join(others)}"
 
 
-def _leaving(program: Program) -> set[fx.Node]:
+def _outgoing_values(program: Program) -> set[fx.Node]:
     """Return the values that leave the computation.
 
     These are results, values that are sent to other ranks, values that the update reads of the phases before it, and

@@ -64,7 +64,7 @@ class ProcessStep:
         )
 
     @cached_property
-    def looking(self) -> Mapping[str, Lowered]:
+    def checked_phases(self) -> Mapping[str, Lowered]:
         """The functions of the phases with checks for NaN."""
         gate = None if self._agreement is None else self._agreement.finish
         return lower(self._local, self._groups, gate, self._bytes, hunt=anomaly.Hunt(self._local))
@@ -144,7 +144,7 @@ class ProcessStep:
 
     def _run(self, phase: str, boxed: list[Any]) -> list[torch.Tensor]:
         current_op.tick()
-        return (self.looking if anomaly.is_on() else self.phases)[phase].run(boxed)
+        return (self.checked_phases if anomaly.is_on() else self.phases)[phase].run(boxed)
 
 
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -32,7 +32,9 @@ def as_call(
     if len(args) != 1 or kwargs or not isinstance(args[0], (Mapping, tuple, list)):
         return args, dict(kwargs)
     (batch,) = args
-    names, needed, most = _takes(getattr(model.forward, "__func__", model.forward), inspect.ismethod(model.forward))
+    names, needed, most = _parameters_of_forward(
+        getattr(model.forward, "__func__", model.forward), inspect.ismethod(model.forward)
+    )
     if isinstance(batch, Mapping):
         return (
             ((), dict(batch))
@@ -43,7 +45,7 @@ def as_call(
 
 
 @functools.lru_cache(maxsize=256)
-def _takes(forward: Callable[..., Any], bound: bool) -> tuple[frozenset[str | None], int, float]:
+def _parameters_of_forward(forward: Callable[..., Any], bound: bool) -> tuple[frozenset[str | None], int, float]:
     """Return the parameters of ``forward``, and how many positional arguments it needs and takes at most.
 
     ``None`` among the parameters stands for any keyword.

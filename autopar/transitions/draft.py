@@ -91,7 +91,7 @@ class Draft(NamedTuple):
         new_moves = list(moves)
         for function, place, axis in cuts:
             d, k = places[place]
-            new[d], new_lengths[d] = _cut(new[d], shape[d], mesh, parts[d], k, axis)
+            new[d], new_lengths[d] = _split_part(new[d], shape[d], mesh, parts[d], k, axis)
             if function is transfers.reduce_scatter:
                 bytes = math.prod(new_lengths) * (mesh.sizes[axis] - 1) * value.sent
                 paid += bytes
@@ -157,7 +157,7 @@ def first_length(dim: Dim, size: int, mesh: Mesh) -> int:
 
 
 @lru_cache(maxsize=65536)
-def _cut(dim: Dim, size: int, mesh: Mesh, sizes: tuple[int, ...], k: int, axis: str) -> tuple[Dim, int]:
+def _split_part(dim: Dim, size: int, mesh: Mesh, sizes: tuple[int, ...], k: int, axis: str) -> tuple[Dim, int]:
     """View a dim as parts of ``sizes`` and split part ``k`` over one more axis.
 
     Return the dim, and the length of its first piece.

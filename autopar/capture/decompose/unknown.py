@@ -72,12 +72,12 @@ PRIMS: dict[Any, Decomposition] = {
 
 def decomposition_table() -> Mapping[Any, Decomposition]:
     """Return the decompositions for a capture: autopar's first, then torch's for ops without a rule."""
-    theirs = {op: _Checked(op, how) for op, how in torch_decompositions().items() if _may_go(op)}
+    theirs = {op: _Checked(op, how) for op, how in torch_decompositions().items() if _may_be_decomposed(op)}
     ours = {op: _Either(how, theirs[op]) if op in theirs else how for op, how in DECOMPOSITIONS.items()}
     return {**theirs, **PRIMS, **ours}
 
 
-def _may_go(op: Any) -> bool:
+def _may_be_decomposed(op: Any) -> bool:
     """Return whether torch may decompose an op. Views and constants stay.
 
     A later op may write through a view, and a constant is a view of itself.

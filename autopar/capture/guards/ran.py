@@ -29,12 +29,12 @@ def running_shown(show: Show) -> Iterator[bool]:
     """
     monitoring = getattr(sys, "monitoring", None)
     tool = next((k for k in TOOLS if monitoring.get_tool(k) is None), None) if monitoring is not None else None
-    with _monitored(monitoring, tool, show) if tool is not None else _profiled(show) as shown:
+    with _shown_by_monitoring(monitoring, tool, show) if tool is not None else _shown_by_profiling(show) as shown:
         yield shown
 
 
 @contextlib.contextmanager
-def _monitored(monitoring: Any, tool: int, show: Show) -> Iterator[bool]:
+def _shown_by_monitoring(monitoring: Any, tool: int, show: Show) -> Iterator[bool]:
     thread, begins = threading.get_ident(), monitoring.events.PY_START
 
     def begin(code: types.CodeType, offset: int) -> Any:
@@ -56,7 +56,7 @@ def _monitored(monitoring: Any, tool: int, show: Show) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def _profiled(show: Show) -> Iterator[bool]:
+def _shown_by_profiling(show: Show) -> Iterator[bool]:
     before = sys.getprofile()
     if before is not None and not callable(before):  # a profiler in C could not be restored
         yield False

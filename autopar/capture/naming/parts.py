@@ -80,7 +80,12 @@ def parts(modules: Mapping[str, torch.nn.Module], shapes: Mapping[str, Sequence[
             base, inside = f"{path}.{name}".lstrip("."), f"{path}.parametrizations.{name}".lstrip(".")
             result.append(Part(f"{inside}()", "computed", base, tuple(range(len(shape)))))
             result += [
-                Part(f"{inside}.{original}", original, base, (None,) * len(size) if needs_all else _alike(size, shape))
+                Part(
+                    f"{inside}.{original}",
+                    original,
+                    base,
+                    (None,) * len(size) if needs_all else _dims_of_equal_size(size, shape),
+                )
                 for original, size in originals.items()
             ]
     return result
@@ -135,5 +140,5 @@ def _broadcast(shapes: Sequence[Shape]) -> Shape | None:
         return None
 
 
-def _alike(original: Shape, shape: Shape) -> tuple[int | None, ...]:
+def _dims_of_equal_size(original: Shape, shape: Shape) -> tuple[int | None, ...]:
     return tuple(d if len(original) == len(shape) and size == shape[d] else None for d, size in enumerate(original))

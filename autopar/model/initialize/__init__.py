@@ -58,7 +58,7 @@ def run_initialization(model: torch.nn.Module, slots: list[StorageSlot], init: I
         _check_draws(job, device)
     with torch.no_grad():
         for slot in slots:
-            _settle(slot, writes, slot in with_values)
+            _settle_slot(slot, writes, slot in with_values)
     _tie(slots, writes)
     if unwritten := [
         slot.what
@@ -98,7 +98,7 @@ def _check_draws(job: Job | None, device: torch.device) -> None:
         )
 
 
-def _settle(slot: StorageSlot, writes: Writes, kept: bool) -> None:
+def _settle_slot(slot: StorageSlot, writes: Writes, kept: bool) -> None:
     """Shard the tensor that an initialization put into a slot like the tensor that was there before."""
     new = slot.now
     if new is slot.replacement or (

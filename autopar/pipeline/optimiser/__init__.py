@@ -23,7 +23,7 @@ from autopar.pipeline.memory import memory
 from autopar.pipeline.optimiser.greedy import one_by_one
 from autopar.pipeline.optimiser.orders import Orders, Paper, orders_of, schedule_of
 from autopar.pipeline.optimiser.peaks import Peaks
-from autopar.pipeline.optimiser.search import joined, search
+from autopar.pipeline.optimiser.search import search, with_joined_backwards
 from autopar.pipeline.per_stage import Sizes, Times
 from autopar.pipeline.policies import POLICIES, build, loop, vee
 from autopar.pipeline.schedule import PipelineSchedule
@@ -133,8 +133,12 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
     for label, value, kind in (("times", times, Times), ("sizes", sizes, Sizes)):
         if not isinstance(value, kind):
             raise TypeError(f"optimise: {label} is a {kind.__name__}, not {shown(value)}")
-    ranks, batches, chunks = _whole("ranks", ranks), _whole("batches", batches), _whole("chunks", chunks)
-    tries, seed = _whole("tries", tries), _whole("seed", seed)
+    ranks, batches, chunks = (
+        _whole_number("ranks", ranks),
+        _whole_number("batches", batches),
+        _whole_number("chunks", chunks),
+    )
+    tries, seed = _whole_number("tries", tries), _whole_number("seed", seed)
     for label, number in (("ranks", ranks), ("batches", batches), ("chunks", chunks)):
         if number < 1:
             raise ScheduleError(f"optimise: {label}={number}; there is at least one")
@@ -145,7 +149,7 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
     limits = _limits(limit, ranks)
     placements = dict.fromkeys([*([vee(ranks, chunks)] if chunks == 2 else []), loop(ranks, chunks)])
     costs_of = {rank_of: costs(times, rank_of, sizes, limits, objective) for rank_of in placements}
-    too_much = {rank_of: text for rank_of, cost in costs_of.items() if (text := _too_much(cost))}
+    too_much = {rank_of: text for rank_of, cost in costs_of.items() if (text := _text_of_too_much(cost))}
     if len(too_much) == len(costs_of):
         raise ScheduleError(next(iter(too_much.values())))
     costs_of = {rank_of: cost for rank_of, cost in costs_of.items() if rank_of not in too_much}
@@ -167,7 +171,7 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
         if (schedule := _best(cost, batches, starts, enough, tries // chunks, seed)) is not None:
             runs.append(simulate(schedule, times, sizes))
     if not runs:
-        raise ScheduleError(_nothing(fixed, costs_of, batches, sizes, limits))
+        raise ScheduleError(_text_of_nothing_found(fixed, costs_of, batches, sizes, limits))
     best = _best_of(runs, objective)
     # A sum of floats may be below the bound by its last digits.
     bound = min(_length(best, objective), lower_bound(times, best.schedule.rank_of, batches, sizes, limits, objective))
@@ -199,11 +203,11 @@ def _best(
     if not result.orders:
         return None
     orders = result.orders[-1][1]
-    whole = joined(orders, paper)
+    whole = with_joined_backwards(orders, paper)
     return schedule_of(whole if peaks.within(whole) else orders, cost.rank_of, batches, NAME)
 
 
-def _whole(name: str, number: int) -> int:
+def _whole_number(name: str, number: int) -> int:
     """Return the number as an int; NumPy's integers are accepted."""
     if not isinstance(number, bool):
         try:
@@ -236,7 +240,7 @@ def _within(peak: Sequence[float], limits: Sequence[float] | None) -> bool:
     return limits is None or all(used <= limit * (1 + EPSILON) for used, limit in zip(peak, limits, strict=True))
 
 
-def _too_much(cost: Costs) -> str:
+def _text_of_too_much(cost: Costs) -> str:
     """Return why no schedule is within the limit, if one micro-batch is not; else an empty text.
 
     When its last forward on a rank begins, a micro-batch keeps an activation for each stage of the rank.
@@ -261,7 +265,7 @@ def _too_much(cost: Costs) -> str:
     return ""
 
 
-def _nothing(
+def _text_of_nothing_found(
     fixed: Sequence[Simulation],
     costs_of: dict[tuple[int, ...], Costs],
     batches: int,

@@ -31,7 +31,7 @@ ATTEMPTS = 4  # how often a rule is followed with less room, until its messages 
 
 
 @dataclass
-class Found:
+class BestOrders:
     """The best orders so far.
 
     Attributes:
@@ -59,10 +59,12 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Try:
-    """A rule, the room for activations on each rank with which it keeps the limit, its length and its orders.
+class RuleResult:
+    """The result of following a rule: the length and the orders.
 
-    The limit includes the buffers of messages.
+    Attributes:
+        room: the room for activations on each rank, with which the rule keeps the limit including buffers of messages.
+        length: the makespan, or the longest span of a rank, by the objective.
     """
 
     rule: PriorityRule
@@ -71,7 +73,7 @@ class Try:
     orders: Orders
 
 
-def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, tries: int, seed: int) -> Found:
+def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, tries: int, seed: int) -> BestOrders:
     """Return the best orders found by ``tries`` rules and ``MOVES`` times as many moves; maybe none.
 
     There are fewer moves for a large schedule.
@@ -81,26 +83,30 @@ def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, 
         enough: a lower bound.
     """
     choose = random.Random(seed)
-    best_orders = Found(paper, peaks, enough)
+    best_orders = BestOrders(paper, peaks, enough)
     most = max(1, WORK // (3 * paper.batches * len(paper.cost.rank_of)))
     tries = min(tries, most)
     best = None
-    for room, part in rooms(paper.cost):
-        attempt = on_grid(best_orders, room, [*filling(paper.cost), *some_of(list(grid(paper)), max(1, most // part))])
+    for room, part in activation_rooms(paper.cost):
+        attempt = best_of_rules(
+            best_orders,
+            room,
+            [*filling_rules(paper.cost), *sample_rules(list(grid_rules(paper)), max(1, most // part))],
+        )
         if attempt is not None and (best is None or attempt.length < best.length):
             best = attempt
     if best is not None:
-        by_turns(best_orders, best, tries, choose)
+        vary_rule(best_orders, best, tries, choose)
     for orders in starts:
         if peaks.within(orders):
             best_orders.add(paper.length(orders), orders)
     improved = [orders for _, orders in best_orders.orders[-KEPT:][::-1]]
     for orders in improved:
-        by_moves(best_orders, orders, MOVES * tries // len(improved), choose)
+        improve_by_moves(best_orders, orders, MOVES * tries // len(improved), choose)
     return best_orders
 
 
-def rooms(cost: Costs) -> Iterator[tuple[list[float], int]]:
+def activation_rooms(cost: Costs) -> Iterator[tuple[list[float], int]]:
     """Yield rooms for activations, from all memory to less, and the share of rules to try for each.
 
     More memory never gives a worse result.
@@ -116,7 +122,7 @@ def rooms(cost: Costs) -> Iterator[tuple[list[float], int]]:
             yield [min(room, smaller * (1 + EPSILON)) for room, smaller in zip(cost.room, less, strict=True)], 4
 
 
-def some_of(rules: list[PriorityRule], most: int) -> list[PriorityRule]:
+def sample_rules(rules: list[PriorityRule], most: int) -> list[PriorityRule]:
     """Return all rules, or a random sample of ``most``, the same at every call.
 
     Every other rule of a grid might be one-sided.
@@ -126,7 +132,7 @@ def some_of(rules: list[PriorityRule], most: int) -> list[PriorityRule]:
     return [rules[i] for i in sorted(random.Random(0).sample(range(len(rules)), most))]
 
 
-def tried(best_orders: Found, rule: PriorityRule, room: Sequence[float], length: float) -> Try | None:
+def try_rule(best_orders: BestOrders, rule: PriorityRule, room: Sequence[float], length: float) -> RuleResult | None:
     """Follow a rule and return its result within the limit; ``None`` if it is longer than ``length``.
 
     If memory with the buffers of messages exceeds the limit, the next attempt has less room for activations.
@@ -137,25 +143,25 @@ def tried(best_orders: Found, rule: PriorityRule, room: Sequence[float], length:
             return None
         excess = best_orders.peaks.excess(followed[1]) if best_orders.peaks.buffers else ()
         if not any(excess):
-            return Try(rule, room, *followed)
+            return RuleResult(rule, room, *followed)
         room = [available - more for available, more in zip(room, excess, strict=True)]
     return None
 
 
-def on_grid(best_orders: Found, room: Sequence[float], rules: Sequence[PriorityRule]) -> Try | None:
+def best_of_rules(best_orders: BestOrders, room: Sequence[float], rules: Sequence[PriorityRule]) -> RuleResult | None:
     """Return the first of the best of some rules."""
     best = None
     for rule in rules:
         if best_orders.done:
             break
-        attempt = tried(best_orders, rule, room, inf if best is None else best.length)
+        attempt = try_rule(best_orders, rule, room, inf if best is None else best.length)
         if attempt is not None and (best is None or attempt.length < best.length):
             best = attempt
             best_orders.add(attempt.length, attempt.orders)
     return best
 
 
-def by_turns(best_orders: Found, best: Try, tries: int, choose: random.Random) -> None:
+def vary_rule(best_orders: BestOrders, best: RuleResult, tries: int, choose: random.Random) -> None:
     """Change a rule in one place at a time; if messages use memory, also change the room that is left for them."""
     largest = max(best_orders.paper.cost.boundary, default=0.0)
     for _ in range(tries):
@@ -170,13 +176,13 @@ def by_turns(best_orders: Found, best: Try, tries: int, choose: random.Random) -
                 for attempt, old in enumerate(room)
             ]
         else:
-            rule = turned(rule, choose)
-        if (attempt := tried(best_orders, rule, room, best.length)) is not None:
+            rule = changed_rule(rule, choose)
+        if (attempt := try_rule(best_orders, rule, room, best.length)) is not None:
             best = attempt
             best_orders.add(attempt.length, attempt.orders)
 
 
-def filling(cost: Costs) -> Iterator[PriorityRule]:
+def filling_rules(cost: Costs) -> Iterator[PriorityRule]:
     """Yield a few rules that are always tried, because they fill the time before the first backward.
 
     A rank has as many forwards in flight as fit before its first backward can arrive, and computes weight gradients
@@ -202,7 +208,7 @@ def filling(cost: Costs) -> Iterator[PriorityRule]:
             yield PriorityRule(most, most, (10**6,) * ranks, gap)
 
 
-def grid(paper: Paper) -> Iterator[PriorityRule]:
+def grid_rules(paper: Paper) -> Iterator[PriorityRule]:
     """Yield rules in which all ranks use the same numbers, as multiples of the number each rank needs.
 
     A rank needs as many as keep it busy until its messages come back.
@@ -238,7 +244,7 @@ def grid(paper: Paper) -> Iterator[PriorityRule]:
                             yield PriorityRule(ahead, top, (left,) * ranks, gap, 0.0, deep, True)
 
 
-def turned(rule: PriorityRule, choose: random.Random) -> PriorityRule:
+def changed_rule(rule: PriorityRule, choose: random.Random) -> PriorityRule:
     rank = choose.randrange(len(rule.ahead))
     kind = choose.randrange(8)
     if kind < 2:
@@ -253,7 +259,7 @@ def turned(rule: PriorityRule, choose: random.Random) -> PriorityRule:
     return replace(rule, patience=choose.choice((0.0, 0.25, 0.5, 1.0)))
 
 
-def by_moves(best_orders: Found, start: Orders, tries: int, choose: random.Random) -> None:
+def improve_by_moves(best_orders: BestOrders, start: Orders, tries: int, choose: random.Random) -> None:
     """Improve orders by late acceptance: move a task of the critical path within its rank's order.
 
     Late acceptance: Burke and Bykov 2017.
@@ -267,8 +273,8 @@ def by_moves(best_orders: Found, start: Orders, tries: int, choose: random.Rando
         if best_orders.done:
             return
         rank, place = critical[choose.randrange(len(critical))]
-        order = moved(now[rank], place, choose)
-        if order is None or not valid(order, rank, paper):
+        order = with_task_moved(now[rank], place, choose)
+        if order is None or not is_valid(order, rank, paper):
             continue
         old, now[rank] = now[rank], order
         new = paper.length(now)
@@ -283,7 +289,7 @@ def by_moves(best_orders: Found, start: Orders, tries: int, choose: random.Rando
         before[count % MEMORY] = min(before[count % MEMORY], length)
 
 
-def moved(order: Order, place: int, choose: random.Random) -> Order | None:
+def with_task_moved(order: Order, place: int, choose: random.Random) -> Order | None:
     """Return the order with one task moved, mostly to a near place; ``None`` if nothing changes."""
     far = 1
     while choose.random() < 0.6:
@@ -296,7 +302,7 @@ def moved(order: Order, place: int, choose: random.Random) -> Order | None:
     return new
 
 
-def valid(order: Order, rank: int, paper: Paper) -> bool:
+def is_valid(order: Order, rank: int, paper: Paper) -> bool:
     """Return whether an order is valid and fits into memory.
 
     Each backward comes after its forward, and each weight gradient after its backward.
@@ -345,7 +351,7 @@ def critical_path(orders: Orders, paper: Paper) -> list[tuple[int, int]]:
     return path
 
 
-def joined(orders: Orders, paper: Paper) -> Orders:
+def with_joined_backwards(orders: Orders, paper: Paper) -> Orders:
     """Return orders with unsplit backwards, if that costs no time.
 
     The weight gradient then follows its backward at once, or takes no time.

@@ -49,7 +49,7 @@ class Dtypes:
     Attributes:
         parameters: parameters that are in low precision from the start.
         made: node → the dtype of its result, or of each result.
-        read_dtypes: value → the dtype in which its readers take it, if that differs from the dtype in which it is computed.
+        read_dtypes: value → the dtype in which its readers take it, if the value is computed in another one.
         uses: node → the dtype in which it takes each operand; ``None``: unchanged.
     """
 

@@ -67,11 +67,15 @@ class Donated:
                 sums[value] = node
         empty = frozenset(node for node in sums.values() if node.name in zeros)
         return Donated(
-            donated, sums, empty, {updates[-1]: tuple(updates) for updates in _alike(program, donated)}, offloaded
+            donated,
+            sums,
+            empty,
+            {updates[-1]: tuple(updates) for updates in _update_groups(program, donated)},
+            offloaded,
         )
 
 
-def _alike(program: Program, donated: frozenset[fx.Node]) -> list[list[fx.Node]]:
+def _update_groups(program: Program, donated: frozenset[fx.Node]) -> list[list[fx.Node]]:
     """Group updates with the same numbers that can run as one op at the place of the last one.
 
     Nothing may read a result earlier.

@@ -23,7 +23,7 @@ from autopar.pipeline.optimiser import optimise
 from autopar.pipeline.optimiser.greedy import PriorityRule, follow
 from autopar.pipeline.optimiser.orders import Paper, orders_of, schedule_of
 from autopar.pipeline.optimiser.peaks import Peaks
-from autopar.pipeline.optimiser.search import grid, joined
+from autopar.pipeline.optimiser.search import grid_rules, with_joined_backwards
 from autopar.pipeline.policies import loop, vee
 from autopar.pipeline.simulate import Times, simulate
 
@@ -215,7 +215,7 @@ def test_paper_is_the_simulation(data: st.DataObject) -> None:
     span, made = follow(rule, paper.cost, batches)
     assert paper.length(made) == span
     assert all(paper.fits(order, rank) for rank, order in enumerate(made))
-    some += [made, joined(made, paper)]
+    some += [made, with_joined_backwards(made, paper)]
     for orders in some:
         schedule = schedule_of(orders, rank_of, batches, "")
         schedule.verify()
@@ -252,9 +252,9 @@ def test_paper_knows_the_memory_of_messages_too(data: st.DataObject) -> None:
         0.5,
     )
     cost = costs(data.draw(times_of(stages)), rank_of, sizes, [1000.0] * ranks)
-    rule = data.draw(st.sampled_from(list(grid(paper := Paper(cost, batches)))))
+    rule = data.draw(st.sampled_from(list(grid_rules(paper := Paper(cost, batches)))))
     _, orders = follow(rule, cost, batches)
-    for one in (orders, joined(orders, paper)):
+    for one in (orders, with_joined_backwards(orders, paper)):
         assert tuple(Peaks(cost, batches).of(one)) == memory(schedule_of(one, rank_of, batches, ""), sizes).peak
 
 
@@ -342,8 +342,8 @@ def test_it_leaves_backwards_whole_where_splitting_them_is_for_nothing() -> None
     assert not any(task.kind == "WW" for _, _, task in whole.tasks())
     orders = [[0, 1, 2, 0, 1, 2], [4, 5, 6, 4, 5, 6]]
     paper = Paper(costs(Times(), (0, 1)), 2)
-    assert joined(orders, paper) == [[0, 3, 0, 3], orders[1]]  # what the second rank sends is waited for
-    assert joined([[0, 0, 1, 1, 2, 2], orders[1]], paper)[0] == [0, 0, 1, 1, 2, 2]
+    assert with_joined_backwards(orders, paper) == [[0, 3, 0, 3], orders[1]]  # what the second rank sends is waited for
+    assert with_joined_backwards([[0, 0, 1, 1, 2, 2], orders[1]], paper)[0] == [0, 0, 1, 1, 2, 2]
 
 
 def test_buffers_of_messages_count() -> None:

@@ -146,7 +146,7 @@ def _lost(ranks: Sequence[int], states: Mapping[int, RankState]) -> Verdict:
         elif states[rank].process != DEAD and not states[rank].is_in(TERMINATED):
             cause = f"has given no sign of life for {states[rank].silent:.0f} s (its process or its host is lost)"
         parts.append(f"rank {rank} {cause}; {last_seen(_beat(states, rank))}")
-    waiting = _by_doing(states, [rank for rank, s in states.items() if rank not in ranks and s.inside])
+    waiting = _by_activity(states, [rank for rank, s in states.items() if rank not in ranks and s.inside])
     parts += [_listed(waiting)] if waiting else []
     remedy = (
         ""
@@ -162,16 +162,16 @@ def _ended(states: Mapping[int, RankState], waiting: Sequence[int]) -> Verdict |
         return None
     return Verdict(
         tuple(ended),
-        f"autopar: {_ranks(ended)} ended; {_listed(_by_doing(states, waiting))}\n  all ranks must take the same number "
+        f"autopar: {_ranks(ended)} ended; {_listed(_by_activity(states, waiting))}\n  all ranks must take the same number "
         f"of steps: see how the data is split",
     )
 
 
 def _stalled(states: Mapping[int, RankState], timeout: float) -> Verdict:
     """Blame the ranks outside of any step; without such ranks, those that are not where most ranks are."""
-    inside = _by_doing(states, [rank for rank, s in states.items() if s.inside])
+    inside = _by_activity(states, [rank for rank, s in states.items() if s.inside])
     inside.sort(key=lambda item: (len(item[1]), min(_beat(states, rank).place.ticks for rank in item[1])))
-    outside = _by_doing(states, [rank for rank, s in states.items() if not s.inside])
+    outside = _by_activity(states, [rank for rank, s in states.items() if not s.inside])
     groups = [ranks for _, ranks in outside]
     if not groups and len(inside) > 1:  # the largest group waits; the other groups are to blame
         groups = [ranks for _, ranks in inside[:-1]]
@@ -181,7 +181,7 @@ def _stalled(states: Mapping[int, RankState], timeout: float) -> Verdict:
 
 
 @dataclass(frozen=True)
-class _Doing:
+class _Activity:
     """The activity of a rank, in words for one rank and for several."""
 
     one: str
@@ -189,30 +189,30 @@ class _Doing:
     place: str = ""
 
 
-def _doing(state: RankState) -> _Doing:
+def _activity(state: RankState) -> _Activity:
     beat = state.beat
     if beat is None:
-        return _Doing("has not begun", "have not begun")
+        return _Activity("has not begun", "have not begun")
     if beat.state == ENDED:
-        return _Doing("has ended", "have ended")
+        return _Activity("has ended", "have ended")
     place = " " + at(beat.place)
     if state.silent >= GRACE:
-        return _Doing("is silent, last seen", "are silent, last seen", place)
+        return _Activity("is silent, last seen", "are silent, last seen", place)
     return (
-        _Doing("waits", "wait", place)
+        _Activity("waits", "wait", place)
         if beat.place.inside
-        else _Doing("is outside of a step,", "are outside of a step,", place)
+        else _Activity("is outside of a step,", "are outside of a step,", place)
     )
 
 
-def _by_doing(states: Mapping[int, RankState], ranks: Sequence[int]) -> list[tuple[_Doing, list[int]]]:
-    groups: dict[_Doing, list[int]] = {}
+def _by_activity(states: Mapping[int, RankState], ranks: Sequence[int]) -> list[tuple[_Activity, list[int]]]:
+    groups: dict[_Activity, list[int]] = {}
     for rank in ranks:
-        groups.setdefault(_doing(states[rank]), []).append(rank)
+        groups.setdefault(_activity(states[rank]), []).append(rank)
     return list(groups.items())
 
 
-def _listed(groups: Sequence[tuple[_Doing, Sequence[int]]]) -> str:
+def _listed(groups: Sequence[tuple[_Activity, Sequence[int]]]) -> str:
     return "; ".join(
         f"{_ranks(ranks)} {doing.many if len(ranks) > 1 else doing.one}{doing.place}" for doing, ranks in groups
     )
