@@ -46,7 +46,7 @@ class Source:
     """A DCP folder.
 
     Attributes:
-        paths: name → the keys that lead to it in the state that was saved.
+        paths: name → the keys that lead to the entry in the saved state.
     """
 
     def __init__(self, folder: Path, allow_pickle: bool) -> None:

@@ -17,7 +17,7 @@ from autopar.ir.mesh import Mesh
 
 @dataclass(frozen=True)
 class Message:
-    """What one rank sends to another: a box of the value."""
+    """A box of the value that one rank sends to another."""
 
     sender: int
     receiver: int
@@ -47,16 +47,16 @@ def messages(
 
     Args:
         kept: axes over which the value is pending; messages stay within one coordinate of each.
-            least: boxes with fewer elements are not divided.
+        least: the smallest part of a divided box, in elements.
     """
     holders: dict[tuple[tuple[int, ...], Box], list[int]] = {}
     for rank in source.mesh.ranks:
         box = box_of(source, shape, rank)
         if volume(box):
             holders.setdefault((_point(source.mesh, rank, kept), box), []).append(rank)
-    # for each dim, the index sets that occur: only boxes that overlap are looked at
-    wanted: dict[tuple[tuple[int, ...], Box], list[Need]] = {}
+    needs_of: dict[tuple[tuple[int, ...], Box], list[Need]] = {}
     held_box = {rank: box for (_, box), ranks in holders.items() for rank in ranks}
+    # the index sets of the boxes, dim by dim: only boxes that overlap are compared
     sets = [dict.fromkeys(box[d] for _, box in holders) for d in range(len(shape))]
     for rank in target.mesh.ranks:
         need, where = box_of(target, shape, rank), _point(target.mesh, rank, kept)
@@ -66,14 +66,14 @@ def messages(
         for pieces in itertools.product(*overlaps):
             box = tuple(part for part, _ in pieces)
             if held_box.get(rank) != box and (where, box) in holders:
-                wanted.setdefault((where, box), []).append((rank, tuple(both for _, both in pieces)))
+                needs_of.setdefault((where, box), []).append((rank, tuple(both for _, both in pieces)))
     sent: list[Message] = []
     points = (
         {rank: _point(source.mesh, rank, source.mesh.names) for rank in source.mesh.ranks}
         if source.mesh == target.mesh
         else {}
     )
-    for key, needs in wanted.items():
+    for key, needs in needs_of.items():
         chosen = list(_whole(holders[key], needs, points))
         if source.mesh != target.mesh and any(volume(box) >= 2 * least for _, box in needs):
             chosen = min(chosen, list(_in_shares(holders[key], sorted(needs), least)), key=_most_sent)
@@ -81,7 +81,7 @@ def messages(
     return tuple(sorted(sent, key=lambda message: (message.receiver, message.sender)))
 
 
-Need = tuple[int, Box]  # a receiver, and what it needs of one box
+Need = tuple[int, Box]  # a receiver, and the part that it needs of one sender's box
 
 
 def _most_sent(sent: Sequence[Message]) -> int:

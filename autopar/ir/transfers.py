@@ -95,7 +95,7 @@ def send(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Part
 
 def recv(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None, shape: Sequence[int] | None = None,
          source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
-    """Receive what was sent to ``stage``, with ``splits`` or else those it had: ``[32 64] @s0 → [32 64] @s1``.
+    """Receive a value on ``stage``, with ``splits``, or with those it had: ``[32 64] @s0 → [32 64] @s1``.
 
     In a local program this is the whole exchange on a rank of ``stage``; ``x`` is ``None`` if the rank is not on
     ``home``.

@@ -8,9 +8,9 @@
                                                          loss : f32[] +dp = div.Tensor(sum_2, sum_dp)
 
 A loss is divided by such a count, which depends on inputs alone. If the count were reduced right before the division,
-all ranks would wait for a small message, which takes long on processes that compute. The message does not begin with
-the forward either: before the first message of a step the ranks compare their calls, and that comparison runs during
-the first half of the forward.
+all ranks would wait for a small message, which takes long while processes compute. The message does not begin with the
+forward either: before the first message of a step the ranks compare their calls, and that comparison runs during the
+first half of the forward.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def hoist_counts(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     Operands stay before their users. Linear in the graph.
     """
     from_inputs: set[fx.Node] = set()  # values that depend on inputs and buffers alone
-    late: set[fx.Node] = set()  # the counts among them, and what is computed from counts
+    late: set[fx.Node] = set()  # among them, the counts and the values that are computed from counts
     for node in nodes:
         if node.op == "get_attr" or (
             record_of(node).phase == "forward"
@@ -60,14 +60,14 @@ def hoist_counts(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 
 def _put(ordered: dict[fx.Node, None], nodes: Iterable[fx.Node]) -> None:
     """Add nodes to the order, each after its operands."""
-    left = list(nodes)[::-1]
-    while left:
-        node = left.pop()
+    remaining = list(nodes)[::-1]
+    while remaining:
+        node = remaining.pop()
         if node in ordered or node.op == "placeholder":
             continue
         open_ = [value for value in operands(node) if value not in ordered and value.op != "placeholder"]
         if open_:
-            left += [node, *open_]
+            remaining += [node, *open_]
         else:
             ordered[node] = None
 

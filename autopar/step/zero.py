@@ -28,10 +28,10 @@ STAGES: tuple[frozenset[str], ...] = (
 
 @dataclass(frozen=True)
 class Zero:
-    """What a stage of ZeRO shards, and over which axis of the mesh.
+    """The parts of a step that a stage of ZeRO shards, and the axis of the mesh over which it shards them.
 
     Attributes:
-        parts: those of ``state``, ``gradient`` and ``parameter`` that are sharded.
+        parts: the sharded ones of ``state``, ``gradient`` and ``parameter``.
     """
 
     parts: frozenset[str]
@@ -39,7 +39,7 @@ class Zero:
     axis: str
 
     def split(self, part: str, attr: DistAttr, shape: Sequence[int]) -> DistAttr:
-        """Return the layout of a value of such a part: ``attr``, sharded over the axis if the stage shards the part."""
+        """Return the layout of a value of a part: ``attr``, sharded over the axis if the stage shards the part."""
         return split_over(attr, shape, self.mesh, self.axis) if part in self.parts else attr
 
 
@@ -60,9 +60,9 @@ def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
     for axis in mesh.names:
         if axis in split:
             return axis
-    alone = batch_axes(mesh)
-    if alone and all(mesh.sizes[axis] == 1 for axis in alone):
-        return alone[0]
+    axes_of_batch = batch_axes(mesh)
+    if axes_of_batch and all(mesh.sizes[axis] == 1 for axis in axes_of_batch):
+        return axes_of_batch[0]
     raise ValueError(
         f"zero= splits what an axis of the batch replicates, but no axis of the mesh ({mesh}) splits an input; use "
         f"zero=0, or split the batch"

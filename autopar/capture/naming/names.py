@@ -32,14 +32,15 @@ class Names:
 
 
 def names_of(model: torch.nn.Module) -> Names:
+    """Return the tensors of a model, with all names that a plan may use for them."""
     state, modules = model_state(model), dict(model.named_modules(remove_duplicate=False))
     names = Names({name: tuple(tensor.shape) for name, tensor in (*state.parameters, *state.buffers)})
-    every = [*state.all_parameters, *state.all_buffers]
-    first: dict[int, str] = {}
-    for name, tensor in every:
-        first.setdefault(id(tensor), name)
+    named_tensors = [*state.all_parameters, *state.all_buffers]
+    first_names: dict[int, str] = {}
+    for name, tensor in named_tensors:
+        first_names.setdefault(id(tensor), name)
     names.shapes |= (parametrized := computed(modules))
-    listed = {name: first[id(tensor)] for name, tensor in every} | {name: name for name in parametrized}
+    listed = {name: first_names[id(tensor)] for name, tensor in named_tensors} | {name: name for name in parametrized}
     names.aliases = {name: target for name, target in listed.items() if name != target}
     for name, target in listed.items():
         steps = steps_to(name, modules)

@@ -25,7 +25,7 @@ Place = tuple[str | None, Axis]  # a stage, and one or more of its axes
 
 @dataclass(frozen=True, slots=True)
 class _Communication:
-    """A communicating node. Equal ones are the same collective; ``node`` is set for messages.
+    """A communicating node. Equal ones are the same collective; only messages have a ``node``.
 
     ``payload`` must be the same in one group, but may differ between groups; ``piece`` describes the rank's own piece.
     """
@@ -54,13 +54,13 @@ def check_programs(programs: Mapping[int, Program], channels: Iterable[Channels]
     uneven = {
         graph: [item for item in walk if item.piece and len(set(item.piece[1])) > 1] for graph, walk in walks.items()
     }
-    looked_at = set[int]()
+    checked_graphs = set[int]()
     for rank, program in by_rank.items():
         walk = walks[id(program.graph)]
-        # this graph is checked; only pieces of different sizes differ between its ranks
-        if id(program.graph) in looked_at:
+        # this graph has been checked; only pieces of different sizes differ between its ranks
+        if id(program.graph) in checked_graphs:
             walk = uneven[id(program.graph)]
-        looked_at.add(id(program.graph))
+        checked_graphs.add(id(program.graph))
         _check_pieces(rank, program, walk)
     if by_rank and not (_alike(by_rank, list(walks.values())) and _of_one_payload(by_rank, walks)):
         collectives: dict[Any, Collective] = {}
