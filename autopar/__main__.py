@@ -1,4 +1,4 @@
-"""``python -m autopar`` is the command ``autopar``; so is ``torchrun … -m autopar``."""
+"""Run the command ``autopar`` as ``python -m autopar``, or as ``torchrun … -m autopar``."""
 
 from autopar.cli.app import app
 

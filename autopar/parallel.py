@@ -81,7 +81,7 @@ class Parallel(ModelProxy):
 
     @property
     def reports(self) -> Reports:
-        """What each pass did. Prints as a table. ``RuntimeError`` before a capture."""
+        """The report of each pass. Prints as a table. ``RuntimeError`` before a capture."""
         return self._current().reports
 
     @property

@@ -53,7 +53,7 @@ _HOLDERS = (Staged, tuple, list, dict)  # classes of arguments that are staged v
 
 
 class Changes:
-    """What one edit changes in a program's graph, over all of its commits. All of it can be undone."""
+    """The changes that one edit makes to a program's graph, over all of its commits. All of them can be undone."""
 
     def __init__(self, program: ProgramData) -> None:
         self.program = program

@@ -111,7 +111,7 @@ def _replicated(ndim: int) -> DistAttr:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a value is, and how it is sharded there: a mesh (or one of its stages) and a distributed attribute."""
+    """The place of a value, which is a mesh or one of its stages, and its distributed attribute there."""
 
     mesh: Mesh
     attr: DistAttr

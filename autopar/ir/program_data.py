@@ -31,7 +31,7 @@ class Counts:
 
 
 class ProgramData:
-    """What a program consists of: an FX graph with a record for each node, a level, and a mesh.
+    """The contents of a program: an FX graph with a record for each node, a level, and a mesh.
 
     Attributes:
         graph: the ``torch.fx.Graph``; its output node's one argument is the flat tuple of results.

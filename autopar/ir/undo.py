@@ -21,7 +21,7 @@ from autopar.torch_private import inputs_of, relink, set_arguments, tables_of
 
 
 class Undo:
-    """What a program was before an edit.
+    """The state of a program before an edit.
 
     Attributes:
         inserted: the nodes that the edit has made; a node is noted before it becomes part of the graph.

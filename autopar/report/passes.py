@@ -11,7 +11,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one pass did.
+    """The report of one pass.
 
     Attributes:
         name: the pass's name.

@@ -94,7 +94,7 @@ class TrainStep:
 
     @property
     def reports(self) -> Reports:
-        """What each pass did, for the micro-batch and then for the update. Prints as a table.
+        """The report of each pass, for the micro-batch and then for the update. Prints as a table.
 
         ``RuntimeError`` before a capture.
         """

@@ -116,7 +116,7 @@ class Tracked(float):
 
 
 class Book:
-    """What Python computed from the tracked floats of one trace.
+    """The computations that Python made from the tracked floats of one trace.
 
     Attributes:
         known: digits → the tracked float.

@@ -29,7 +29,7 @@ STORED = ("__class__", "__defaults__", "__kwdefaults__")
 
 @dataclass(frozen=True, eq=False)
 class GuardedPlace:
-    """Where a value is.
+    """A place that holds a value which forward reads.
 
     Attributes:
         holder: a dict, the mapping of a class, a closure's cell, or an object whose attribute is computed.

@@ -41,7 +41,7 @@ PROMOTED = named("""
 
 @dataclass(frozen=True)
 class PrecisionPolicy:
-    """What ``amp="bf16-O1"`` says.
+    """A policy of mixed precision, such as ``amp="bf16-O1"``.
 
     Attributes:
         name: its name.
