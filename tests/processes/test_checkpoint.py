@@ -48,7 +48,7 @@ def placements(draw: st.DrawFn, shape: tuple[int, ...], axes: dict[str, int]) ->
     """Public ones, and those of a merged dim where it divides."""
     found: list[Placement] = []
     for size in axes.values():
-        whole = [d for d in range(len(shape)) if not any(type(one) is not Replicate and one.dim == d for one in found)]  # type: ignore[attr-defined]
+        whole = [d for d in range(len(shape)) if not any(type(one) is not Replicate and one.dim == d for one in found)]
         merged = [
             strided_shard(d, parts) for d in whole for parts in (2, 3) if shape[d] and shape[d] % (parts * size) == 0
         ]
@@ -224,7 +224,7 @@ def test_old_ones_go_when_the_new_one_is_whole(tmp_path: Path) -> None:
         with pytest.raises(
             ValueError, match=r"keep=.* would leave no checkpoint; keep 1 or more, or all with keep=None"
         ):
-            checkpoint.save(tmp_path, whole(7), keep=keep)  # type: ignore[arg-type]
+            checkpoint.save(tmp_path, whole(7), keep=keep)
 
 
 def test_files_are_safetensors(tmp_path: Path) -> None:

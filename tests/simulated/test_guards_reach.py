@@ -48,7 +48,7 @@ class Fn(torch.autograd.Function):
         return h * G
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad * G * 3
 
 
@@ -58,7 +58,7 @@ class Backward(torch.autograd.Function):
         return h * 2
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad * G
 
 
@@ -99,7 +99,7 @@ def keyed(h: torch.Tensor, k: float = 2.0) -> torch.Tensor:
 
 
 def with_attribute(h: torch.Tensor) -> torch.Tensor:
-    return h * with_attribute.k  # type: ignore[attr-defined]
+    return h * with_attribute.k
 
 
 def with_default(h: torch.Tensor, k: float = 2.0) -> torch.Tensor:
@@ -173,12 +173,12 @@ def innermost(value: Any) -> Any:
 
 
 def closed() -> Reader:
-    HELD.functions = [closing_over(2.0)]  # type: ignore[misc]
-    return Reader(lambda m, h: next(iter(HELD.functions))[0](h))  # type: ignore[misc]
+    HELD.functions = [closing_over(2.0)]
+    return Reader(lambda m, h: next(iter(HELD.functions))[0](h))
 
 
 def set_global(model: Reader) -> None:
-    HERE.G = 5.0  # type: ignore[attr-defined]
+    HERE.G = 5.0
 
 
 def another_scale(h: torch.Tensor) -> torch.Tensor:
@@ -237,8 +237,8 @@ CASES: dict[str, tuple[Callable[[], Reader], Callable[[Reader], Any]]] = {
     "all defaults by "
     "keyword": (lambda: Reader(lambda m, h: with_keyword(h)), lambda m: setattr(with_keyword, "__kwdefaults__", {"k": 5.0})),
     "an object that is a "
-    "default": (lambda: Reader(lambda m, h: with_object(h)), lambda m: setattr(with_object.__defaults__[0], "b", 5.0)),  # type: ignore[index]
-    "a closure that is found nowhere": (closed, lambda m: HELD.functions[0][1](5.0)),  # type: ignore[misc]
+    "default": (lambda: Reader(lambda m, h: with_object(h)), lambda m: setattr(with_object.__defaults__[0], "b", 5.0)),
+    "a closure that is found nowhere": (closed, lambda m: HELD.functions[0][1](5.0)),
     "an attribute of a "
     "dict": (lambda: Reader(lambda m, h: h * m.c.beta, c=ODict()), lambda m: setattr(m.c, "beta", 5.0)),
     "an entry of a "
@@ -260,13 +260,13 @@ CASES: dict[str, tuple[Callable[[], Reader], Callable[[Reader], Any]]] = {
 def put_back() -> Any:
     """What changes change beside the model."""
     scale = vars(Ops)["scale"]
-    with_attribute.k = 2.0  # type: ignore[attr-defined]
+    with_attribute.k = 2.0
     yield
     importlib.reload(helpmod)
-    HERE.G, Ops.K, Cfg.beta, Cfg.inner.b, Reader.GAIN = 2.0, 2.0, 2.0, 2.0, 2.0  # type: ignore[attr-defined]
+    HERE.G, Ops.K, Cfg.beta, Cfg.inner.b, Reader.GAIN = 2.0, 2.0, 2.0, 2.0, 2.0
     Ops.scale = scale
     with_default.__defaults__, with_keyword.__kwdefaults__ = (2.0,), {"k": 2.0}
-    with_object.__defaults__[0].b = INSIDE["b"] = 2.0  # type: ignore[index]
+    with_object.__defaults__[0].b = INSIDE["b"] = 2.0
 
 
 def steps_as_eager(model: Reader, parallel: autopar.Parallel, step: Any, x: torch.Tensor) -> None:
@@ -335,7 +335,7 @@ def profiles_of_c() -> Any:
 
     def ended() -> list[str]:
         profiler.disable()
-        return [entry.code.co_name for entry in profiler.getstats() if isinstance(entry.code, types.CodeType)]  # type: ignore[attr-defined]
+        return [entry.code.co_name for entry in profiler.getstats() if isinstance(entry.code, types.CodeType)]
 
     return ended
 

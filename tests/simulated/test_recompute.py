@@ -86,7 +86,7 @@ def test_the_same_numbers_as_on_a_single_device() -> None:
     torch.manual_seed(3)
     parallel.simulate(x).backward()
     for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
-        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)  # type: ignore[arg-type]
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
 
 
 def test_a_convolutional_net() -> None:
@@ -183,7 +183,7 @@ def test_copies_lie_as_is_said_of_originals() -> None:
     assert (
         record_of(program.node("gelu_again")).type.attr == split
         and record_of(program.node("gelu_1_again")).type.layout is None
-    )  # type: ignore[union-attr]
+    )
 
 
 def test_copies_say_what_they_are() -> None:

@@ -135,7 +135,7 @@ class Loop(nn.Module):
         state = None
         for _ in range(self.steps):
             state = self.cell(x, state)
-        return state[0] if isinstance(state, tuple) else state  # type: ignore[return-value]
+        return state[0] if isinstance(state, tuple) else state
 
 
 class Sampling(nn.Module):

@@ -80,7 +80,7 @@ class Travels:
 
     def __enter__(self) -> list[int]:
         self.real, found = offload.to_host, []
-        offload.to_host = lambda tensors: (found.append(len(tensors)), self.real(tensors))[1]  # type: ignore[assignment]
+        offload.to_host = lambda tensors: (found.append(len(tensors)), self.real(tensors))[1]
         return found
 
     def __exit__(self, *_: Any) -> None:
@@ -198,7 +198,7 @@ def accelerators() -> Iterator[DeviceMesh]:
 def test_states_beside_an_accelerator(accelerators: DeviceMesh, away: bool) -> None:
     """They are DTensors of its mesh whose pieces are on the CPU: those that begin, and those that were loaded to the
     device. Nothing is computed."""
-    job = Job(0, accelerators, {}, torch.device("cuda", 0), distributed.group.WORLD)  # type: ignore[arg-type]
+    job = Job(0, accelerators, {}, torch.device("cuda", 0), distributed.group.WORLD)
     type, attr = TensorType((6, 4), torch.float32), DistAttr.split("dp", None)
     with FakeTensorMode(), torch.no_grad():
         split = DTensor.from_local(
@@ -359,7 +359,7 @@ def test_wrong_values(value: Any) -> None:
 
 
 class Sign(torch.optim.SGD):
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         raise NotImplementedError
 
 

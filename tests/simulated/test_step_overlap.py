@@ -125,7 +125,7 @@ def test_the_backward_begins_with_the_last_block() -> None:
     gathered = [
         {re.search(r"blocks_(\d)", line)[1] for line in part.splitlines() if "all_gather(inner_blocks" in line}
         for part in (forward, backward)
-    ]  # type: ignore[index]
+    ]
     assert gathered == [{"0", "1"}, {"0"}]
 
 

@@ -246,7 +246,7 @@ def test_a_look_up_that_depends_on_other_rows_is_one(name: str) -> None:
 def test_batch_norm_is_as_in_a_loop() -> None:
     """Its statistics are those of a micro-batch, and everybody knows."""
     model = Scores(lambda z, y, m, s: ce(z, y))
-    model.linear = nn.Sequential(nn.Linear(4, CLASSES), nn.BatchNorm1d(CLASSES))  # type: ignore[assignment]
+    model.linear = nn.Sequential(nn.Linear(4, CLASSES), nn.BatchNorm1d(CLASSES))
     alone = copy.deepcopy(model.double())
     parallel = autopar.parallelize(model, Mesh(dp=2))
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), microbatches=2)

@@ -79,7 +79,7 @@ def test_gradients_that_are_too_large_by_one_factor_fail(
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
     assert command(*SHORT) == 1
     out = capsys.readouterr().out
-    assert float(re.search(r"losses differ by (\S+) at most", out)[1]) < 1e-4  # type: ignore[index]
+    assert float(re.search(r"losses differ by (\S+) at most", out)[1]) < 1e-4
     assert "the norms of their gradients differ by 5.0e-01 at most" in out
 
 

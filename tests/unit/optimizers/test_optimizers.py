@@ -245,7 +245,7 @@ class Named(AdamW):
 
 class Own(Adam):
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         """Another."""
 
 

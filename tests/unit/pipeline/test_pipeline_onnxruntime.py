@@ -59,7 +59,7 @@ def test_events_follow_the_slots_of_a_rank(stages: int, batches: int) -> None:
                 assert slot.records == tuple(range(k * each, (k + 1) * each))
                 assert slot.waits == (tuple(n - each for n in slot.records) if k else (-1,) * each)
                 for task in slot.tasks:
-                    record = schedule.events(task.batch, task.stage, task.of)  # type: ignore[arg-type]
+                    record = schedule.events(task.batch, task.stage, task.of)
                     if each == 2:
                         assert record.compute == (*slot.waits, *slot.records)
                     else:
@@ -138,4 +138,4 @@ def test_there_are_no_events_of_what_is_not_there() -> None:
     schedule = build("onnxruntime", 2, 2)
     for batch, stage, of in ((2, 0, "F"), (0, 2, "B"), (0, 0, "W"), (0, 0, "X")):
         with pytest.raises(ScheduleError, match=f"no {of}W0{batch} on stage {stage}; a pass is F"):
-            schedule.events(batch, stage, of)  # type: ignore[arg-type]
+            schedule.events(batch, stage, of)

@@ -186,7 +186,7 @@ def test_what_is_no_simulation_or_no_picture_is_refused(tmp_path: Path) -> None:
         lambda: draw(schedule, tmp_path / "a.svg"),
         lambda: trace(schedule),
         lambda: save_trace(schedule, tmp_path / "a.json"),
-    ):  # type: ignore[arg-type]
+    ):
         with pytest.raises(
             TypeError, match=r"is a PipelineSchedule; give a Simulation, as schedule\.simulate\(\) makes it"
         ):

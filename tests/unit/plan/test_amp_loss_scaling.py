@@ -105,7 +105,7 @@ def test_repeated_overflows_are_an_error_that_says_so() -> None:
 )
 def test_scalings_that_make_no_sense_are_refused(options: dict[str, float], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
-        LossScaling(**options)  # type: ignore[arg-type]
+        LossScaling(**options)
 
 
 def test_states_that_lack_an_entry_are_refused() -> None:

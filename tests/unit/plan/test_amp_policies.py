@@ -139,7 +139,7 @@ def run(op: object, call: object, dtype: torch.dtype) -> None:
         return dtype if value is torch.float64 else value
 
     args, kwargs = pytree.tree_map(cast, call)
-    op(*args, **kwargs)  # type: ignore[operator]
+    op(*args, **kwargs)
 
 
 # -- dtypes that uses of a traced program require ------------------------------------------------------------------

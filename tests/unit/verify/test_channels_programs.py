@@ -38,7 +38,7 @@ def test_tasks_come_phase_by_phase_in_the_order_of_the_graph() -> None:
         Collective("b", "all_reduce", (0, 2)),
     ]
     assert tasks_of(program) == wanted
-    assert [task.ranks for task in tasks_of(program.at({"dp": 0, "tp": 1}))] == [(0, 1), (1, 3), (1, 3)]  # type: ignore[union-attr]
+    assert [task.ranks for task in tasks_of(program.at({"dp": 0, "tp": 1}))] == [(0, 1), (1, 3), (1, 3)]
 
 
 def test_two_collectives_swapped_on_one_rank() -> None:
