@@ -84,7 +84,7 @@ class Edit:
                 self, lambda _: _abandoned(changes)
             )  # an interrupt may come before the first line of __exit__
             holder = _OPEN.setdefault(self._graph, self._this)
-            if holder == HALF_DONE or (holder is not self._this and holder() is not None):  # type: ignore[operator]
+            if isinstance(holder, str) or (holder is not self._this and holder() is not None):
                 raise EditError(HALF_DONE if holder == HALF_DONE else OPEN)
             _OPEN[self._graph] = self._this
             self._closed = ""
@@ -308,6 +308,7 @@ class Edit:
             self._retypes = False
             self.program.counts.commits += 1
             self.program.version += 1
+            assert self._this is not None
             _OPEN[self._graph] = self._this
         except BaseException:
             self._roll_back()

@@ -224,13 +224,16 @@ class Streams:
         number = self._numbers.setdefault(torch.default_generator.initial_seed(), len(self._numbers))
         torch.default_generator.manual_seed(_MARK + number + 1)
         if number == len(self.draws):
-            like = pytree.tree_map_only(torch.Tensor, lambda t: Like(tuple(t.shape), t.dtype), (tuple(args), kwargs))
-            self.draws.append(Draw(op, *like, order))
+            like_args, like_kwargs = pytree.tree_map_only(
+                torch.Tensor, lambda t: Like(tuple(t.shape), t.dtype), (tuple(args), kwargs)
+            )
+            self.draws.append(Draw(op, like_args, like_kwargs, order))
         return twin_of(op)(*args, **kwargs, seed=self.seed, stream=number, **({"order": order} if order else {}))
 
 
 def _memory_order(x: torch.Tensor) -> list[int] | None:
     """Return the dims of a tensor in memory order, in which a single device fills it; ``None`` if that is their own
     order."""
-    order = sorted(range(x.dim()), key=lambda d: -x.stride(d))
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda d: -strides[d])
     return None if x.is_contiguous() or order == list(range(x.dim())) else order
