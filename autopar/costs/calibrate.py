@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +109,7 @@ def work(rank: int, ranks: int, folder: str, rounds: int, sizes: Sequence[int]) 
     own = []
     for one in map(torch.ones, (bytes // 4 for bytes in OWN_MEMORY)):
         copy = torch.zeros_like(one)
-        own.append(usual(seconds(lambda one=one, copy=copy: copy.copy_(one), rounds)))
+        own.append(usual(seconds(partial(copy.copy_, one), rounds)))
     square = torch.ones(MATRIX, MATRIX)
     product = usual(seconds(lambda: square @ square, rounds))
     if rank == 0:

@@ -217,11 +217,11 @@ def _fields(value: Any, at: str, optional: Mapping[str, Any] | None = None, **re
     for name in value:
         if name not in readers:
             raise _Malformed(f"{at}.{name}", f"there is no such field; there are {', '.join(readers)}")
-    fields = {}
+    fields, defaults = {}, optional or {}
     for name, read in readers.items():
-        if name not in value and name not in (optional or {}):
+        if name not in value and name not in defaults:
             raise _Malformed(f"{at}.{name}", "missing")
-        fields[name] = read(value[name], f"{at}.{name}") if name in value else optional[name]  # type: ignore[index]
+        fields[name] = read(value[name], f"{at}.{name}") if name in value else defaults[name]
     return fields
 
 

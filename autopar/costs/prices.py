@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import sympy
 from sympy.codegen.cfunctions import log2
+from torch.fx.node import Target
 
 from autopar.costs.machine import Machine, Measured
 from autopar.ir import transfers
@@ -209,7 +210,7 @@ def _scaled(fit: Measured, name: str, size: np.ndarray, count: Any) -> np.ndarra
 
     def first(name: str, count: Any) -> tuple[Any, Any]:
         seconds = _compiled(name)[0]
-        return tuple(seconds(1.0, count, count, 1.0, x, y, x, y, 0, 0, 0, 0) for x, y in ((1.0, 0.0), (0.0, 1.0)))  # type: ignore[return-value]
+        return tuple(seconds(1.0, count, count, 1.0, x, y, x, y, 0, 0, 0, 0) for x, y in ((1.0, 0.0), (0.0, 1.0)))
 
     (steps, volume), (base_steps, base_volume) = first(name, count), first(fit.operation, float(fit.ranks))
     fixed = steps / base_steps
@@ -227,7 +228,7 @@ def shape_of_group(ranks: Any, ranks_per_node: int) -> tuple[int, int]:
 
 
 def step_price(
-    function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType, machine: Machine
+    function: Target, source: TensorType, arguments: Mapping[str, Any], result: TensorType, machine: Machine
 ) -> float:
     """Return the seconds of one transfer on its mesh, for the group that takes longest.
 

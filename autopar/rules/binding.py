@@ -76,17 +76,16 @@ class Bound:
     def _place(self, strategy: Strategy, mesh: Mesh) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
         split = dict(strategy.split)
         passing = dict(strategy.pending)
-        operands = []
+        operands, results = list[DistAttr](), list[DistAttr | None]()
         for position, (dims, shape) in enumerate(zip(self.operands, self.operand_shapes, strict=True)):
             pending = {axis for axis, choice in passing.items() if position in self.linear[choice]}
             pending |= {a for f, dim in split.items() if position in self.carried.get(f, ()) for a in axes_of(dim)}
             operands.append(self._attr(dims, shape, split, dict.fromkeys(pending, "sum"), mesh))
-        results = []
-        for dims, shape in zip(self.results, self.result_shapes, strict=True):
-            if dims is None or shape is None:
+        for made, size in zip(self.results, self.result_shapes, strict=True):
+            if made is None or size is None:
                 results.append(None)
                 continue
-            results.append(self._attr(dims, shape, split, self._left_pending(dims, split, passing), mesh))
+            results.append(self._attr(made, size, split, self._left_pending(made, split, passing), mesh))
         return tuple(operands), tuple(results)
 
     def takes(self, factor: str, dim: Dim, mesh: Mesh) -> bool:
@@ -341,8 +340,9 @@ def _bind(
 
 def _evaluate(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a rule's function, which may be a user's, and check its result."""
+    assert callable(rule.pattern)
     try:
-        result = rule.pattern(*args, **kwargs)  # type: ignore[operator]
+        result = rule.pattern(*args, **kwargs)
     except RuleError:
         raise
     except Exception as error:

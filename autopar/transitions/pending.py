@@ -33,7 +33,7 @@ class Precursor(NamedTuple):
     cut: tuple[tuple[int, str], ...]
 
     @property
-    def count(self) -> int:
+    def steps(self) -> int:
         """The number of transfers from here to the goal."""
         return len(self.pended) + len(self.cut)
 
@@ -41,7 +41,7 @@ class Precursor(NamedTuple):
     def type(self) -> TensorType:
         new = {axis for axis, _, _ in self.pended}
         pending = tuple(pair for pair in self.goal.attr.pending if pair[0] not in new)
-        return replace(self.goal, layout=Layout(self.goal.layout.mesh, DistAttr(self.dims, pending)))  # type: ignore[union-attr]
+        return replace(self.goal, layout=Layout(self.goal.mesh, DistAttr(self.dims, pending)))
 
     def transfers(self) -> list[Move]:
         """Return the transfers from here to the goal."""
@@ -57,7 +57,7 @@ def precursors_of(start: TensorType, goal: TensorType, new: list[tuple[str, str]
     A split comes after some of the goal's splits of that part; the rest of these are sliced afterwards. The first is
     the one nearest to ``start``.
     """
-    mesh, dims, shape = goal.layout.mesh, goal.attr.dims, goal.shape  # type: ignore[union-attr]
+    mesh, dims, shape = goal.mesh, goal.attr.dims, goal.shape
     if not new:
         yield Precursor(goal, dims, first_lengths(dims, shape, mesh), (), ())
         return
@@ -98,9 +98,9 @@ def _present_places(start: TensorType, goal: TensorType, new: list[str], splits:
     """Return where the value is split over axes that become pending, and after how many splits of the goal; major
     first."""
     places: dict[str, Place] = {}
-    if start.layout.mesh == goal.layout.mesh and transfers.part_sizes(start.attr, start.shape) == transfers.part_sizes(
+    if start.mesh == goal.mesh and transfers.part_sizes(start.attr, start.shape) == transfers.part_sizes(
         goal.attr, goal.shape
-    ):  # type: ignore[union-attr]
+    ):
         for k, ((_, axes), wanted) in enumerate(zip(start.attr.parts(start.shape), splits, strict=True)):
             for i, axis in enumerate(axes):
                 if axis in new:
