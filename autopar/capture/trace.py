@@ -318,7 +318,7 @@ def _device(tensors: Sequence[torch.Tensor]) -> torch.device:
 def _plain_recurrences() -> Iterator[None]:
     """Trace recurrent layers as plain ops and not as one op of oneDNN, whose backward takes a tensor that may be
     undefined. This does not change which kernels the ops use in a run."""
-    before = torch.backends.mkldnn.enabled
+    before: Any = torch.backends.mkldnn.enabled
     set_onednn(False)
     try:
         yield

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Colours of a rank's first and last stage, and of the numbers on them.
+Colour = str | tuple[float, float, float]
 COLOURS = {
     "forward": ("#1b4480", "#3a73b8", "white"),
     "backward": ("#d2702f", "#e39a69", "black"),
@@ -205,7 +206,7 @@ def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
 
     lines = []
     for span in spans:
-        sender, receiver = span.stream  # type: ignore[misc]
+        sender, receiver = span.link
         lines.append(
             [(span.start, sender + sum(_half("sends", of)) / 2), (span.end, receiver + sum(_half("receives", of)) / 2)]
         )
@@ -216,7 +217,9 @@ def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
     for marker, down in (("v", True), ("^", False)):
         ends = [end for start, end in lines if (end[1] > start[1]) == down]
         if ends:
-            axes.scatter(*zip(*ends, strict=True), s=7, marker=marker, color=colour, linewidths=0, zorder=4)
+            axes.scatter(
+                [x for x, _ in ends], [y for _, y in ends], s=7, marker=marker, color=colour, linewidths=0, zorder=4
+            )
 
 
 def _memory(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[Track], sheet: Sheet, end: float) -> None:
@@ -364,7 +367,11 @@ def _area(times: Sequence[float], low: np.ndarray, high: np.ndarray, end: float)
 
 
 def _add(
-    axes: Axes, boxes: Iterable[Sequence[Sequence[tuple[float, float]]]], colours: Sequence[str], gid: str, **style: Any
+    axes: Axes,
+    boxes: Iterable[Sequence[Sequence[tuple[float, float]]]],
+    colours: Sequence[Colour],
+    gid: str,
+    **style: Any,
 ) -> None:
     """Add boxes, with one path for each colour, so that pictures of many thousand boxes stay small."""
     from matplotlib.collections import PathCollection
@@ -381,12 +388,13 @@ def _add(
     )
 
 
-def _shade(name: str, chunk: int, chunks: int) -> tuple[float, ...]:
+def _shade(name: str, chunk: int, chunks: int) -> tuple[float, float, float]:
     from matplotlib.colors import to_rgb
 
     first, last = to_rgb(COLOURS[name][0]), to_rgb(COLOURS[name][1])
     part = chunk / (chunks - 1) if chunks > 1 else 0.0
-    return tuple(a + part * (b - a) for a, b in zip(first, last, strict=True))
+    red, green, blue = (a + part * (b - a) for a, b in zip(first, last, strict=True))
+    return red, green, blue
 
 
 def _short(number: float) -> str:

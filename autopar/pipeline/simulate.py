@@ -110,7 +110,8 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
                     busy[rank] += duration
     computed: list[list[Span]] = [[] for _ in range(schedule.ranks)]
     for span in ranks.spans:
-        computed[span.stream].append(span)  # type: ignore[index]
+        assert isinstance(span.stream, int)  # a rank
+        computed[span.stream].append(span)
     return Simulation(
         schedule,
         times,

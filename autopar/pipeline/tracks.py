@@ -56,7 +56,7 @@ def tracks(simulation: SimulationData) -> tuple[Track, ...]:
     sent: dict[int, list[Span]] = defaultdict(list)
     received: dict[int, list[Span]] = defaultdict(list)
     for span in simulation.sent:
-        sender, receiver = span.stream  # type: ignore[misc]
+        sender, receiver = span.link
         sent[sender].append(span)
         received[receiver].append(span)
     all_tracks = []

@@ -206,7 +206,7 @@ def taken_by(constant: Program, other: Program, book: Book) -> list[Taken] | Non
     for a, b in zip(constant.nodes, other.nodes, strict=True):
         if (a.op, a.name, a.target, record_of(a).type) != (b.op, b.name, b.target, record_of(b).type):
             return None
-        if a.op == "get_attr" and constant.constants[a.target].meaning != other.constants[b.target].meaning:
+        if a.op == "get_attr" and constant.constants[str(a.target)].meaning != other.constants[str(b.target)].meaning:
             return None
         if len(a.args) != len(b.args) or _text(a.kwargs) != _text(b.kwargs):
             return None
@@ -219,7 +219,8 @@ def taken_by(constant: Program, other: Program, book: Book) -> list[Taken] | Non
 
 
 def _taken(a: fx.Node, b: fx.Node, position: int, book: Book) -> Taken | None:
-    number = book.known.get(b.args[position]) if type(b.args[position]) is float else None
+    value = b.args[position]
+    number = book.known.get(value) if type(value) is float else None
     if (
         number is None
         or OPERANDS.get(a.target, (None,))[0] != position

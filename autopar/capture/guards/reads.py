@@ -58,7 +58,7 @@ class Reads:
         self._read: dict[tuple[int, str], tuple[Any, str, Any, str]] = {}  # owner, name, frozen value, the user's line
         self._inputs = inputs
         self._functions = Functions(self._follow, self.skipped, inputs)
-        self._replaced: dict[type, Any] = {}
+        self._replaced: dict[Any, Any] = {}
         self._thread = 0
         self.changed: list[str] = []
 
@@ -83,9 +83,9 @@ class Reads:
         finally:
             for cls, original in self._replaced.items():
                 if original is None:
-                    del cls.__getattribute__  # type: ignore[attr-defined]
+                    del cls.__getattribute__
                 else:
-                    cls.__getattribute__ = original  # type: ignore[assignment]
+                    cls.__getattribute__ = original
             self._replaced = {}
 
     def guards(self) -> list[Guard]:
@@ -130,7 +130,7 @@ class Reads:
 
     # -- while forward runs --------------------------------------------------------------------------------------------
 
-    def _record_reads_of(self, cls: type) -> None:
+    def _record_reads_of(self, cls: Any) -> None:
         if cls in self._replaced or any(base in self._replaced for base in cls.__mro__):
             return
         original: Callable[[Any, str], Any] = cls.__getattribute__
@@ -149,7 +149,7 @@ class Reads:
 
         before = vars(cls).get("__getattribute__")
         try:
-            cls.__getattribute__ = recorded  # type: ignore[assignment,method-assign]
+            cls.__getattribute__ = recorded
         except TypeError:  # a class of an extension
             return
         self._replaced[cls] = before

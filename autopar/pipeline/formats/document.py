@@ -154,7 +154,7 @@ class _Document:
     def _slot(self, path: tuple[int, ...], words: Any, batches: int, rank_of: tuple[int, ...]) -> Slot:
         if type(words) is not list:
             self.refuse(path, f"a slot is a list of words: {WORDS}")
-        free, tasks, parameters = [], [], []
+        free, tasks, parameters = list[Task](), list[Task](), list[tuple[str, int]]()
         for number, word in enumerate(words):
             word_path = (*path, number)
             if isinstance(word, str) and (match := _TASK.fullmatch(word)):

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from operator import index
+from typing import Any
 
 from autopar.errors import ScheduleError, shown
 from autopar.pipeline.bounds import EPSILON, OBJECTIVES, Costs, Objective, costs, lower_bound
@@ -214,8 +215,8 @@ def _whole(name: str, number: int) -> int:
 def _limits(limit: float | Iterable[float] | None, ranks: int) -> list[float] | None:
     if limit is None:
         return None
-    if isinstance(limit, Iterable) and not isinstance(limit, (str, bytes)) and getattr(limit, "ndim", 1):
-        numbers = list(limit)
+    if isinstance(limit, Iterable) and not isinstance(limit, (str, bytes)) and getattr(limit, "ndim", 1) != 0:
+        numbers: list[Any] = list(limit)
         if len(numbers) != ranks:
             raise ScheduleError(f"limit has {len(numbers)} numbers, but there are {ranks} ranks")
     else:
@@ -225,7 +226,7 @@ def _limits(limit: float | Iterable[float] | None, ranks: int) -> list[float] | 
             raise TypeError(
                 f"optimise: limit must be a number, one number for each rank, or None for no limit, not {shown(limit)}"
             )
-        if not number >= 0:
+        if not float(number) >= 0:
             raise ScheduleError(f"limit is {float(number)}; it must be a number from 0, or None for no limit")
     return [float(number) for number in numbers]
 
