@@ -133,10 +133,14 @@ def check_placeholder(node: fx.Node, amp: str) -> None:
 
 def _typed(type: ValueType, dtypes: object) -> ValueType:
     """Return a type with other dtypes."""
-    if isinstance(type, TensorType):
-        assert isinstance(dtypes, torch.dtype)
-        return type if type.dtype == dtypes else replace(type, dtype=dtypes)
     if isinstance(type, tuple):
         assert isinstance(dtypes, tuple)
-        return tuple(_typed(part, dtype) for part, dtype in zip(type, dtypes, strict=True))  # type: ignore[misc]
-    return None
+        return tuple(_typed_part(part, dtype) for part, dtype in zip(type, dtypes, strict=True))
+    return _typed_part(type, dtypes)
+
+
+def _typed_part(type: TensorType | None, dtype: object) -> TensorType | None:
+    if type is None:
+        return None
+    assert isinstance(dtype, torch.dtype)
+    return type if type.dtype == dtype else replace(type, dtype=dtype)

@@ -97,7 +97,7 @@ def needed(program: Program, region: Regions) -> dict[fx.Node, fx.Node]:
         if node.op != "call_function" or record_of(node).phase != "forward":
             continue
         op = node.args[0] if is_getitem(node) else node  # some of several results may be kept, but a copy reads a copy
-        own_region = region(op) if region(node) is not None else None  # type: ignore[arg-type]
+        own_region = region(op) if region(node) is not None else None
         readers = {
             user: first_readers.get(user, user)
             for user in node.users

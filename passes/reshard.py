@@ -119,7 +119,7 @@ class _Known:
         if need is None or not isinstance(have, TensorType):
             return _NONE
         layout, required = have.layout, need.layout
-        if layout is None:
+        if layout is None or required is None:
             return [*self._new(have, need)]  # raises
         same = layout.mesh is required.mesh and have.dtype is need.dtype
         if same and layout.attr is required.attr:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from autopar.ir.edit import Value
-from autopar.ir.nodes import operands, record_of
+from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
@@ -59,7 +59,7 @@ class Widen(Pass):
                                                   phase=record_of(value).phase, uses=(Requirement(type.layout, type.dtype),), name=f"{value.name}_wide",
                                                   about=value)  # fmt: skip
                     edit.replace_use(user, value, wide[value], index=k)
-                    if user.target in ADDED and record_of(user).type.dtype == torch.float32:  # type: ignore[union-attr]
+                    if user.target in ADDED and tensor_type(user).dtype == torch.float32:
                         uses[k] = replace(need, dtype=torch.float32)
                 edit.annotate(user, uses=tuple(uses))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from autopar.errors import PrecisionError, at_line
-from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.nodes import called_op, is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import DTYPE_NAMES
 from autopar.ir.text.printer import print_node
@@ -44,7 +44,7 @@ def check_kernels(program: Program, dtypes: Dtypes) -> None:
     for node in program.nodes:
         if node.op != "call_function" or is_getitem(node):
             continue
-        name = node.target.name().partition(".")[0]  # type: ignore[union-attr]
+        name = called_op(node).name().partition(".")[0]
         if name in missing and low in (
             want or dtypes.made[value] for value, want in zip(operands(node), dtypes.uses[node], strict=True)
         ):
