@@ -29,7 +29,7 @@ from torch import fx
 from autopar.capture.model_state import ModelState
 from autopar.errors import AnomalyError, at_line
 from autopar.ir import transfers
-from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.nodes import is_getitem, node_at, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_node, target_name
@@ -222,7 +222,7 @@ def nth(k: int, count: int) -> str:
 
 def op_of(node: fx.Node) -> fx.Node:
     """Return the op that computes a value."""
-    return node.args[0] if is_getitem(node) else node  # type: ignore[return-value]
+    return node_at(node) if is_getitem(node) else node
 
 
 def is_looked_at(node: fx.Node) -> bool:

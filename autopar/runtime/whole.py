@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.ir.value_names import sums_in
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
@@ -93,6 +95,7 @@ class ProcessRun(Results):
 
     def _zero(self, name: str) -> torch.Tensor:
         type = self._types[name]
+        assert isinstance(type, TensorType)
         return torch.zeros(type.shape, dtype=type.dtype, device=self._device)
 
     def __call__(
@@ -110,14 +113,14 @@ class ProcessRun(Results):
         if hunt is not None:
             hunt.during = during
         lowered = self.lowered(zeros, hunt)
-        boxed = [
+        boxed: list[Any] = [
             self._constants[n] if n in self._constants else self._zero(n) if n in zeros else values[n]
             for n in lowered.takes
         ]
         values.clear()
         current_op.tick()
         with as_captured():
-            results = lowered.run(boxed)  # type: ignore[arg-type]
+            results = lowered.run(boxed)
         if self._gate is not None:
             self._gate()
         return self.of(dict(zip(lowered.gives, results, strict=True)))

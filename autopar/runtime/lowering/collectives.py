@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.fx.node import Target
 
 from autopar.ir import transfers
 from autopar.runtime.lowering.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
@@ -217,7 +218,7 @@ def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
 # -- from a transfer of a local program -------------------------------------------------------------------------------
 
 
-def exchange(function: Callable[..., Any], arguments: Mapping[str, Any], piece: Shape, result: Shape, dtype: torch.dtype,
+def exchange(function: Target, arguments: Mapping[str, Any], piece: Shape, result: Shape, dtype: torch.dtype,
              index: int, ranks: int, group: str) -> Exchange:  # fmt: skip
     """Return the collective of a transfer.
 
