@@ -77,7 +77,8 @@ def parallelize(
     _check_model(model)
     device_mesh: DeviceMesh | None = None
     if is_device_mesh(mesh):
-        device_mesh, mesh = mesh, mesh_of(mesh)  # type: ignore[arg-type,assignment]
+        device_mesh = mesh
+        mesh = mesh_of(device_mesh)
     if not isinstance(mesh, Mesh):
         raise TypeError(f"parallelize takes an autopar.Mesh, as in autopar.Mesh(dp=2, tp=2), not {type(mesh).__name__}")
     if mesh.name is not None:

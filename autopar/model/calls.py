@@ -53,7 +53,7 @@ class Calls:
                  original: Original | None = None) -> None:  # fmt: skip
         self.compiler, self.job, self.recapture = compiler, job, recapture
         self.module, self.mesh = compiler.model, compiler.mesh
-        self.agreement = CallAgreement(compiler.context and compiler.context.agreement)
+        self.agreement = CallAgreement(None if compiler.context is None else compiler.context.agreement)
         self.membership = Membership(job, self.agreement.ranks)
         self.tensors = LocalTensors(self.module, self.mesh, job, compiler.whole)
         self.captures: Captures[Compiled] = Captures()

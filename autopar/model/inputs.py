@@ -146,7 +146,7 @@ def piece_of(tensor: torch.Tensor, name: str, type: TensorType, rank: int, input
     assert type.layout is not None
     mesh = type.layout.mesh
     if is_dtensor(tensor):
-        if attr_of(tensor.placements, mesh, type.shape) != type.attr:  # type: ignore[attr-defined]
+        if attr_of(tensor.placements, mesh, type.shape) != type.attr:
             tensor = redistribute(tensor.detach(), placements_of(type.attr, mesh, type.shape))
         return local_of(tensor)
     if name in inputs.shapes or type.attr.is_replicated:

@@ -167,7 +167,7 @@ class OptimizerState:
     def numbers(self, device: torch.device) -> dict[str, torch.Tensor]:
         """The present values of the numbers that schedulers change, by group: ``.lr.0``, ``.beta1.0``. They are on
         ``device``, except those that kernels read on the host."""
-        numbers = {}
+        numbers: dict[str, torch.Tensor] = {}
         for k, group in enumerate(self.optimizer.param_groups):
             scheduled = {RATE: scalar(float(group["lr"]), device), **self.definition.update(group).operands(device)}
             numbers |= {scheduled_name(name, k): value for name, value in scheduled.items()}

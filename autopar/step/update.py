@@ -166,11 +166,15 @@ class _Update:
             for g in sorted(updates)
         }
         replaced: dict[fx.Node, fx.Node] = {}
-        returned, divisor, found_inf = {"loss": loss}, None, None
+        returned: dict[str, fx.Node] = {"loss": loss}
+        found_inf: fx.Node | None = None
         total = None if scale is None and self.norm is None else self._total(self.trained, gradients)
-        measured = self._added([total, self._total(self.norm.others, others)]) if others else total  # type: ignore[list-item, union-attr]
-        divisor = scale and scale[0]
-        if scale is not None:
+        measured = total
+        if self.norm is not None and others:
+            assert total is not None
+            measured = self._added([total, self._total(self.norm.others, others)])
+        divisor = None if scale is None else scale[0]
+        if self.scaling is not None and scale is not None:
             clips = (
                 self.norm is not None and self.norm.limit is not None
             )  # then every measured gradient is one that the step uses
@@ -183,7 +187,7 @@ class _Update:
                     updated_scale, *scale, found_inf, **self.scaling.constants, name=("scale_next", "growth_next")
                 ),
                 strict=True,
-            )  # type: ignore[union-attr]
+            )
         if self.norm is not None and self.norm.limit is not None:
             returned["norm"], divisor = self.builder.inline(
                 clipped, measured, divisor, self.norm.limit, name=("norm", "divisor")
