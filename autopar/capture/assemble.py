@@ -19,7 +19,7 @@ from autopar.capture.trace import Tracer
 from autopar.errors import CaptureError, at_line
 from autopar.ir.constant import Constant
 from autopar.ir.nodes import is_getitem, node_at, record_of, set_record
-from autopar.ir.ops.seeded_random import Draw
+from autopar.ir.ops.seeded_random import Draw, Random
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Result, TensorType, ValueType
 from autopar.ir.structure import Structure, unflatten
@@ -68,7 +68,7 @@ class Captured:
         return unflatten(leaves, self.spec)
 
 
-def assemble(traced: Tracer, random: str = "parallel") -> Captured:
+def assemble(traced: Tracer, random: Random = "parallel") -> Captured:
     """Make the program of a trace; with ``random="single"`` its seed is a table of a single device's generator states.
 
     Raises:
@@ -83,7 +83,7 @@ class _GraphBuilder:
         self.traced = traced
         self.origins = traced.recorder.origins
 
-    def run(self, random: str) -> Captured:
+    def run(self, random: Random) -> Captured:
         traced = self.traced
         graph = traced.module.graph
         drop_unread(graph, self.origins)
@@ -205,7 +205,7 @@ class _GraphBuilder:
             Record(_type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name),
         )
 
-    def _introduce_seed(self, node: fx.Node, random: str) -> None:
+    def _introduce_seed(self, node: fx.Node, random: Random) -> None:
         self._introduce(node, "seed", "seed")
         if random == "single":
             shape = (len(self.traced.draws), default_generator(self.traced.device).get_state().numel())

@@ -26,7 +26,7 @@ from torch import fx
 from autopar.errors import CaptureError, at_line
 from autopar.ir.dense import met_in
 from autopar.ir.nodes import node_at
-from autopar.ir.ops.seeded_random import FUNCTIONAL, REJECTING, RRELU, Streams
+from autopar.ir.ops.seeded_random import FUNCTIONAL, REJECTING, RRELU, Random, Streams
 from autopar.ir.record import Call
 from autopar.torch_private import (
     DATA_DEPENDENT,
@@ -90,7 +90,7 @@ def _quoted(filename: str, number: int) -> str:
 class Recorder(TorchDispatchMode):
     """Notes the origin of every node that is made while this mode is active."""
 
-    def __init__(self, model: torch.nn.Module, random: str = "parallel") -> None:
+    def __init__(self, model: torch.nn.Module, random: Random = "parallel") -> None:
         super().__init__()
         self.origins: dict[fx.Node, Origin] = {}
         self.returned: dict[str, list[fx.Node]] = {}  # module path → the results of its calls, if they are one tensor

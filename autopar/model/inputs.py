@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -19,7 +19,8 @@ from autopar.runtime.dtensors import redistribute
 from autopar.runtime.processes.agreement import Brought
 from autopar.runtime.simulation.pieces import cut
 
-INPUTS = ("global", "local")
+Inputs = Literal["global", "local"]  # what each process passes: the whole batch, or a piece of its own
+INPUTS: tuple[Inputs, ...] = get_args(Inputs)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def call_inputs(
-    arguments: Arguments, inputs: str, mesh: Mesh, layouts_of: Callable[[Shapes], Mapping[str, DistAttr]]
+    arguments: Arguments, inputs: Inputs, mesh: Mesh, layouts_of: Callable[[Shapes], Mapping[str, DistAttr]]
 ) -> CallInputs:
     """The inputs of a call, with their layouts.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import fx
@@ -33,7 +33,8 @@ from autopar.step.batch_independence import BatchIndependence
 from autopar.step.loss import as_loss
 from autopar.step.terms import Terms, search
 
-WAYS = ("cat", "mean", "sum", "same", "stack")
+Way = Literal["cat", "mean", "sum", "same", "stack"]  # to join an output of all micro-batches
+WAYS: tuple[Way, ...] = get_args(Way)
 
 
 @dataclass(frozen=True)

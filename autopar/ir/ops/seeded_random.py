@@ -15,11 +15,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
 from autopar.torch_private import OpOverload, default_generator, operator_schema, pytree, with_defaults
+
+Random = Literal["parallel", "single"]  # whose random numbers a step draws: each piece its own, or a single device's
+RANDOM: tuple[Random, ...] = get_args(Random)
 
 LIBRARY = torch.library.Library("drawn", "DEF")
 
