@@ -44,7 +44,8 @@ class Defer(Pass):
 def _is_sum(node: fx.Node) -> bool:
     """Whether a node adds two values of its own shape and dtype, and is not pending."""
     type_of_sum = record_of(node).type
-    return node.target is ADD and not node.kwargs and isinstance(type_of_sum, TensorType) and not type_of_sum.attr.pending and all(
+    return node.target is ADD and not node.kwargs and isinstance(type_of_sum,
+                                                                 TensorType) and not type_of_sum.attr.pending and all(
         isinstance(value, fx.Node)
         and isinstance(type := record_of(value).type, TensorType)
         and (type.shape, type.dtype) == (type_of_sum.shape, type_of_sum.dtype)

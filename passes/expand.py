@@ -109,8 +109,8 @@ class Expand(Pass):
                 type = replace(type, layout=layout)
             read = _refs((step.args, dict(step.kwargs)))
             uses = [needs[-ref.step - 1] if ref.step < 0 else None for ref in read]
-            results.append(edit.insert(step.target, _filled(step.args, value), _filled(dict(step.kwargs), value), before=node, type=type, about=node,
-                                       uses=uses if any(uses) else ()))  # fmt: skip
+            results.append(edit.insert(step.target, _filled(step.args, value), _filled(dict(step.kwargs), value),
+                                       before=node, type=type, about=node, uses=uses if any(uses) else ()))  # fmt: skip
         parts = (
             {0: node}
             if len(expansion.results) == 1 and not is_tuple(node)

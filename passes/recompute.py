@@ -66,8 +66,9 @@ class Recompute(Pass):
                 args, kwargs = (
                     map_operands(values, lambda n: new.get(n, n)) for values in (node.args, dict(node.kwargs))
                 )
-                new[node] = edit.insert(node.target, args, kwargs, before=before, type=self.type(node), phase=record_of(before).phase,
-                                        name=f"{node.name}_again", about=node, uses=record_of(node).uses)  # fmt: skip
+                new[node] = edit.insert(node.target, args, kwargs, before=before, type=self.type(node),
+                                        phase=record_of(before).phase, name=f"{node.name}_again", about=node,
+                                        uses=record_of(node).uses)  # fmt: skip
             for node, copy in new.items():
                 for user in node.users:
                     if record_of(user).phase != "forward":

@@ -55,9 +55,10 @@ class Widen(Pass):
                     if value not in wide:
                         type = record_of(value).type
                         assert isinstance(type, TensorType) and type.layout is not None
-                        wide[value] = edit.insert(CAST, (value,), {"dtype": torch.float32}, before=value.next, type=replace(type, dtype=torch.float32),
-                                                  phase=record_of(value).phase, uses=(Requirement(type.layout, type.dtype),), name=f"{value.name}_wide",
-                                                  about=value)  # fmt: skip
+                        wide[value] = edit.insert(CAST, (value,), {"dtype": torch.float32}, before=value.next,
+                                                  type=replace(type, dtype=torch.float32), phase=record_of(value).phase,
+                                                  uses=(Requirement(type.layout, type.dtype),),
+                                                  name=f"{value.name}_wide", about=value)  # fmt: skip
                     edit.replace_use(user, value, wide[value], index=k)
                     if user.target in ADDED and tensor_type(user).dtype == torch.float32:
                         uses[k] = replace(need, dtype=torch.float32)

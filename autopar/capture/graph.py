@@ -82,7 +82,7 @@ def index_own_rows(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
         y : bool[2 1 1 6] = index.Tensor(mask, [rows, k])       →      y : bool[2 1 1 6] = index.Tensor(mask, [None, k_1])
 
     The masks of Hugging Face's models index their padding in this way.
-    """
+    """  # noqa: E501
     for node in graph.nodes:
         if node.target is not INDEX or len(node.args[1]) < 2 or None in node.args[1]:
             continue

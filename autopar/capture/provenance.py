@@ -72,7 +72,8 @@ def is_users(filename: str) -> bool:
 
 
 def user_line(past: str = "") -> str:
-    """Return ``model.py:41  self.act(self.up(x))`` for the innermost frame outside torch, autopar and the package ``past``; "" if there is none."""
+    """Return ``model.py:41  self.act(self.up(x))`` for the innermost frame outside torch, autopar and the package
+    ``past``; "" if there is none."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename) and not (past and f"{os.sep}{past}{os.sep}" in frame.f_code.co_filename):
@@ -223,7 +224,10 @@ class Recorder(TorchDispatchMode):
                 "call torch.manual_seed before forward",
             )
         elif self.random == "single" and name.partition(".")[0] in REJECTING:
-            why = "takes a number of random numbers that depends on its values, so the later draws of a single device cannot be known"
+            why = (
+                "takes a number of random numbers that depends on its values, so the later draws of a single device "
+                "cannot be known"
+            )
             remedy = 'leave random="parallel"'
         else:
             return

@@ -28,8 +28,8 @@ METADATA = ".metadata"
 # the classes that a pickle of DCP's descriptions may name, module → names; torch's dtypes are admitted too
 ADMITTED = {
     "torch.distributed.checkpoint.metadata": {
-        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex", "StorageMeta",
-        "_MEM_FORMAT_ENCODING",
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
+        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
     "torch": {"Size"},

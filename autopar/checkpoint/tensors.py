@@ -46,4 +46,7 @@ def describe_values(tensor: torch.Tensor) -> str:
     ranks, and only one rank's would be saved."""
     if is_dtensor(tensor) or tensor.is_floating_point() or tensor.is_complex() or tensor.nbytes > SMALL:
         return ""
-    return f" with the CRC-32 {zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data):08x}"
+    return (
+        f" with the CRC-32 "
+        f"{zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data):08x}"
+    )

@@ -83,8 +83,8 @@ def _follow(request: Request) -> None:
     if request.source in (OPTIMISED, "optimized"):
         if request.recompute:
             raise ScheduleError(f"--recompute is not for {OPTIMISED}: add the times of forwards to those of backwards")
-        optimised = optimise(times, ranks, batches, chunks=1 if request.chunks is None else request.chunks, sizes=sizes, limit=request.limit,
-                             objective=request.objective)  # fmt: skip
+        optimised = optimise(times, ranks, batches, chunks=1 if request.chunks is None else request.chunks, sizes=sizes,
+                             limit=request.limit, objective=request.objective)  # fmt: skip
         schedule = optimised.schedule
     elif request.limit is not None:
         raise ScheduleError(f"--limit is for autopar schedule {OPTIMISED}: {request.source} has a fixed memory need")

@@ -151,8 +151,9 @@ def described(name: str, ranks: int, fits: list[Measured], own: list[float], pro
     message = next(one for one in fits if one.operation == "send")
     rate = 2 * OWN_MEMORY[1] / own[1]  # read and written
     return Machine(
-        name, like.kind, like.ranks_per_node, Link(max(message.floor, message.latency), message.bandwidth), like.outside, Link(own[0], rate),
-        peak=(("f32", 2 * MATRIX**3 / product),), measured=tuple(fits), source=f"profiling/run.py calibrate --ranks "
+        name, like.kind, like.ranks_per_node, Link(max(message.floor, message.latency), message.bandwidth),
+        like.outside, Link(own[0], rate), peak=(("f32", 2 * MATRIX**3 / product),), measured=tuple(fits),
+        source=f"profiling/run.py calibrate --ranks "
                                                                                f"{ranks}, torch {torch.__version__}",
         note="outside is not measured",
     )  # fmt: skip

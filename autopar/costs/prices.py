@@ -80,7 +80,8 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form("ring", 2 * (p - 1) * a + 2 * part * n * b, RING),
         Form("doubling", rounds * (a + n * b), f"{THAKUR}; any p: {CENSUS}"),
         Form("halving-doubling", 2 * rounds * a + 2 * part * n * b, f"{THAKUR}; any p: {ANY}"),
-        Form("two-level", 2 * (k - 1) * a_i + 2 * (k - 1) / k * n * b_i + 2 * (m - 1) * a_e + 2 * (m - 1) / m * n / k * b_e, NODES, True),
+        Form("two-level", 2 * (k - 1) * a_i + 2 * (k - 1) / k * n * b_i + 2 * (m - 1) * a_e
+             + 2 * (m - 1) / m * n / k * b_e, NODES, True),
     ),
     "all_gather": GATHER,
     "reduce_scatter": (GATHER[0], Form("halving", GATHER[1].seconds, f"{THAKUR}; any p: {ANY}"), GATHER[2]),

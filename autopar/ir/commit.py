@@ -36,7 +36,8 @@ class Staged:
     __slots__ = ("about", "args", "before", "edit", "hint", "kwargs", "node", "phase", "target", "type", "uses")
 
     def __init__(self, edit: Any, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], type: ValueType,
-                 before: Value, phase: str | None, uses: tuple[Requirement | None, ...], hint: str | None, about: fx.Node | None = None) -> None:  # fmt: skip
+                 before: Value, phase: str | None, uses: tuple[Requirement | None, ...], hint: str | None,
+                 about: fx.Node | None = None) -> None:  # fmt: skip
         self.edit, self.target, self.args, self.kwargs, self.type = edit, target, args, kwargs, type
         self.before, self.phase, self.uses, self.hint = before, phase, uses, hint
         self.about = about

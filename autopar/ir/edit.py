@@ -33,7 +33,10 @@ from autopar.torch_private import is_erased
 
 NOT_BEGUN = "this edit has not begun; call its operations inside its block: with program.edit() as edit:"
 OVER = "this edit is over; begin another one with program.edit()"
-OPEN = "another edit of this program is open; add the operations to that one, or begin this one when its block has ended; if an interrupt has ended the block, del the name of that edit"
+OPEN = (
+    "another edit of this program is open; add the operations to that one, or begin this one when its block has "
+    "ended; if an interrupt has ended the block, del the name of that edit"
+)
 HALF_DONE = "an edit of this program was interrupted, and so was its undoing: the program is half edited; make it anew"
 
 # graph → its open edit, or ``HALF_DONE`` while an edit is carried out or undone; an edit without references is undone

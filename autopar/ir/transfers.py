@@ -55,13 +55,15 @@ def reduce_scatter(x, dim: int, axis: str, op: str = "sum", parts: Parts = None,
 
 
 def all_to_all(x, source: int, target: int, axis: str, parts: Parts = None,
-               sizes: Sequence[int] | None = None, new_sizes: Sequence[int] | None = None, stage: str | None = None):  # fmt: skip
+               sizes: Sequence[int] | None = None, new_sizes: Sequence[int] | None = None,
+               stage: str | None = None):  # fmt: skip
     """Move the minor-most split over ``axis`` from one dim to another: ``[32/tp 64] → [32 64/tp]``."""
     return x
 
 
-def redistribute(x, splits: Sequence[Axes], parts: Parts = None, kept: Axes = (), axis: Axes | None = None, shape: Sequence[int] | None = None,
-                 source: Sequence[Axes] | None = None, source_parts: Parts = None, stage: str | None = None):  # fmt: skip
+def redistribute(x, splits: Sequence[Axes], parts: Parts = None, kept: Axes = (), axis: Axes | None = None,
+                 shape: Sequence[int] | None = None, source: Sequence[Axes] | None = None, source_parts: Parts = None,
+                 stage: str | None = None):  # fmt: skip
     """Change any splits to any others in one exchange, in which a rank receives only what it lacks: ``[32/dp 64/tp] →
     [32/tp 64/dp]``.
 
@@ -88,8 +90,9 @@ def cast(x, dtype: torch.dtype):
     return x.to(dtype)
 
 
-def send(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None, shape: Sequence[int] | None = None,
-         source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
+def send(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None,
+         shape: Sequence[int] | None = None, source: Sequence[Axes] | None = None, source_parts: Parts = None,
+         home: str | None = None):  # fmt: skip
     """Send the pieces to ``stage`` (``None``: the whole mesh); only ``recv`` may use the result: ``[32 64] @s0 → [32
     64] @s0``.
 
@@ -98,8 +101,9 @@ def send(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Part
     return x
 
 
-def recv(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None, shape: Sequence[int] | None = None,
-         source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
+def recv(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None,
+         shape: Sequence[int] | None = None, source: Sequence[Axes] | None = None, source_parts: Parts = None,
+         home: str | None = None):  # fmt: skip
     """Receive what was sent to ``stage``, with ``splits`` or else those it had: ``[32 64] @s0 → [32 64] @s1``.
 
     In a local program this is the whole exchange on a rank of ``stage``; ``x`` is ``None`` if the rank is not on
@@ -411,7 +415,9 @@ def axes_along(function: Target, source: TensorType, arguments: Mapping[str, Any
     if function is not redistribute:
         return ()
     assert source.layout is not None
-    before, after = ({axis: (d, k, n) for d, dim in enumerate(t.attr.dims) for k, (_, axes) in enumerate(dim) for n, axis in enumerate(axes)}
+    before, after = ({axis: (d, k, n)
+                      for d, dim in enumerate(t.attr.dims) for k, (_, axes) in enumerate(dim)
+                      for n, axis in enumerate(axes)}
                      for t in (source, result))  # fmt: skip
     return tuple(axis for axis in source.layout.mesh.names if before.get(axis) != after.get(axis))
 

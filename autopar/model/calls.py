@@ -49,8 +49,8 @@ class Calls:
         original: the model of which ``module`` is a copy.
     """
 
-    def __init__(self, compiler: Compiler, job: Job | None, inputs: Inputs, recapture: bool, layouts: Mapping[str, DistAttr],
-                 original: Original | None = None) -> None:  # fmt: skip
+    def __init__(self, compiler: Compiler, job: Job | None, inputs: Inputs, recapture: bool,
+                 layouts: Mapping[str, DistAttr], original: Original | None = None) -> None:  # fmt: skip
         self.compiler, self.job, self.recapture = compiler, job, recapture
         self.module, self.mesh = compiler.model, compiler.mesh
         self.agreement = CallAgreement(None if compiler.context is None else compiler.context.agreement)

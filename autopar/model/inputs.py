@@ -106,7 +106,8 @@ def call_inputs(
             attr = layouts[name] = attrs.get(name, DistAttr.replicated(len(shape)))
             if any(len(dim) > 1 for dim in attr.dims):
                 raise ValueError(
-                    f'the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use inputs="global"'
+                    f"the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use "
+                    f'inputs="global"'
                 )
             shapes[name] = tuple(n * mesh.count(dim[0][1]) for n, dim in zip(shape, attr.dims, strict=True))
     return CallInputs(arguments, layouts, shapes)

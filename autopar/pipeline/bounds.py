@@ -260,8 +260,8 @@ BOUNDS: Mapping[str, Callable[[Costs, int], float]] = {
 }
 
 
-def lower_bound(times: Times, rank_of: Sequence[int], batches: int, sizes: Sizes | None = None, limit: Sequence[float] | None = None,
-                objective: Objective = "makespan") -> float:  # fmt: skip
+def lower_bound(times: Times, rank_of: Sequence[int], batches: int, sizes: Sizes | None = None,
+                limit: Sequence[float] | None = None, objective: Objective = "makespan") -> float:  # fmt: skip
     """The largest lower bound: no schedule with this placement and within this limit is shorter, up to rounding; linear
     in stages.
 

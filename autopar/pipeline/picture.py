@@ -49,8 +49,8 @@ METADATA: dict[str, dict[str, None]] = {
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 STYLE = {
-    "svg.fonttype": "none", "svg.hashsalt": "autopar", "pdf.fonttype": 42, "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
-    "hatch.linewidth": 0.4, "hatch.color": IDLE, "path.simplify": False,
+    "svg.fonttype": "none", "svg.hashsalt": "autopar", "pdf.fonttype": 42, "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"], "hatch.linewidth": 0.4, "hatch.color": IDLE, "path.simplify": False,
 }  # fmt: skip
 
 
@@ -141,8 +141,8 @@ def _idle(axes: Axes, ranks: int, begin: float, end: float) -> None:
 
     top, bottom = LANES["compute"]
     axes.add_collection(
-        PolyCollection([_box(begin, end, rank + top, rank + bottom) for rank in range(ranks)], facecolor="white", edgecolor=IDLE, hatch="/////",
-                       linewidth=0, gid="idle", zorder=1), autolim=False,
+        PolyCollection([_box(begin, end, rank + top, rank + bottom) for rank in range(ranks)], facecolor="white",
+                       edgecolor=IDLE, hatch="/////", linewidth=0, gid="idle", zorder=1), autolim=False,
     )  # fmt: skip
 
 
@@ -234,7 +234,8 @@ def _memory(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[Track]
         high = [base + np.array(track.bytes[kind]) for base, track in zip(low, rank_tracks, strict=True)]
         areas = [
             _area(track.times, rank + bottom - scale * under, rank + bottom - scale * over, end)
-            for rank, (track, under, over) in enumerate(zip(rank_tracks, low, high, strict=True)) if np.any(over > under)
+            for rank, (track, under, over) in enumerate(zip(rank_tracks, low, high, strict=True))
+            if np.any(over > under)
         ]  # fmt: skip
         axes.add_collection(
             PolyCollection(areas, facecolor=MEMORY[kind], linewidth=0, gid=kind, zorder=2), autolim=False
@@ -321,8 +322,9 @@ def _legend(figure: Figure, simulation: SimulationData, rank_tracks: Sequence[Tr
     width, height = figure.get_size_inches()
     for entries, y in ((first, 0.3), (second, 0.08)):
         figure.legend(
-            [handle for handle, _ in entries], [name for _, name in entries], loc="lower left", bbox_to_anchor=(sheet.left / width, y / height),
-            ncols=max(1, len(entries)), fontsize=8, frameon=False, handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, handlelength=1.6,
+            [handle for handle, _ in entries], [name for _, name in entries], loc="lower left",
+            bbox_to_anchor=(sheet.left / width, y / height), ncols=max(1, len(entries)), fontsize=8, frameon=False,
+            handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, handlelength=1.6,
             columnspacing=1.2, borderpad=0, borderaxespad=0,
         )  # fmt: skip
 

@@ -100,4 +100,7 @@ def _cycle(
         lines[rank] = f"  rank {rank}: {task.where} waits for {need.where} on rank {other}{behind}\n"
         rank = other
     ring = list(lines)[list(lines).index(rank) :]
-    return f"ranks wait for each other for ever:\n{''.join(lines[member] for member in ring)}change the order of the tasks on one of them"
+    return (
+        f"ranks wait for each other for ever:\n{''.join(lines[member] for member in ring)}change the order of the "
+        f"tasks on one of them"
+    )

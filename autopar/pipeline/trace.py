@@ -103,8 +103,8 @@ def _slice(span: Span, drawn: tuple[int, int], rank: int, thread: int, name: str
     begin, end = drawn
     args = {"pass": name, "stage": span.op.stage, "micro-batch": span.op.batch, **more}
     return {
-        "ph": "X", "pid": rank + 1, "tid": thread, "name": str(span.op), "cat": name, "cname": colour, "ts": begin / 1000,
-        "dur": (end - begin) / 1000, "args": args,
+        "ph": "X", "pid": rank + 1, "tid": thread, "name": str(span.op), "cat": name, "cname": colour,
+        "ts": begin / 1000, "dur": (end - begin) / 1000, "args": args,
     }  # fmt: skip
 
 

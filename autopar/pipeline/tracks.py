@@ -67,8 +67,8 @@ def tracks(simulation: SimulationData) -> tuple[Track, ...]:
         times, bytes_ = _memory(memory.changes[rank], [row[rank] for row in schedule.slots], computed)
         all_tracks.append(
             Track(
-                {name: tuple(spans) for name, spans in by_name.items()}, tuple(sent[rank]), tuple(received[rank]), times, bytes_,
-                _fixed(memory.peak[rank], sum(memory.at_peak[rank].values())),
+                {name: tuple(spans) for name, spans in by_name.items()}, tuple(sent[rank]), tuple(received[rank]),
+                times, bytes_, _fixed(memory.peak[rank], sum(memory.at_peak[rank].values())),
             )
         )  # fmt: skip
     return tuple(all_tracks)

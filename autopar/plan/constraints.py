@@ -92,7 +92,8 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
         if part.name in parameters and part.name in resolved.attrs and not resolved.attrs[part.name].is_replicated
     ]
     split = {name for name, attr in resolved.attrs.items() if not attr.is_replicated}
-    needed = [p.name for p in parts if p.base in split and p.kind.startswith("original") and not any(d is not None for d in p.dims)
+    needed = [p.name for p in parts if p.base in split and p.kind.startswith("original")
+              and not any(d is not None for d in p.dims)
               and math.prod(parameters.get(p.name, ())) > 1]  # fmt: skip
     explained = (
         {"tp"} if resolved.unmatched and not resolved.preset else set()

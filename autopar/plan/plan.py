@@ -251,7 +251,8 @@ def _layer(plan: object, mesh: Mesh) -> _Layer:
     if not isinstance(plan, Mapping):
         raise PlanError(
             f"a plan is a dict from globs to an axis or None for each dim, as in "
-            f'{{"*.up.weight": ("tp", None)}}, the name of a preset, or a list of these, not a {type(plan).__name__}: {shown(plan)}'
+            f'{{"*.up.weight": ("tp", None)}}, the name of a preset, or a list of these, not a {type(plan).__name__}: '
+            f"{shown(plan)}"
         )
     for glob in plan:
         if not isinstance(glob, str):

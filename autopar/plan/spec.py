@@ -53,7 +53,8 @@ def attr_of(subject: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mes
         in_one = any(sum(twice[0] in axes for _, axes in dim) > 1 for dim in dims)
         raise PlanError(
             f"{subject} uses the axis {twice[0]!r} twice on {name}; "
-            + (f'write parts of one size once, as in "(3 -1/{twice[0]})"; if the parts have different sizes, split the dim as one, "{twice[0]}": '
+            + (f'write parts of one size once, as in "(3 -1/{twice[0]})"; if the parts have different sizes, split '
+               f'the dim as one, "{twice[0]}": '
                f"the parts are moved where an op separates "
                f"them" if in_one else "an axis splits one dim of a value once")
         )  # fmt: skip

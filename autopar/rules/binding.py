@@ -194,20 +194,32 @@ class Bound:
                     return f"dim {d} of {name} is not split along the factors of {op}, {self.pattern}: gather it first"
                 for factor, dim in splits.items():
                     if axes_of(dim) and factor in self.whole:
-                        return f"{op} needs the factor {factor} whole ({self.pattern}), but {name} is split along it over {_over(dim)}: gather it first"
+                        return (
+                            f"{op} needs the factor {factor} whole ({self.pattern}), but {name} is split along it "
+                            f"over {_over(dim)}: gather it first"
+                        )
                     if split.setdefault(factor, dim) != dim:
-                        return f"{op} splits the factor {factor} ({self.pattern}) over {_over(split[factor])} in one place and over {_over(dim)} in {name}: place them alike"
+                        return (
+                            f"{op} splits the factor {factor} ({self.pattern}) over {_over(split[factor])} in one "
+                            f"place and over {_over(dim)} in {name}: place them alike"
+                        )
         passing: dict[str, int] = {}
         carried = {(a, i) for f, dim in split.items() for i in self.carried.get(f, ()) for a in axes_of(dim)}
         waiting: dict[str, set[int]] = {}
         for position, attr in enumerate(needs):
             for axis, kind in attr.pending:
                 if kind != "sum":
-                    return f"{op} cannot take {names[position]} pending {kind} over {axis}: insert all_reduce({names[position]}, {axis}, op={kind})"
+                    return (
+                        f"{op} cannot take {names[position]} pending {kind} over {axis}: insert "
+                        f"all_reduce({names[position]}, {axis}, op={kind})"
+                    )
                 waiting.setdefault(axis, set()).add(position)
         for axis, position in carried:
             if position not in waiting.get(axis, ()):
-                return f"{op} adds {names[position]} to a sum that is split over {axis}, so it would be counted {mesh.sizes[axis]} times: insert pend({names[position]}, {axis})"
+                return (
+                    f"{op} adds {names[position]} to a sum that is split over {axis}, so it would be counted "
+                    f"{mesh.sizes[axis]} times: insert pend({names[position]}, {axis})"
+                )
         for axis, positions in waiting.items():
             rest = positions - {i for a, i in carried if a == axis}
             if not rest:
@@ -215,7 +227,10 @@ class Bound:
             choice = next((k for k, alternative in enumerate(self.linear) if set(alternative) == rest), None)
             if choice is None:
                 name = names[min(rest)]
-                return f"{op} is not additive, so {name} must be reduced over {axis} before it: insert all_reduce({name}, {axis}), or place {name} differently"
+                return (
+                    f"{op} is not additive, so {name} must be reduced over {axis} before it: insert "
+                    f"all_reduce({name}, {axis}), or place {name} differently"
+                )
             passing[axis] = choice
         strategy = Strategy(tuple(sorted(split.items())), tuple(sorted(passing.items())))
         for want, have in zip(self.place(strategy, mesh)[1], gives, strict=True):

@@ -8,7 +8,7 @@ Size arguments become those of the piece, and transfers get explicit piece sizes
 share a program (a *class*); the runtime gets their coordinates, in which they differ, as an input. A send and a recv
 become one exchange at the line of the recv, so that all ranks of both stages run the exchanges in the order of the
 program.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -202,7 +202,8 @@ class _Localizer:
 
     def add(self, node: fx.Node, record: Record, op: str, target: Any, args: Any, kwargs: Any, kind: ValueType) -> None:
         new = make_node(self.graph, node.name, op, target,
-                        map_operands(args, self.nodes.__getitem__), map_operands(kwargs, self.nodes.__getitem__))  # fmt: skip
+                        map_operands(args, self.nodes.__getitem__),
+                        map_operands(kwargs, self.nodes.__getitem__))  # fmt: skip
         self.nodes[node] = new
         set_record(new, Record(kind, (), record.phase, record.role, record.index, record.name, record.results,
                                module=record.module, source=record.source, call=record.call))  # fmt: skip

@@ -161,7 +161,8 @@ def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: ProcessStep, pieces: Sequence[torch.Tensor], names: tuple[str, ...],
-                gradient: Gradient, owners: Sequence[torch.Tensor], *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:  # fmt: skip
+                gradient: Gradient, owners: Sequence[torch.Tensor],
+                *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:  # fmt: skip
         whole.calls += 1
         step = whole if whole.expected == whole.tangents else whole.specialize(whole.expected)
         before = {k: pieces[k].clone() for k, name in enumerate(step.interface.given) if name in step.interface.states}

@@ -210,7 +210,10 @@ class RedistributionOnRank:
             ValueError: the piece has another shape or dtype than the rank's piece, or is missing, or the rank has none.
         """
         if (piece is None) == (self.rank in self.redistribution.source.mesh.ranks):
-            where = f"{print_type(self.redistribution.source)} is on the ranks {sorted(self.redistribution.source.mesh.ranks)}"
+            where = (
+                f"{print_type(self.redistribution.source)} is on the ranks "
+                f"{sorted(self.redistribution.source.mesh.ranks)}"
+            )
             raise ValueError(f"rank {self.rank} got {'no piece' if piece is None else 'a piece'}, but {where}")
         if piece is not None:
             self.redistribution._check(self.rank, piece)

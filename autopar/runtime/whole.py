@@ -63,8 +63,9 @@ class ProcessRun(Results):
         offloaded: whether the optimizer's state is in host memory.
     """
 
-    def __init__(self, explicit: Program, local: Program, groups: Mapping[tuple[int, ...], str], gate: Callable[[], None] | None,
-                 device: torch.device, donated: Collection[str] = (), scaled: bool = False, offloaded: bool = False) -> None:  # fmt: skip
+    def __init__(self, explicit: Program, local: Program, groups: Mapping[tuple[int, ...], str],
+                 gate: Callable[[], None] | None, device: torch.device, donated: Collection[str] = (),
+                 scaled: bool = False, offloaded: bool = False) -> None:  # fmt: skip
         super().__init__(explicit)
         self._local, self._bytes, self._groups, self._gate, self._device = (
             local,

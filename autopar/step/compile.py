@@ -97,8 +97,8 @@ class StepUpdate:
 
 
 @doing("train_step")
-def compile_micro(compiler: Compiler, call: CallInputs, options: StepOptions, trained: Sequence[str], cut: Collection[str],
-                  notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
+def compile_micro(compiler: Compiler, call: CallInputs, options: StepOptions, trained: Sequence[str],
+                  cut: Collection[str], notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
     """Capture the call of one micro-batch, and place it on the mesh.
 
     Args:
@@ -125,8 +125,8 @@ class _MicroCompiler:
         reports: of all passes so far.
     """
 
-    def __init__(self, compiler: Compiler, options: StepOptions, trained: Sequence[str], captured: Captured, attrs: dict[str, DistAttr],
-                 report: PassReport) -> None:  # fmt: skip
+    def __init__(self, compiler: Compiler, options: StepOptions, trained: Sequence[str], captured: Captured,
+                 attrs: dict[str, DistAttr], report: PassReport) -> None:  # fmt: skip
         self.compiler, self.options, self.trained = compiler, options, trained
         self.captured, self.attrs, self.reports = captured, attrs, [report]
 
@@ -157,7 +157,8 @@ class _MicroCompiler:
             parameters={name: masters.get(name, type) for name, type in trained.items()},
             gradients={name: types[gradient_name(name)] for name in trained},
             states={name: states[name] for name in trained},
-            untrained=tuple(Untrained(name, types[gradient_name(name)], states[name]) for name in micro.gradients if name not in trained),
+            untrained=tuple(Untrained(name, types[gradient_name(name)],
+                                      states[name]) for name in micro.gradients if name not in trained),
             loss=types[LOSS], outputs=micro.outputs, reports=tuple(self.reports),
         )  # fmt: skip
 

@@ -58,8 +58,9 @@ class Micro:
     outputs: tuple[Output, ...] = ()
 
 
-def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], *, scaled: bool = False,
-             returns: Mapping[str, str] | None = None, names: Sequence[str] = ()) -> Micro:  # fmt: skip
+def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], *,
+             scaled: bool = False, returns: Mapping[str, str] | None = None,
+             names: Sequence[str] = ()) -> Micro:  # fmt: skip
     """Make the program of one of ``microbatches`` micro-batches; linear in the graph.
 
     Args:

@@ -220,8 +220,9 @@ class OptimizerState:
         self._versions = self._counts()
         note_a_step(self.optimizer)
 
-    def _look(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr],
-              updates: Sequence[Update], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> tuple[Trained, ...]:  # fmt: skip
+    def _look(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType],
+              states: Mapping[str, DistAttr], updates: Sequence[Update],
+              groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> tuple[Trained, ...]:  # fmt: skip
         self._agreed()
         for name in parameters:
             number, parameter = groups[name]

@@ -136,7 +136,8 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
         )
     if options.recompute is not None and not options.recompute:
         raise ValueError(
-            f'recompute={shown(options.recompute)}: say "blocks", "min-cut", a glob over module paths, as in "*.layers.*", or None'
+            f'recompute={shown(options.recompute)}: say "blocks", "min-cut", a glob over module paths, as in '
+            f'"*.layers.*", or None'
         )
     if options.keep and options.amp is None:
         raise ValueError("keep= says in which dtype ops run under amp=, which is not given")
@@ -152,7 +153,8 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
         raise ValueError(f"clip_norm={shown(norm)} is no norm above 0; None does not clip, {math.inf} only measures")
     if options.clip_parameters not in CLIPPED:
         raise ValueError(
-            f'clip_parameters={shown(options.clip_parameters)}: "all" measures the gradients of all parameters that require one, "optimizer" those of the optimizer\'s'
+            f'clip_parameters={shown(options.clip_parameters)}: "all" measures the gradients of all parameters that '
+            f'require one, "optimizer" those of the optimizer\'s'
         )
     if not isinstance(options.grad_norm, bool):
         raise ValueError(
@@ -196,6 +198,7 @@ def _check_returns(returns: Any) -> None:
             )
     elif returns not in RETURNED:
         raise ValueError(
-            f'returns={returns!r}: a step returns its "loss", or the "outputs" of the model, of which a dict says how those of micro-batches are joined: '
+            f'returns={returns!r}: a step returns its "loss", or the "outputs" of the model, of which a dict says how '
+            f"those of micro-batches are joined: "
             f"{{'logits': 'cat'}}"
         )

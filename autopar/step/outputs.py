@@ -10,7 +10,7 @@
 
 Which of them applies follows from the forward (``batch_independence``). It cannot be detected if a micro-batch has one
 row.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def names_of(captured: Captured) -> list[str]:
     return ["_".join(path) for k, path in enumerate(captured.spec.paths()) if k not in captured.leaves]
 
 
-def outputs_of(program: Program, loss: int, terms: Terms, required: Mapping[str, str], names: Sequence[str], microbatches: int, cut: Collection[str],
-               device: torch.device) -> tuple[Output, ...]:  # fmt: skip
+def outputs_of(program: Program, loss: int, terms: Terms, required: Mapping[str, str], names: Sequence[str],
+               microbatches: int, cut: Collection[str], device: torch.device) -> tuple[Output, ...]:  # fmt: skip
     """How each tensor that a traced program returns is joined, except its loss.
 
     Args:

@@ -32,12 +32,12 @@ WEIGHTED = {
     aten.nll_loss2d_forward.default,
 }  # their first result is a sum over their targets
 PASSED = {  # ops that move elements, but do not mix terms
-    aten.neg.default, aten._to_copy.default, aten.view.default, aten.unsqueeze.default, aten.squeeze.dims, aten.cat.default, aten.stack.default,
-    aten.expand.default, aten.select.int, aten.slice.Tensor, aten.permute.default,
+    aten.neg.default, aten._to_copy.default, aten.view.default, aten.unsqueeze.default, aten.squeeze.dims,
+    aten.cat.default, aten.stack.default, aten.expand.default, aten.select.int, aten.slice.Tensor, aten.permute.default,
 }  # fmt: skip
 MEASURES = {  # ops on single numbers, between the sums over the batch and the divisor
-    aten._to_copy.default, aten.clamp.default, aten.clamp_min.default, aten.view.default, aten.maximum.default, aten.mul.Scalar, aten.mul.Tensor,
-    aten.div.Scalar, aten.div.Tensor, aten.add.Tensor, aten.add.Scalar,
+    aten._to_copy.default, aten.clamp.default, aten.clamp_min.default, aten.view.default, aten.maximum.default,
+    aten.mul.Scalar, aten.mul.Tensor, aten.div.Scalar, aten.div.Tensor, aten.add.Tensor, aten.add.Scalar,
 }  # fmt: skip
 
 

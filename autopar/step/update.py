@@ -131,8 +131,8 @@ def update_of(trained: Sequence[Trained], loss: TensorType, device: torch.device
 class _Update:
     """Builds the program of an update."""
 
-    def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, norm: Norm | None, scaling: LossScaling | None,
-                 ema: float | None) -> None:  # fmt: skip
+    def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, norm: Norm | None,
+                 scaling: LossScaling | None, ema: float | None) -> None:  # fmt: skip
         self.trained, self.loss, self.norm, self.scaling, self.ema = trained, loss, norm, scaling, ema
         self.builder = GraphBuilder(device)
         self.builder.phase = "update"
@@ -212,8 +212,9 @@ class _Update:
                 )
         return UpdateProgram(self.builder.program(list(returned.values()), replaced), self.constraints, tuple(returned))
 
-    def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, states: Mapping[str, fx.Node], step: fx.Node | None,
-                 numbers: Mapping[str, fx.Node], divisor: fx.Node | None, found_inf: fx.Node | None) -> Sequence[fx.Node]:  # fmt: skip
+    def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, states: Mapping[str, fx.Node],
+                 step: fx.Node | None, numbers: Mapping[str, fx.Node], divisor: fx.Node | None,
+                 found_inf: fx.Node | None) -> Sequence[fx.Node]:  # fmt: skip
         """The values of the parameter and of its states after the step."""
         operands = [states.get(name, step) for name in t.update.states]
         names = [f"{node.name}_next" for node in (parameter, *states.values())]

@@ -46,7 +46,8 @@ class Precursor(NamedTuple):
     def transfers(self) -> list[Move]:
         """Return the transfers from here to the goal."""
         parts = parts_argument(transfers.part_sizes(self.goal.attr, self.goal.shape))
-        pends = [(transfers.pend, {"axis": axis, **op_argument(kind), **({} if place is None else {"dim": place[0], **parts})})
+        pends = [(transfers.pend,
+                  {"axis": axis, **op_argument(kind), **({} if place is None else {"dim": place[0], **parts})})
                  for axis, kind, place in reversed(self.pended)]  # fmt: skip
         return [*pends, *((transfers.slice, {"dim": k, "axis": axis, **parts}) for k, axis in self.cut)]
 
@@ -90,8 +91,10 @@ def precursors_of(start: TensorType, goal: TensorType, new: list[tuple[str, str]
                 for dim, size in zip(sizes, shape, strict=True)
             ]
         )
-        yield Precursor(goal, before, first_lengths(before, shape, mesh), tuple([(*pair, place) for pair, place in zip(new, chosen, strict=True)]),
-                   tuple([(k, axis) for k, j in enumerate(prefix) if j < split_counts[k] for axis in splits[k][j:]]))  # fmt: skip
+        yield Precursor(goal, before, first_lengths(before, shape, mesh),
+                        tuple([(*pair, place) for pair, place in zip(new, chosen, strict=True)]),
+                   tuple([(k, axis) for k, j in enumerate(prefix) if j < split_counts[k]
+                          for axis in splits[k][j:]]))  # fmt: skip
 
 
 def _present_places(start: TensorType, goal: TensorType, new: list[str], splits: list[Axes]) -> dict[str, Place]:

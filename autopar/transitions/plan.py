@@ -97,7 +97,10 @@ def _check_kinds(start: TensorType, goal: TensorType) -> None:
     for type in (start, goal):
         kinds = sorted({kind for _, kind in type.attr.pending})
         if len(kinds) > 1:
-            why = f"{print_type(type)} is pending {' and '.join(kinds)} at once, and these do not commute; reduce one first"
+            why = (
+                f"{print_type(type)} is pending {' and '.join(kinds)} at once, and these do not commute; reduce one "
+                f"first"
+            )
             raise _refused(start, goal, why)
         for kind in kinds:
             try:

@@ -34,10 +34,11 @@ aten = torch.ops.aten
 
 # op that takes a number → the position of the number, and the op that takes a tensor there
 OPERANDS: dict[Any, tuple[int, Any]] = {
-    aten.mul.Tensor: (1, aten.mul.Tensor), aten.mul.Scalar: (1, aten.mul.Tensor), aten.div.Tensor: (1, aten.div.Tensor), aten.div.Scalar: (1, aten.div.Tensor),
-    aten.add.Tensor: (1, aten.add.Tensor), aten.add.Scalar: (1, aten.add.Tensor), aten.sub.Tensor: (1, aten.sub.Tensor), aten.sub.Scalar: (1, aten.sub.Tensor),
-    aten.gt.Scalar: (1, aten.gt.Tensor), aten.ge.Scalar: (1, aten.ge.Tensor), aten.lt.Scalar: (1, aten.lt.Tensor), aten.le.Scalar: (1, aten.le.Tensor),
-    aten.rsub.Scalar: (1, aten.sub.Tensor),
+    aten.mul.Tensor: (1, aten.mul.Tensor), aten.mul.Scalar: (1, aten.mul.Tensor), aten.div.Tensor: (1, aten.div.Tensor),
+    aten.div.Scalar: (1, aten.div.Tensor), aten.add.Tensor: (1, aten.add.Tensor), aten.add.Scalar: (1, aten.add.Tensor),
+    aten.sub.Tensor: (1, aten.sub.Tensor), aten.sub.Scalar: (1, aten.sub.Tensor),
+    aten.gt.Scalar: (1, aten.gt.Tensor), aten.ge.Scalar: (1, aten.ge.Tensor), aten.lt.Scalar: (1, aten.lt.Tensor),
+    aten.le.Scalar: (1, aten.le.Tensor), aten.rsub.Scalar: (1, aten.sub.Tensor),
 }  # fmt: skip
 REVERSED = {aten.rsub.Scalar}
 COMPARISONS = {aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar}
@@ -160,8 +161,9 @@ for _name in ("add", "sub", "mul", "truediv", "pow"):
     setattr(Tracked, f"__r{_name}__", _arithmetic(f"__r{_name}__", getattr(operator, _name), True))
 for _name in ("neg", "pos", "abs"):
     setattr(Tracked, f"__{_name}__", _arithmetic(f"__{_name}__", getattr(operator, _name), False))
-for _name in ("bool", "int", "float", "trunc", "floor", "ceil", "round", "eq", "ne", "lt", "le", "gt", "ge", "hash", "repr", "str", "format", "floordiv", "rfloordiv",
-              "mod", "rmod", "divmod", "rdivmod", "getnewargs"):  # fmt: skip
+for _name in ("bool", "int", "float", "trunc", "floor", "ceil", "round", "eq", "ne", "lt", "le", "gt", "ge", "hash",
+              "repr", "str", "format", "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod",
+              "getnewargs"):  # fmt: skip
     setattr(Tracked, f"__{_name}__", _noted(f"__{_name}__"))
 for _name in ("hex", "is_integer", "as_integer_ratio", "conjugate"):
     setattr(Tracked, _name, _noted(_name))

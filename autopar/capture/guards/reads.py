@@ -32,8 +32,9 @@ from autopar.capture.provenance import user_line
 
 HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
 SKIPPED = frozenset(  # structure, flags and hooks, which are compared separately; and the machinery of a call
-    {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward", *HOOKS,
-     "_is_full_backward_hook", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
+    {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "_call_impl",
+     "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward", *HOOKS, "_is_full_backward_hook",
+     "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
      "_maybe_warn_non_full_backward_hook", "_get_backward_hooks", "_get_backward_pre_hooks",
      # weak references to a recurrent layer's parameters: a reference held here would prevent the swap
      "_flat_weight_refs"}

@@ -139,6 +139,8 @@ def schedule(
     from autopar.cli.schedule import run
 
     raise typer.Exit(run(Request(
-        source=source, ranks=ranks, batches=batches, chunks=chunks, recompute=recompute, limit=limit, objective=cast(Objective, objective), forward=forward,
-        backward=backward, weight=weight, transfer=transfer, activation=activation, for_weights=for_weights, boundary=boundary, down=down, events=events, draw=draw, trace=trace, save=save,
+        source=source, ranks=ranks, batches=batches, chunks=chunks, recompute=recompute, limit=limit,
+        objective=cast(Objective, objective), forward=forward, backward=backward, weight=weight, transfer=transfer,
+        activation=activation, for_weights=for_weights, boundary=boundary, down=down, events=events, draw=draw,
+        trace=trace, save=save,
     )))  # fmt: skip

@@ -27,9 +27,9 @@ RANDOM: tuple[Random, ...] = get_args(Random)
 LIBRARY = torch.library.Library("drawn", "DEF")
 
 FUNCTIONAL = {  # ops that fill a tensor → ops that return a new one
-    "bernoulli_.float": "bernoulli.p", "bernoulli_.Tensor": "bernoulli.Tensor", "uniform_": "uniform", "normal_": "normal_functional",
-    "exponential_": "exponential", "random_": "random", "random_.from": "random.from", "random_.to": "random.to",
-    "cauchy_": "cauchy", "geometric_": "geometric", "log_normal_": "log_normal",
+    "bernoulli_.float": "bernoulli.p", "bernoulli_.Tensor": "bernoulli.Tensor", "uniform_": "uniform",
+    "normal_": "normal_functional", "exponential_": "exponential", "random_": "random", "random_.from": "random.from",
+    "random_.to": "random.to", "cauchy_": "cauchy", "geometric_": "geometric", "log_normal_": "log_normal",
 }  # fmt: skip
 
 RRELU = "rrelu_with_noise"  # writes into its second operand, and returns another tensor

@@ -102,8 +102,9 @@ class Optimised:
         return "\n".join([title, *(f"  {name:<12} {text}" for name, text in rows.items())])
 
 
-def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: Sizes | None = None, limit: float | Iterable[float] | None = None,
-             tries: int = 1000, seed: int = 0, objective: Objective = "makespan") -> Optimised:  # fmt: skip
+def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: Sizes | None = None,
+             limit: float | Iterable[float] | None = None, tries: int = 1000, seed: int = 0,
+             objective: Objective = "makespan") -> Optimised:  # fmt: skip
     """Search for the shortest schedule by the objective; among equals, for the shortest by the other objective, then
     for little memory.
 
@@ -276,7 +277,10 @@ def _nothing(
     name, peak = min(peaks, key=lambda one: max(used - limit for used, limit in zip(one[1], limits, strict=True)))
     needs = f"{max(peak):.6g}" if len(set(limits)) == 1 else _numbers(peak)
     limit = _numbers(limits[:1] if len(set(limits)) == 1 else limits)
-    return f"nothing was found within limit={limit}; the smallest schedule found needs {needs}, {name}: raise the limit to that"
+    return (
+        f"nothing was found within limit={limit}; the smallest schedule found needs {needs}, {name}: raise the "
+        f"limit to that"
+    )
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -120,8 +120,8 @@ def one_by_one(cost: Costs, batches: int) -> Orders:
     return followed[1]
 
 
-def _choose(rule: PriorityRule, cost: Costs, rank: int, now: float, batches: int, forward: list[list[float]], backward: list[list[float]],
-            done: Order, room: float, need: list[float]) -> tuple[int, float]:  # fmt: skip
+def _choose(rule: PriorityRule, cost: Costs, rank: int, now: float, batches: int, forward: list[list[float]],
+            backward: list[list[float]], done: Order, room: float, need: list[float]) -> tuple[int, float]:  # fmt: skip
     """Return the code of the task that a rank begins; or -1, and the time at which it should choose again."""
     best_forward = best_backward = weight = -1
     soon_forward = soon_backward = inf

@@ -36,8 +36,9 @@ STATISTICS: dict[str, tuple[int, ...]] = {  # results that are float32 for opera
     "_weight_norm_interface": (1,),
 }
 FORWARD_OF = {  # op of a backward, in a program without calls in its records → the op whose list it follows
-    "_softmax_backward_data": "_softmax", "_log_softmax_backward_data": "_log_softmax", "nll_loss_backward": "nll_loss_forward",
-    "nll_loss2d_backward": "nll_loss2d_forward", "logsumexp_backward": "logsumexp", "_prelu_kernel_backward": "_prelu_kernel",
+    "_softmax_backward_data": "_softmax", "_log_softmax_backward_data": "_log_softmax",
+    "nll_loss_backward": "nll_loss_forward", "nll_loss2d_backward": "nll_loss2d_forward",
+    "logsumexp_backward": "logsumexp", "_prelu_kernel_backward": "_prelu_kernel",
 }  # fmt: skip
 
 Made = torch.dtype | tuple[torch.dtype | None, ...] | None
@@ -242,7 +243,8 @@ class Dtypes:
         types = captured if isinstance(captured, tuple) else (captured,)
         named = _names_dtype(node)
         dtypes = tuple(
-            None if result is None else result.dtype if dtype is None or named or result.dtype not in FLOATS or k in fixed else dtype
+            None if result is None else result.dtype if dtype is None or named or result.dtype not in FLOATS
+            or k in fixed else dtype
             for k, result in enumerate(types)
         )  # fmt: skip
         self.made[node] = dtypes if isinstance(captured, tuple) else dtypes[0]

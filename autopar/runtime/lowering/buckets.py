@@ -203,7 +203,7 @@ def _key(node: fx.Node) -> Key:
 
 Place = tuple[tuple[int, ...], int, tuple[int, ...]]
 """A piece of a bucket: its shape with merged dims split into their parts, the dim that is scattered or gathered, and the shape of the
-result. It is a tuple of tuples, so that generated code can hold it."""
+result. It is a tuple of tuples, so that generated code can hold it."""  # noqa: E501
 
 
 def start_bucket(pieces: list[torch.Tensor], op: str, group: str) -> torch.Tensor:

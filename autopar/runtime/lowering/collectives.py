@@ -277,5 +277,5 @@ def redistribution(plan: Packing, ranks: Sequence[int], dtype: torch.dtype, grou
     received = tuple(size_of(receives[rank]) * dtype.itemsize if rank in receives else 0 for rank in ranks)
     by_rank = sorted(plan.receives, key=lambda row: ranks.index(row[0]))
     plan = plan._replace(receives=tuple(by_rank))
-    return Exchange(start_redistribute, (tuple(sends.get(rank) for rank in ranks), received, group), finish_redistribute,
-                    (plan, received))  # fmt: skip
+    return Exchange(start_redistribute, (tuple(sends.get(rank) for rank in ranks), received, group),
+                    finish_redistribute, (plan, received))  # fmt: skip

@@ -11,7 +11,7 @@ The joint graph is split by phase: the forward also returns the values that the 
 the line of its transfer, and its first reader waits for it. Arguments come in a list that the function empties, so that
 a tensor is freed after its last reader, as in eager. Gradients that are reduced over one axis share collectives
 (``buckets``).
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ class Lowered:
 
 @doing("lower")
 def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None] | None = None,
-          bytes: Mapping[str, int] | None = None, device: torch.device | None = None, hunt: Hunt | None = None) -> dict[str, Lowered]:  # fmt: skip
+          bytes: Mapping[str, int] | None = None, device: torch.device | None = None,
+          hunt: Hunt | None = None) -> dict[str, Lowered]:  # fmt: skip
     """Lower the phases of a rank's local program; linear in the graph.
 
     Args:
@@ -118,8 +119,8 @@ def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None
 
 
 def lower_whole(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None] | None = None,
-                bytes: Mapping[str, int] | None = None, device: torch.device | None = None, donated: Donated | None = None,
-                hunt: Hunt | None = None) -> Lowered:  # fmt: skip
+                bytes: Mapping[str, int] | None = None, device: torch.device | None = None,
+                donated: Donated | None = None, hunt: Hunt | None = None) -> Lowered:  # fmt: skip
     """Lower all phases of a rank's local program to one function, which returns the program's results.
 
     Args:
@@ -154,7 +155,8 @@ class _Phase:
     """Builds the function of one phase, or of several."""
 
     def __init__(self, program: Program, groups: Mapping[Ranks, str], title: str, buckets: Buckets,
-                 gate: Callable[[], None] | None, device: torch.device, donated: Donated | None = None, hunt: Hunt | None = None) -> None:  # fmt: skip
+                 gate: Callable[[], None] | None, device: torch.device, donated: Donated | None = None,
+                 hunt: Hunt | None = None) -> None:  # fmt: skip
         self.program, self.groups, self.title, self.buckets, self.gate, self.device = (
             program,
             groups,
