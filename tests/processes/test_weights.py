@@ -233,9 +233,12 @@ def test_dtypes_and_scalars(tmp_path: Path) -> None:
     assert load_file(tmp_path / "file.safetensors")["weight"].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("attr", [DistAttr.split("dp", None), DistAttr.split(None, ("dp", "tp")), DistAttr.split("tp", "dp"),
-                                  DistAttr((((None, ()),), ((3, ()), (4, ("tp",))))), DistAttr((((5, ("dp",)), (2, ("tp",))), ((None, ()),))),
-                                  DistAttr((((2, ("dp",)), (5, ("tp",))), ((2, ("cp",)), (3, ()), (2, ("cp",)))))], ids=str)  # fmt: skip
+@pytest.mark.parametrize("attr",
+                         [DistAttr.split("dp", None), DistAttr.split(None, ("dp", "tp")), DistAttr.split("tp", "dp"),
+                                  DistAttr((((None, ()),), ((3, ()), (4, ("tp",))))),
+                                  DistAttr((((5, ("dp",)), (2, ("tp",))), ((None, ()),))),
+                                  DistAttr((((2, ("dp",)), (5, ("tp",))), ((2, ("cp",)), (3, ()), (2, ("cp",)))))],
+                         ids=str)  # fmt: skip
 def test_parts(attr: DistAttr) -> None:
     """What the parts bring together is what ``cut`` cuts."""
     from autopar.runtime.simulation.pieces import _window

@@ -87,8 +87,8 @@ class Travels:
         offload.to_host = self.real
 
 
-def alike(sizes: dict[str, int], optimizer: Callable[[nn.Module], torch.optim.Optimizer], options: Mapping[str, Any], low: bool = False, count: int = 10,
-          called: bool = False) -> tuple[list[int], list[bool]]:  # fmt: skip
+def alike(sizes: dict[str, int], optimizer: Callable[[nn.Module], torch.optim.Optimizer], options: Mapping[str, Any],
+          low: bool = False, count: int = 10, called: bool = False) -> tuple[list[int], list[bool]]:  # fmt: skip
     """After each step losses, norms and all that is kept are, bit for bit, those of the same step without. What
     travelled, what was skipped."""
     (without, batches), (step, _) = (made(sizes, optimizer, low, offload=one, **options) for one in (False, True))
@@ -285,7 +285,8 @@ def _devices(values: Any) -> set[str]:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    name=st.sampled_from([*UPDATES, "averaged"]), seed=st.integers(0, 9), dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    name=st.sampled_from([*UPDATES, "averaged"]), seed=st.integers(0, 9),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
     scale=st.sampled_from([None, 8.0]), found=st.sampled_from([None, 0.0, 1.0]), columns=st.booleans(),
 )  # fmt: skip
 def test_kernels_on_the_host(

@@ -18,8 +18,9 @@ import autopar
 from autopar import Mesh
 from autopar.model.dtensor_parameters import is_dtensor
 
-CALLS = ["pieces_of_each_rank", "loaded_states", "moved_by_zero", "beside_the_loop", "batches_that_differ", "evaluation_between", "optimizers",
-         "pieces_of_unlike_sizes", "calls_of_unlike_sizes", "micro_batches_of_unlike_sizes"]  # fmt: skip
+CALLS = ["pieces_of_each_rank", "loaded_states", "moved_by_zero", "beside_the_loop", "batches_that_differ",
+         "evaluation_between", "optimizers", "pieces_of_unlike_sizes", "calls_of_unlike_sizes",
+         "micro_batches_of_unlike_sizes"]  # fmt: skip
 SIZES = {"dp": 2, "tp": 2}
 
 

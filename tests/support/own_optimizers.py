@@ -111,7 +111,10 @@ class Rows(ByHand):
         p.sub_(group["lr"] * grad)
 
 
-LOOP = "; train it in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), optimizer.step(), or define its update with "
+LOOP = (
+    "; train it in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), "
+    "optimizer.step(), or define its update with "
+)
 REASONS: list[tuple[type[ByHand], dict[str, Any], str]] = [
     (
         Counting,

@@ -75,9 +75,10 @@ class Odd(nn.Module):
 
 
 ODD_PLAN = {
-    "*.truncated.weight": ("tp", None), "*.truncated.bias": ("tp",), "*.orthogonal.weight": (None, "tp"), "*.embed.weight": ("tp", None), "*.parts": ("tp", None),
-    "*.replaced": ("tp", None), "*.sparse": ("tp", "dp"), "*.scaled": (("dp", "tp"), None), "*.one": ("dp", "tp"),
-    "*.table": ("tp", None), "*.weight_hh_l0": (None, "tp"), "*.weight_ih_l0": ("(4 -1/tp)", None),
+    "*.truncated.weight": ("tp", None), "*.truncated.bias": ("tp",), "*.orthogonal.weight": (None, "tp"),
+    "*.embed.weight": ("tp", None), "*.parts": ("tp", None), "*.replaced": ("tp", None), "*.sparse": ("tp", "dp"),
+    "*.scaled": (("dp", "tp"), None), "*.one": ("dp", "tp"), "*.table": ("tp", None), "*.weight_hh_l0": (None, "tp"),
+    "*.weight_ih_l0": ("(4 -1/tp)", None),
 }  # fmt: skip
 
 

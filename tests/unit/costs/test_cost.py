@@ -26,9 +26,11 @@ quick = settings(max_examples=100, deadline=None)
 PLAIN = Machine("plain", "any", 4, Link(1.0, 1.0), Link(10.0, 0.1), Link(0.5, 2.0))
 MEASURED = replace(
     machine("cpu"), name="measured", ranks_per_node=4,
-    measured=tuple(Measured(name, 2, 3e-4, 1e-4, 1e9, 4096.0) for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")),
+    measured=tuple(Measured(name, 2, 3e-4, 1e-4, 1e9, 4096.0) for name in ("all_reduce", "all_gather", "reduce_scatter",
+        "all_to_all", "send")),
 )  # fmt: skip
-MACHINES = {one.name: one for one in (*known().values(), PLAIN, MEASURED, replace(MEASURED, name="in part", measured=MEASURED.measured[:1]),
+MACHINES = {one.name: one for one in (*known().values(), PLAIN, MEASURED,
+                                      replace(MEASURED, name="in part", measured=MEASURED.measured[:1]),
                                       replace(PLAIN, name="faster outside", outside=Link(0.1, 10.0)))}  # fmt: skip
 EXCHANGES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "redistribute", "send", "recv")
 

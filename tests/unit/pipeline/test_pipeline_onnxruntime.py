@@ -18,7 +18,7 @@ WITH_MESSAGES = """\
 FW00    FS00    FW01    FS01    FW02    FS02                            BR00    BW00            FW03    BR01FS03BW01                    BR02    BW02                    BR03    BW03    
         FR00    FW00    FR01FS00FW01    FR02    FW02    BR00FS01BW00    BS00            BR01FS02BW01    BS01FR03FW03    BR02FS03BW02    BS02            BR03    BW03    BS03            
                         FR00    FW00            BW00    BS00FR01FW01            BW01    BS01FR02FW02            BW02    BS02FR03FW03            BW03    BS03                            
-"""  # fmt: skip
+"""  # noqa: E501  # fmt: skip
 
 
 def printed(schedule: PipelineSchedule, messages: bool) -> str:

@@ -73,7 +73,8 @@ def wraps(schedule: PipelineSchedule) -> list[Task]:
     p, last = schedule.ranks, schedule.stages - 1
     return [
         task for _, _, task in schedule.tasks()
-        if task.batch % p and ((task.kind == "FW" and task.stage and task.stage % p == 0) or (task.kind == "BW" and task.stage % p == p - 1 != last))
+        if task.batch % p and ((task.kind == "FW" and task.stage and task.stage % p == 0)
+                               or (task.kind == "BW" and task.stage % p == p - 1 != last))
     ]  # fmt: skip
 
 

@@ -40,7 +40,8 @@ class Torchs:
 
 
 scalings = st.builds(
-    LossScaling, st.sampled_from([2.0**16, 1.0, 3.7e37]), st.sampled_from([2.0, 1.1, 4.0]), st.sampled_from([0.5, 0.3]), st.integers(1, 4), st.just(1e-40)
+    LossScaling, st.sampled_from([2.0**16, 1.0, 3.7e37]), st.sampled_from([2.0, 1.1, 4.0]), st.sampled_from([0.5, 0.3]),
+    st.integers(1, 4), st.just(1e-40)
 )  # fmt: skip
 
 
