@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel", "PlanError",
-    "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint", "parallelize",
-    "register_rule",
+    "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
+    "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
+    "parallelize", "register_rule",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
-    "parallelize": "api", "Parallel": "parallel", "Program": "ir.program", "Mesh": "ir.mesh", "DistAttr": "ir.layout", "Layout": "ir.layout",
-    "register_rule": "rules",
+    "parallelize": "api", "Parallel": "parallel", "Program": "ir.program", "Mesh": "ir.mesh", "DistAttr": "ir.layout",
+    "Layout": "ir.layout", "register_rule": "rules",
 }  # fmt: skip
-ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan", "report", "rules", "runtime",
-         "step", "transitions", "verify")  # fmt: skip
+ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan",
+         "report", "rules", "runtime", "step", "transitions", "verify")  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

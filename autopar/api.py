@@ -13,13 +13,13 @@ from autopar.errors import shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
 from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.ir.ops.seeded_random import RANDOM, Random
 from autopar.model.dtensor_parameters import is_dtensor
-from autopar.model.inputs import INPUTS
-from autopar.parallel import OUTPUTS, Parallel
+from autopar.model.inputs import INPUTS, Inputs
+from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan
 from autopar.runtime.processes.job import job_of
-from autopar.runtime.seeds import RANDOM
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,10 +31,10 @@ def parallelize(
     plan: Plan | None = None,
     *,
     example: Any = None,
-    inputs: str = "global",
-    outputs: str = "sharded",
+    inputs: Inputs = "global",
+    outputs: Outputs = "sharded",
     recapture: bool = True,
-    random: str = "parallel",
+    random: Random = "parallel",
     strict: bool = False,
     timeout: float = 60.0,
 ) -> Parallel:
@@ -77,7 +77,8 @@ def parallelize(
     _check_model(model)
     device_mesh: DeviceMesh | None = None
     if is_device_mesh(mesh):
-        device_mesh, mesh = mesh, mesh_of(mesh)  # type: ignore[arg-type,assignment]
+        device_mesh = mesh
+        mesh = mesh_of(device_mesh)
     if not isinstance(mesh, Mesh):
         raise TypeError(f"parallelize takes an autopar.Mesh, as in autopar.Mesh(dp=2, tp=2), not {type(mesh).__name__}")
     if mesh.name is not None:

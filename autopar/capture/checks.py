@@ -64,7 +64,8 @@ class ClassesChecked(TorchFunctionMode):
 @contextlib.contextmanager
 def assignments_refused() -> Iterator[None]:
     """Refuse ``x.data = y``: it is no op, so the captured step would leave it out."""
-    kept, before = torch.Tensor.data, vars(torch.Tensor).get("data")  # one capture may run inside another
+    kind: Any = torch.Tensor  # of no type, because its property is replaced
+    kept, before = kind.data, vars(kind).get("data")  # one capture may run inside another
 
     def refuse(self: torch.Tensor, value: torch.Tensor) -> None:
         raise CaptureError(
@@ -73,14 +74,14 @@ def assignments_refused() -> Iterator[None]:
             f"it with copy_()"
         )
 
-    torch.Tensor.data = property(kept.__get__, refuse)  # type: ignore[assignment,method-assign]
+    kind.data = property(kept.__get__, refuse)
     try:
         yield
     finally:
         if before is None:
-            del torch.Tensor.data  # uncovers that of the base class
+            del kind.data  # uncovers that of the base class
         else:
-            torch.Tensor.data = before
+            kind.data = before
 
 
 COMPUTED_BEFORE: dict[str, tuple[str, str]] = {  # module of a hook's class → what registers it, and what to use instead

@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +109,7 @@ def work(rank: int, ranks: int, folder: str, rounds: int, sizes: Sequence[int]) 
     own = []
     for one in map(torch.ones, (bytes // 4 for bytes in OWN_MEMORY)):
         copy = torch.zeros_like(one)
-        own.append(usual(seconds(lambda one=one, copy=copy: copy.copy_(one), rounds)))
+        own.append(usual(seconds(partial(copy.copy_, one), rounds)))
     square = torch.ones(MATRIX, MATRIX)
     product = usual(seconds(lambda: square @ square, rounds))
     if rank == 0:
@@ -150,8 +151,9 @@ def described(name: str, ranks: int, fits: list[Measured], own: list[float], pro
     message = next(one for one in fits if one.operation == "send")
     rate = 2 * OWN_MEMORY[1] / own[1]  # read and written
     return Machine(
-        name, like.kind, like.ranks_per_node, Link(max(message.floor, message.latency), message.bandwidth), like.outside, Link(own[0], rate),
-        peak=(("f32", 2 * MATRIX**3 / product),), measured=tuple(fits), source=f"profiling/run.py calibrate --ranks "
+        name, like.kind, like.ranks_per_node, Link(max(message.floor, message.latency), message.bandwidth),
+        like.outside, Link(own[0], rate), peak=(("f32", 2 * MATRIX**3 / product),), measured=tuple(fits),
+        source=f"profiling/run.py calibrate --ranks "
                                                                                f"{ranks}, torch {torch.__version__}",
         note="outside is not measured",
     )  # fmt: skip

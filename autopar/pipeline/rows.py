@@ -47,11 +47,11 @@ def rows(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
                 at[rank] += 1
                 continue
             break
-    if any(at[rank] < len(own) for rank, own in enumerate(orders)):
+    if any(at[rank] < len(order) for rank, order in enumerate(orders)):
         raise ScheduleError(_cycle(orders, rank_of, present, time, at))
     table = [[EMPTY] * len(orders) for _ in range(max(last, default=-1) + 1)]
-    for rank, own in enumerate(orders):
-        for slot, row in zip(own, times[rank], strict=True):
+    for rank, order in enumerate(orders):
+        for slot, row in zip(order, times[rank], strict=True):
             table[row][rank] = slot
     return tuple(map(tuple, table))
 
@@ -65,7 +65,7 @@ def needs(slot: Slot, rank_of: Sequence[int], present: set[Task]) -> Iterator[tu
         elif action == "R":
             yield from ((dependency, 0) for dependency in (other_end(task),) if dependency in present)
         elif (message := source(task, rank_of)) in present:
-            yield message, 1  # type: ignore[misc]
+            yield message, 1
             yield from (
                 (dependency, 1)
                 for dependency in reads(task, len(rank_of))
@@ -100,4 +100,7 @@ def _cycle(
         lines[rank] = f"  rank {rank}: {task.where} waits for {need.where} on rank {other}{behind}\n"
         rank = other
     ring = list(lines)[list(lines).index(rank) :]
-    return f"ranks wait for each other for ever:\n{''.join(lines[member] for member in ring)}change the order of the tasks on one of them"
+    return (
+        f"ranks wait for each other for ever:\n{''.join(lines[member] for member in ring)}change the order of the "
+        f"tasks on one of them"
+    )

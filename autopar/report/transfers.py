@@ -77,7 +77,7 @@ class Transfers(tuple[TransferRow, ...]):
 def transfers_of(program: Program, device: torch.device | str = "cpu") -> Transfers:
     """Return the transfers of an explicit program. Prices for the device are computed when ``lines`` is read. Linear in
     the graph."""
-    totals: dict[tuple[str, ...], tuple[int, int]] = {}
+    totals: dict[tuple[str, str, str, str, str], tuple[int, int]] = {}
     for node, axis, received in priced(program):
         record = record_of(node)
         key = (

@@ -109,7 +109,8 @@ def _op(code: CodeType, line: int) -> str | None:
 
 
 def _users_line(stack: Iterator[tuple[CodeType, int]]) -> str:
-    """Return the user's innermost line, ``train.py:41  time.sleep(100)``; lines of installed packages count only if there are no others."""
+    """Return the user's innermost line, ``train.py:41  time.sleep(100)``; lines of installed packages count only if
+    there are no others."""
     lines = [(code.co_filename, line) for code, line in stack]
     users = [(name, line) for name, line in lines if is_users(name)]
     outside_packages = [(name, line) for name, line in users if f"{os.sep}site-packages{os.sep}" not in name]

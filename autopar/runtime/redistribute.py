@@ -23,7 +23,7 @@ from autopar.ir import transfers
 from autopar.ir.edit import Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import make_node, set_record
+from autopar.ir.nodes import make_node, operands, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, Result, TensorType
 from autopar.ir.text.printer import print_type
@@ -97,13 +97,13 @@ class Redistribution:
             stages = {"source": mesh, "target": target.layout.mesh}
             mesh = Mesh(rank=len(every := sorted({*mesh.ranks, *target.layout.mesh.ranks})), ranks=every)
         source, target = (
-            replace(t, layout=Layout(t.layout.mesh, t.attr.normalize(t.shape, t.layout.mesh))) for t in (source, target)
-        )  # type: ignore[union-attr]
+            replace(t, layout=Layout(t.mesh, t.attr.normalize(t.shape, t.mesh))) for t in (source, target)
+        )
         program = Program(fx.Graph(), "explicit", mesh, stages=stages, tree=("", ""))
         x = make_node(program.graph, "x", "placeholder", "x", (), {})
         set_record(x, Record(source, role="input"))
         output = make_node(program.graph, "output", "output", "output", ((x,),), {})
-        set_record(output, Record(None, (Requirement(target.layout, target.dtype),), results=(Result("return"),)))  # type: ignore[arg-type]
+        set_record(output, Record(None, (Requirement(target.layout, target.dtype),), results=(Result("return"),)))
         with program.edit() as edit:
             value: Value = x
             for step in transitions(source, target):
@@ -136,7 +136,7 @@ class Redistribution:
         Raises:
             ValueError: a piece is missing, or has another shape or dtype than the rank's piece.
         """
-        ranks = tuple(self.source.layout.mesh.ranks)  # type: ignore[union-attr]
+        ranks = tuple(self.source.mesh.ranks)
         if sorted(pieces) != sorted(ranks):
             raise ValueError(
                 f"pieces are given for the ranks {sorted(pieces)}, but {print_type(self.source)} is on the ranks "
@@ -144,11 +144,11 @@ class Redistribution:
             )
         for rank in ranks:
             self._check(rank, pieces[rank])
-        results = _Simulated.apply(self, *(pieces[rank] for rank in ranks))  # type: ignore[no-untyped-call]
-        return dict(zip(self.target.layout.mesh.ranks, results, strict=True))  # type: ignore[union-attr]
+        results = _Simulated.apply(self, *(pieces[rank] for rank in ranks))
+        return dict(zip(self.target.mesh.ranks, results, strict=True))
 
     def _check(self, rank: int, piece: torch.Tensor) -> None:
-        mesh = self.source.layout.mesh  # type: ignore[union-attr]
+        mesh = self.source.mesh
         shape = self.source.attr.local_shape(self.source.shape, mesh, mesh.coordinates(rank))
         if (tuple(piece.shape), piece.dtype) != (shape, self.source.dtype):
             raise ValueError(
@@ -164,8 +164,8 @@ class Redistribution:
             rank: {"x": pieces[rank].detach()} if rank in pieces else {} for rank in code
         }
         run_ranks(self.program.meshes, code, values)
-        name = self.program.output.args[0][0].name  # type: ignore[index,union-attr]
-        return {rank: values[rank][name] for rank in self.target.layout.mesh.ranks}  # type: ignore[union-attr]
+        name = operands(self.program.output)[0].name
+        return {rank: values[rank][name] for rank in self.target.mesh.ranks}
 
     # -- on processes ----------------------------------------------------------------------------------------------
 
@@ -209,13 +209,16 @@ class RedistributionOnRank:
         Raises:
             ValueError: the piece has another shape or dtype than the rank's piece, or is missing, or the rank has none.
         """
-        if (piece is None) == (self.rank in self.redistribution.source.layout.mesh.ranks):  # type: ignore[union-attr]
-            where = f"{print_type(self.redistribution.source)} is on the ranks {sorted(self.redistribution.source.layout.mesh.ranks)}"  # type: ignore[union-attr]
+        if (piece is None) == (self.rank in self.redistribution.source.mesh.ranks):
+            where = (
+                f"{print_type(self.redistribution.source)} is on the ranks "
+                f"{sorted(self.redistribution.source.mesh.ranks)}"
+            )
             raise ValueError(f"rank {self.rank} got {'no piece' if piece is None else 'a piece'}, but {where}")
         if piece is not None:
             self.redistribution._check(self.rank, piece)
-        if self.redistribution.source.layout.mesh == self.redistribution.target.layout.mesh:  # type: ignore[union-attr]
-            return _OnRank.apply(self, piece)  # type: ignore[no-untyped-call]
+        if self.redistribution.source.mesh == self.redistribution.target.mesh:
+            return _OnRank.apply(self, piece)
         return self._run(piece)
 
     def _run(self, piece: torch.Tensor | None) -> torch.Tensor | None:
@@ -227,15 +230,15 @@ class _Simulated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, redistribution: Redistribution, *pieces: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.redistribution = redistribution
-        results = redistribution._run(dict(zip(redistribution.source.layout.mesh.ranks, pieces, strict=True)))  # type: ignore[union-attr]
-        return tuple(results[rank].clone() for rank in redistribution.target.layout.mesh.ranks)  # type: ignore[union-attr]
+        results = redistribution._run(dict(zip(redistribution.source.mesh.ranks, pieces, strict=True)))
+        return tuple(results[rank].clone() for rank in redistribution.target.mesh.ranks)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         redistribution: Redistribution = ctx.redistribution
-        pieces = dict(zip(redistribution.target.layout.mesh.ranks, gradients, strict=True))  # type: ignore[union-attr]
+        pieces = dict(zip(redistribution.target.mesh.ranks, gradients, strict=True))
         results = redistribution.backward.simulate(pieces)
-        return (None, *(results[rank] * redistribution.factor for rank in redistribution.source.layout.mesh.ranks))  # type: ignore[union-attr]
+        return (None, *(results[rank] * redistribution.factor for rank in redistribution.source.mesh.ranks))
 
 
 class _OnRank(torch.autograd.Function):
@@ -249,4 +252,6 @@ class _OnRank(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         on_rank: RedistributionOnRank = ctx.on_rank
-        return None, on_rank.backward(gradient) * on_rank.redistribution.factor  # type: ignore[operator]
+        result = on_rank.backward(gradient)
+        assert result is not None
+        return None, result * on_rank.redistribution.factor

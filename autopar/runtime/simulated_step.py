@@ -50,7 +50,7 @@ class SimulatedStep:
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on full tensors: parameters, buffers, inputs, in the order of the placeholders. Buffers are updated."""
         if self.interface.tangents:
-            return list(_Step.apply(self, *tensors))  # type: ignore[no-untyped-call]
+            return list(_Step.apply(self, *tensors))
         return self.forward(tensors)[0]
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[int, Values]]:
@@ -119,7 +119,9 @@ class _Step(torch.autograd.Function):
                 rank: {name: rank_values[name] for name in step.interface.given} for rank, rank_values in values.items()
             }
             step.run("forward", values)
-        tangents = {name: gradients[k] for k, name in step.interface.tangents.items()}
+        tangents = {
+            name: gradient for k, name in step.interface.tangents.items() if (gradient := gradients[k]) is not None
+        }
         values = {rank: {**rank_values, **step.cut(tangents, rank)} for rank, rank_values in values.items()}
         step.run("backward", values)
         results = {

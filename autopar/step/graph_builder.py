@@ -134,10 +134,9 @@ class GraphBuilder:
         if known is not None:
             return known
         new = make_node(self._graph, self._free(name or "getitem"), "call_function", operator.getitem, (node, part), {})
-        set_record(
-            new,
-            Record(record_of(node).type[part], phase=self.phase, module=self.about.module, source=self.about.source),
-        )  # type: ignore[index]
+        types = record_of(node).type
+        assert isinstance(types, tuple)
+        set_record(new, Record(types[part], phase=self.phase, module=self.about.module, source=self.about.source))
         return new
 
     def _free(self, base: str) -> str:

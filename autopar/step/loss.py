@@ -15,7 +15,10 @@ import torch
 
 from autopar.torch_private import DisableTorchFunctionSubclass
 
-DONE = "the step has already run its backward and its optimizer, and its loss has no graph: remove loss.backward(), and what follows it in the loop of a single device"
+DONE = (
+    "the step has already run its backward and its optimizer, and its loss has no graph: remove loss.backward(), "
+    "and what follows it in the loop of a single device"
+)
 PLAIN: tuple[Callable[..., Any], ...] = (
     torch.Tensor.detach,
     torch.detach,

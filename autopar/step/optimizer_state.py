@@ -167,7 +167,7 @@ class OptimizerState:
     def numbers(self, device: torch.device) -> dict[str, torch.Tensor]:
         """The present values of the numbers that schedulers change, by group: ``.lr.0``, ``.beta1.0``. They are on
         ``device``, except those that kernels read on the host."""
-        numbers = {}
+        numbers: dict[str, torch.Tensor] = {}
         for k, group in enumerate(self.optimizer.param_groups):
             scheduled = {RATE: scalar(float(group["lr"]), device), **self.definition.update(group).operands(device)}
             numbers |= {scheduled_name(name, k): value for name, value in scheduled.items()}
@@ -220,8 +220,9 @@ class OptimizerState:
         self._versions = self._counts()
         note_a_step(self.optimizer)
 
-    def _look(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr],
-              updates: Sequence[Update], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> tuple[Trained, ...]:  # fmt: skip
+    def _look(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType],
+              states: Mapping[str, DistAttr], updates: Sequence[Update],
+              groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> tuple[Trained, ...]:  # fmt: skip
         self._agreed()
         for name in parameters:
             number, parameter = groups[name]

@@ -383,6 +383,6 @@ UNREAD = {
     aten.nll_loss2d_backward.default: 6,
 }  # op → the position of the number that only the mean reads, which is decomposed here
 VIEWS = frozenset({
-    aten.view.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default,
-    aten.squeeze.dims, aten.slice.Tensor, aten.select.int,
+    aten.view.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default,
+    aten.expand.default, aten.squeeze.dims, aten.slice.Tensor, aten.select.int,
 })  # fmt: skip

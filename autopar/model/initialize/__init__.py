@@ -40,8 +40,8 @@ def initialize(
         run_initialization(model, slots, init, where, job)
 
 
-def run_initialization(model: torch.nn.Module, slots: list[StorageSlot], init: Init | None, device: torch.device, job: Job | None,
-                       kept: Iterable[StorageSlot] = ()) -> None:  # fmt: skip
+def run_initialization(model: torch.nn.Module, slots: list[StorageSlot], init: Init | None, device: torch.device,
+                       job: Job | None, kept: Iterable[StorageSlot] = ()) -> None:  # fmt: skip
     """Run an initialisation, ``None`` the model's own, on materialized slots; the ``kept`` hold their values already.
 
     Raises:

@@ -143,7 +143,7 @@ def _read(files: CheckpointFiles, name: str, tensor: torch.Tensor, mesh: Mesh, j
     at: dict[str, int] = {}
     if is_dtensor(tensor):
         assert job is not None
-        attr, at = attr_of(tensor.placements, mesh, tensor.shape), mesh.coordinates(job.rank)  # type: ignore[attr-defined]
+        attr, at = attr_of(tensor.placements, mesh, tensor.shape), mesh.coordinates(job.rank)
     local = local_of(tensor)
     for there, here in parts_of(attr, tensor.shape, mesh, at):
         local[here].copy_(files.read(name, there))

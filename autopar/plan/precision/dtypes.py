@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.nodes import called_op, is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import belongs_to_step
@@ -36,8 +36,9 @@ STATISTICS: dict[str, tuple[int, ...]] = {  # results that are float32 for opera
     "_weight_norm_interface": (1,),
 }
 FORWARD_OF = {  # op of a backward, in a program without calls in its records → the op whose list it follows
-    "_softmax_backward_data": "_softmax", "_log_softmax_backward_data": "_log_softmax", "nll_loss_backward": "nll_loss_forward",
-    "nll_loss2d_backward": "nll_loss2d_forward", "logsumexp_backward": "logsumexp", "_prelu_kernel_backward": "_prelu_kernel",
+    "_softmax_backward_data": "_softmax", "_log_softmax_backward_data": "_log_softmax",
+    "nll_loss_backward": "nll_loss_forward", "nll_loss2d_backward": "nll_loss2d_forward",
+    "logsumexp_backward": "logsumexp", "_prelu_kernel_backward": "_prelu_kernel",
 }  # fmt: skip
 
 Made = torch.dtype | tuple[torch.dtype | None, ...] | None
@@ -59,7 +60,7 @@ class Dtypes:
     device: str
     parameters: frozenset[fx.Node] = frozenset()
     made: dict[fx.Node, Made] = field(default_factory=dict)
-    seen: dict[fx.Node, torch.dtype] = field(default_factory=dict)
+    seen: dict[fx.Node, torch.dtype | None] = field(default_factory=dict)
     uses: dict[fx.Node, tuple[torch.dtype | None, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,13 +73,15 @@ class Dtypes:
         self.numbers: set[fx.Node] = set()  # inputs that are Python numbers: beside tensors their dtype does not count
         self.statistics: set[fx.Node] = set()
         self.asked: dict[
-            tuple[int, fx.Node], torch.dtype
+            tuple[int, fx.Node], torch.dtype | None
         ] = {}  # (call, value) → the dtype in which the call used the value
         self.incoming: dict[int, torch.dtype] = {}  # call → the dtype of the incoming gradient of its backward
-        self.result: dict[int, torch.dtype] = {}  # call → the dtype in which readers see its result
+        self.result: dict[int, torch.dtype | None] = {}  # call → the dtype in which readers see its result
         self.summed = Summed()
         self.demand: dict[fx.Node, torch.dtype] = {}
-        self.readers: dict[fx.Node, list[torch.dtype]] = {}  # weak placeholder → the dtypes that its users require
+        self.readers: dict[
+            fx.Node, list[torch.dtype | None]
+        ] = {}  # weak placeholder → the dtypes that its users require
 
     def run(self) -> Dtypes:
         nodes = list(self.program.nodes)
@@ -184,7 +187,7 @@ class Dtypes:
 
     def _kind(self, node: fx.Node, values: Sequence[fx.Node]) -> Kind:
         call = record_of(node).call
-        listed_by_op = self.policy.kind(node.target.name(), self.device)  # type: ignore[union-attr]
+        listed_by_op = self.policy.kind(called_op(node).name(), self.device)
         if _names_dtype(node):
             return Kind.PROMOTED
         listed = listed_by_op if call is None else self.policy.kind(call.op, self.device)
@@ -196,7 +199,7 @@ class Dtypes:
 
     def _runs(
         self, node: fx.Node, values: Sequence[fx.Node], kind: Kind, have: Sequence[torch.dtype | None]
-    ) -> tuple[torch.dtype | None, list[torch.dtype]]:
+    ) -> tuple[torch.dtype | None, list[torch.dtype | None]]:
         """Return the dtype in which an op runs (``None`` if it has no floating operand), and the dtype in which it
         takes each operand.
 
@@ -205,12 +208,12 @@ class Dtypes:
         """
         floats = [k for k, dtype in enumerate(have) if dtype in FLOATS]
         if not floats or any(dtype == torch.float64 or (dtype is not None and dtype.is_complex) for dtype in have):
-            return None, list(have)  # type: ignore[arg-type]
+            return None, list(have)
         counted = [k for k in floats if values[k] not in self.weak]
         if not counted and node not in self.weak and self.weak:  # such as a look-up of a parameter's rows
             dtype = self.policy.low
         else:
-            dtype = _promoted([(have[k], _rank(values[k])) for k in counted or floats])  # type: ignore[misc]
+            dtype = _promoted([(seen, _rank(values[k])) for k in counted or floats if (seen := have[k]) is not None])
         if kind in (Kind.LOW, Kind.F32, Kind.INSIDE):
             dtype = self.policy.low if kind is Kind.LOW else F32
         wants = [
@@ -221,7 +224,7 @@ class Dtypes:
             else dtype
             for k, (value, seen) in enumerate(zip(values, have, strict=True))
         ]
-        return dtype, wants  # type: ignore[return-value]
+        return dtype, wants
 
     def _set(self, node: fx.Node, dtype: torch.dtype | None, wants: Sequence[torch.dtype | None]) -> None:
         """Note the dtypes of an op's operands and results. A result that is not floating, or whose dtype the call
@@ -240,7 +243,8 @@ class Dtypes:
         types = captured if isinstance(captured, tuple) else (captured,)
         named = _names_dtype(node)
         dtypes = tuple(
-            None if result is None else result.dtype if dtype is None or named or result.dtype not in FLOATS or k in fixed else dtype
+            None if result is None else result.dtype if dtype is None or named or result.dtype not in FLOATS
+            or k in fixed else dtype
             for k, result in enumerate(types)
         )  # fmt: skip
         self.made[node] = dtypes if isinstance(captured, tuple) else dtypes[0]
@@ -267,7 +271,7 @@ class Dtypes:
                 while value.op == "call_function" and _is_view(value):
                     (value,) = operands(value)
                 if value.op == "placeholder":
-                    self.readers.setdefault(value, []).append(dtype if kind is Kind.PROMOTED else required)  # type: ignore[arg-type]
+                    self.readers.setdefault(value, []).append(dtype if kind is Kind.PROMOTED else required)
 
     # -- backward ------------------------------------------------------------------------------------------------
 
@@ -295,10 +299,12 @@ class Dtypes:
             homes: gradient that the program returns → its placeholders.
         """
         floats = [
-            dtype for value in self.summed.note(node, output, homes) if (dtype := self._dtype_of(value)) in FLOATS
+            dtype
+            for value in self.summed.note(node, output, homes)
+            if isinstance(dtype := self._dtype_of(value), torch.dtype) and dtype in FLOATS
         ]
         if floats:
-            self.demand[node] = _widest(floats)  # type: ignore[arg-type]
+            self.demand[node] = _widest(floats)
 
     def _dtype_of(self, value: fx.Node) -> Made:
         """Return the dtype in which a call returns a value."""
@@ -327,28 +333,30 @@ class Dtypes:
             if have[k] not in FLOATS:
                 continue
             if about is not None and about.number == call.number and value not in self.summed.of:
-                have[k] = self.made[value]  # type: ignore[call-overload]
+                have[k] = self._made(value)
             elif value in self.moving:
                 have[k] = incoming
             else:
                 have[k] = self.asked.get((call.number, value), have[k])
         if (
             _is_view(node)
-            and have[0] != (computed := self.made[values[0]])
+            and have[0] != (computed := self._made(values[0]))
+            and have[0] is not None
+            and computed is not None
             and torch.promote_types(have[0], computed) == have[0]
-        ):  # type: ignore[arg-type]
-            have[0] = computed  # type: ignore[call-overload]  # its readers widen it, so that only half the bytes are moved before
+        ):
+            have[0] = computed  # its readers widen it, so that only half the bytes are moved before
         if listed_by_op is Kind.PROMOTED:
             dtype, wants = self._runs(node, values, listed_by_op, have)
-            wants = have  # type: ignore[assignment]
+            wants = have
         else:  # a kernel with one dtype, that of the gradient
             dtype = _widest(
                 [d for d, value in zip(have, values, strict=True) if value in self.moving and d in FLOATS] or [incoming]
-            )  # type: ignore[misc]
+            )
             wants = [
                 d if d not in FLOATS or value in self.statistics else dtype
                 for d, value in zip(have, values, strict=True)
-            ]  # type: ignore[misc]
+            ]
         self._set(node, dtype, wants)
 
     def _saved(self, node: fx.Node) -> None:
@@ -359,7 +367,7 @@ class Dtypes:
             about = record_of(value).call
             if call is not None and have[k] in FLOATS:
                 same_call = about is not None and about.number == call.number
-                have[k] = self.made[value] if same_call else self.asked.get((call.number, value), have[k])  # type: ignore[assignment]
+                have[k] = self._made(value) if same_call else self.asked.get((call.number, value), have[k])
         kind = Kind.PROMOTED if _names_dtype(node) else self.policy.kind(f"aten::{_packet(node)}", self.device)
         dtype, wants = self._runs(node, values, kind, have)
         self._set(node, dtype, wants)
@@ -369,6 +377,12 @@ class Dtypes:
     def _seen(self, value: fx.Node) -> torch.dtype | None:
         dtype = None if value in self.numbers else self.seen.get(value) or self.made[value]
         return dtype if isinstance(dtype, torch.dtype) else None
+
+    def _made(self, value: fx.Node) -> torch.dtype | None:
+        """Return the dtype that an operand is computed in; an operand is one tensor."""
+        dtype = self.made[value]
+        assert not isinstance(dtype, tuple)
+        return dtype
 
     def _is_float(self, value: fx.Node) -> bool:
         return self._seen(value) in FLOATS
@@ -401,7 +415,7 @@ def _taken_apart(program: Program) -> dict[int, torch.dtype | None]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    rule = RULES.get(node.target)  # type: ignore[arg-type]
+    rule = RULES.get(called_op(node))
     return rule is not None and rule.view
 
 
@@ -411,7 +425,7 @@ def _names_dtype(node: fx.Node) -> bool:
 
 
 def _packet(node: fx.Node) -> str:
-    return op_name(node.target).partition(".")[0]  # type: ignore[arg-type]
+    return op_name(called_op(node)).partition(".")[0]
 
 
 def _rank(node: fx.Node) -> int:

@@ -207,7 +207,10 @@ def other_values(names: Sequence[str], axes: tuple[str, ...], a: int, b: int, me
     what, at = ", ".join(names), mesh.coordinates(a)
     said = f"ranks {a} and {b} bring different values of {what}, which are one on the mesh"
     if not axes:
-        return f'{said}\n  let all ranks have the same (the same batch, sampled with one seed), or pass pieces with inputs="local"'
+        return (
+            f"{said}\n  let all ranks have the same (the same batch, sampled with one seed), or pass pieces with "
+            f'inputs="local"'
+        )
     piece = " ".join(f"{axis}={at[axis]}" for axis in axes)
     axis = axes[0]
     return (

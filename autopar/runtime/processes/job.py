@@ -145,10 +145,12 @@ def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken:
     """
     rank = distributed.get_rank()
     axes = [axis for axis, size in mesh.axes if size > 1]
-    names = {mesh.group(rank, axis): device_mesh.get_group(axis).group_name for axis in axes}
+    names: dict[Ranks, str] = {mesh.group(rank, axis): device_mesh.get_group(axis).group_name for axis in axes}
     for some in (some for n in range(2, len(axes)) for some in itertools.combinations(axes, n)):
         names[tuple(sorted(mesh.group(rank, some)))] = groups.take(DATA, groups_over(mesh, some), taken).group_name
-    names[tuple(sorted(mesh.ranks))] = distributed.group.WORLD.group_name  # type: ignore[union-attr]
+    world = distributed.group.WORLD
+    assert world is not None
+    names[tuple(sorted(mesh.ranks))] = world.group_name
     return names
 
 
@@ -187,11 +189,11 @@ class Membership:
             RuntimeError: a rank makes another call. The model is closed on no rank then.
         """
         present = self._job is not None and bool(_worlds) and _worlds[0].holds(self._job)
-        if not self._closed and present and sys.exc_info()[0] is None:
+        if not self._closed and self._job is not None and present and sys.exc_info()[0] is None:
             if self._agreement is not None:
                 _agree(self._agreement, "close the model")  # no rank has anything left to send or to receive
                 self._agreement.close()
-            _worlds[0].leave(self._job)  # type: ignore[arg-type]
+            _worlds[0].leave(self._job)
         self._closed = True
 
 
