@@ -30,18 +30,19 @@ if TYPE_CHECKING:
     from autopar.ir.program import Program
     from autopar.parallel import Parallel
     from autopar.rules import register_rule
+    from autopar.runtime.redistribute_pieces import redistribute
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel", "PlanError",
     "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint", "parallelize",
-    "register_rule",
+    "redistribute", "register_rule",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
     "parallelize": "api", "Parallel": "parallel", "Program": "ir.program", "Mesh": "ir.mesh", "DistAttr": "ir.layout", "Layout": "ir.layout",
-    "register_rule": "rules",
+    "register_rule": "rules", "redistribute": "runtime.redistribute_pieces",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan", "report", "rules", "runtime",
          "step", "transitions", "verify")  # fmt: skip

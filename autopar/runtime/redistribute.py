@@ -27,6 +27,7 @@ from autopar.ir.nodes import make_node, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, Result, TensorType
 from autopar.ir.text.printer import print_type
+from autopar.runtime import current_op
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.lower import Lowered, lower
 from autopar.runtime.simulation.simulate import Instruction, compile_phases, run_ranks
@@ -143,11 +144,12 @@ class Redistribution:
                 f"{sorted(ranks)}"
             )
         for rank in ranks:
-            self._check(rank, pieces[rank])
+            self.check(rank, pieces[rank])
         results = _Simulated.apply(self, *(pieces[rank] for rank in ranks))  # type: ignore[no-untyped-call]
         return dict(zip(self.target.layout.mesh.ranks, results, strict=True))  # type: ignore[union-attr]
 
-    def _check(self, rank: int, piece: torch.Tensor) -> None:
+    def check(self, rank: int, piece: torch.Tensor) -> None:
+        """``ValueError`` if a piece has another shape or dtype than the rank's piece of the source."""
         mesh = self.source.layout.mesh  # type: ignore[union-attr]
         shape = self.source.attr.local_shape(self.source.shape, mesh, mesh.coordinates(rank))
         if (tuple(piece.shape), piece.dtype) != (shape, self.source.dtype):
@@ -213,12 +215,13 @@ class RedistributionOnRank:
             where = f"{print_type(self.redistribution.source)} is on the ranks {sorted(self.redistribution.source.layout.mesh.ranks)}"  # type: ignore[union-attr]
             raise ValueError(f"rank {self.rank} got {'no piece' if piece is None else 'a piece'}, but {where}")
         if piece is not None:
-            self.redistribution._check(self.rank, piece)
+            self.redistribution.check(self.rank, piece)
         if self.redistribution.source.layout.mesh == self.redistribution.target.layout.mesh:  # type: ignore[union-attr]
             return _OnRank.apply(self, piece)  # type: ignore[no-untyped-call]
         return self._run(piece)
 
     def _run(self, piece: torch.Tensor | None) -> torch.Tensor | None:
+        current_op.tick()
         results = self._lowered.run([] if piece is None else [piece.detach()])
         return results[0] if results else None
 
