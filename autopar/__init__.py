@@ -31,18 +31,20 @@ if TYPE_CHECKING:
     from autopar.parallel import Parallel
     from autopar.rules import register_rule
     from autopar.runtime.redistribute_pieces import redistribute
+    from autopar.runtime.simulated_program import localize, simulate
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel", "PlanError",
-    "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint", "parallelize",
-    "redistribute", "register_rule",
+    "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint", "localize",
+    "parallelize", "redistribute", "register_rule", "simulate",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
     "parallelize": "api", "Parallel": "parallel", "Program": "ir.program", "Mesh": "ir.mesh", "DistAttr": "ir.layout", "Layout": "ir.layout",
     "register_rule": "rules", "redistribute": "runtime.redistribute_pieces",
+    "localize": "runtime.simulated_program", "simulate": "runtime.simulated_program",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan", "report", "rules", "runtime",
          "step", "transitions", "verify")  # fmt: skip

@@ -49,6 +49,12 @@ def gradient_type(type: TensorType) -> TensorType:
                 f"the gradient of {print_type(type)} has no Layout: each rank's share depends on the values, which are "
                 f"pending {kind} over {axis}; reduce the value first, outside of the differentiated computation"
             )
+    return reduced(type)
+
+
+def reduced(type: TensorType) -> TensorType:
+    """Return the type of the value when it is reduced: it keeps its splits."""
+    assert type.layout is not None
     return replace(type, layout=Layout(type.layout.mesh, type.attr.without_pending()))
 
 
