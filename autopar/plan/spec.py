@@ -28,16 +28,18 @@ Spec = Sequence[DimSpec]
 MERGED = re.compile(r"\((\s*(-1|\d+)(/\w+)*)+\s*\)")
 
 
-def attr_of(subject: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh) -> DistAttr:
-    """Return the DistAttr of the value ``name``; errors begin with ``subject``."""
-    if _is_placements(spec):
+def attr_of(
+    subject: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh, *, pending: bool = False
+) -> DistAttr:
+    """Return the DistAttr of the value ``name``; errors begin with ``subject``. ``pending``: it may be a partial sum."""
+    if is_placements(spec):
         from autopar.ir import dtensor
 
         try:
             attr = dtensor.attr_of(spec, mesh, shape)
         except ValueError as error:
             raise PlanError(f"{subject}: {error}, on {name} with the shape {list(shape)}") from None
-        if attr.pending:
+        if attr.pending and not pending:
             raise PlanError(f"{subject} is pending, but {name} is no partial sum; only Shard and Replicate are allowed")
         return attr
     dims = dims_of(subject, spec, len(shape), mesh, open_=name.endswith("()"))
@@ -64,7 +66,7 @@ def attr_of(subject: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mes
 
 def dims_of(subject: str, spec: Spec, ndim: int | None, mesh: Mesh, *, open_: bool = False) -> list[Dim]:
     """Return the dims that the plan names; ``ndim`` is the number of dims of the value, if it is known."""
-    if _is_placements(spec):
+    if is_placements(spec):
         from autopar.ir import dtensor
 
         try:
@@ -82,7 +84,7 @@ def dims_of(subject: str, spec: Spec, ndim: int | None, mesh: Mesh, *, open_: bo
 
 def axes_of(spec: Spec, ndim: int, mesh: Mesh) -> list[frozenset[str]]:
     """Return the axes of each dim, with axes of size one, which a DistAttr does not have."""
-    if _is_placements(spec):
+    if is_placements(spec):
         return [
             frozenset(
                 axis
@@ -150,7 +152,7 @@ def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
 
 
-def _is_placements(spec: object) -> TypeGuard[Sequence[Any]]:
+def is_placements(spec: object) -> TypeGuard[Sequence[Any]]:
     """Whether a spec is a sequence of placements, without importing torch for plans that have none."""
     entries: Sequence[object] = spec if _is_list(spec) else [spec]
     bases = (base for entry in entries for base in type(entry).__mro__)

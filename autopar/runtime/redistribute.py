@@ -27,6 +27,7 @@ from autopar.ir.nodes import make_node, operands, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, Result, TensorType
 from autopar.ir.text.printer import print_type
+from autopar.runtime import current_op
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.lower import Lowered, lower
 from autopar.runtime.simulation.simulate import Instruction, compile_phases, run_ranks
@@ -48,6 +49,12 @@ def gradient_type(type: TensorType) -> TensorType:
                 f"the gradient of {print_type(type)} has no Layout: each rank's share depends on the values, which are "
                 f"pending {kind} over {axis}; reduce the value first, outside of the differentiated computation"
             )
+    return reduced(type)
+
+
+def reduced(type: TensorType) -> TensorType:
+    """Return the type of the value when it is reduced: it keeps its splits."""
+    assert type.layout is not None
     return replace(type, layout=Layout(type.layout.mesh, type.attr.without_pending()))
 
 
@@ -143,11 +150,12 @@ class Redistribution:
                 f"{sorted(ranks)}"
             )
         for rank in ranks:
-            self._check(rank, pieces[rank])
+            self.check(rank, pieces[rank])
         results = _Simulated.apply(self, *(pieces[rank] for rank in ranks))
         return dict(zip(self.target.mesh.ranks, results, strict=True))
 
-    def _check(self, rank: int, piece: torch.Tensor) -> None:
+    def check(self, rank: int, piece: torch.Tensor) -> None:
+        """``ValueError`` if a piece has another shape or dtype than the rank's piece of the source."""
         mesh = self.source.mesh
         shape = self.source.attr.local_shape(self.source.shape, mesh, mesh.coordinates(rank))
         if (tuple(piece.shape), piece.dtype) != (shape, self.source.dtype):
@@ -216,12 +224,13 @@ class RedistributionOnRank:
             )
             raise ValueError(f"rank {self.rank} got {'no piece' if piece is None else 'a piece'}, but {where}")
         if piece is not None:
-            self.redistribution._check(self.rank, piece)
+            self.redistribution.check(self.rank, piece)
         if self.redistribution.source.mesh == self.redistribution.target.mesh:
             return _OnRank.apply(self, piece)
         return self._run(piece)
 
     def _run(self, piece: torch.Tensor | None) -> torch.Tensor | None:
+        current_op.tick()
         results = self._lowered.run([] if piece is None else [piece.detach()])
         return results[0] if results else None
 

@@ -65,6 +65,8 @@ class Dtypes:
 
     def __post_init__(self) -> None:
         self.apart = _taken_apart(self.program)
+        results = record_of(self.program.output).results
+        self.replaced = {result.of for result in results if result.kind == "state"}  # they add up, in their own dtype
         self.tables: set[fx.Node] = set()  # values computed from buffers, indices and constants alone
         self.weak: set[fx.Node] = (
             set()
@@ -133,7 +135,7 @@ class Dtypes:
         if self.policy.parameters and dtype == F32:
             if record.role == "input":
                 self.seen[node] = self.policy.low
-            elif record.role in ("param", "buffer", "state"):
+            elif record.role in ("param", "buffer", "state") and node.name not in self.replaced:
                 self.weak.add(node)
 
     def _tangents(self, output: fx.Node) -> None:

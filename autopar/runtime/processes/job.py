@@ -50,10 +50,15 @@ class Job:
     models: int = 0
 
 
-def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, timeout: float) -> Job | None:
+def job_of(
+    mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, timeout: float, call: str = "parallelize"
+) -> Job | None:
     """The job that this process belongs to; ``None`` where it is alone. All ranks call it.
 
     Where torchrun has started the process and no process group has been initialised, that is done here.
+
+    Args:
+        call: what the user calls, in words that all ranks compare.
 
     Raises:
         ValueError: the mesh does not have as many ranks as there are processes.
@@ -74,7 +79,7 @@ def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, tim
     try:  # else ranks that give different meshes would wait for each other, each in another collective
         _agree(
             Agreement(control, mesh),
-            f"parallelize on {mesh!r} of {device.type}" + ", given as a DeviceMesh" * (device_mesh is not None),
+            f"{call} on {mesh!r} of {device.type}" + ", given as a DeviceMesh" * (device_mesh is not None),
         )
         jobs, key = _worlds[0].jobs, (mesh, device.type, device_mesh)
         if key not in jobs:
