@@ -8,6 +8,8 @@ Names load when they are first used (PEP 562), so that importing autopar costs l
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,21 +32,51 @@ if TYPE_CHECKING:
     from autopar.ir.program import Program
     from autopar.parallel import Parallel
     from autopar.rules import register_rule
+    from autopar.runtime.redistribute_pieces import redistribute
+    from autopar.runtime.simulated_program import localize, simulate
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel", "PlanError",
-    "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint", "parallelize",
-    "register_rule",
+    "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
+    "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
+    "localize", "parallelize", "redistribute", "register_rule", "simulate",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
-    "parallelize": "api", "Parallel": "parallel", "Program": "ir.program", "Mesh": "ir.mesh", "DistAttr": "ir.layout", "Layout": "ir.layout",
-    "register_rule": "rules",
+    "parallelize": "api", "Parallel": "parallel", "Program": "ir.program", "Mesh": "ir.mesh", "DistAttr": "ir.layout",
+    "Layout": "ir.layout", "register_rule": "rules", "redistribute": "runtime.redistribute_pieces",
+    "localize": "runtime.simulated_program", "simulate": "runtime.simulated_program",
 }  # fmt: skip
-ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan", "report", "rules", "runtime",
-         "step", "transitions", "verify")  # fmt: skip
+ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan",
+         "report", "rules", "runtime", "step", "transitions", "verify")  # fmt: skip
+
+
+class _Passes:
+    """Finds ``autopar.passes`` in a checkout without symbolic links (git on Windows, a zip file), where the link
+    ``autopar/passes`` to ``../passes`` is a small text file or is missing."""
+
+    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "passes")
+    there = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "passes")
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "autopar.passes":
+            return None
+        import importlib.util
+
+        file = os.path.join(cls.there, "__init__.py")
+        if not os.path.isfile(file):
+            raise ModuleNotFoundError(
+                f"autopar.passes is missing: neither {cls.here} nor {cls.there} is a folder; copy the folder passes of "
+                f"the checkout there, or install autopar with pip",
+                name=name,
+            )
+        return importlib.util.spec_from_file_location(name, file, submodule_search_locations=[cls.there])
+
+
+if not os.path.isdir(_Passes.here):
+    sys.meta_path.insert(0, _Passes)  # type: ignore[arg-type]
 
 
 def __getattr__(name: str) -> Any:

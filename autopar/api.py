@@ -13,13 +13,13 @@ from autopar.errors import shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
 from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.ir.ops.seeded_random import RANDOM, Random
 from autopar.model.dtensor_parameters import is_dtensor
-from autopar.model.inputs import INPUTS
-from autopar.parallel import OUTPUTS, Parallel
+from autopar.model.inputs import INPUTS, Inputs
+from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan
 from autopar.runtime.processes.job import job_of
-from autopar.runtime.seeds import RANDOM
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,10 +31,10 @@ def parallelize(
     plan: Plan | None = None,
     *,
     example: Any = None,
-    inputs: str = "global",
-    outputs: str = "sharded",
+    inputs: Inputs = "global",
+    outputs: Outputs = "sharded",
     recapture: bool = True,
-    random: str = "parallel",
+    random: Random = "parallel",
     strict: bool = False,
     timeout: float = 60.0,
 ) -> Parallel:
@@ -48,8 +48,9 @@ def parallelize(
         plan: a glob over names of parameters and inputs → an axis (or a tuple of axes, or ``None``) for each dim, or
             DTensor's placements; ``"*.module()"`` is for what a module returns. Or the name of a preset (``"ddp"``,
             ``"megatron"``, ``"megatron+sp"``), or a list of such plans, of which later ones override earlier ones.
-            Tensors that the plan does not name are replicated, except the inputs: the first axis that is not ``tp``
-            splits their dim 0. Without a plan, an axis ``tp`` uses the preset ``megatron`` for the names that the model
+            Tensors that the plan does not name are replicated. If it names no input, the batch, dim 0 of the inputs, is
+            split over the first axis that is not ``tp``, ``cp``, ``ep`` or ``pp``, and over ``ep``; the sequence, dim 1,
+            over ``cp``. Without a plan, an axis ``tp`` uses the preset ``megatron`` for the names that the model
             has.
         example: the arguments of one call: a tuple, a dict of keywords, or both as a pair. With it, the call is
             captured now, and ``parallel.program`` can be printed; without it, the first call captures.
@@ -78,7 +79,8 @@ def parallelize(
     _check_model(model)
     device_mesh: DeviceMesh | None = None
     if is_device_mesh(mesh):
-        device_mesh, mesh = mesh, mesh_of(mesh)  # type: ignore[arg-type,assignment]
+        device_mesh = mesh
+        mesh = mesh_of(device_mesh)
     if not isinstance(mesh, Mesh):
         raise TypeError(f"parallelize takes an autopar.Mesh, as in autopar.Mesh(dp=2, tp=2), not {type(mesh).__name__}")
     if mesh.name is not None:

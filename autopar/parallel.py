@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
@@ -13,12 +13,13 @@ from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.ir.dtensor import edge_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
+from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.ir.structure import part_at, take_over
 from autopar.model.calls import Calls
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import sharded
-from autopar.model.inputs import describe
+from autopar.model.inputs import Inputs, describe
 from autopar.model.proxy import ModelProxy
 from autopar.model.wrappers import refuse_compile
 from autopar.plan.constraints import layouts_of
@@ -29,9 +30,13 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from autopar.step.options import StepKeywords
     from autopar.step.train_step import TrainStep
 
-OUTPUTS = ("sharded", "global")
+Outputs = Literal["sharded", "global"]  # how tensors come back: as DTensors, or replicated
+OUTPUTS: tuple[Outputs, ...] = get_args(Outputs)
 
 
 class Parallel(ModelProxy):
@@ -52,8 +57,8 @@ class Parallel(ModelProxy):
     OWN = ModelProxy.OWN | {"compiler"}
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
-                 strict: bool = False, inputs: str = "global", outputs: str = "sharded", recapture: bool = True,
-                 random: str = "parallel") -> None:  # fmt: skip
+                 strict: bool = False, inputs: Inputs = "global", outputs: Outputs = "sharded", recapture: bool = True,
+                 random: Random = "parallel") -> None:  # fmt: skip
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
@@ -177,13 +182,14 @@ class Parallel(ModelProxy):
             compiled, compiled.simulated([*tensors, *calls.computed(compiled.captured).values()]), args, kwargs
         )
 
-    def train_step(self, optimizer: torch.optim.Optimizer, **options: Any) -> TrainStep:
+    def train_step(self, optimizer: torch.optim.Optimizer, **options: Unpack[StepKeywords]) -> TrainStep:
         """Make the whole training step one static program: ``loss = step(batch)`` runs forward, backward and optimizer.
 
-            step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), microbatches=16, zero=1,
-            clip_norm=1.0) for batch in batches:
-                loss = step(batch)                # a dict, a tuple, or the model's own arguments
-                scheduler.step()                  # learning rates, betas, momentum and weight decay are read from the optimizer's groups
+            optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-3)
+            step = parallel.train_step(optimizer, microbatches=16, zero=1, clip_norm=1.0)
+            for batch in batches:
+                loss = step(batch)  # a dict, a tuple, or the model's own arguments
+                scheduler.step()    # learning rates, betas, momentum and weight decay are read from the groups
 
         The model returns its loss: the first of its outputs that is one number. Parameters and ``optimizer.state`` are
         updated in place, so that state dicts, schedulers and evaluation with ``parallel(...)`` work beside it.

@@ -13,7 +13,7 @@ import operator
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeGuard, cast
 
 import torch
 from torch import fx
@@ -86,7 +86,9 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
     ``nn.Transformer`` does not look whether an unspecified mask is causal, which it does only for speed, and
     ``gaussian_nll_loss`` does not look for variances below 0. Tried on 2.13.
     """
-    kind, transformer, functional = torch.distributions.Distribution, torch.nn.modules.transformer, torch.nn.functional
+    library: Any = torch  # of no type, because its functions are replaced
+    kind: Any = torch.distributions.Distribution
+    transformer, functional = torch.nn.modules.transformer, torch.nn.functional
     originals = torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask
     gaussian, look = functional.gaussian_nll_loss, torch.any
 
@@ -99,22 +101,21 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
 
     def gaussian_nll_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
         by()
-        torch.any = lambda *_: False  # type: ignore[assignment]
+        library.any = lambda *_: False
         try:
             return gaussian(*args, **kwargs)
         finally:
-            torch.any = look
+            library.any = look
 
     functional.gaussian_nll_loss = gaussian_nll_loss
-    torch._check_tensor_all = torch._check_tensor_all_with = lambda *args, **kwargs: by()
-    kind.__init__ = make  # type: ignore[method-assign]
+    library._check_tensor_all = library._check_tensor_all_with = lambda *args, **kwargs: by()
+    kind.__init__ = make
     transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
     try:
         yield
     finally:
-        torch._check_tensor_all, torch._check_tensor_all_with, kind.__init__, transformer._detect_is_causal_mask = (
-            originals  # type: ignore[method-assign]
-        )
+        library._check_tensor_all, library._check_tensor_all_with, kind.__init__ = originals[:3]
+        transformer._detect_is_causal_mask = originals[3]
         functional.gaussian_nll_loss = gaussian
 
 
@@ -164,7 +165,7 @@ class StorageReference:
         torch.UntypedStorage._free_weak_ref(self._address)
 
     def expired(self) -> bool:
-        return torch.UntypedStorage._expired(self._address)
+        return bool(torch.UntypedStorage._expired(self._address))
 
     def refers_to(self, storage: torch.UntypedStorage) -> bool:
         return self._address == storage._cdata
@@ -364,7 +365,14 @@ def strided_shard(dim: int, parts: int) -> Any:
     return _StridedShard(dim, split_factor=parts)
 
 
-def is_strided_shard(placement: Any) -> bool:
+class StridedShard(Protocol):
+    """What a placement of ``strided_shard`` has."""
+
+    dim: int
+    split_factor: int
+
+
+def is_strided_shard(placement: object) -> TypeGuard[StridedShard]:
     """Return whether a placement is one of ``strided_shard``. Tried on 2.13."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -383,6 +391,7 @@ def saved_by_min_cut(joint: fx.GraphModule, outputs: int) -> frozenset[str]:
 
     with config.patch(cse=False):  # equal values keep their names
         forward, _ = partitioners.min_cut_rematerialization_partition(joint, None, num_fwd_outputs=outputs)
+    flat: Any
     (flat,) = forward.graph.output_node().args
     return frozenset(value.name for value in flat[outputs:])
 
@@ -439,13 +448,14 @@ def start_gather(piece: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
         getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     )  # the name is new in 2.13
     gathered = piece.new_empty((ranks * piece.shape[0], *piece.shape[1:]))
-    _register_work(gathered, gather(gathered, piece, group=_resolve_process_group(group), async_op=True))
+    _register_work(gathered, gather(gathered, piece, group=_resolve_process_group(cast(Any, group)), async_op=True))
     return gathered
 
 
 def note_a_step(optimizer: torch.optim.Optimizer) -> None:
     """Mark that an optimizer has stepped: schedulers warn if they step before it. Tried on 2.13."""
-    optimizer._opt_called = True  # type: ignore[attr-defined]
+    marked: Any = optimizer
+    marked._opt_called = True
 
 
 def refer_weakly(model: torch.nn.Module, whether: bool) -> None:
@@ -518,7 +528,7 @@ is_erased = operator.attrgetter("_erased")  # tried on 2.13
 
 def call_inserter(
     graph: fx.Graph, made: dict[fx.Node, Any]
-) -> Callable[[fx.Node, str, Any, tuple[Any, ...], Mapping[str, Any], Any], fx.Node]:
+) -> Callable[[fx.Node, str, Any, tuple[Any, ...], dict[str, Any], Any], fx.Node]:
     """Return ``Graph.call_function`` in front of a node, with this name.
 
     If the name has been used before, a number is appended. It omits what takes half of the time: an insertion point,
@@ -529,11 +539,11 @@ def call_inserter(
     used, named, tabled = names._used_names, names._obj_to_name, graph._find_nodes_lookup_table.insert
 
     def insert(
-        before: fx.Node, name: str, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], about: Any
+        before: fx.Node, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], about: Any
     ) -> fx.Node:
         if name in used:
             name = names.create_name(name, None)
-        made[node := fx.Node(graph, name, "call_function", target, args, kwargs)] = about  # type: ignore[arg-type]
+        made[node := fx.Node(graph, name, "call_function", target, args, kwargs)] = about
         used.add(name)
         named[node] = name
         before._prepend(node)
@@ -544,7 +554,7 @@ def call_inserter(
     return insert
 
 
-def set_arguments(node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def set_arguments(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Set ``node.args`` and ``node.kwargs`` and update users, without a table update for each. Tried on 2.13."""
     node._update_args_kwargs(args, kwargs)
 

@@ -27,8 +27,8 @@ from autopar.passes.widen import Widen
 PIPELINE: tuple[type[Pass], ...] = (Expand, Place, Follow, Lift, Defer, Reshard, Fold, Share)
 
 
-def pipeline(mesh: Mesh | None = None, constraints: Mapping[str, DistAttr] | None = None, *, strict: bool = False, whole: bool = False,
-             device: torch.device | None = None, widen: bool = False) -> list[Pass]:  # fmt: skip
+def pipeline(mesh: Mesh | None = None, constraints: Mapping[str, DistAttr] | None = None, *, strict: bool = False,
+             whole: bool = False, device: torch.device | None = None, widen: bool = False) -> list[Pass]:  # fmt: skip
     """Return the passes in order, with the options of ``expand`` and ``place``.
 
     ``widen``: reduce partial sums of low precision in float32.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import fx
@@ -17,9 +17,10 @@ from autopar.ir.record import DTYPE_NAMES, Requirement, TensorType, ValueType
 from autopar.passes.manager import Pass
 from autopar.plan.precision.dtypes import Dtypes, low_parameters
 from autopar.plan.precision.kernels import check_kernels
-from autopar.plan.precision.policy import policy_of
+from autopar.plan.precision.policy import AmpName, Kept, policy_of
 
-GRADIENTS = ("f32", "compute")
+Gradients = Literal["f32", "compute"]  # the dtype in which gradients of parameters leave
+GRADIENTS: tuple[Gradients, ...] = get_args(Gradients)
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Amp(Pass):
     takes: ClassVar[str] = "traced"
     gives: ClassVar[str] = "traced"
 
-    amp: str | None = None
-    keep: Mapping[str, str] = field(default_factory=dict)
-    gradients: str = "f32"
+    amp: AmpName | None = None
+    keep: Mapping[str, Kept] = field(default_factory=dict)
+    gradients: Gradients = "f32"
     device: torch.device | None = None
 
     def run(self, program: Program) -> list[str]:
@@ -136,10 +137,14 @@ def check_placeholder(node: fx.Node, amp: str) -> None:
 
 def _typed(type: ValueType, dtypes: object) -> ValueType:
     """Return a type with other dtypes."""
-    if isinstance(type, TensorType):
-        assert isinstance(dtypes, torch.dtype)
-        return type if type.dtype == dtypes else replace(type, dtype=dtypes)
     if isinstance(type, tuple):
         assert isinstance(dtypes, tuple)
-        return tuple(_typed(part, dtype) for part, dtype in zip(type, dtypes, strict=True))  # type: ignore[misc]
-    return None
+        return tuple(_typed_part(part, dtype) for part, dtype in zip(type, dtypes, strict=True))
+    return _typed_part(type, dtypes)
+
+
+def _typed_part(type: TensorType | None, dtype: object) -> TensorType | None:
+    if type is None:
+        return None
+    assert isinstance(dtype, torch.dtype)
+    return type if type.dtype == dtype else replace(type, dtype=dtype)

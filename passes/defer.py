@@ -44,7 +44,8 @@ class Defer(Pass):
 def _is_sum(node: fx.Node) -> bool:
     """Return whether a node adds two values of its own shape and dtype, and is not pending."""
     type_of_sum = record_of(node).type
-    return node.target is ADD and not node.kwargs and isinstance(type_of_sum, TensorType) and not type_of_sum.attr.pending and all(
+    return node.target is ADD and not node.kwargs and isinstance(type_of_sum,
+                                                                 TensorType) and not type_of_sum.attr.pending and all(
         isinstance(value, fx.Node)
         and isinstance(type := record_of(value).type, TensorType)
         and (type.shape, type.dtype) == (type_of_sum.shape, type_of_sum.dtype)
@@ -61,12 +62,16 @@ def _continues(node: fx.Node) -> bool:
     return (
         record.phase == next_record.phase
         and record.type == next_record.type
+        and isinstance(record.type, TensorType)
         and _needs(user)[node] == record.type.layout
-    )  # type: ignore[union-attr]
+    )
 
 
 def _needs(node: fx.Node) -> dict[fx.Node, Layout | None]:
-    return {value: need and need.layout for value, need in zip(operands(node), record_of(node).uses, strict=True)}
+    return {
+        value: None if need is None else need.layout
+        for value, need in zip(operands(node), record_of(node).uses, strict=True)
+    }
 
 
 def _reorder(edit: Edit, last: fx.Node) -> None:
@@ -84,13 +89,13 @@ def _reorder(edit: Edit, last: fx.Node) -> None:
     assert isinstance(type, TensorType)
     if any(need != type.layout for node in (last, *inner) for need in _needs(node).values()):
         return
-    groups: dict[Layout, list[Value]] = {}
+    groups: dict[Layout | None, list[Value]] = {}
     for value in addends:
         value_type = record_of(value).type
         assert isinstance(value_type, TensorType) and value_type.layout is not None
         # a sum of maxima is not a maximum
         waits = value_type.attr.pending and all(kind == "sum" for _, kind in value_type.attr.pending)
-        groups.setdefault(value_type.layout if waits else type.layout, []).append(value)  # type: ignore[arg-type]
+        groups.setdefault(value_type.layout if waits else type.layout, []).append(value)
     if len(groups) < 2 or not any(layout != type.layout and len(group) > 1 for layout, group in groups.items()):
         return
 

@@ -16,7 +16,7 @@ from autopar.ir.commit import Value
 from autopar.ir.edit import Edit
 from autopar.ir.layout import DistAttr, Layout, layout_of
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import map_operands, operands, record_of
+from autopar.ir.nodes import element_of, map_operands, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
@@ -109,13 +109,13 @@ class Expand(Pass):
                 type = replace(type, layout=layout)
             read = _refs((step.args, dict(step.kwargs)))
             uses = [needs[-ref.step - 1] if ref.step < 0 else None for ref in read]
-            results.append(edit.insert(step.target, _filled(step.args, value), _filled(dict(step.kwargs), value), before=node, type=type, about=node,
-                                       uses=uses if any(uses) else ()))  # fmt: skip
+            results.append(edit.insert(step.target, _filled(step.args, value), _filled(dict(step.kwargs), value),
+                                       before=node, type=type, about=node, uses=uses if any(uses) else ()))  # fmt: skip
         parts = (
             {0: node}
             if len(expansion.results) == 1 and not is_tuple(node)
-            else {int(user.args[1]): user for user in node.users}
-        )  # type: ignore[call-overload]
+            else {element_of(user)[1]: user for user in node.users}
+        )
         for part, old in parts.items():
             ref = expansion.results[part]
             assert ref is not None
@@ -146,7 +146,7 @@ def _refs(value: Any) -> list[Ref]:
     return refs
 
 
-def _filled(value: Any, of: Callable[[Ref], Value]) -> Any:
+def _filled(value: Any, of: Callable[[Ref], object]) -> Any:
     """Return arguments with each reference replaced by its value."""
     if isinstance(value, Ref):
         return of(value)

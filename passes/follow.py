@@ -72,18 +72,18 @@ def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
         or not same_phase
         or need.dtype != have.dtype
         or have.layout in (None, need.layout)
-        or need.layout.attr.pending
+        or need.placed.attr.pending
     ):
         return None
-    bound = bind_node(node)
+    bound, required = bind_node(node), need.placed
     (value,) = operands(node)
     source = record_of(value).type
-    operand_attr = bound.before(need.layout.attr, need.layout.mesh)
+    operand_attr = bound.before(required.attr, required.mesh)
     if operand_attr is None or not isinstance(source, TensorType):
         return None
     current = record.uses[0]
-    before = Requirement(replace(need.layout, attr=operand_attr), source.dtype if current is None else current.dtype)
-    new = replace(have, layout=need.layout)
+    before = Requirement(replace(required, attr=operand_attr), source.dtype if current is None else current.dtype)
+    new = replace(have, layout=required)
     paid = cost(have, new) + (0 if current is None else cost(source, replace(source, layout=current.layout)))
     if cost(source, replace(source, layout=before.layout)) > paid:
         return None

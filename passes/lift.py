@@ -70,8 +70,13 @@ def _is_pending_view(node: fx.Node) -> bool:
     if len(operands(node)) != 1 or not bind_node(node).linear:
         return False
     value, (need,) = record_of(operands(node)[0]), record_of(node).uses
-    unchanged = isinstance(value.type, TensorType) and need is not None and need.layout == value.type.layout
-    return unchanged and value.phase == record_of(node).phase and value.type.attr.pending == type.attr.pending  # type: ignore[union-attr]
+    return (
+        isinstance(value.type, TensorType)
+        and need is not None
+        and need.layout == value.type.layout
+        and value.phase == record_of(node).phase
+        and value.type.attr.pending == type.attr.pending
+    )
 
 
 def _reduced(node: fx.Node) -> TensorType:

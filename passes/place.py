@@ -11,7 +11,7 @@ from torch import fx
 
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.nodes import called_op, is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
@@ -102,7 +102,7 @@ def notes(program: Program) -> list[str]:
 def _registered(node: fx.Node, bound: Bound) -> str:
     """Return the line that registers the discovered rule."""
     linear = f', linear="{bound.rule.linear}"' if bound.rule.linear else ""
-    return f'autopar.register_rule("{bound.pattern}", "{node.target.name()}"{linear})'  # type: ignore[union-attr]
+    return f'autopar.register_rule("{bound.pattern}", "{called_op(node).name()}"{linear})'
 
 
 def _gathered(node: fx.Node) -> int:

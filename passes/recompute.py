@@ -67,8 +67,9 @@ class Recompute(Pass):
                 args, kwargs = (
                     map_operands(values, lambda n: new.get(n, n)) for values in (node.args, dict(node.kwargs))
                 )
-                new[node] = edit.insert(node.target, args, kwargs, before=before, type=self.type(node), phase=record_of(before).phase,
-                                        name=f"{node.name}_again", about=node, uses=record_of(node).uses)  # fmt: skip
+                new[node] = edit.insert(node.target, args, kwargs, before=before, type=self.type(node),
+                                        phase=record_of(before).phase, name=f"{node.name}_again", about=node,
+                                        uses=record_of(node).uses)  # fmt: skip
             for node, copy in new.items():
                 for user in node.users:
                     if record_of(user).phase != "forward":
@@ -102,7 +103,7 @@ def needed(program: Program, region: Regions) -> dict[fx.Node, fx.Node]:
         if node.op != "call_function" or record_of(node).phase != "forward":
             continue
         op = node.args[0] if is_getitem(node) else node  # some of several results may be kept, but a copy reads a copy
-        own_region = region(op) if region(node) is not None else None  # type: ignore[arg-type]
+        own_region = region(op) if region(node) is not None else None
         readers = {
             user: first_readers.get(user, user)
             for user in node.users

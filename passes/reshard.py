@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import fx
 
@@ -18,7 +18,8 @@ from autopar.passes.manager import Pass
 from autopar.torch_private import inputs_of
 from autopar.transitions import transitions
 
-MODES = ("batched", "per-reshard", "sync")
+Mode = Literal["batched", "per-reshard", "sync"]  # when to commit
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Reshard(Pass):
     takes: ClassVar[str] = "placed"
     gives: ClassVar[str] = "explicit"
 
-    mode: str = "batched"
+    mode: Mode = "batched"
 
     def run(self, program: Program) -> None:
         if self.mode not in MODES:
@@ -118,7 +119,7 @@ class _Known:
         if need is None or not isinstance(have, TensorType):
             return _NONE
         layout, required = have.layout, need.layout
-        if layout is None:
+        if layout is None or required is None:
             return [*self._new(have, need)]  # raises
         same = layout.mesh is required.mesh and have.dtype is need.dtype
         if same and layout.attr is required.attr:

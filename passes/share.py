@@ -9,7 +9,7 @@ from torch import fx
 
 from autopar.capture.blocks import block_of, is_parameter, reader_of
 from autopar.ir import transfers
-from autopar.ir.nodes import map_operands, operands, record_of
+from autopar.ir.nodes import called_op, map_operands, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
@@ -67,8 +67,8 @@ def _narrows(node: fx.Node) -> bool:
     if node.target is not transfers.cast or not isinstance(source, TensorType) or not isinstance(result, TensorType):
         return False
     while value.op == "call_function" and (
-        value.target in transfers.BY_FUNCTION or ((rule := RULES.get(value.target)) and rule.view)
-    ):  # type: ignore[arg-type]
+        value.target in transfers.BY_FUNCTION or ((rule := RULES.get(called_op(value))) and rule.view)
+    ):
         (value,) = operands(value)
     return value.op == "call_function" and result.dtype.itemsize < source.dtype.itemsize
 

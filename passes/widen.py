@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from autopar.ir.edit import Value
-from autopar.ir.nodes import operands, record_of
+from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
@@ -56,11 +56,12 @@ class Widen(Pass):
                     if value not in wide:
                         type = record_of(value).type
                         assert isinstance(type, TensorType) and type.layout is not None
-                        wide[value] = edit.insert(CAST, (value,), {"dtype": torch.float32}, before=value.next, type=replace(type, dtype=torch.float32),
-                                                  phase=record_of(value).phase, uses=(Requirement(type.layout, type.dtype),), name=f"{value.name}_wide",
-                                                  about=value)  # fmt: skip
+                        wide[value] = edit.insert(CAST, (value,), {"dtype": torch.float32}, before=value.next,
+                                                  type=replace(type, dtype=torch.float32), phase=record_of(value).phase,
+                                                  uses=(Requirement(type.layout, type.dtype),),
+                                                  name=f"{value.name}_wide", about=value)  # fmt: skip
                     edit.replace_use(user, value, wide[value], index=k)
-                    if user.target in ADDED and record_of(user).type.dtype == torch.float32:  # type: ignore[union-attr]
+                    if user.target in ADDED and tensor_type(user).dtype == torch.float32:
                         uses[k] = replace(need, dtype=torch.float32)
                 edit.annotate(user, uses=tuple(uses))
 

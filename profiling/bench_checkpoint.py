@@ -66,7 +66,8 @@ def run(options: argparse.Namespace) -> str:
     rate = len(data) / min(seconds(lambda: zlib.crc32(data)) for _ in range(5)) / 1e9
 
     def ratio(what: str, one: str, other: str) -> str:
-        return f"{statistics.median(a / b for a, b in zip(times[f'{what} {one}'], times[f'{what} {other}'], strict=True)):.2f}"
+        pairs = zip(times[f"{what} {one}"], times[f"{what} {other}"], strict=True)
+        return f"{statistics.median(a / b for a, b in pairs):.2f}"
 
     lines = [
         f"{options.megabytes} MB in 16 tensors, one process, {options.rounds} rounds; CRC-32 of zlib at {rate:.2f} "

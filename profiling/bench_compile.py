@@ -29,7 +29,10 @@ from autopar.runtime.localize import localize, rank_classes
 from autopar.verify.levels import verify
 
 LINES = [LayoutPropagation.choose, Recorder.__torch_dispatch__, Recorder.observe]
-PEAK = "import sys; sys.path.insert(0, sys.argv[1]); import bench_compile; bench_compile.peak(int(sys.argv[2]), sys.argv[3])"
+PEAK = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import bench_compile; bench_compile.peak(int(sys.argv[2]), "
+    "sys.argv[3])"
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -181,13 +181,13 @@ def whole(layers: int) -> str:
     seconds = time.perf_counter() - start
     ms = parallel.reports[Reshard.name].ms
     _, stats, _ = calls_of(call)
-    spent = {(Path(file).name, name): row[3] for (file, _, name), row in stats.stats.items()}  # type: ignore[attr-defined]
+    spent = {(Path(file).name, name): row[3] for (file, _, name), row in stats.stats.items()}
     part = spent["reshard.py", "run"]
     return (
         f"parallelize with an example, {layers} layers: {seconds:.2f} s, of which reshard {ms:.1f} ms, "
         f"{ms / seconds / 10:.2f} %\n"
         f"  under cProfile {stats.total_tt:.2f} s, of which reshard {part * 1e3:.0f} ms, "
-        f"{part / stats.total_tt * 100:.2f} %\n"  # type: ignore[attr-defined]
+        f"{part / stats.total_tt * 100:.2f} %\n"
     )
 
 

@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> str:
         print(f"p = {ranks}, m = {batches}", file=sys.stderr, flush=True)
         lines.append(f"p = {ranks}, m = {batches}")
         lines.append(
-            f"{'policy':18}{'chunks':>7}{'makespan':>10}{'bubble':>9}{'span':>9}{'live':>12}{'peak':>8}{'per m':>8}{'exposed':>9}  finishes"
+            f"{'policy':18}{'chunks':>7}{'makespan':>10}{'bubble':>9}{'span':>9}{'live':>12}{'peak':>8}{'per m':>8}"
+            f"{'exposed':>9}  finishes"
         )
         for name in POLICIES:
             lines.append(_row(name, ranks, batches, options))
@@ -67,7 +68,13 @@ def _row(name: str, ranks: int, batches: int, options: argparse.Namespace) -> st
     more = _simulated(build(name, ranks, batches + ranks), options)
     live = simulation.memory.live
     found = schedule.verify().finishes
-    return f"{name:18}{schedule.chunks:7}{simulation.makespan:10.1f}{simulation.bubble_rate:9.2%}{simulation.span_bubble_rate:9.2%}{f'{min(live):g}–{max(live):g}':>12}{max(simulation.peak):8.2f}{(max(more.peak) - max(simulation.peak)) / ranks:8.2f}{sum(simulation.exposed) / ranks / simulation.makespan:9.2%}  {next(channels for channels in STRICT if not found[channels])}"
+    return (
+        f"{name:18}{schedule.chunks:7}{simulation.makespan:10.1f}{simulation.bubble_rate:9.2%}"
+        f"{simulation.span_bubble_rate:9.2%}{f'{min(live):g}–{max(live):g}':>12}{max(simulation.peak):8.2f}"
+        f"{(max(more.peak) - max(simulation.peak)) / ranks:8.2f}"
+        f"{sum(simulation.exposed) / ranks / simulation.makespan:9.2%}  "
+        f"{next(channels for channels in STRICT if not found[channels])}"
+    )
 
 
 def _optimised(ranks: int, batches: int, options: argparse.Namespace) -> Iterator[str]:
@@ -80,7 +87,10 @@ def _optimised(ranks: int, batches: int, options: argparse.Namespace) -> Iterato
         run = found.simulation
         best = "none fits" if found.best_fixed is None else f"{found.best_fixed[0]} {found.best_fixed[1]:.1f}"
         yield (
-            f"{f'within {limit:g}':18}{chunks:7}{run.makespan:10.1f}{run.bubble_rate:9.2%}{run.span_bubble_rate:9.2%}{f'{min(run.memory.live):g}–{max(run.memory.live):g}':>12}{max(run.peak):8.2f}{'':8}{sum(run.exposed) / ranks / run.makespan:9.2%}  {found.ratio:.4f} of the bound; best fixed {best}; {seconds:.1f} s"
+            f"{f'within {limit:g}':18}{chunks:7}{run.makespan:10.1f}{run.bubble_rate:9.2%}{run.span_bubble_rate:9.2%}"
+            f"{f'{min(run.memory.live):g}–{max(run.memory.live):g}':>12}{max(run.peak):8.2f}{'':8}"
+            f"{sum(run.exposed) / ranks / run.makespan:9.2%}  {found.ratio:.4f} of the bound; best fixed {best}; "
+            f"{seconds:.1f} s"
         )
 
 

@@ -40,7 +40,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> str:
     lines = [
-        f"{'model':6}{'p':>4}{'m':>5}{'published':>11}{'found':>9}{'bound':>9}{'best fixed':>12}{'peak':>7}{'seconds':>9}"
+        f"{'model':6}{'p':>4}{'m':>5}{'published':>11}{'found':>9}{'bound':>9}{'best fixed':>12}{'peak':>7}"
+        f"{'seconds':>9}"
     ]
     for model, ranks, batches, times, hidden, heads, rate in PUBLISHED:
         print(f"{model}, m = {batches}", file=sys.stderr, flush=True)
@@ -52,6 +53,8 @@ def run(options: argparse.Namespace) -> str:
         seconds, ideal = time.process_time() - start, batches * sum(times[:3])
         assert found.best_fixed is not None
         lines.append(
-            f"{model:6}{ranks:4}{batches:5}{rate:11.4f}{found.simulation.span_bubble_rate:9.4f}{1 - ideal / found.bound:9.4f}{1 - ideal / found.best_fixed[1]:12.4f}{max(found.simulation.peak):7.2f}{seconds:9.1f}"
+            f"{model:6}{ranks:4}{batches:5}{rate:11.4f}{found.simulation.span_bubble_rate:9.4f}"
+            f"{1 - ideal / found.bound:9.4f}{1 - ideal / found.best_fixed[1]:12.4f}{max(found.simulation.peak):7.2f}"
+            f"{seconds:9.1f}"
         )
     return "\n".join(lines)

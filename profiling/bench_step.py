@@ -134,7 +134,8 @@ def check(system: System, begin: dict[str, torch.Tensor], right: Numbers) -> Non
     assert found.parameters.keys() == found.means.keys() == begin.keys(), system.name
     changes = [{name: one.parameters[name] - begin[name] for name in begin} for one in (found, right)]
     for what, error, most in (
-        ("loss", abs(found.loss - right.loss) / right.loss, SAME), ("gradients", apart(found.means, right.means), SAME), ("changes", apart(*changes), CHANGED),
+        ("loss", abs(found.loss - right.loss) / right.loss, SAME), ("gradients", apart(found.means, right.means), SAME),
+        ("changes", apart(*changes), CHANGED),
     ):  # fmt: skip
         if not error <= most:
             raise AssertionError(f"{system.title}: {what} differ by {error:.1e}, relatively")
@@ -332,4 +333,7 @@ def run(options: argparse.Namespace) -> str:
         return shown
     out = io.StringIO()
     Console(file=out, width=160).print(table)
-    return f"transformers {transformers.__version__}; {options.rounds} rounds of {options.steps} steps; float32; AdamW in the fastest of its kernels\n{out.getvalue()}"
+    return (
+        f"transformers {transformers.__version__}; {options.rounds} rounds of {options.steps} steps; float32; "
+        f"AdamW in the fastest of its kernels\n{out.getvalue()}"
+    )

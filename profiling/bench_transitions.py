@@ -56,7 +56,7 @@ PLANE = (
     S0 S0 > S0 R | R S0 > S0 S0 | R R > P R | S0 R > P R | S0 S1 > P R | S0 S1 > P S0 | R R > P P | S0 S1 > P P | S0 S0 > P P | P S0 > P S1
     P S0 > P R | P R > R R | P R > S0 R | P R > R S0 | P R > S0 S1 | P R > R P | P S0 > R R | P S0 > R S0 | P S0 > S0 R | P S0 > S0 S0
     P S0 > S0.2 S0.1 | P S0 > S0 S1 | P S0 > S1 S0 | P S1 > S0 R | P P > R R | P P > P R | P P > S0 P | P P > S0 R | P P > R S0
-    P P > S0 S1 | P P > S0 S0""",
+    P P > S0 S1 | P P > S0 S0""",  # noqa: E501
 )
 SPACE = (
     Mesh(a=4, b=4, c=4),
@@ -66,7 +66,7 @@ SPACE = (
     S0 R R > R R S0 | S0 S0 R > R S0 S0 | S0 S0 R > S1 R S1 | S0 S0 S1 > S1 S0 S0 | S0 S0 S0 > S1 S1 S1 | S0 S0 S0 > S0.3 S0.2 S0.1
     S0 S0 S0 > S0 S1 S2 | S0 S1 S2 > S0 S0 S0 | S0 S1 S2 > R S0 S1 | S0 S1 S2 > R R R | S0 S1 S2 > P R R | S0 S0 S1 > P P R
     P S0 S1 > P S1 S0 | P R R > R R R | P S0 R > R R S0 | P S0 S1 > S0 S1 R | P S0 S1 > S0 S1 S2 | P S0 S1 > R S1 S0 | P P R > S0 S1 R
-    P P S0 > R R S0 | P P S0 > S0 R R | P P P > R R R | P P P > S0 R R | P P P > S0 S1 S2""",
+    P P S0 > R R S0 | P P S0 > S0 R R | P P P > R R R | P P P > S0 R R | P P P > S0 S1 S2""",  # noqa: E501
 )
 LETTERS = {"all_gather": "G", "all_to_all": "A", "slice": "c", "all_reduce": "R", "reduce_scatter": "S", "pend": "p"}
 DEFAULT, LEAST = "DTensor", "DTensor, min-cost"
@@ -263,7 +263,7 @@ DTensor's steps: G all_gather, A all_to_all, c slice, R all_reduce, S reduce_sca
 flattened meshes. On CPUs it gathers and slices for every A (shard_dim_alltoall). Another order of axes than the mesh's
 (8192/tp/dp), and a new pending axis, its planners know, but DTensor.redistribute has no word for the one and refuses the
 other. Refused: its plan goes from Shard to Partial, which is "not supported yet".
-"""
+"""  # noqa: E501
 COLUMNS = (
     "from → to",
     "bound",
@@ -357,7 +357,8 @@ def of_bytes(rows: list[Row]) -> list[str]:
             sum(getattr(plan, what) < 0.999 * getattr(mine, what) for plan, mine in both) for what in ("mib", "seconds")
         )
         lines.append(
-            f"{name:44}{statistics.median(ratios):10.2f}{max(ratios):10.2f}{len(rows) - len(both):10}{fewer:12}{lower:13}"
+            f"{name:44}{statistics.median(ratios):10.2f}{max(ratios):10.2f}{len(rows) - len(both):10}{fewer:12}"
+            f"{lower:13}"
         )
     return lines
 

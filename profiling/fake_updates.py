@@ -37,7 +37,7 @@ def edited(placed: Program, how: str) -> tuple[float, int]:
     with mode:
         given = [
             torch.empty(record_of(node).type.shape, dtype=record_of(node).type.dtype) for node in program.placeholders
-        ]  # type: ignore[union-attr]
+        ]
     FakeTensorProp(module, mode).propagate_dont_convert_inputs(*given)
     moves = list(disagreements(program))
     count = 0
@@ -75,7 +75,7 @@ def _replace(user: fx.Node, index: int, old: fx.Node, new: fx.Node) -> None:
         position += 1
         return new if position == index else operand
 
-    user.args, user.kwargs = fx.map_arg(user.args, swap), fx.map_arg(user.kwargs, swap)  # type: ignore[assignment]
+    user.args, user.kwargs = fx.map_arg(user.args, swap), fx.map_arg(user.kwargs, swap)
 
 
 def compare(placed: Program, layers: int) -> str:

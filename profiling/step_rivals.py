@@ -191,12 +191,14 @@ def data_parallel(model: nn.Module, microbatches: int = 1) -> list[System]:
     return [
         ours(model, own, mesh, "ddp", **options),
         ours(model, own, mesh, "ddp", "autopar, zero=3", zero=3, **options),
-        *loops("DistributedDataParallel", lambda: nn.parallel.DistributedDataParallel(copy.deepcopy(model)), own, microbatches,
-               last=lambda model, last: contextlib.nullcontext() if last else model.no_sync(), aim=0.95, local=True),
+        *loops("DistributedDataParallel", lambda: nn.parallel.DistributedDataParallel(copy.deepcopy(model)), own,
+               microbatches, last=lambda model, last: contextlib.nullcontext() if last else model.no_sync(), aim=0.95,
+               local=True),
         *loops("FSDP2", lambda: fsdp2(copy.deepcopy(model), ranks), own, microbatches,
                last=_synchronized, beside="autopar, zero=3", aim=0.6, local=True),
         *loops("floor: nothing sent", lambda: copy.deepcopy(model), own, microbatches, local=True, alone=True),
-        System("floor: all-reduce alone", model, torch.optim.AdamW(model.parameters()), all_reduce_of(model), alone=True),
+        System("floor: all-reduce alone", model, torch.optim.AdamW(model.parameters()), all_reduce_of(model),
+               alone=True),
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@ parses back."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -22,6 +23,8 @@ settings.register_profile("ci", derandomize=True)  # CI repeats itself; elsewher
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
+
+PARSED_BACK: set[bytes] = set()  # digests of the texts that this process has parsed back
 
 # folder → the tier of its tests; a test with the marker of another tier belongs to that one
 FOLDERS = {
@@ -54,6 +57,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(FOLDERS[folder])
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip the folders of tiers above the selected ones: importing their tests takes every worker some seconds.
+
+    The marker of a test may name a tier above its folder's, and none below: ``test_tests.py`` checks it.
+    """
+    selected = set(config.getoption("markexpr").split()) - {"or"}
+    order = list(TIERS)
+    tier = FOLDERS.get(collection_path.name)
+    if tier is None or not collection_path.is_dir() or not selected or not selected <= set(order):
+        return None
+    return True if order.index(tier) > max(map(order.index, selected)) else None
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite the expected half of tests/golden files")
 
@@ -81,6 +97,10 @@ def round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     def verify_text_too(program: Program, made_by: str = "") -> None:
         verify(program, made_by)
         text = str(program)
+        digest = hashlib.blake2b(text.encode()).digest()
+        if digest in PARSED_BACK:  # many passes leave a program as it was, and many tests make the same one
+            return
+        PARSED_BACK.add(digest)
         again = Program.parse(text)
         assert again == program, made_by
         assert str(again) == text, made_by

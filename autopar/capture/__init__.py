@@ -21,6 +21,7 @@ from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.capture.trace import Tracer
 from autopar.gc_pause import gc_paused
+from autopar.ir.ops.seeded_random import Random
 from autopar.report.progress import doing
 
 __all__ = ["Captured", "capture"]
@@ -30,7 +31,7 @@ def capture(
     model: torch.nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    random: str = "parallel",
+    random: Random = "parallel",
     numbers: Sequence[GuardedPlace] = (),
 ) -> Captured:
     """Trace ``model(*args, **kwargs)`` and its backward.
@@ -52,7 +53,7 @@ def capture(
 
 
 def capture_call(
-    model: torch.nn.Module, arguments: Arguments, random: str = "parallel", numbers: Sequence[GuardedPlace] = ()
+    model: torch.nn.Module, arguments: Arguments, random: Random = "parallel", numbers: Sequence[GuardedPlace] = ()
 ) -> Captured:
     """``capture`` of a call whose arguments are bound already."""
     with ONE_AT_A_TIME, gc_paused():

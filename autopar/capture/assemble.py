@@ -18,8 +18,8 @@ from autopar.capture.provenance import Origin
 from autopar.capture.trace import Tracer
 from autopar.errors import CaptureError, at_line
 from autopar.ir.constant import Constant
-from autopar.ir.nodes import is_getitem, record_of, set_record
-from autopar.ir.ops.seeded_random import Draw
+from autopar.ir.nodes import is_getitem, node_at, record_of, set_record
+from autopar.ir.ops.seeded_random import Draw, Random
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Result, TensorType, ValueType
 from autopar.ir.structure import Structure, unflatten
@@ -68,7 +68,7 @@ class Captured:
         return unflatten(leaves, self.spec)
 
 
-def assemble(traced: Tracer, random: str = "parallel") -> Captured:
+def assemble(traced: Tracer, random: Random = "parallel") -> Captured:
     """Make the program of a trace; with ``random="single"`` its seed is a table of a single device's generator states.
 
     Raises:
@@ -83,7 +83,7 @@ class _GraphBuilder:
         self.traced = traced
         self.origins = traced.recorder.origins
 
-    def run(self, random: str) -> Captured:
+    def run(self, random: Random) -> Captured:
         traced = self.traced
         graph = traced.module.graph
         drop_unread(graph, self.origins)
@@ -97,7 +97,7 @@ class _GraphBuilder:
             + ["input"] * len(traced.arguments.names)
         )
         output = next(iter(reversed(graph.nodes)))
-        flat = list(output.args[0])  # type: ignore[arg-type]
+        flat = list(output.args[0])
         first = traced.returned + len(traced.differentiated)
         returned, gradients, reassigned = flat[: traced.returned], flat[traced.returned : first], flat[first:]
         program = Program(graph, "traced", tree=())
@@ -162,11 +162,11 @@ class _GraphBuilder:
             if node.target is not torch.ops.aten.copy_.default:
                 continue
             target, value = node.args[:2]
-            if target not in placeholders or record_of(target).role != "buffer":  # type: ignore[arg-type]
-                where = placeholders.index(target) if target in placeholders else -1  # type: ignore[arg-type]
-                origin = self.traced.recorder.written.get(where) or self.origins.get(value, Origin())  # type: ignore[arg-type]
-                raise self._refused_write(target, origin)  # type: ignore[arg-type]
-            next_values[target] = value  # type: ignore[index,assignment]
+            if target not in placeholders or record_of(target).role != "buffer":
+                where = placeholders.index(target) if target in placeholders else -1
+                origin = self.traced.recorder.written.get(where) or self.origins.get(value, Origin())
+                raise self._refused_write(target, origin)
+            next_values[target] = value
             node.replace_all_uses_with(value)
             graph.erase_node(node)
         next_values |= reassigned
@@ -207,7 +207,7 @@ class _GraphBuilder:
             Record(_type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name),
         )
 
-    def _introduce_seed(self, node: fx.Node, random: str) -> None:
+    def _introduce_seed(self, node: fx.Node, random: Random) -> None:
         self._introduce(node, "seed", "seed")
         if random == "single":
             shape = (len(self.traced.draws), default_generator(self.traced.device).get_state().numel())
@@ -216,7 +216,7 @@ class _GraphBuilder:
     def _describe(self, program: Program, node: fx.Node) -> None:
         origin = self.origins.get(node)
         if origin is None and is_getitem(node):
-            origin = self.origins.get(node.args[0])  # type: ignore[arg-type]
+            origin = self.origins.get(node_at(node))
         origin = origin or Origin()
         if node.op == "get_attr":
             tensor = getattr(self.traced.module, str(node.target))
@@ -235,11 +235,11 @@ class _GraphBuilder:
 
 
 def _type(node: fx.Node) -> ValueType:
-    def type_of(value: Any) -> ValueType:
+    def type_of(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return TensorType(tuple(int(n) for n in value.shape), value.dtype)
         if isinstance(value, (tuple, list)):
-            return tuple(type_of(v) for v in value)  # type: ignore[misc]
+            return tuple(type_of(v) for v in value)
         return None
 
     return type_of(node.meta.get("val"))

@@ -62,7 +62,8 @@ class ClassesChecked(TorchFunctionMode):
 @contextlib.contextmanager
 def assignments_refused() -> Iterator[None]:
     """Refuse ``x.data = y``: it is no op, so the captured step would leave it out."""
-    data, own_data = torch.Tensor.data, vars(torch.Tensor).get("data")  # one capture may run inside another
+    kind: Any = torch.Tensor  # of no type, because its property is replaced
+    data, own_data = kind.data, vars(kind).get("data")  # one capture may run inside another
 
     def refuse(self: torch.Tensor, value: torch.Tensor) -> None:
         raise CaptureError(
@@ -71,14 +72,14 @@ def assignments_refused() -> Iterator[None]:
             f"it with copy_()"
         )
 
-    torch.Tensor.data = property(data.__get__, refuse)  # type: ignore[assignment,method-assign]
+    kind.data = property(data.__get__, refuse)
     try:
         yield
     finally:
         if own_data is None:
-            del torch.Tensor.data  # uncovers that of the base class
+            del kind.data  # uncovers that of the base class
         else:
-            torch.Tensor.data = own_data
+            kind.data = own_data
 
 
 COMPUTED_BEFORE: dict[str, tuple[str, str]] = {  # module of a hook's class → what registers it, and what to use instead

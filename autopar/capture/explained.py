@@ -45,7 +45,8 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, w
     ("dynamo-optimized function", "forward calls a function that torch.compile has made, which capture cannot look "
                                   "into", "call the function itself"),
     ("Expected inputs of BF16 type", "torch has no fake kernel of a grouped matrix product in this dtype",
-     'compute in bfloat16, or let the experts be a batched product: experts_implementation="batched_mm" in transformers'),
+     'compute in bfloat16, or let the experts be a batched product: '
+     'experts_implementation="batched_mm" in transformers'),
     (".numpy() is not supported", "forward asks for a tensor's values, for "
                                   "NumPy", "stay in torch, or do it outside of forward"),
     ("data is not allocated yet", "forward asks for a tensor's values, as torch.tensor does of a list of "
@@ -59,7 +60,8 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (  # a piece of torch's message, w
 
 # a piece of the line that reads values, or of the op's name; how to compute the same without reading them
 IN_THE_GRAPH: tuple[tuple[str, str], ...] = (
-    ("expert", 'let the experts be a batched product, where the model has one: model.set_experts_implementation("batched_mm") in transformers'),
+    ("expert", 'let the experts be a batched product, where the model has one: '
+               'model.set_experts_implementation("batched_mm") in transformers'),
     ("pack_padded", "keep sequences padded, and take what counts with torch.where or an index"),
     ("ctc_loss", "return its inputs from forward, and compute the loss afterwards"),
     ("linalg_lstsq", "write it as a product: torch.linalg.pinv(a) @ b"),

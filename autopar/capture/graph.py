@@ -22,7 +22,7 @@ from autopar.capture.decompose.table import (
     ZEROS,
 )
 from autopar.capture.provenance import Origin
-from autopar.ir.nodes import record_of, set_record
+from autopar.ir.nodes import node_at, record_of, set_record
 from autopar.ir.ops.seeded_random import SHAPED
 from autopar.ir.record import Result
 from autopar.torch_private import rename
@@ -47,12 +47,12 @@ def simplify(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         elif node.target in SYNONYMS:
             node.target = SYNONYMS[node.target]
             rename(node, node.target.__name__.partition(".")[0])
-        elif node.target is COPY and _alike(node, node.args[1]):  # type: ignore[arg-type]
-            replaced[node] = node.args[1]  # type: ignore[assignment]
-        elif node.target in SHAPED and node.args[0].target is ZEROS and _alike(node.args[0], node.args[0].args[0]):  # type: ignore[union-attr,arg-type]
-            node.replace_input_with(node.args[0], node.args[0].args[0])  # type: ignore[arg-type,union-attr]
-        elif node.target is TRANSPOSE and node.args[0].target is TRANSPOSE:  # type: ignore[union-attr]
-            replaced[node] = node.args[0].args[0]  # type: ignore[union-attr]
+        elif node.target is COPY and _alike(node, node.args[1]):
+            replaced[node] = node.args[1]
+        elif node.target in SHAPED and node.args[0].target is ZEROS and _alike(node.args[0], node.args[0].args[0]):
+            node.replace_input_with(node.args[0], node.args[0].args[0])
+        elif node.target is TRANSPOSE and node.args[0].target is TRANSPOSE:
+            replaced[node] = node.args[0].args[0]
         if node in replaced:
             node.replace_all_uses_with(replaced[node])
     return {old: new for old, new in replaced.items() if old is not new}
@@ -65,12 +65,12 @@ def drop_unread(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
     a = nll_loss_backward(…, sum, -100, getitem_1)    →      a = nll_loss_backward(…, sum, -100, full)
     """
     for node in graph.nodes:
-        if node.target in UNREAD and (value := node.args[UNREAD[node.target]]).op == "call_function":  # type: ignore[union-attr]
+        if node.target in UNREAD and (value := node.args[UNREAD[node.target]]).op == "call_function":
             with graph.inserting_before(node):
-                unread = value.meta["val"]  # type: ignore[union-attr]
+                unread = value.meta["val"]
                 zero = graph.call_function(FULL, ([], 0), {"dtype": unread.dtype, "device": unread.device})
             rename(zero, "full")
-            zero.meta = dict(value.meta)  # type: ignore[union-attr]
+            zero.meta = dict(value.meta)
             origins[zero] = origins.get(node, Origin())
             node.update_arg(UNREAD[node.target], zero)
 
@@ -82,11 +82,11 @@ def index_own_rows(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
         y : bool[2 1 1 6] = index.Tensor(mask, [rows, k])       →      y : bool[2 1 1 6] = index.Tensor(mask, [None, k_1])
 
     The masks of Hugging Face's models index their padding in this way.
-    """
+    """  # noqa: E501
     for node in graph.nodes:
-        if node.target is not INDEX or len(node.args[1]) < 2 or None in node.args[1]:  # type: ignore[arg-type]
+        if node.target is not INDEX or len(node.args[1]) < 2 or None in node.args[1]:
             continue
-        table, (rows, *others) = node.args[:2]  # type: ignore[misc]
+        table, (rows, *others) = node.args[:2]
         shapes = [index.meta["val"].shape for index in (rows, *others)]
         length = max(map(len, shapes))
         apart = (
@@ -94,7 +94,7 @@ def index_own_rows(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
             and all(n == 1 for n in shapes[0][1:])
             and all(len(s) < length or s[0] == 1 for s in shapes[1:])
         )
-        if not apart or not _counts_up(rows, table.meta["val"].shape[0]):  # type: ignore[union-attr,arg-type]
+        if not apart or not _counts_up(rows, table.meta["val"].shape[0]):
             continue
         kept_indices: list[fx.Node | None] = [None]
         for index, shape in zip(others, shapes[1:], strict=True):
@@ -111,8 +111,8 @@ def index_own_rows(graph: fx.Graph, origins: dict[fx.Node, Origin]) -> None:
 
 def _counts_up(node: fx.Node, size: int) -> bool:
     """Return whether a value holds 0, 1, …, ``size`` - 1, in this order."""
-    while node.target in VIEWS and node.args[0].meta["val"].numel() == size:  # type: ignore[union-attr]
-        node = node.args[0]  # type: ignore[assignment]
+    while node.target in VIEWS and (source := node_at(node)).meta["val"].numel() == size:
+        node = source
     return (node.target is ARANGE and node.args == (size,)) or (node.target is ARANGE_FROM and node.args == (0, size))
 
 

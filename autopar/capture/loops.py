@@ -33,7 +33,10 @@ def about_loops(
         subject = f"the {type(module).__name__} {path}" if path else f"the model ({type(module).__name__})"
         lines = sum(_within(other, path) for other in modules)
         predicate = f"is unrolled into {steps[path]} steps" if path in layers else f"is called {calls[path]} times"
-        yield f"{subject} {predicate}, which make {lines:,} of the program's {len(modules):,} lines; the time to capture grows with them"
+        yield (
+            f"{subject} {predicate}, which make {lines:,} of the program's {len(modules):,} lines; the time to "
+            f"capture grows with them"
+        )
 
 
 def _within(path: str, outer: str) -> bool:

@@ -15,6 +15,7 @@ import linecache
 import operator
 import os
 import sys
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,8 @@ from torch import fx
 
 from autopar.errors import CaptureError, at_line
 from autopar.ir.dense import met_in
-from autopar.ir.ops.seeded_random import FUNCTIONAL, REJECTING, RRELU, Streams
+from autopar.ir.nodes import node_at
+from autopar.ir.ops.seeded_random import FUNCTIONAL, REJECTING, RRELU, Random, Streams
 from autopar.ir.record import Call
 from autopar.torch_private import (
     DATA_DEPENDENT,
@@ -76,11 +78,11 @@ def user_line(past: str = "") -> str:
 
     The frame is outside torch, autopar and the package ``past``.
     """
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_users(frame.f_code.co_filename) and not (past and f"{os.sep}{past}{os.sep}" in frame.f_code.co_filename):
             return _quoted(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
 
 
@@ -93,7 +95,7 @@ def _quoted(filename: str, number: int) -> str:
 class Recorder(TorchDispatchMode):
     """Notes the origin of every node that is made while this mode is active."""
 
-    def __init__(self, model: torch.nn.Module, random: str = "parallel") -> None:
+    def __init__(self, model: torch.nn.Module, random: Random = "parallel") -> None:
         super().__init__()
         self.origins: dict[fx.Node, Origin] = {}
         self.returned: dict[str, list[fx.Node]] = {}  # module path → the results of its calls, if they are one tensor
@@ -226,7 +228,10 @@ class Recorder(TorchDispatchMode):
                 "call torch.manual_seed before forward",
             )
         elif self.random == "single" and name.partition(".")[0] in REJECTING:
-            why = "takes a number of random numbers that depends on its values, so the later draws of a single device cannot be known"
+            why = (
+                "takes a number of random numbers that depends on its values, so the later draws of a single device "
+                "cannot be known"
+            )
             remedy = 'leave random="parallel"'
         else:
             return
@@ -318,9 +323,9 @@ class _Interpreter(fx.Interpreter):
         if self.replay.newest is not before:
             self.replay.new_nodes[n] = self.replay.newest
         elif (
-            n.target is operator.getitem and (last := self.replay.new_nodes.get(n.args[0])) is not None
+            n.target is operator.getitem and (last := self.replay.new_nodes.get(node_at(n))) is not None
         ):  # was made together with its op
-            op = last.args[0] if last.target is operator.getitem else last
+            op = node_at(last) if last.target is operator.getitem else last
             self.replay.new_nodes[n] = next(
                 (user for user in op.users if user.target is operator.getitem and user.args[1] == n.args[1]), None
             )

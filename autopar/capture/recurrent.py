@@ -66,7 +66,7 @@ def _gru_step(x: torch.Tensor, state: State, weights: Weights) -> State:
 _tanh_step, _relu_step = (functools.partial(_plain_step, activation) for activation in (torch.tanh, torch.relu))
 
 
-# -- layers ------------------------------------------------------------------------------------------------------------
+# -- layers ---------------------------------------------------------------------------------------------------------
 
 
 def _layer(
@@ -79,8 +79,9 @@ def _layer(
     return outputs, state
 
 
-def _layers(step: Step, x: torch.Tensor, states: Sequence[torch.Tensor], params: Sequence[torch.Tensor], has_biases: bool, num_layers: int,
-            dropout: float, train: bool, bidirectional: bool, batch_first: bool) -> tuple[torch.Tensor, ...]:  # fmt: skip
+def _layers(step: Step, x: torch.Tensor, states: Sequence[torch.Tensor], params: Sequence[torch.Tensor],
+            has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
+            batch_first: bool) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Run all layers and directions; return the outputs of the last layer, and the last states of all layers."""
     directions = 1 + bidirectional
     starts = list(zip(*(state.unbind(0) for state in states), strict=True))

@@ -21,7 +21,7 @@ from autopar.capture.model_swap import ModelSwap
 from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
 from autopar.errors import CaptureError, at_line
-from autopar.ir.ops.seeded_random import Streams
+from autopar.ir.ops.seeded_random import Random, Streams
 from autopar.ir.structure import Structure, flatten, is_cache, path_to, unflatten
 from autopar.torch_private import (
     DATA_DEPENDENT,
@@ -61,7 +61,7 @@ class Tracer:
         self,
         model: torch.nn.Module,
         arguments: Arguments,
-        random: str = "parallel",
+        random: Random = "parallel",
         inputs: Collection[tuple[int, str]] = (),
     ) -> None:
         self.model = model
@@ -324,7 +324,7 @@ def _plain_recurrences() -> Iterator[None]:
 
     Its backward takes a tensor that may be undefined. This does not change which kernels the ops use in a run.
     """
-    before = torch.backends.mkldnn.enabled
+    before: Any = torch.backends.mkldnn.enabled
     set_onednn(False)
     try:
         yield

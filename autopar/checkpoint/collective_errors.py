@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import distributed
 
@@ -51,7 +51,7 @@ def on_all_ranks(group: Group, function: Callable[[], T]) -> list[T]:
     for rank, (_, text) in zip(ranks_of(group), outcomes, strict=True):
         if text:
             raise CheckpointError(f"rank {rank} failed, so no rank goes on: {text}")
-    return [value for value, _ in outcomes]  # type: ignore[misc]
+    return [cast(T, value) for value, _ in outcomes]  # None only where a rank failed
 
 
 def on_first_rank(group: Group, function: Callable[[], T]) -> T:
@@ -71,7 +71,7 @@ def on_first_rank(group: Group, function: Callable[[], T]) -> T:
         raise failure
     if text:
         raise FileNotFoundError(text) if is_not_found else CheckpointError(text)
-    return value  # type: ignore[return-value]
+    return value
 
 
 def _tried(function: Callable[[], T]) -> tuple[T | None, Exception | None]:

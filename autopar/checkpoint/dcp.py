@@ -30,8 +30,8 @@ from autopar.checkpoint.values import decode_state, encode_state
 from autopar.errors import CheckpointError
 
 
-def import_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *, allow_pickle: bool = False, skip: Sequence[str] = (),
-               keep: int | None = 2) -> Path:  # fmt: skip
+def import_dcp(source: str | os.PathLike[str], folder: str | os.PathLike[str], *, allow_pickle: bool = False,
+               skip: Sequence[str] = (), keep: int | None = 2) -> Path:  # fmt: skip
     """Read a DCP folder, and write its contents as a checkpoint into a folder of checkpoints.
 
     The checkpoint has the form of ``step.state_dict()``: ``model``; ``optimizer`` with ``state`` and ``param_groups``

@@ -28,8 +28,8 @@ METADATA = ".metadata"
 # the classes that a pickle of DCP's descriptions may name, module → names; torch's dtypes are admitted too
 ADMITTED = {
     "torch.distributed.checkpoint.metadata": {
-        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex", "StorageMeta",
-        "_MEM_FORMAT_ENCODING",
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
+        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
     "torch": {"Size"},
@@ -64,11 +64,11 @@ class Source:
         small = [
             name
             for name in names
-            if isinstance(described[name], BytesStorageMetadata) or described[name].size.numel() <= 1
+            if isinstance(about := described[name], BytesStorageMetadata) or about.size.numel() <= 1
         ]
         values = self._read(
             {
-                name: None if isinstance(described[name], BytesStorageMetadata) else _empty(described[name], "cpu")
+                name: None if isinstance(about := described[name], BytesStorageMetadata) else _empty(about, "cpu")
                 for name in small
             }
         )
@@ -96,7 +96,8 @@ class Source:
         return targets | planner.values
 
 
-def _empty(described: TensorStorageMetadata, device: str) -> torch.Tensor:
+def _empty(described: TensorStorageMetadata | BytesStorageMetadata, device: str) -> torch.Tensor:
+    assert isinstance(described, TensorStorageMetadata)
     return torch.empty(described.size, dtype=described.properties.dtype, device=device)
 
 
@@ -128,9 +129,9 @@ def _reason(error: Exception) -> str:
 
 
 def _reader(folder: Path, metadata: Metadata) -> StorageReader:
-    kind = FileSystemReader if (folder / METADATA).is_file() else HuggingFaceStorageReader
+    kind: Any = FileSystemReader if (folder / METADATA).is_file() else HuggingFaceStorageReader
 
-    class Reader(kind):  # type: ignore[misc, valid-type]
+    class Reader(kind):
         """Returns the metadata that has been read already."""
 
         def read_metadata(self, *_: Any, **__: Any) -> Metadata:

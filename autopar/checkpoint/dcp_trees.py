@@ -2,7 +2,7 @@
 
 step.state_dict(), get_state_dict()     {"model": {"up.weight": w}, "optimizer": {"state": {"up.weight": {"exp_avg": m}}, "param_groups": […]}, "step": 7}
 torchtitan                              {"up.weight": w, "optimizer": {"state.up.weight.exp_avg": m, "param_groups.up.weight.lr": 1e-3, …}, "train_state": {"step": 7}}
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

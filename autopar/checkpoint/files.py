@@ -7,12 +7,13 @@ them.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from autopar.checkpoint.manifest import DamageError, StoredFile
 from autopar.checkpoint.pieces import STRETCH
@@ -90,7 +91,7 @@ def fill(file: BinaryIO, view: memoryview) -> None:
     """Fill ``view`` with bytes of a file; ``EOFError`` if the file has fewer."""
     filled = 0
     while filled < len(view):
-        count = file.readinto(view[filled:])  # type: ignore[attr-defined]
+        count = cast(io.BufferedReader, file).readinto(view[filled:])
         if not count:
             raise EOFError("it is shorter than the manifest says")
         filled += count

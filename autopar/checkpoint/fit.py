@@ -60,13 +60,19 @@ def check_fit(
         return
     other = ""
     if 2 * len(both) < max(len(tensors), len(stored)):
-        other = f"; only {len(both)} of {len(stored)} tensors have a name that the state has, so the checkpoint may be of another model"
+        other = (
+            f"; only {len(both)} of {len(stored)} tensors have a name that the state has, so the checkpoint may "
+            f"be of another model"
+        )
     listed = "".join(f"\n    {line}" for line in lines)
     remedy = "pass a state of the same keys and shapes" + (
         ", or strict=False to load what both have" if strict and not lost else ""
     )
     if lost and not any(map(OPTIMIZER.search, tensors)):
-        remedy = f"an optimizer has no state before its first step: call step.capture(batch), which gives it one, and then step.state_dict(); {remedy}"
+        remedy = (
+            f"an optimizer has no state before its first step: call step.capture(batch), which gives it one, and "
+            f"then step.state_dict(); {remedy}"
+        )
     raise CheckpointError(f"{checkpoint} does not fit the state{other}{listed}\n  {remedy}")
 
 

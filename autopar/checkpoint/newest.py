@@ -68,6 +68,7 @@ def _read(checkpoint: Path) -> tuple[Manifest | None, CheckpointError | None]:
 
 def _damage(checkpoint: Path, share: Sequence[StoredFile]) -> CheckpointError | None:
     try:
-        return verify(checkpoint, share)
+        verify(checkpoint, share)
     except DamageError as error:
         return error
+    return None

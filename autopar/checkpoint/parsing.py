@@ -191,7 +191,7 @@ def _overlap(chunks: Iterable[Chunk]) -> bool:
 
 def _kind(kind: Callable[..., Any], value: Any, subject: str) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{subject} is {_shown(value)}, and no {kind.__name__}")  # type: ignore[attr-defined]
+        raise TypeError(f"{subject} is {_shown(value)}, and no {kind.__name__}")
     return value
 
 

@@ -47,12 +47,12 @@ def pieces_of(name: str, tensor: torch.Tensor) -> list[Piece]:
     """
     if not is_dtensor(tensor):
         return [Piece((0,) * tensor.dim(), tensor.detach())]
-    device_mesh, shape = tensor.device_mesh, tuple(tensor.shape)  # type: ignore[attr-defined]
+    device_mesh, shape = tensor.device_mesh, tuple(tensor.shape)
     mesh = Mesh(
         dict(zip(_names(device_mesh), device_mesh.shape, strict=True)), ranks=device_mesh.mesh.flatten().tolist()
     )
     try:
-        attr = attr_of(tensor.placements, mesh, shape)  # type: ignore[attr-defined]
+        attr = attr_of(tensor.placements, mesh, shape)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     if attr.pending:

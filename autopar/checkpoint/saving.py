@@ -115,7 +115,8 @@ def _written(prepared: _Prepared, group: Group) -> Path:
     )
 
 
-def write_checkpoint(folder: Path, tree: Tree, tensors: Mapping[str, torch.Tensor], pieces: Mapping[str, list[Piece]], keep: int | None,
+def write_checkpoint(folder: Path, tree: Tree, tensors: Mapping[str, torch.Tensor], pieces: Mapping[str, list[Piece]],
+                     keep: int | None,
             values: Callable[[torch.Tensor], torch.Tensor] | None = None, group: Group = None) -> Path:  # fmt: skip
     """Write the pieces of this rank to a new checkpoint. ``values`` reads the values of a piece when it is written."""
     from torch.distributed import checkpoint  # imported here because it takes half a second

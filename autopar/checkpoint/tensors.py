@@ -38,7 +38,7 @@ def check_dtype(name: str, tensor: torch.Tensor) -> None:
 def describe_tensor(tensor: torch.Tensor) -> str:
     """Describe dtype, shape and placements, the same on all ranks that hold the same tensor."""
     words = described(tensor.dtype, tuple(tensor.shape))
-    return f"{words} {tuple(tensor.placements)} on {tuple(tensor.device_mesh.shape)}" if is_dtensor(tensor) else words  # type: ignore[attr-defined]
+    return f"{words} {tuple(tensor.placements)} on {tuple(tensor.device_mesh.shape)}" if is_dtensor(tensor) else words
 
 
 def describe_values(tensor: torch.Tensor) -> str:
@@ -49,5 +49,6 @@ def describe_values(tensor: torch.Tensor) -> str:
     if is_dtensor(tensor) or tensor.is_floating_point() or tensor.is_complex() or tensor.nbytes > SMALL:
         return ""
     return (
-        f" with the CRC-32 {zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()):08x}"
+        f" with the CRC-32 "
+        f"{zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data):08x}"
     )

@@ -207,7 +207,7 @@ def _blocks(header: bytes, items: list[WriteItem], planner: SavePlanner) -> Iter
         sizes = tuple(data.shape)
         for stretch in stretches(sizes, (0,) * len(sizes), sizes, data.element_size()):
             block = data[stretch.target].resolve_conj().resolve_neg().to("cpu").contiguous()
-            yield memoryview(block.reshape(-1).view(torch.uint8).numpy())
+            yield block.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _data(item: WriteItem) -> TensorWriteData:

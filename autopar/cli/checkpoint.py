@@ -92,7 +92,10 @@ def _summary(manifest: Manifest) -> str:
     step = "" if (value := _step(manifest)) is None else f"step {value}, "
     size = sum(file.bytes for file in manifest.files)
     count = len(manifest.files)
-    return f"{step}{len(manifest.tensors)} tensors, {size:,} bytes in {count} file{'s' * (count != 1)}, by torch {manifest.torch}"
+    return (
+        f"{step}{len(manifest.tensors)} tensors, {size:,} bytes in {count} file{'s' * (count != 1)}, by torch "
+        f"{manifest.torch}"
+    )
 
 
 def _step(manifest: Manifest) -> int | None:

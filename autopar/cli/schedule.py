@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.errors import ScheduleError
-from autopar.pipeline.bounds import OBJECTIVES
+from autopar.pipeline.bounds import OBJECTIVES, Objective
 from autopar.pipeline.optimiser import NAME as OPTIMISED
 from autopar.pipeline.optimiser import optimise
 from autopar.pipeline.per_stage import PerStage, Sizes, Times
@@ -41,7 +41,7 @@ class Request:
     boundary: str = "0"
     recompute: bool = False
     limit: float | None = None
-    objective: str = OBJECTIVES[0]
+    objective: Objective = OBJECTIVES[0]
     down: bool = False
     events: bool = False
     draw: str | None = None
@@ -85,8 +85,8 @@ def _follow(request: Request) -> None:
     if request.source in (OPTIMISED, "optimized"):
         if request.recompute:
             raise ScheduleError(f"--recompute is not for {OPTIMISED}: add the times of forwards to those of backwards")
-        optimised = optimise(times, ranks, batches, chunks=1 if request.chunks is None else request.chunks, sizes=sizes, limit=request.limit,
-                             objective=request.objective)  # type: ignore[arg-type]  # fmt: skip
+        optimised = optimise(times, ranks, batches, chunks=1 if request.chunks is None else request.chunks, sizes=sizes,
+                             limit=request.limit, objective=request.objective)  # fmt: skip
         schedule = optimised.schedule
     elif request.limit is not None:
         raise ScheduleError(f"--limit is for autopar schedule {OPTIMISED}: {request.source} has a fixed memory need")

@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +107,7 @@ def work(rank: int, ranks: int, folder: str, rounds: int, sizes: Sequence[int]) 
     copy_seconds = []
     for source in map(torch.ones, (bytes // 4 for bytes in OWN_MEMORY)):
         copy = torch.zeros_like(source)
-        copy_seconds.append(usual(seconds(lambda source=source, copy=copy: copy.copy_(source), rounds)))
+        copy_seconds.append(usual(seconds(partial(copy.copy_, source), rounds)))
     square = torch.ones(MATRIX, MATRIX)
     product = usual(seconds(lambda: square @ square, rounds))
     if rank == 0:
@@ -148,8 +149,9 @@ def described(name: str, ranks: int, fits: list[Measured], own: list[float], pro
     message = next(fit for fit in fits if fit.operation == "send")
     rate = 2 * OWN_MEMORY[1] / own[1]  # read and written
     return Machine(
-        name, like.kind, like.ranks_per_node, Link(max(message.floor, message.latency), message.bandwidth), like.outside, Link(own[0], rate),
-        peak=(("f32", 2 * MATRIX**3 / product),), measured=tuple(fits), source=f"profiling/run.py calibrate --ranks "
+        name, like.kind, like.ranks_per_node, Link(max(message.floor, message.latency), message.bandwidth),
+        like.outside, Link(own[0], rate), peak=(("f32", 2 * MATRIX**3 / product),), measured=tuple(fits),
+        source=f"profiling/run.py calibrate --ranks "
                                                                                f"{ranks}, torch {torch.__version__}",
         note="outside is not measured",
     )  # fmt: skip

@@ -155,7 +155,10 @@ def machine_of(device: torch.device | str, also: Iterable[Machine] = ()) -> Mach
     name = device if isinstance(device, str) and device in names else _name_of(device)
     if name in names:
         return names[name]
-    note = f"unknown device {name!r}: generic figures, which rank transfers but do not time them; measure it with profiling/run.py calibrate"
+    note = (
+        f"unknown device {name!r}: generic figures, which rank transfers but do not time them; measure it with "
+        f"profiling/run.py calibrate"
+    )
     return replace(names["generic"], note=note)
 
 
@@ -221,11 +224,11 @@ def _fields(value: Any, at: str, optional: Mapping[str, Any] | None = None, **re
     for name in value:
         if name not in readers:
             raise _Malformed(f"{at}.{name}", f"there is no such field; there are {', '.join(readers)}")
-    fields = {}
+    fields, defaults = {}, optional or {}
     for name, read in readers.items():
-        if name not in value and name not in (optional or {}):
+        if name not in value and name not in defaults:
             raise _Malformed(f"{at}.{name}", "missing")
-        fields[name] = read(value[name], f"{at}.{name}") if name in value else optional[name]  # type: ignore[index]
+        fields[name] = read(value[name], f"{at}.{name}") if name in value else defaults[name]
     return fields
 
 
@@ -277,8 +280,8 @@ def _link(value: Any, at: str) -> Link:
 
 
 def _measured(value: Any, at: str) -> Measured:
-    return Measured(**_fields(value, at, operation=_one_of(MEASURABLE), ranks=_whole(2), floor=_number(False), latency=_number(False),
-                              bandwidth=_number(True), half=_number(False)))  # fmt: skip
+    return Measured(**_fields(value, at, operation=_one_of(MEASURABLE), ranks=_whole(2), floor=_number(False),
+                              latency=_number(False), bandwidth=_number(True), half=_number(False)))  # fmt: skip
 
 
 def _peak(value: Any, at: str) -> tuple[tuple[str, float], ...]:
@@ -289,8 +292,8 @@ def _peak(value: Any, at: str) -> tuple[tuple[str, float], ...]:
 def _machine(value: Any, at: str) -> Machine:
     fields = _fields(
         value, at, {"peak": (), "measured": [], "aliases": [], "note": ""},
-        name=_text, kind=_one_of(("cpu", "cuda", "any")), ranks_per_node=_whole(1), inside=_link, outside=_link, memory=_link,
-        peak=_peak, measured=_list(_measured), aliases=_list(_text), source=_text, note=_text,
+        name=_text, kind=_one_of(("cpu", "cuda", "any")), ranks_per_node=_whole(1), inside=_link, outside=_link,
+        memory=_link, peak=_peak, measured=_list(_measured), aliases=_list(_text), source=_text, note=_text,
     )  # fmt: skip
     operations = [fit.operation for fit in fields["measured"]]
     if twice := next((name for name in operations if operations.count(name) > 1), None):

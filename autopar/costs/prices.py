@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import sympy
 from sympy.codegen.cfunctions import log2
+from torch.fx.node import Target
 
 from autopar.costs.machine import Machine, Measured
 from autopar.ir import transfers
@@ -80,7 +81,8 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form("ring", 2 * (p - 1) * a + 2 * part * n * b, RING),
         Form("doubling", rounds * (a + n * b), f"{THAKUR}; any p: {CENSUS}"),
         Form("halving-doubling", 2 * rounds * a + 2 * part * n * b, f"{THAKUR}; any p: {ANY}"),
-        Form("two-level", 2 * (k - 1) * a_i + 2 * (k - 1) / k * n * b_i + 2 * (m - 1) * a_e + 2 * (m - 1) / m * n / k * b_e, NODES, True),
+        Form("two-level", 2 * (k - 1) * a_i + 2 * (k - 1) / k * n * b_i + 2 * (m - 1) * a_e
+             + 2 * (m - 1) / m * n / k * b_e, NODES, True),
     ),
     "all_gather": GATHER,
     "reduce_scatter": (GATHER[0], Form("halving", GATHER[1].seconds, f"{THAKUR}; any p: {ANY}"), GATHER[2]),
@@ -211,7 +213,7 @@ def _scaled(fit: Measured, name: str, size: np.ndarray, count: Any) -> np.ndarra
 
     def first(name: str, count: Any) -> tuple[Any, Any]:
         seconds = _compiled(name)[0]
-        return tuple(seconds(1.0, count, count, 1.0, x, y, x, y, 0, 0, 0, 0) for x, y in ((1.0, 0.0), (0.0, 1.0)))  # type: ignore[return-value]
+        return tuple(seconds(1.0, count, count, 1.0, x, y, x, y, 0, 0, 0, 0) for x, y in ((1.0, 0.0), (0.0, 1.0)))
 
     (steps, volume), (base_steps, base_volume) = first(name, count), first(fit.operation, float(fit.ranks))
     fixed = steps / base_steps
@@ -229,7 +231,7 @@ def shape_of_group(ranks: Any, ranks_per_node: int) -> tuple[int, int]:
 
 
 def step_price(
-    function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType, machine: Machine
+    function: Target, source: TensorType, arguments: Mapping[str, Any], result: TensorType, machine: Machine
 ) -> float:
     """Return the seconds of one transfer on its mesh, for the group that takes longest.
 

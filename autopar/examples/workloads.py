@@ -22,6 +22,7 @@ from autopar.model.inputs import call_inputs
 from autopar.optimizers import definition_of
 from autopar.passes import Pass, Reshard, pipeline, run_passes
 from autopar.plan.constraints import constraints
+from autopar.plan.plan import Plan
 from autopar.report.passes import PassReport, Reports
 from autopar.runtime.localize import LocalPrograms
 from autopar.step.compile import compile_micro, compile_update
@@ -31,7 +32,7 @@ from autopar.step.update import Trained
 MESH = Mesh(dp=2, tp=2)
 PLAN = {"*.up.weight": ("tp", None), "*.up.bias": ("tp",), "*.down.weight": (None, "tp")}
 
-LLAMA_PLAN = [
+LLAMA_PLAN: Plan = [
     "megatron",  # and over dp what it leaves whole: parameters and gradients are split over both axes, as in ZeRO-3
     {
         "*.[qkv]_proj.weight": ("tp", "dp"),

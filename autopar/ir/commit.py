@@ -17,7 +17,7 @@ from torch import fx
 
 from autopar.errors import EditError
 from autopar.ir import transfers
-from autopar.ir.nodes import element_type, is_getitem, record_of, set_record
+from autopar.ir.nodes import element_of, is_getitem, node_at, record_of, set_record
 from autopar.ir.program_data import ProgramData
 from autopar.ir.record import Record, Requirement, TensorType, ValueType
 from autopar.ir.text.printer import print_type
@@ -36,7 +36,8 @@ class Staged:
     __slots__ = ("about", "args", "before", "edit", "hint", "kwargs", "node", "phase", "target", "type", "uses")
 
     def __init__(self, edit: Any, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], type: ValueType,
-                 before: Value, phase: str | None, uses: tuple[Requirement | None, ...], hint: str | None, about: fx.Node | None = None) -> None:  # fmt: skip
+                 before: Value, phase: str | None, uses: tuple[Requirement | None, ...], hint: str | None,
+                 about: fx.Node | None = None) -> None:  # fmt: skip
         self.edit, self.target, self.args, self.kwargs, self.type = edit, target, args, kwargs, type
         self.before, self.phase, self.uses, self.hint = before, phase, uses, hint
         self.about = about
@@ -75,9 +76,8 @@ class Changes:
     # -- operations ----------------------------------------------------------------------------------------------
 
     def insert(self, staged: Staged) -> None:
-        before, args, kwargs = staged.before, staged.args, staged.kwargs
-        if before.__class__ is Staged:
-            before = _node(before)
+        args, kwargs = staged.args, staged.kwargs
+        before = _node(staged.before) if isinstance(staged.before, Staged) else staged.before
         for arg in args:
             if isinstance(arg, _HOLDERS):
                 args = _resolve(args)
@@ -150,7 +150,7 @@ class Changes:
         self._uses.clear()
         self._narrow = None
 
-    def _set_arguments(self, node: fx.Node, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _set_arguments(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._before.note_arguments(node)
         set_arguments(node, args, kwargs)
         self._check_order(node)
@@ -208,9 +208,10 @@ class Changes:
             return  # a recv on a rank that has nothing to send
         read = record_of(source).type
         if is_getitem(node):
-            if not isinstance(read, tuple) or not 0 <= node.args[1] < len(read):  # type: ignore[operator]
-                raise EditError(f"{node.name} reads element {node.args[1]} of {source.name}, which has no such element")
-            new = element_type(node)
+            _, index = element_of(node)
+            if not isinstance(read, tuple) or not 0 <= index < len(read):
+                raise EditError(f"{node.name} reads element {index} of {source.name}, which has no such element")
+            new: ValueType = read[index]
         elif isinstance(read, TensorType) and read.layout is None and self.program.coordinates is not None:
             return  # a local program: the arguments have the sizes of one rank
         else:
@@ -232,7 +233,7 @@ class Changes:
         names, others = {node.name for node in self._named}, set[str]()
         for node in mine[len(self._named) :]:
             tail, behind = self._tails[node]
-            if behind and node.name not in names and node.name == f"{node.args[0].name}_{tail}":
+            if behind and node.name not in names and node.name == f"{node_at(node).name}_{tail}":
                 names.add(node.name)  # it has kept the name it got when it was inserted
                 continue
             others = others or {node.name for node in order if node not in self._tails}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from autopar.errors import shown
 from autopar.ir.layout import WHOLE, Dim, DistAttr
@@ -39,7 +39,7 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
     pending: dict[str, str] = {}
     for axis, placement in zip(mesh.names, placements, strict=True):
         kind = type(placement)  # exact classes only: subclasses have another meaning
-        if kind is Shard:
+        if isinstance(placement, Shard) and kind is Shard:
             if not -len(shape) <= placement.dim < len(shape):
                 raise ValueError(
                     f"{shown(placement)} over {axis} splits dim {placement.dim} of a value of {len(shape)}; use "
@@ -51,7 +51,7 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
             if shape[d] % (parts * mesh.sizes[axis]):
                 raise ValueError(f"{shown(placement)} over {axis} splits dim {d} of {shape[d]} unevenly; use Shard")
             merged[d] = ((parts, ()), (shape[d] // parts, (axis,)))
-        elif kind is Partial:
+        elif isinstance(placement, Partial) and kind is Partial:
             if placement.reduce_op not in KINDS:
                 raise ValueError(
                     f"{shown(placement)} over {axis} has a reduction that autopar does not have; reduce by one of "
@@ -140,7 +140,7 @@ def _strided(dim: Dim, mesh: Mesh) -> tuple[str, int] | None:
     return (axis, parts) if parts is not None and size is not None and size % mesh.sizes[axis] == 0 else None
 
 
-def is_device_mesh(value: Any) -> bool:
+def is_device_mesh(value: object) -> TypeGuard[DeviceMesh]:
     """Return whether a value is torch's DeviceMesh, without importing that class."""
     return any(
         base.__name__ == "DeviceMesh" and base.__module__.startswith("torch.distributed")

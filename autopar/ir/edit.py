@@ -33,7 +33,10 @@ from autopar.torch_private import is_erased
 
 NOT_BEGUN = "this edit has not begun; call its operations inside its block: with program.edit() as edit:"
 OVER = "this edit is over; begin another one with program.edit()"
-OPEN = "another edit of this program is open; add the operations to that one, or begin this one when its block has ended; if an interrupt has ended the block, del the name of that edit"
+OPEN = (
+    "another edit of this program is open; add the operations to that one, or begin this one when its block has "
+    "ended; if an interrupt has ended the block, del the name of that edit"
+)
 HALF_DONE = "an edit of this program was interrupted, and so was its undoing: the program is half edited; make it anew"
 
 # graph → its open edit, or ``HALF_DONE`` while an edit is carried out or undone; an edit without references is undone
@@ -83,7 +86,7 @@ class Edit:
             # an interrupt may come before the first line of __exit__
             self._this = weakref.ref(self, lambda _: _abandoned(changes))
             holder = _OPEN.setdefault(self._graph, self._this)
-            if holder == HALF_DONE or (holder is not self._this and holder() is not None):  # type: ignore[operator]
+            if isinstance(holder, str) or (holder is not self._this and holder() is not None):
                 raise EditError(HALF_DONE if holder == HALF_DONE else OPEN)
             _OPEN[self._graph] = self._this
             self._closed = ""
@@ -307,6 +310,7 @@ class Edit:
             self._retypes = False
             self.program.counts.commits += 1
             self.program.version += 1
+            assert self._this is not None
             _OPEN[self._graph] = self._this
         except BaseException:
             self._roll_back()

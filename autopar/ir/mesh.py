@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from autopar.errors import shown
 
@@ -222,10 +223,10 @@ def _checked_ranks(ranks: object) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _integer(value: object) -> int | None:
+def _integer(value: Any) -> int | None:
     """Return ``value`` as an ``int`` if it is an integer (numpy's too); a bool is none."""
     try:
-        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+        return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
 

@@ -125,12 +125,12 @@ def _in_shares(holders: Sequence[int], needs: Sequence[Need], least: int) -> Ite
     share = Fraction(total, len(holders))
     begin = 0
     for rank, box in needs:
-        end, cuts = begin + volume(box), [begin]
+        end, cuts = begin + volume(box), [Fraction(begin)]
         for k in range(int(begin / share) + 1, math.ceil(end / share)):
             if k * share - cuts[-1] >= least and end - k * share >= least:
                 cuts.append(k * share)
         for (a, b), part in zip(
-            itertools.pairwise([*cuts, end]),
+            itertools.pairwise([*cuts, Fraction(end)]),
             _cut(box, [Fraction(cut - begin, end - begin) for cut in cuts]),
             strict=True,
         ):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch import fx
 
-from autopar.ir.record import Record, ValueType
+from autopar.ir.record import Record, TensorType, ValueType
+from autopar.torch_private import OpOverload
 
 KEY = "autopar"  # autopar's only key in node.meta
 
@@ -20,6 +21,13 @@ def has_record(node: fx.Node) -> bool:
 
 def record_of(node: fx.Node) -> Record:
     return node.meta[KEY]
+
+
+def tensor_type(node: fx.Node) -> TensorType:
+    """Return the type of a node whose value is one tensor."""
+    type = record_of(node).type
+    assert isinstance(type, TensorType)
+    return type
 
 
 def name_of(placeholder: fx.Node) -> str:
@@ -95,9 +103,28 @@ def is_getitem(node: fx.Node) -> bool:
     return node.target is operator.getitem
 
 
+def called_op(node: fx.Node) -> OpOverload:
+    """Return what a node calls, as a key of the tables of ops; nothing is checked."""
+    return cast(OpOverload, node.target)
+
+
+def node_at(node: fx.Node, position: int = 0) -> fx.Node:
+    """Return the argument at a position, which is a node."""
+    argument = node.args[position]
+    assert isinstance(argument, fx.Node)
+    return argument
+
+
+def element_of(node: fx.Node) -> tuple[fx.Node, int]:
+    """Return the operand and the index of a ``getitem`` node."""
+    source, index = node.args
+    assert isinstance(source, fx.Node) and isinstance(index, int)
+    return source, index
+
+
 def element_type(node: fx.Node) -> ValueType:
     """Return the type of a ``getitem`` node, an element of its operand's type."""
-    source, index = node.args
-    types = record_of(source).type  # type: ignore[arg-type]
+    source, index = element_of(node)
+    types = record_of(source).type
     assert isinstance(types, tuple)
-    return types[index]  # type: ignore[index]
+    return types[index]

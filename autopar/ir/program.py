@@ -18,7 +18,7 @@ class Program(ProgramData):
     The attributes are those of ``ProgramData``.
     """
 
-    __hash__ = None  # type: ignore[assignment]  # mutable
+    __hash__ = None  # mutable
 
     verifier: ClassVar[Callable[[Program], None]]  # ``autopar.verify.levels`` sets it: rules stand above programs
 

@@ -139,7 +139,7 @@ class ProgramData:
     def _lines(self) -> Iterator[tuple[object, ...]]:
         for node in self.graph.nodes:
             args = (map_operands(node.args, _by_name), map_operands(dict(node.kwargs), _by_name))
-            constant = self.constants[node.target].meaning if node.op == "get_attr" else None  # type: ignore[index]
+            constant = self.constants[node.target].meaning if node.op == "get_attr" else None
             target = node.target if node.op == "call_function" else constant
             yield node.op, node.name, target, repr(args), record_of(node).meaning
 

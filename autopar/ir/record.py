@@ -56,6 +56,17 @@ class TensorType:
         """The distributed attribute; replicated if there is no Layout."""
         return DistAttr.replicated(len(self.shape)) if self.layout is None else self.layout.attr
 
+    @property
+    def placed(self) -> Layout:
+        """The Layout, where the level says that there is one."""
+        assert self.layout is not None
+        return self.layout
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the Layout, where the level says that there is one."""
+        return self.placed.mesh
+
 
 ValueType = TensorType | tuple[TensorType | None, ...] | None
 
@@ -66,6 +77,12 @@ class Requirement:
 
     layout: Layout | None
     dtype: torch.dtype
+
+    @property
+    def placed(self) -> Layout:
+        """The Layout, where the level says that there is one."""
+        assert self.layout is not None
+        return self.layout
 
 
 @lru_cache(maxsize=65536)
@@ -124,7 +141,7 @@ class Record(NamedTuple):
     uses: tuple[Requirement | None, ...] = ()
     phase: str = "forward"
     role: str = ""
-    index: int | None = None
+    index: int | None = None  # type: ignore[assignment]  # hides tuple.index, which nobody calls
     name: str = ""
     results: tuple[Result, ...] = ()
     stream: str | None = None

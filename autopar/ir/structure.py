@@ -112,7 +112,7 @@ def _unflatten(leaves: Iterator[Any], spec: Structure) -> Any:
     parts = [_unflatten(leaves, part) for part in spec.parts]
     if isinstance(spec.fixed, pytree.TreeSpec):
         return pytree.tree_unflatten(parts, spec.fixed)
-    new = object.__new__(spec.kind)
+    new: Any = object.__new__(spec.kind)
     by_name = _by_name(spec.kind)
     for name, value in (*zip(spec.keys, parts, strict=True), *spec.fixed):
         object.__setattr__(new, name, value)  # also where the dataclass is frozen

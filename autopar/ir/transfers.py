@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.fx.node import Target
 
 from autopar.errors import AutoparError, shown
 from autopar.ir.boxes import most_lacked
@@ -53,13 +54,15 @@ def reduce_scatter(x, dim: int, axis: str, op: str = "sum", parts: Parts = None,
 
 
 def all_to_all(x, source: int, target: int, axis: str, parts: Parts = None,
-               sizes: Sequence[int] | None = None, new_sizes: Sequence[int] | None = None, stage: str | None = None):  # fmt: skip
+               sizes: Sequence[int] | None = None, new_sizes: Sequence[int] | None = None,
+               stage: str | None = None):  # fmt: skip
     """Move the minor-most split over ``axis`` from one dim to another: ``[32/tp 64] → [32 64/tp]``."""
     return x
 
 
-def redistribute(x, splits: Sequence[Axes], parts: Parts = None, kept: Axes = (), axis: Axes | None = None, shape: Sequence[int] | None = None,
-                 source: Sequence[Axes] | None = None, source_parts: Parts = None, stage: str | None = None):  # fmt: skip
+def redistribute(x, splits: Sequence[Axes], parts: Parts = None, kept: Axes = (), axis: Axes | None = None,
+                 shape: Sequence[int] | None = None, source: Sequence[Axes] | None = None, source_parts: Parts = None,
+                 stage: str | None = None):  # fmt: skip
     """Change any splits to any others in one exchange: ``[32/dp 64/tp] → [32/tp 64/dp]``.
 
     A rank receives only what it lacks. ``splits`` are the axes of every part afterwards, ``source`` those before.
@@ -84,8 +87,9 @@ def cast(x, dtype: torch.dtype):
     return x.to(dtype)
 
 
-def send(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None, shape: Sequence[int] | None = None,
-         source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
+def send(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None,
+         shape: Sequence[int] | None = None, source: Sequence[Axes] | None = None, source_parts: Parts = None,
+         home: str | None = None):  # fmt: skip
     """Send the pieces to ``stage`` (``None``: the whole mesh): ``[32 64] @s0 → [32 64] @s0``.
 
     Only ``recv`` may use the result. In a local program this ends an exchange on a rank that is only on ``home``.
@@ -93,8 +97,9 @@ def send(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Part
     return x
 
 
-def recv(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None, shape: Sequence[int] | None = None,
-         source: Sequence[Axes] | None = None, source_parts: Parts = None, home: str | None = None):  # fmt: skip
+def recv(x, stage: str | None, splits: Sequence[Axes] | None = None, parts: Parts = None,
+         shape: Sequence[int] | None = None, source: Sequence[Axes] | None = None, source_parts: Parts = None,
+         home: str | None = None):  # fmt: skip
     """Receive a value on ``stage``, with ``splits``, or with those it had: ``[32 64] @s0 → [32 64] @s1``.
 
     In a local program this is the whole exchange on a rank of ``stage``; ``x`` is ``None`` if the rank is not on
@@ -193,9 +198,10 @@ def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple
     if reduced is not None:
         check_kind(reduced[1], t.dtype)
     pending = dict(attr.pending)
-    for axis in () if reduced is None else axes_of(reduced[0]):
-        if pending.pop(mesh.check_axis(axis), None) != reduced[1]:  # type: ignore[index]
-            raise LayoutMismatch(f"the value is not pending {reduced[1]} over {axis}")  # type: ignore[index]
+    if reduced is not None:
+        for axis in axes_of(reduced[0]):
+            if pending.pop(mesh.check_axis(axis), None) != reduced[1]:
+                raise LayoutMismatch(f"the value is not pending {reduced[1]} over {axis}")
     if take is not None:
         d, k = flat[take[0]]
         if axes[d][k][-1:] != (take[1],):
@@ -366,23 +372,23 @@ TRANSFERS: dict[str, Transfer] = {
     )
 }  # fmt: skip
 
-BY_FUNCTION: dict[Callable[..., Any], Transfer] = {row.function: row for row in TRANSFERS.values()}
+BY_FUNCTION: dict[Target, Transfer] = {row.function: row for row in TRANSFERS.values()}
 
-_PARAMETERS = {
+_PARAMETERS: dict[Target, tuple[str, ...]] = {
     row.function: row.function.__code__.co_varnames[1 : row.function.__code__.co_argcount] for row in TRANSFERS.values()
 }
-_REQUIRED = {
+_REQUIRED: dict[Target, int] = {
     row.function: row.function.__code__.co_argcount - 1 - len(row.function.__defaults__ or ())
     for row in TRANSFERS.values()
 }
 
 
-def arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(function: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return a transfer node's arguments by name, without the operand."""
     return {**dict(zip(_PARAMETERS[function], args[1:], strict=False)), **kwargs}
 
 
-def call(function: Callable[..., Any], x: Any, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call(function: Target, x: Any, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a transfer node: those that a person would write by position, then the rest by name."""
     names = _PARAMETERS[function][: _REQUIRED[function]]
     return (x, *(arguments[name] for name in names if name in arguments)), {
@@ -401,9 +407,7 @@ def suffix(arguments: Mapping[str, Any]) -> str:
     return str(arguments["dtype"]).removeprefix("torch.") if "dtype" in arguments else "wait"
 
 
-def axes_along(
-    function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType
-) -> Axes:
+def axes_along(function: Target, source: TensorType, arguments: Mapping[str, Any], result: TensorType) -> Axes:
     """Return the axes of a transfer; none between stages.
 
     For a redistribute they are those that split another place afterwards.
@@ -413,12 +417,14 @@ def axes_along(
     if function is not redistribute:
         return ()
     assert source.layout is not None
-    before, after = ({axis: (d, k, n) for d, dim in enumerate(t.attr.dims) for k, (_, axes) in enumerate(dim) for n, axis in enumerate(axes)}
+    before, after = ({axis: (d, k, n)
+                      for d, dim in enumerate(t.attr.dims) for k, (_, axes) in enumerate(dim)
+                      for n, axis in enumerate(axes)}
                      for t in (source, result))  # fmt: skip
     return tuple(axis for axis in source.layout.mesh.names if before.get(axis) != after.get(axis))
 
 
-def received(function: Callable[..., Any], source: TensorType, arguments: Mapping[str, Any], result: TensorType) -> int:
+def received(function: Target, source: TensorType, arguments: Mapping[str, Any], result: TensorType) -> int:
     """Return the bytes that the worst rank receives.
 
     A reduction counts as a ring: ``(p-1)/p`` of the operand for a reduce-scatter (of padded pieces if they are uneven),
@@ -437,7 +443,7 @@ def received(function: Callable[..., Any], source: TensorType, arguments: Mappin
     return most_lacked(source.layout, result.layout, source.shape) * source.dtype.itemsize
 
 
-def local_shape(function: Callable[..., Any], shape: Sequence[int], arguments: Mapping[str, Any],
+def local_shape(function: Target, shape: Sequence[int], arguments: Mapping[str, Any],
                 at: Mapping[str, int]) -> tuple[int, ...]:  # fmt: skip
     """Return the shape of a transfer's local result, from its operand's local shape and its explicit piece sizes.
 

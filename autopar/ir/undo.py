@@ -31,7 +31,7 @@ class Undo:
         self.program = program
         self.inserted: dict[fx.Node, Any] = {}
         self._counts = replace(program.counts)
-        self._arguments: dict[fx.Node, tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
+        self._arguments: dict[fx.Node, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._readers: dict[fx.Node, list[fx.Node]] = {}  # operand of the nodes above → its readers, in order
         self._records: dict[fx.Node, Record] = {}
         self._order: Sequence[fx.Node] | None = None  # all nodes in order, once some are about to be erased

@@ -17,7 +17,7 @@ from autopar.model.call_agreement import CallAgreement
 from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import move_parameters
-from autopar.model.inputs import CallInputs, CallKey, Shapes, call_inputs
+from autopar.model.inputs import CallInputs, CallKey, Inputs, Shapes, call_inputs
 from autopar.model.local_tensors import LocalTensors, refuse_without_values
 from autopar.model.uneven_batches import with_like_pieces
 from autopar.plan.constraints import layouts_of
@@ -48,11 +48,11 @@ class Calls:
         original: the model of which ``module`` is a copy.
     """
 
-    def __init__(self, compiler: Compiler, job: Job | None, inputs: str, recapture: bool, layouts: Mapping[str, DistAttr],
-                 original: Original | None = None) -> None:  # fmt: skip
+    def __init__(self, compiler: Compiler, job: Job | None, inputs: Inputs, recapture: bool,
+                 layouts: Mapping[str, DistAttr], original: Original | None = None) -> None:  # fmt: skip
         self.compiler, self.job, self.recapture = compiler, job, recapture
         self.module, self.mesh = compiler.model, compiler.mesh
-        self.agreement = CallAgreement(compiler.context and compiler.context.agreement)
+        self.agreement = CallAgreement(None if compiler.context is None else compiler.context.agreement)
         self.membership = Membership(job, self.agreement.ranks)
         self.tensors = LocalTensors(self.module, self.mesh, job, compiler.whole)
         self.captures: Captures[Compiled] = Captures()

@@ -14,6 +14,7 @@ from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
+from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.model.inputs import CallInputs
 from autopar.passes import pipeline, run_passes
@@ -102,7 +103,7 @@ class Compiler:
     context: RankContext | None
     strict: bool = False
     whole: bool = False
-    random: str = "parallel"
+    random: Random = "parallel"
     homes: Mapping[str, DistAttr] = field(default_factory=dict)
     numbers: tuple[GuardedPlace, ...] = ()
 

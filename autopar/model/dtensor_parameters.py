@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -15,6 +15,9 @@ from autopar.ir.mesh import Mesh
 from autopar.runtime.dtensors import full_tensor, redistribute
 from autopar.runtime.processes.job import Job
 from autopar.torch_private import have_gradient_hooks, is_strided_shard, refer_weakly
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> torch.nn.Module:
@@ -70,7 +73,10 @@ def move_parameters(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh:
     try:
         for name, parameter in model_state(model).parameters:
             placements = placements_of(attrs[name], mesh, tuple(parameter.shape)) if name in attrs else None
-            if placements is not None and parameter.placements != placements:  # type: ignore[attr-defined]
+            if placements is None:
+                continue
+            assert is_dtensor(parameter)
+            if parameter.placements != placements:
                 parameter.grad = None
                 moved = torch.nn.Parameter(
                     redistribute(parameter.detach(), placements), requires_grad=parameter.requires_grad
@@ -81,7 +87,7 @@ def move_parameters(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh:
         refer_weakly(model, True)
 
 
-def is_dtensor(value: Any) -> bool:
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
     """Return whether a value is a DTensor, without importing DTensor."""
     return isinstance(value, torch.Tensor) and type(value).__name__ != "Tensor" and hasattr(value, "to_local")
 
@@ -89,7 +95,7 @@ def is_dtensor(value: Any) -> bool:
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's piece of a DTensor, without a graph; a plain tensor itself."""
     with torch.no_grad():
-        return tensor.to_local() if is_dtensor(tensor) else tensor.detach()  # type: ignore[attr-defined]
+        return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
 
 
 def with_public_placements(state: dict[str, Any]) -> dict[str, Any]:
@@ -119,8 +125,8 @@ def fitted_to(state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], job
         target = tensors.get(name)
         if job is None or target is None or not isinstance(value, torch.Tensor) or value.shape != target.shape:
             continue
-        placements = target.placements if is_dtensor(target) else [Replicate()] * job.device_mesh.ndim  # type: ignore[attr-defined]
-        if is_dtensor(value) and value.device_mesh == job.device_mesh:  # type: ignore[attr-defined]
+        placements = target.placements if is_dtensor(target) else [Replicate()] * job.device_mesh.ndim
+        if is_dtensor(value) and value.device_mesh == job.device_mesh:
             value = redistribute(value.detach().to(job.device), placements)
         else:
             value = full_tensor(value) if is_dtensor(value) else value  # on another mesh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -19,7 +19,8 @@ from autopar.runtime.dtensors import redistribute
 from autopar.runtime.processes.agreement import Brought
 from autopar.runtime.simulation.pieces import cut
 
-INPUTS = ("global", "local")
+Inputs = Literal["global", "local"]  # what each process passes: the whole batch, or a piece of its own
+INPUTS: tuple[Inputs, ...] = get_args(Inputs)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def call_inputs(
-    arguments: Arguments, inputs: str, mesh: Mesh, layouts_of: Callable[[Shapes], Mapping[str, DistAttr]]
+    arguments: Arguments, inputs: Inputs, mesh: Mesh, layouts_of: Callable[[Shapes], Mapping[str, DistAttr]]
 ) -> CallInputs:
     """Return the inputs of a call, with their layouts.
 
@@ -103,7 +104,8 @@ def call_inputs(
             attr = layouts[name] = attrs.get(name, DistAttr.replicated(len(shape)))
             if any(len(dim) > 1 for dim in attr.dims):
                 raise ValueError(
-                    f'the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use inputs="global"'
+                    f"the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use "
+                    f'inputs="global"'
                 )
             shapes[name] = tuple(n * mesh.count(dim[0][1]) for n, dim in zip(shape, attr.dims, strict=True))
     return CallInputs(arguments, layouts, shapes)
@@ -146,7 +148,7 @@ def piece_of(tensor: torch.Tensor, name: str, type: TensorType, rank: int, input
     assert type.layout is not None
     mesh = type.layout.mesh
     if is_dtensor(tensor):
-        if attr_of(tensor.placements, mesh, type.shape) != type.attr:  # type: ignore[attr-defined]
+        if attr_of(tensor.placements, mesh, type.shape) != type.attr:
             tensor = redistribute(tensor.detach(), placements_of(type.attr, mesh, type.shape))
         return local_of(tensor)
     if name in inputs.shapes or type.attr.is_replicated:

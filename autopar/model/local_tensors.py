@@ -43,7 +43,7 @@ class LocalTensors:
 
     def __init__(self, module: torch.nn.Module, mesh: Mesh, job: Job | None, whole: bool) -> None:
         self.mesh, self.job, self._whole = mesh, job, whole
-        self._parameters = dict(module.named_parameters())
+        self._parameters = dict[str, torch.Tensor](module.named_parameters())
 
     def pieces(self, inputs: CallInputs, state: ModelState, interface: Interface, rank: int) -> Pieces:
         """Return this rank's pieces of the parameters, the buffers and the inputs of a call."""
@@ -75,12 +75,12 @@ class LocalTensors:
             known = self._parameters.get(name)
             if tensor is known:
                 continue
-            if known is None or (is_dtensor(known) and getattr(tensor, "placements", None) != known.placements):  # type: ignore[attr-defined]
+            if known is None or (is_dtensor(known) and getattr(tensor, "placements", None) != known.placements):
                 raise ValueError(
                     f"the parameter {name} was {'added' if known is None else 'replaced'} after parallelize; change "
                     f"the model first, then parallelize it"
                 )
-            self._parameters[name] = tensor  # type: ignore[assignment]
+            self._parameters[name] = tensor
 
     def returned(self, piece: torch.Tensor, type: TensorType) -> torch.Tensor:
         """Return the user's tensor for a returned piece: mostly a DTensor. ``type``: its global type.

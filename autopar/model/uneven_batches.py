@@ -109,7 +109,8 @@ def _axes(attrs: Mapping[str, DistAttr], name: str, dim: int) -> tuple[str, ...]
     parts = attrs[name].dims[dim]
     if len(parts) > 1:
         raise ValueError(
-            f'the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use inputs="global"'
+            f"the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use "
+            f'inputs="global"'
         )
     return parts[0][1]
 

@@ -23,7 +23,10 @@ FULLY_SHARD = (
     "parallel.train_step(optimizer, zero=3)\n    {line}"
 )
 
-COMPILE = "torch.compile and torch.export cannot take a model that is on a mesh: its step is a captured program already, which runs as it is; call the model as it is"
+COMPILE = (
+    "torch.compile and torch.export cannot take a model that is on a mesh: its step is a captured program "
+    "already, which runs as it is; call the model as it is"
+)
 
 
 def refuse_compile() -> None:

@@ -33,8 +33,8 @@ AVERAGED = torch.ops.autopar.averaged.default
 
 
 @torch.no_grad()
-def average(averages: Sequence[torch.Tensor], params: Sequence[torch.Tensor], states: Sequence[Sequence[torch.Tensor]], count: torch.Tensor,
-            found_inf: torch.Tensor | None, *, decay: float) -> None:  # fmt: skip
+def average(averages: Sequence[torch.Tensor], params: Sequence[torch.Tensor], states: Sequence[Sequence[torch.Tensor]],
+            count: torch.Tensor, found_inf: torch.Tensor | None, *, decay: float) -> None:  # fmt: skip
     """Apply ``autopar::averaged`` to each, in place; ``states`` is empty."""
     if count.is_cpu and not (found_inf is not None and found_inf != 0) and count != 1:
         interpolate_each(list(averages), list(params), 1 - decay)

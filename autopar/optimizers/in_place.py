@@ -41,8 +41,8 @@ def _in_place(name: str) -> Callable[..., None]:
     sharded = len(SIGNATURES[name][0].split())
 
     @torch.no_grad()
-    def update(params: Tensors, grads: Tensors, states: Sequence[Tensors], lr: torch.Tensor, grad_scale: torch.Tensor | None,
-               found_inf: torch.Tensor | None, **options: Any) -> None:  # fmt: skip
+    def update(params: Tensors, grads: Tensors, states: Sequence[Tensors], lr: torch.Tensor,
+               grad_scale: torch.Tensor | None, found_inf: torch.Tensor | None, **options: Any) -> None:  # fmt: skip
         if not params:
             return
         if not _has_kernel(name, params, grads):
@@ -57,7 +57,8 @@ def _in_place(name: str) -> Callable[..., None]:
         dense = [[tensor.contiguous() for tensor in tensors] for tensors in written]
         steps = [[step.float() for step in tensors] for tensors in states[sharded:]]
         kernel(dense[0], grads, *arranged(*dense[1:], *steps), lr=lr if lr.is_cpu else lr.float(),
-               grad_scale=_float32(grad_scale), found_inf=_float32(found_inf), **defaults, **on_host(options))  # fmt: skip
+               grad_scale=_float32(grad_scale), found_inf=_float32(found_inf), **defaults,
+               **on_host(options))  # fmt: skip
         for tensors, copies in zip(written, dense, strict=True):
             for tensor, copy in zip(tensors, copies, strict=True):
                 if copy is not tensor:
@@ -81,8 +82,9 @@ def _has_kernel(name: str, params: Tensors, grads: Tensors) -> bool:
     return name in FUSED and has_kernel(FUSED[name][0], params[0].device.type) and not lossy
 
 
-def _one_by_one(op: OpOverload, params: Tensors, grads: Tensors, states: Sequence[Tensors], lr: torch.Tensor, grad_scale: torch.Tensor | None,
-                found_inf: torch.Tensor | None, options: dict[str, Any]) -> None:  # fmt: skip
+def _one_by_one(op: OpOverload, params: Tensors, grads: Tensors, states: Sequence[Tensors], lr: torch.Tensor,
+                grad_scale: torch.Tensor | None, found_inf: torch.Tensor | None,
+                options: dict[str, Any]) -> None:  # fmt: skip
     for param, grad, *state in zip(params, grads, *states, strict=True):
         results = op(param, grad, *state, lr, grad_scale, found_inf, **options)
         for tensor, new in zip((param, *state), results if isinstance(results, tuple) else (results,), strict=False):

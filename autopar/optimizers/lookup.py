@@ -10,7 +10,10 @@ from autopar.optimizers.own_facts import Unfit
 from autopar.optimizers.own_ops import own_definition
 from autopar.torch_private import has_step_hooks, steps_as
 
-LOOP = "train it in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), optimizer.step("
+LOOP = (
+    "train it in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), "
+    "optimizer.step("
+)
 REFUSED: dict[type[torch.optim.Optimizer], str] = {  # classes of torch whose step cannot be part of a graph
     torch.optim.LBFGS: f"it calls the model several times in a step, through a closure; {LOOP}closure)",
     torch.optim.SparseAdam: f"it takes sparse gradients, and those of a step are dense; {LOOP})",

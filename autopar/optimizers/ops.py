@@ -3,7 +3,8 @@
 They write nothing.
 
     new_step                        = counted(step, found_inf)
-    new_param, new_avg, new_avg_sq  = adamw(param, grad, exp_avg, exp_avg_sq, new_step, lr, grad_scale, found_inf, beta1=beta1, …, eps=1e-8)
+    new_param, new_avg, new_avg_sq  = adamw(param, grad, exp_avg, exp_avg_sq, new_step, lr, grad_scale, found_inf,
+                                            beta1=beta1, …, eps=1e-8)
 
 Each is torch's own formula, operation by operation in its order (``torch.optim``, one tensor after the other). Half
 precision is computed in float32 and rounded once, as in the fused kernels. ``step`` is counted already. The numbers
@@ -12,8 +13,8 @@ that change from step to step are tensors without dims:
     lr          the learning rate; float64, so that 1e-3 is as exact as in Python
     grad_scale  the divisor of gradients: averaging, unscaling and clipping in one number
     found_inf   1 if the step is skipped and nothing changes, else 0
-    SCHEDULED   the numbers that schedulers change too (``OneCycleLR`` cycles beta1 or momentum); float64. Kernels take Python numbers, so
-                these tensors are on the CPU, where reading them does not wait for an accelerator
+    SCHEDULED   the numbers that schedulers change too (``OneCycleLR`` cycles beta1 or momentum); float64. Kernels take
+                Python numbers, so these tensors are on the CPU, where reading them does not wait for an accelerator
 """
 
 from __future__ import annotations
@@ -162,15 +163,16 @@ def _along(
 
 
 @_update("adam")
-def adam(param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: Tensor, *, lr: Tensor, beta1: float, beta2: float,
-         weight_decay: float, eps: float) -> tuple[Tensor, ...]:  # fmt: skip
+def adam(param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: Tensor, *, lr: Tensor, beta1: float,
+         beta2: float, weight_decay: float, eps: float) -> tuple[Tensor, ...]:  # fmt: skip
     exp_avg, exp_avg_sq = _moments(decayed(grad, param, weight_decay), exp_avg, exp_avg_sq, beta1, beta2)
     return _along(param, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps), exp_avg, exp_avg_sq
 
 
 @_update("adam.amsgrad")
-def adam_amsgrad(param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, max_exp_avg_sq: Tensor, step: Tensor, *, lr: Tensor,
-                 beta1: float, beta2: float, weight_decay: float, eps: float) -> tuple[Tensor, ...]:  # fmt: skip
+def adam_amsgrad(param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, max_exp_avg_sq: Tensor, step: Tensor,
+                 *, lr: Tensor, beta1: float, beta2: float, weight_decay: float,
+                 eps: float) -> tuple[Tensor, ...]:  # fmt: skip
     exp_avg, exp_avg_sq = _moments(decayed(grad, param, weight_decay), exp_avg, exp_avg_sq, beta1, beta2)
     largest = torch.maximum(max_exp_avg_sq, exp_avg_sq)
     return _along(param, exp_avg, largest, step, lr, beta1, beta2, eps), exp_avg, exp_avg_sq, largest
@@ -201,8 +203,8 @@ def sgd(param: Tensor, grad: Tensor, *, lr: Tensor, weight_decay: float) -> tupl
 
 
 @_update("sgd.momentum")
-def sgd_momentum(param: Tensor, grad: Tensor, momentum_buffer: Tensor, *, lr: Tensor, momentum: float, weight_decay: float,
-                 nesterov: bool) -> tuple[Tensor, ...]:  # fmt: skip
+def sgd_momentum(param: Tensor, grad: Tensor, momentum_buffer: Tensor, *, lr: Tensor, momentum: float,
+                 weight_decay: float, nesterov: bool) -> tuple[Tensor, ...]:  # fmt: skip
     """Step with momentum. A buffer of zeros acts like torch's missing buffer.
 
     After the first step it is the first gradient.
@@ -213,8 +215,8 @@ def sgd_momentum(param: Tensor, grad: Tensor, momentum_buffer: Tensor, *, lr: Te
 
 
 @_update("sgd.dampened")
-def sgd_dampened(param: Tensor, grad: Tensor, momentum_buffer: Tensor, step: Tensor, *, lr: Tensor, momentum: float, dampening: float,
-                 weight_decay: float, nesterov: bool) -> tuple[Tensor, ...]:  # fmt: skip
+def sgd_dampened(param: Tensor, grad: Tensor, momentum_buffer: Tensor, step: Tensor, *, lr: Tensor, momentum: float,
+                 dampening: float, weight_decay: float, nesterov: bool) -> tuple[Tensor, ...]:  # fmt: skip
     """Step with dampened momentum.
 
     The first gradient is not dampened, so this op needs a step count, which torch does not keep.
@@ -233,8 +235,8 @@ def _descended(param: Tensor, direction: Tensor, lr: Tensor) -> Tensor:
 
 
 @_update("adagrad")
-def adagrad(param: Tensor, grad: Tensor, total: Tensor, step: Tensor, *, lr: Tensor, lr_decay: float, weight_decay: float,
-            eps: float) -> tuple[Tensor, ...]:  # fmt: skip
+def adagrad(param: Tensor, grad: Tensor, total: Tensor, step: Tensor, *, lr: Tensor, lr_decay: float,
+            weight_decay: float, eps: float) -> tuple[Tensor, ...]:  # fmt: skip
     grad = decayed(grad, param, weight_decay)
     total = total.addcmul(grad, grad, value=1)
     size = lr / (1 + (step.double() - 1) * lr_decay)

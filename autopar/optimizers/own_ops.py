@@ -83,8 +83,9 @@ class _Stepped:
     def __init__(self, step: OwnStep, facts: Facts, scheduled: Sequence[str]) -> None:
         self.step, self.facts, self.scheduled = step, facts, tuple(scheduled)
 
-    def in_place(self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], states: Sequence[Sequence[torch.Tensor]], lr: torch.Tensor,
-                 grad_scale: torch.Tensor | None, found_inf: torch.Tensor | None, numbers: Mapping[str, torch.Tensor], moves: bool) -> None:  # fmt: skip
+    def in_place(self, params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor],
+                 states: Sequence[Sequence[torch.Tensor]], lr: torch.Tensor, grad_scale: torch.Tensor | None,
+                 found_inf: torch.Tensor | None, numbers: Mapping[str, torch.Tensor], moves: bool) -> None:  # fmt: skip
         """Step several parameters; ``moves``: also write the numbers among their states.
 
         ``states`` has one list for each state: those of the parameter's shape, numbers, and counts, which include this
@@ -271,9 +272,8 @@ def _stepped(
     op, more = _ops(kind, facts, scheduled)
     names = [op_or_none.name().removeprefix("autopar::") for op_or_none in (op, more) if op_or_none is not None]
     attributes = {name: value for name, value in vars(optimizer).items() if name not in _base_attributes()}
-    base = of = (
-        f"{kind}({', '.join(f'{name}={value!r}' for name, value in {**constants, **attributes}.items() if _is_plain(value))})"
-    )
+    plain = {name: value for name, value in {**constants, **attributes}.items() if _is_plain(value)}
+    base = of = f"{kind}({', '.join(f'{name}={value!r}' for name, value in plain.items())})"
     shares = all(map(_is_plain, attributes.values()))  # then an optimizer with the same text has the same step
     number = 1
     while (other := STEPS.get((names[0], of))) is not None and not (

@@ -72,7 +72,7 @@ class OwnStep:
         stand_in.param_groups = [{**self.constants, **regrouped(numbers), "params": pieces}]
         stand_in.state = defaultdict(dict, zip(pieces, states, strict=True))
         vars(stand_in).update({hooks: OrderedDict() for hooks in HOOKS})
-        type(self.optimizer).step(stand_in)  # type: ignore[call-arg]  # a step that needs a closure is refused
+        type(self.optimizer).step(stand_in)  # a step that needs a closure is refused
         for param, piece in zip(params, pieces, strict=True):
             if piece.data_ptr() != param.data_ptr():  # the step assigned new memory, as by ``p.data = …``
                 param.copy_(piece)

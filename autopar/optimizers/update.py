@@ -53,7 +53,8 @@ class Update:
 
     def __call__(self, param: torch.Tensor, grad: torch.Tensor, state: Mapping[str, torch.Tensor], lr: torch.Tensor,
                  grad_scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None,
-                 scheduled: Mapping[str, torch.Tensor] | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
+                 scheduled: Mapping[str, torch.Tensor] | None = None
+                 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
         """Return the new parameter and its new state; nothing is written.
 
         Traced, it is ``counted`` and then the op, or plain ops. ``scheduled``: the operands of these names; by default

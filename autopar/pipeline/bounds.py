@@ -80,8 +80,13 @@ def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limi
     boundary = per_stage(sizes.boundary, stages - 1, "boundary") if stages > 1 else []
     activation = per_stage(sizes.activation, stages, "activation")
     fixed = per_stage(sizes.fixed, stages, "fixed")
+    forward, backward, weight = (
+        per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight")
+    )
     return Costs(
-        *(per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight")),
+        forward,
+        backward,
+        weight,
         [c if are_apart else 0.0 for c, are_apart in zip(transfer, apart, strict=True)],
         activation,
         activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights"),
@@ -265,8 +270,8 @@ BOUNDS: Mapping[str, Callable[[Costs, int], float]] = {
 }
 
 
-def lower_bound(times: Times, rank_of: Sequence[int], batches: int, sizes: Sizes | None = None, limit: Sequence[float] | None = None,
-                objective: Objective = "makespan") -> float:  # fmt: skip
+def lower_bound(times: Times, rank_of: Sequence[int], batches: int, sizes: Sizes | None = None,
+                limit: Sequence[float] | None = None, objective: Objective = "makespan") -> float:  # fmt: skip
     """Return the largest lower bound: no schedule with this placement within this limit is shorter.
 
     It holds up to rounding, and takes time linear in stages.

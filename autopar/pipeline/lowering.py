@@ -129,8 +129,9 @@ def _free_row(lowered: list[tuple[Slot, ...] | Messages], after: int, receive: T
             for messages in row.values() for task in messages
         ):  # fmt: skip
             return row
-    lowered.append({})
-    return lowered[-1]  # type: ignore[return-value]
+    new: Messages = {}
+    lowered.append(new)
+    return new
 
 
 def _row(messages: Messages, width: int) -> tuple[Slot, ...]:

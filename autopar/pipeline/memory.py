@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, NamedTuple
+from typing import Generic, Literal, NamedTuple, get_args
 
 from autopar.errors import ScheduleError, shown
 from autopar.pipeline.buffers import releases
@@ -19,6 +19,8 @@ from autopar.pipeline.schedule_table import Schedule, ScheduleTable
 from autopar.pipeline.task import Task
 from autopar.pipeline.verify import checked
 
+Held = Literal["F", "B"]  # passes with send buffers
+HELD: tuple[Held, ...] = get_args(Held)
 KINDS = ("activations", "sends", "receives")
 
 
@@ -58,7 +60,7 @@ class Memory(Generic[Schedule]):
     live: tuple[float, ...]
     schedule: Schedule = field(repr=False)
     sizes: Sizes
-    held: frozenset[str]
+    held: frozenset[Held]
 
     @cached_property
     def changes(self) -> tuple[tuple[MemoryChange, ...], ...]:
@@ -73,7 +75,7 @@ class Memory(Generic[Schedule]):
         return tuple(map(tuple, changes))
 
 
-def memory(schedule: Schedule, sizes: Sizes | None = None, *, held: Collection[str] = ()) -> Memory[Schedule]:
+def memory(schedule: Schedule, sizes: Sizes | None = None, *, held: Collection[Held] = ()) -> Memory[Schedule]:
     """Return the peak memory of a schedule on each rank.
 
     Args:
@@ -89,7 +91,7 @@ def memory(schedule: Schedule, sizes: Sizes | None = None, *, held: Collection[s
     sizes = Sizes() if sizes is None else sizes
     if not isinstance(sizes, Sizes):
         raise TypeError(f"sizes is a Sizes, not {shown(sizes)}")
-    if unknown := set(held) - {"F", "B"}:
+    if unknown := set[str](held) - {*HELD}:
         raise ScheduleError(f"held is of the passes F and B, not {', '.join(map(repr, sorted(unknown)))}")
     schedule = with_messages(checked(schedule))
     fixed = per_stage(sizes.fixed, schedule.stages, "fixed")
@@ -121,7 +123,7 @@ class _Peak:
 Take = Callable[[int, Task | None, bool, str, float], None]  # with the fields of a ``MemoryChange``
 
 
-def _walk(schedule: ScheduleTable, sizes: Sizes, held: Collection[str], takes: Sequence[Take]) -> None:
+def _walk(schedule: ScheduleTable, sizes: Sizes, held: Collection[Held], takes: Sequence[Take]) -> None:
     """Go through the slots and call the ``take`` of each rank for every allocation and release."""
     stages, rank_of = schedule.stages, schedule.rank_of
     activation = per_stage(sizes.activation, stages, "activation")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Colours of a rank's first and last stage, and of the numbers on them.
+Colour = str | tuple[float, float, float]
 COLOURS = {
     "forward": ("#1b4480", "#3a73b8", "white"),
     "backward": ("#d2702f", "#e39a69", "black"),
@@ -48,8 +49,8 @@ METADATA: dict[str, dict[str, None]] = {
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 STYLE = {
-    "svg.fonttype": "none", "svg.hashsalt": "autopar", "pdf.fonttype": 42, "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
-    "hatch.linewidth": 0.4, "hatch.color": IDLE, "path.simplify": False,
+    "svg.fonttype": "none", "svg.hashsalt": "autopar", "pdf.fonttype": 42, "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"], "hatch.linewidth": 0.4, "hatch.color": IDLE, "path.simplify": False,
 }  # fmt: skip
 
 
@@ -140,8 +141,8 @@ def _idle(axes: Axes, ranks: int, begin: float, end: float) -> None:
 
     top, bottom = LANES["compute"]
     axes.add_collection(
-        PolyCollection([_box(begin, end, rank + top, rank + bottom) for rank in range(ranks)], facecolor="white", edgecolor=IDLE, hatch="/////",
-                       linewidth=0, gid="idle", zorder=1), autolim=False,
+        PolyCollection([_box(begin, end, rank + top, rank + bottom) for rank in range(ranks)], facecolor="white",
+                       edgecolor=IDLE, hatch="/////", linewidth=0, gid="idle", zorder=1), autolim=False,
     )  # fmt: skip
 
 
@@ -205,7 +206,7 @@ def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
 
     lines = []
     for span in spans:
-        sender, receiver = span.stream  # type: ignore[misc]
+        sender, receiver = span.link
         lines.append(
             [(span.start, sender + sum(_half("sends", of)) / 2), (span.end, receiver + sum(_half("receives", of)) / 2)]
         )
@@ -216,7 +217,9 @@ def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
     for marker, down in (("v", True), ("^", False)):
         ends = [end for start, end in lines if (end[1] > start[1]) == down]
         if ends:
-            axes.scatter(*zip(*ends, strict=True), s=7, marker=marker, color=colour, linewidths=0, zorder=4)
+            axes.scatter(
+                [x for x, _ in ends], [y for _, y in ends], s=7, marker=marker, color=colour, linewidths=0, zorder=4
+            )
 
 
 def _memory(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[Track], sheet: Sheet, end: float) -> None:
@@ -230,7 +233,8 @@ def _memory(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[Track]
         high = [base + np.array(track.bytes[kind]) for base, track in zip(low, rank_tracks, strict=True)]
         areas = [
             _area(track.times, rank + bottom - scale * under, rank + bottom - scale * over, end)
-            for rank, (track, under, over) in enumerate(zip(rank_tracks, low, high, strict=True)) if np.any(over > under)
+            for rank, (track, under, over) in enumerate(zip(rank_tracks, low, high, strict=True))
+            if np.any(over > under)
         ]  # fmt: skip
         axes.add_collection(
             PolyCollection(areas, facecolor=MEMORY[kind], linewidth=0, gid=kind, zorder=2), autolim=False
@@ -317,8 +321,9 @@ def _legend(figure: Figure, simulation: SimulationData, rank_tracks: Sequence[Tr
     width, height = figure.get_size_inches()
     for entries, y in ((first, 0.3), (second, 0.08)):
         figure.legend(
-            [handle for handle, _ in entries], [name for _, name in entries], loc="lower left", bbox_to_anchor=(sheet.left / width, y / height),
-            ncols=max(1, len(entries)), fontsize=8, frameon=False, handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, handlelength=1.6,
+            [handle for handle, _ in entries], [name for _, name in entries], loc="lower left",
+            bbox_to_anchor=(sheet.left / width, y / height), ncols=max(1, len(entries)), fontsize=8, frameon=False,
+            handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, handlelength=1.6,
             columnspacing=1.2, borderpad=0, borderaxespad=0,
         )  # fmt: skip
 
@@ -362,7 +367,11 @@ def _area(times: Sequence[float], low: np.ndarray, high: np.ndarray, end: float)
 
 
 def _add(
-    axes: Axes, boxes: Iterable[Sequence[Sequence[tuple[float, float]]]], colours: Sequence[str], gid: str, **style: Any
+    axes: Axes,
+    boxes: Iterable[Sequence[Sequence[tuple[float, float]]]],
+    colours: Sequence[Colour],
+    gid: str,
+    **style: Any,
 ) -> None:
     """Add boxes, with one path for each colour, so that pictures of many thousand boxes stay small."""
     from matplotlib.collections import PathCollection
@@ -379,12 +388,13 @@ def _add(
     )
 
 
-def _shade(name: str, chunk: int, chunks: int) -> tuple[float, ...]:
+def _shade(name: str, chunk: int, chunks: int) -> tuple[float, float, float]:
     from matplotlib.colors import to_rgb
 
     first, last = to_rgb(COLOURS[name][0]), to_rgb(COLOURS[name][1])
     part = chunk / (chunks - 1) if chunks > 1 else 0.0
-    return tuple(a + part * (b - a) for a, b in zip(first, last, strict=True))
+    red, green, blue = (a + part * (b - a) for a, b in zip(first, last, strict=True))
+    return red, green, blue
 
 
 def _short(number: float) -> str:

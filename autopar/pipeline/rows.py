@@ -30,9 +30,9 @@ def rows(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
         rank = ready.pop()
         while at[rank] < len(orders[rank]):
             slot = orders[rank][at[rank]]
-            slots, row = set(slot.tasks), last[rank] + 1
+            together, row = set(slot.tasks), last[rank] + 1
             for need, later in needs(slot, rank_of, present):
-                if need in slots:
+                if need in together:
                     continue
                 if (done := time.get(need)) is None:
                     waiting.setdefault(need, []).append(rank)
@@ -65,7 +65,7 @@ def needs(slot: Slot, rank_of: Sequence[int], present: set[Task]) -> Iterator[tu
         elif action == "R":
             yield from ((dependency, 0) for dependency in (other_end(task),) if dependency in present)
         elif (message := source(task, rank_of)) in present:
-            yield message, 1  # type: ignore[misc]
+            yield message, 1
             yield from (
                 (dependency, 1)
                 for dependency in reads(task, len(rank_of))
@@ -100,4 +100,7 @@ def _cycle(
         lines[rank] = f"  rank {rank}: {task.where} waits for {need.where} on rank {other}{behind}\n"
         rank = other
     ring = list(lines)[list(lines).index(rank) :]
-    return f"ranks wait for each other for ever:\n{''.join(lines[member] for member in ring)}change the order of the tasks on one of them"
+    return (
+        f"ranks wait for each other for ever:\n{''.join(lines[member] for member in ring)}change the order of the "
+        f"tasks on one of them"
+    )

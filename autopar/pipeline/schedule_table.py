@@ -48,7 +48,10 @@ class ScheduleTable:
     def title(self) -> str:
         """``1f1b on 4 ranks, 8 micro-batches``"""
         stages = f", {self.stages} stages" if self.stages > self.ranks else ""
-        return f"{self.name or 'a schedule'} on {self.ranks} rank{'s' * (self.ranks > 1)}{stages}, {self.batches} micro-batch{'es' * (self.batches > 1)}"
+        return (
+            f"{self.name or 'a schedule'} on {self.ranks} rank{'s' * (self.ranks > 1)}{stages}, {self.batches} "
+            f"micro-batch{'es' * (self.batches > 1)}"
+        )
 
     @property
     def stages(self) -> int:
@@ -107,7 +110,8 @@ class ScheduleTable:
         if not 0 <= stage < self.stages:
             raise ScheduleError(f"there is no stage {stage}, only 0 to {self.stages - 1}")
         slot = self.slots[time][self.rank_of[stage]]
-        return replace(slot, tasks=tuple(t for t in slot.tasks if t.stage == stage), free=tuple(t for t in slot.free if t.stage == stage),
+        return replace(slot, tasks=tuple(t for t in slot.tasks if t.stage == stage),
+                       free=tuple(t for t in slot.free if t.stage == stage),
                        parameters=tuple(p for p in slot.parameters if p[1] == stage))  # fmt: skip
 
     @cached_property

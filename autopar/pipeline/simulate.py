@@ -16,7 +16,7 @@ from autopar.errors import ScheduleError, shown
 from autopar.gc_pause import gc_paused
 from autopar.pipeline.dataflow import source
 from autopar.pipeline.lowering import with_messages
-from autopar.pipeline.memory import memory
+from autopar.pipeline.memory import Held, memory
 from autopar.pipeline.per_stage import PAIRS, Sizes, Times, per_stage
 from autopar.pipeline.picture import draw
 from autopar.pipeline.schedule_table import Schedule
@@ -48,7 +48,7 @@ class Simulation(SimulationData[Schedule]):
 
 
 @gc_paused()
-def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None = None, *, held: Collection[str] = (),
+def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None = None, *, held: Collection[Held] = (),
              at_once: Collection[Task] = ()) -> Simulation[Schedule]:  # fmt: skip
     """Simulate a schedule. Linear in its tasks.
 
@@ -111,7 +111,8 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
                     busy[rank] += duration
     computed: list[list[Span]] = [[] for _ in range(schedule.ranks)]
     for span in ranks.spans:
-        computed[span.stream].append(span)  # type: ignore[index]
+        assert isinstance(span.stream, int)  # a rank
+        computed[span.stream].append(span)
     return Simulation(
         schedule,
         times,

@@ -19,8 +19,9 @@ def summary(simulation: SimulationData) -> str:
     for rank, stages in enumerate(schedule.stages_of):
         work = simulation.work[rank]
         table.add_row(
-            str(rank), " ".join(map(str, stages)), _number(work), _number(simulation.makespan - work), _number(simulation.exposed[rank]),
-            _number(memory.live[rank]), _number(memory.peak[rank]), *(_number(memory.at_peak[rank][kind]) for kind in KINDS),
+            str(rank), " ".join(map(str, stages)), _number(work), _number(simulation.makespan - work),
+            _number(simulation.exposed[rank]), _number(memory.live[rank]), _number(memory.peak[rank]),
+            *(_number(memory.at_peak[rank][kind]) for kind in KINDS),
         )  # fmt: skip
     out = io.StringIO()
     Console(file=out, width=120).print(table)

@@ -22,6 +22,12 @@ class Span(NamedTuple):
     start: float
     end: float
 
+    @property
+    def link(self) -> tuple[int, int]:
+        """The stream of a message: sender and receiver."""
+        assert isinstance(self.stream, tuple)
+        return self.stream
+
 
 @dataclass
 class Timeline:

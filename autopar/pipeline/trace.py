@@ -78,7 +78,7 @@ def _threads(rank_tracks: tuple[Track, ...]) -> dict[Thread, int]:
     for rank, track in enumerate(rank_tracks):
         threads[rank, rank, rank] = next(numbers)
         for spans in (track.sent, track.received):
-            for sender, receiver in sorted({span.stream for span in spans}):  # type: ignore[type-var,misc]
+            for sender, receiver in sorted({span.link for span in spans}):
                 threads[rank, sender, receiver] = next(numbers)
     return threads
 
@@ -103,8 +103,8 @@ def _slice(span: Span, drawn: tuple[int, int], rank: int, thread: int, name: str
     begin, end = drawn
     args = {"pass": name, "stage": span.op.stage, "micro-batch": span.op.batch, **more}
     return {
-        "ph": "X", "pid": rank + 1, "tid": thread, "name": str(span.op), "cat": name, "cname": colour, "ts": begin / 1000,
-        "dur": (end - begin) / 1000, "args": args,
+        "ph": "X", "pid": rank + 1, "tid": thread, "name": str(span.op), "cat": name, "cname": colour,
+        "ts": begin / 1000, "dur": (end - begin) / 1000, "args": args,
     }  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def _message(number: int, span: Span, drawn: tuple[int, int], threads: dict[Thre
 
     The arrow begins and ends inside the slices: on their edges it might bind to the next ones.
     """
-    sender, receiver = span.stream  # type: ignore[misc]
+    sender, receiver = span.link
     name = PASSES[span.op.of]
     received = span._replace(op=other_end(span.op))
     begin, end = drawn

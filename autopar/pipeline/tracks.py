@@ -56,7 +56,7 @@ def tracks(simulation: SimulationData) -> tuple[Track, ...]:
     sent: dict[int, list[Span]] = defaultdict(list)
     received: dict[int, list[Span]] = defaultdict(list)
     for span in simulation.sent:
-        sender, receiver = span.stream  # type: ignore[misc]
+        sender, receiver = span.link
         sent[sender].append(span)
         received[receiver].append(span)
     all_tracks = []
@@ -67,8 +67,8 @@ def tracks(simulation: SimulationData) -> tuple[Track, ...]:
         times, bytes_ = _memory(memory.changes[rank], [row[rank] for row in schedule.slots], computed)
         all_tracks.append(
             Track(
-                {name: tuple(spans) for name, spans in by_name.items()}, tuple(sent[rank]), tuple(received[rank]), times, bytes_,
-                _fixed(memory.peak[rank], sum(memory.at_peak[rank].values())),
+                {name: tuple(spans) for name, spans in by_name.items()}, tuple(sent[rank]), tuple(received[rank]),
+                times, bytes_, _fixed(memory.peak[rank], sum(memory.at_peak[rank].values())),
             )
         )  # fmt: skip
     return tuple(all_tracks)

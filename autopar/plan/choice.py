@@ -98,12 +98,13 @@ def cheapest(
         for dims, shape, home in zip(bound.operands, bound.operand_shapes, homes, strict=True)
     ]
     first, shape = bound.results[0], bound.result_shapes[0]
-    aim = None if first is None or shape is None else aim
-    if aim is not None:
-        settled = DistAttr(tuple(WHOLE if dim == OPEN else dim for dim in aim.attr.dims)).normalize(shape, mesh)  # type: ignore[arg-type]
+    if first is None or shape is None:
+        aim = None
+    if aim is not None and first is not None and shape is not None:
+        settled = DistAttr(tuple(WHOLE if dim == OPEN else dim for dim in aim.attr.dims)).normalize(shape, mesh)
         present.append(
             {f: dim for row in bound.factor_splits(first, shape, settled, mesh) if row for f, dim in row.items()}
-        )  # type: ignore[arg-type]
+        )
     named = {axis for home in homes for axis in home.axes} | {
         axis for row in present for dim in row.values() for axis in axes_of(dim)
     }
@@ -145,7 +146,7 @@ def cheapest(
     return best[1], best[2]
 
 
-Option = tuple[str, object] | None
+Option = tuple[str, str | int] | None
 
 
 def _options(
@@ -189,16 +190,16 @@ def _regroups(bound: Bound) -> bool:
 
 def _strategy(chosen: Mapping[str, Option], present: Sequence[Mapping[str, Dim]], mesh: Mesh) -> Strategy:
     split: dict[str, list[str]] = {}
-    passing = []
+    passing: list[tuple[str, int]] = []
     for axis, option in chosen.items():
         if option is None:
             continue
         if option[0] == "split":
             split.setdefault(str(option[1]), []).append(axis)
-        else:
+        elif isinstance(option[1], int):
             passing.append((axis, option[1]))
     chosen_split = {factor: _restricted(factor, axes, present, mesh) for factor, axes in split.items()}
-    return Strategy(tuple(sorted(chosen_split.items())), tuple(sorted(passing)))  # type: ignore[arg-type]
+    return Strategy(tuple(sorted(chosen_split.items())), tuple(sorted(passing)))
 
 
 def _restricted(factor: str, axes: list[str], present: Sequence[Mapping[str, Dim]], mesh: Mesh) -> Dim:

@@ -14,6 +14,7 @@ from autopar.errors import PlanError
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import record_of
+from autopar.ir.record import TensorType, ValueType
 from autopar.ir.text.printer import print_type
 from autopar.plan.plan import Constraints, Plan, resolve
 from autopar.report.decisions import needed_whole_note, parts_note, unused_axes, whole_note
@@ -63,12 +64,12 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
         for placeholder, r in records.items()
         if r.role not in ("tangent", "seed")
     }
-    inputs = {users[p]: r.type.shape for p, r in records.items() if r.role == "input"}  # type: ignore[union-attr]
+    inputs = {users[p]: _shape(r.type) for p, r in records.items() if r.role == "input"}
     types = {node.name: record_of(node).type for node in captured.program.nodes}
     returned = [
         (f"{path}()", name) for path, values in captured.modules.items() for name in values if name not in records
     ]
-    outputs = {call: types[name].shape for call, name in reversed(returned)}  # type: ignore[union-attr]
+    outputs = {call: _shape(types[name]) for call, name in reversed(returned)}
     through = [*names.through, *((f"{spelled}()", f"{path}()") for path, spelled in names.paths.items())]
     parts = [
         part
@@ -80,13 +81,13 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     attrs = {placeholder: layouts_by_name[name] for placeholder, name in users.items() if name in layouts_by_name}
     for call, name in returned:
         attr = resolved.attrs.get(call)
-        if attr is not None and (types[name].shape != outputs[call] or attrs.setdefault(name, attr) != attr):  # type: ignore[union-attr]
+        if attr is not None and (_shape(types[name]) != outputs[call] or attrs.setdefault(name, attr) != attr):
             raise PlanError(
                 f"the plan's layout of {call} does not fit all values that it returns, or contradicts another module "
                 f"that returns the same value: {name} : {print_type(types[name])}; leave {call} out of the plan, or "
                 f"name another module that returns it"
             )
-    parameters = {users[p]: r.type.shape for p, r in records.items() if r.role == "param"}  # type: ignore[union-attr]
+    parameters = {users[p]: _shape(r.type) for p, r in records.items() if r.role == "param"}
     whole = _left_whole(resolved, parameters, parts) if resolved.preset else []
     follow = [
         part.kind
@@ -94,7 +95,8 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
         if part.name in parameters and part.name in resolved.attrs and not resolved.attrs[part.name].is_replicated
     ]
     split = {name for name, attr in resolved.attrs.items() if not attr.is_replicated}
-    needed = [p.name for p in parts if p.base in split and p.kind.startswith("original") and not any(d is not None for d in p.dims)
+    needed = [p.name for p in parts if p.base in split and p.kind.startswith("original")
+              and not any(d is not None for d in p.dims)
               and math.prod(parameters.get(p.name, ())) > 1]  # fmt: skip
     # another note explains a preset that matches nothing
     explained = {"tp"} if resolved.unmatched and not resolved.preset else set()
@@ -110,3 +112,9 @@ def _left_whole(resolved: Constraints, parameters: Mapping[str, Sequence[int]], 
     follow = {part.name for part in parts}
     large = (name for name, shape in parameters.items() if len(shape) > 1 and name not in follow)
     return [name for name in large if name not in resolved.attrs or "tp" not in resolved.attrs[name].axes]
+
+
+def _shape(type: ValueType) -> tuple[int, ...]:
+    """Return the shape of a placeholder, or of a value that a module returns."""
+    assert isinstance(type, TensorType)
+    return type.shape

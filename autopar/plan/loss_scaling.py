@@ -65,7 +65,8 @@ class LossScaling:
             raise OverflowingError(
                 f"the loss scale has fallen to {float(scale):g}, below {self.minimum:g}: gradients overflow at every "
                 f"scale\n"
-                f'  look for inf or nan in the loss or the data; amp="bf16-O1" has the range of float32 and needs no scale'
+                f'  look for inf or nan in the loss or the data; amp="bf16-O1" has the range of float32 and needs no '
+                f"scale"
             )
 
     def state_dict(self, scale: torch.Tensor, growth_tracker: torch.Tensor) -> dict[str, float | int]:
@@ -108,8 +109,8 @@ LIBRARY.define(
 )
 
 
-def _updated_scale(scale: torch.Tensor, growth_tracker: torch.Tensor, found_inf: torch.Tensor, *, growth: float, backoff: float,
-                   interval: int) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def _updated_scale(scale: torch.Tensor, growth_tracker: torch.Tensor, found_inf: torch.Tensor, *, growth: float,
+                   backoff: float, interval: int) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the next scale and the steps since its last change; ``found_inf`` is not 0 if a gradient is inf or nan."""
     overflow = found_inf != 0
     steps = growth_tracker + 1

@@ -107,7 +107,7 @@ def resolve(
             twice, a dim that does not exist, or two globs in one dict that split one value differently (in a preset the
             later one is used).
     """
-    resolved, named = Constraints(), set()
+    resolved, named = Constraints(), set[str]()
     matcher = _Matcher(
         mesh, {**parameters, **(inputs or {}), **(outputs or {})}, aliases or {}, through, {part.name for part in parts}
     )
@@ -255,7 +255,8 @@ def _layer(plan: object, mesh: Mesh) -> _Layer:
     if not isinstance(plan, Mapping):
         raise PlanError(
             f"a plan is a dict from globs to an axis or None for each dim, as in "
-            f'{{"*.up.weight": ("tp", None)}}, the name of a preset, or a list of these, not a {type(plan).__name__}: {shown(plan)}'
+            f'{{"*.up.weight": ("tp", None)}}, the name of a preset, or a list of these, not a {type(plan).__name__}: '
+            f"{shown(plan)}"
         )
     for glob in plan:
         if not isinstance(glob, str):
@@ -333,7 +334,8 @@ def _split_batch(resolved: Constraints, mesh: Mesh, inputs: Mapping[str, Sequenc
         *[name for name in mesh.names if name == EXPERTS],
     ]
     sequence = [SEQUENCE] if SEQUENCE in mesh.names and len(first) > 1 else []
-    decisions, split = [], dict.fromkeys(inputs, ())
+    decisions: list[str] = []
+    split: dict[str, tuple[tuple[str, ...] | None, ...]] = dict.fromkeys(inputs, ())
     for dim, axes, meaning in ((0, batch, "batch"), (1, sequence, "sequence")):
         alike = [
             name

@@ -144,8 +144,9 @@ MEGATRON: Plan = {
 
 RESIDUAL = (  # modules that begin the residual stream, or return a value that is added to it
     "embed_tokens", "wte", "shared", "word_embeddings", "embed_in", "embeddings", "o_proj", "out_proj", "down_proj",
-    "self_attn.dense", "c_proj", "fc_out", "attention.dense", "self_attention.dense", "dense_4h_to_h", "out_lin", "lin2",
-    "attention.output.dense", "layer.*.output.dense", "SelfAttention.o", "EncDecAttention.o", "DenseReluDense.wo",
+    "self_attn.dense", "c_proj", "fc_out", "attention.dense", "self_attention.dense", "dense_4h_to_h", "out_lin",
+    "lin2", "attention.output.dense", "layer.*.output.dense", "SelfAttention.o", "EncDecAttention.o",
+    "DenseReluDense.wo",
 )  # fmt: skip
 
 SEQUENCE: Plan = {f"*.{module}()": ("?", "tp", None) for module in RESIDUAL}

@@ -15,7 +15,7 @@ from autopar.errors import RuleError, at_line
 from autopar.ir.dtensor import edge_of
 from autopar.ir.layout import Dim, DistAttr, Layout, layout_of
 from autopar.ir.mesh import EXPERTS, Mesh
-from autopar.ir.nodes import is_getitem, name_of, operands, record_of
+from autopar.ir.nodes import element_of, is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, TensorType, ValueType, requirement_of
 from autopar.ir.value_names import LOSS, gradient_parameter
@@ -96,7 +96,10 @@ class LayoutPropagation:
                 self.follow_gradient(node)
                 self.constrain(node, record)
                 if is_getitem(node):
-                    self.types[node] = self.types[node.args[0]][node.args[1]]  # type: ignore[index]
+                    source, index = element_of(node)
+                    types = self.types[source]
+                    assert isinstance(types, tuple)
+                    self.types[node] = types[index]
                     self.uses[node] = (None,)
                 else:
                     self.types[node], self.uses[node] = self.choose(node, record)
@@ -145,7 +148,7 @@ class LayoutPropagation:
 
     def constrain(self, node: fx.Node, record: Record) -> None:
         layout = record.type.layout if isinstance(record.type, TensorType) else None
-        attr = self.constraints.get(node.name, layout and layout.attr)
+        attr = self.constraints.get(node.name, None if layout is None else layout.attr)
         if attr is not None:
             self.aims[node] = Aim(attr)
 
@@ -183,8 +186,8 @@ class LayoutPropagation:
         for value, need in zip(operands(op), self.uses[op], strict=True):
             home = self.read(value)
             if need is not None and isinstance(home, TensorType) and home.shape == type.shape and not home.attr.pending:
-                given_up = pending.intersection(home.attr.axes) - set(need.layout.attr.axes)
-                if given_up == pending and type.attr.without_pending() == need.layout.attr:
+                given_up = pending.intersection(home.attr.axes) - set(need.placed.attr.axes)
+                if given_up == pending and type.attr.without_pending() == need.placed.attr:
                     return home.layout
         return None
 
@@ -199,9 +202,9 @@ class LayoutPropagation:
             _, needs = self.choose(user, record_of(user))
             for value, need in zip(values, needs, strict=True):
                 if value is node and need is not None:
-                    if set(need.layout.attr.pending) & set(type.attr.pending):
+                    if set(need.placed.attr.pending) & set(type.attr.pending):
                         return None
-                    if any(place_of(axis, need.layout.attr) for axis, _ in type.attr.pending):
+                    if any(place_of(axis, need.placed.attr) for axis, _ in type.attr.pending):
                         split = split or need.layout
         return split
 
@@ -221,12 +224,18 @@ class LayoutPropagation:
         _, needs = self.choose(user, record_of(user))
         whole = type.attr.without_pending()
         return any(
-            value is node and need is not None and need.layout.attr == whole
+            value is node and need is not None and need.placed.attr == whole
             for value, need in zip(values, needs, strict=True)
         )
 
     def read(self, node: fx.Node) -> ValueType:
         return self.read_types.get(node) or self.types[node]
+
+    def tensor(self, node: fx.Node) -> TensorType:
+        """Return the type of an operand, which is one tensor, as its readers read it."""
+        type = self.read(node)
+        assert isinstance(type, TensorType)
+        return type
 
     def place_tangents(self, tangents: list[fx.Node]) -> None:
         output = self.program.output
@@ -249,7 +258,7 @@ class LayoutPropagation:
         """
         homes = {p.name: self.types[p] for p in self.program.placeholders if p in self.types}
         needs = []
-        dtypes = required_dtypes(record, [self.read(value) for value in operands(node)])
+        dtypes = required_dtypes(record, [self.tensor(value) for value in operands(node)])
         for value, result, dtype in zip(operands(node), record.results, dtypes, strict=True):
             type = self.read(value)
             assert isinstance(type, TensorType)
@@ -271,17 +280,17 @@ class LayoutPropagation:
             )
         operand_nodes = operands(node)
         data = frozenset(self.data_axes)
-        if any(value in self.parameters and EXPERTS in self.read(value).attr.axes for value in operand_nodes):  # type: ignore[union-attr]
+        if any(value in self.parameters and EXPERTS in self.tensor(value).attr.axes for value in operand_nodes):
             data -= {EXPERTS}
         others = frozenset(self.mesh.names) - data
         staying = tuple(others if value in self.parameters else data for value in operand_nodes)
-        values = [self.read(value) for value in operand_nodes]
+        values = [self.tensor(value) for value in operand_nodes]
         required = required_dtypes(record, values)
         homes = tuple(
             v.attr if rounds_nothing(v, dtype) else v.attr.without_pending()
             for v, dtype in zip(values, required, strict=True)
-        )  # type: ignore[union-attr,arg-type]
-        dtypes = tuple(v.dtype for v in values)  # type: ignore[union-attr]
+        )
+        dtypes = tuple(v.dtype for v in values)
         needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node),
                                 self.passing_operands(node, operand_nodes, homes))  # fmt: skip
         uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, required, strict=True))
@@ -352,7 +361,7 @@ class LayoutPropagation:
         if not (factors := self.opened(node)):
             return None
         type = self.types[node]
-        needs = [use.layout.attr for use in self.uses[node] if use is not None]
+        needs = [use.placed.attr for use in self.uses[node] if use is not None]
         gives = [None if part is None else part.attr for part in (type if isinstance(type, tuple) else (type,))]
         split = bind_node(node).splits(needs, gives, self.mesh)
         return next((split[factor] for factor, _ in factors if axes_of(split.get(factor, ()))), None)
@@ -414,10 +423,10 @@ def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
     return sums
 
 
-def required_dtypes(record: Record, values: Sequence[ValueType]) -> tuple[torch.dtype, ...]:
+def required_dtypes(record: Record, values: Sequence[TensorType]) -> tuple[torch.dtype, ...]:
     """Return the dtype in which each operand is used: as the traced program requires, or else its own."""
     needs = record.uses or (None,) * len(values)
-    return tuple(value.dtype if need is None else need.dtype for value, need in zip(values, needs, strict=True))  # type: ignore[union-attr]
+    return tuple(value.dtype if need is None else need.dtype for value, need in zip(values, needs, strict=True))
 
 
 def rounds_nothing(type: TensorType, dtype: torch.dtype) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 from autopar.errors import PlanError, shown
 from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr
@@ -27,16 +28,21 @@ Spec = Sequence[DimSpec]
 MERGED = re.compile(r"\((\s*(-1|\d+)(/\w+)*)+\s*\)")
 
 
-def attr_of(subject: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh) -> DistAttr:
-    """Return the DistAttr of the value ``name``; errors begin with ``subject``."""
-    if _is_placements(spec):
+def attr_of(
+    subject: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh, *, pending: bool = False
+) -> DistAttr:
+    """Return the DistAttr of the value ``name``. ``pending``: it may be a partial sum.
+
+    Errors begin with ``subject``.
+    """
+    if is_placements(spec):
         from autopar.ir import dtensor
 
         try:
-            attr = dtensor.attr_of(spec, mesh, shape)  # type: ignore[arg-type]
+            attr = dtensor.attr_of(spec, mesh, shape)
         except ValueError as error:
             raise PlanError(f"{subject}: {error}, on {name} with the shape {list(shape)}") from None
-        if attr.pending:
+        if attr.pending and not pending:
             raise PlanError(f"{subject} is pending, but {name} is no partial sum; only Shard and Replicate are allowed")
         return attr
     dims = dims_of(subject, spec, len(shape), mesh, open_=name.endswith("()"))
@@ -52,7 +58,8 @@ def attr_of(subject: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mes
         in_one = any(sum(twice[0] in axes for _, axes in dim) > 1 for dim in dims)
         raise PlanError(
             f"{subject} uses the axis {twice[0]!r} twice on {name}; "
-            + (f'write parts of one size once, as in "(3 -1/{twice[0]})"; if the parts have different sizes, split the dim as one, "{twice[0]}": '
+            + (f'write parts of one size once, as in "(3 -1/{twice[0]})"; if the parts have different sizes, split '
+               f'the dim as one, "{twice[0]}": '
                f"the parts are moved where an op separates "
                f"them" if in_one else "an axis splits one dim of a value once")
         )  # fmt: skip
@@ -62,11 +69,11 @@ def attr_of(subject: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mes
 
 def dims_of(subject: str, spec: Spec, ndim: int | None, mesh: Mesh, *, open_: bool = False) -> list[Dim]:
     """Return the dims that the plan names; ``ndim`` is the number of dims of the value, if it is known."""
-    if _is_placements(spec):
+    if is_placements(spec):
         from autopar.ir import dtensor
 
         try:
-            dtensor.check_count(spec, mesh)  # type: ignore[arg-type]
+            dtensor.check_count(spec, mesh)
         except ValueError as error:
             raise PlanError(f"{subject}: {error}") from None
         return []  # their meaning depends on the value
@@ -80,7 +87,7 @@ def dims_of(subject: str, spec: Spec, ndim: int | None, mesh: Mesh, *, open_: bo
 
 def axes_of(spec: Spec, ndim: int, mesh: Mesh) -> list[frozenset[str]]:
     """Return the axes of each dim, with axes of size one, which a DistAttr does not have."""
-    if _is_placements(spec):
+    if is_placements(spec):
         return [
             frozenset(
                 axis
@@ -93,7 +100,7 @@ def axes_of(spec: Spec, ndim: int, mesh: Mesh) -> list[frozenset[str]]:
     return [*named, *[frozenset()] * (ndim - len(named))]
 
 
-def _dim(subject: str, entry: object, mesh: Mesh, open_: bool) -> Dim:
+def _dim(subject: str, entry: Any, mesh: Mesh, open_: bool) -> Dim:
     if not (entry is None or isinstance(entry, str) or _is_list(entry)):
         raise PlanError(f"{subject} has {shown(entry)} where an axis, a tuple of axes or None belongs")
     if isinstance(entry, str) and entry.lstrip().startswith("("):
@@ -114,12 +121,12 @@ def _dim(subject: str, entry: object, mesh: Mesh, open_: bool) -> Dim:
             None,
             _axes(subject, entry, () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry), mesh),
         ),
-    )  # type: ignore[arg-type]
+    )
 
 
-def _axes(subject: str, entry: object, axes: Sequence[object], mesh: Mesh) -> tuple[str, ...]:
+def _axes(subject: str, entry: object, axes: Sequence[str], mesh: Mesh) -> tuple[str, ...]:
     for axis in axes:
-        if not isinstance(axis, str):
+        if not isinstance(axis, str):  # a plan is the user's
             raise PlanError(
                 f'{subject} has {shown(axis)} in {shown(entry)}, where only axes belong, as in ("dp", "tp")'
             )
@@ -127,14 +134,14 @@ def _axes(subject: str, entry: object, axes: Sequence[object], mesh: Mesh) -> tu
             mesh.check_axis(axis)
         except ValueError as error:
             raise PlanError(f"{subject}: {error}") from None
-    return tuple(axes)  # type: ignore[arg-type]
+    return tuple(axes)
 
 
 def _sized(subject: str, dim: Dim, name: str, size: int) -> Dim:
     """Return a merged dim with ``-1`` replaced by the remaining size."""
     if len(dim) == 1 and dim[0][0] is None:
         return dim
-    known = math.prod(part for part, _ in dim if part != -1)
+    known = math.prod([part for part, _ in dim if part is not None and part != -1])
     left = sum(part == -1 for part, _ in dim)
     if left > 1 or (size % known if left and known else known != size):
         raise PlanError(
@@ -144,12 +151,12 @@ def _sized(subject: str, dim: Dim, name: str, size: int) -> Dim:
     return tuple((size // known if part == -1 else part, axes) for part, axes in dim)
 
 
-def _is_list(value: object) -> bool:
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
 
 
-def _is_placements(spec: object) -> bool:
+def is_placements(spec: object) -> TypeGuard[Sequence[Any]]:
     """Return whether a spec is a sequence of placements, without importing torch for plans that have none."""
-    entries = spec if _is_list(spec) else [spec]
-    bases = (base for entry in entries for base in type(entry).__mro__)  # type: ignore[attr-defined]
+    entries: Sequence[object] = spec if _is_list(spec) else [spec]
+    bases = (base for entry in entries for base in type(entry).__mro__)
     return any(base.__name__ == "Placement" and base.__module__.startswith("torch.distributed") for base in bases)

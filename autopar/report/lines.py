@@ -98,8 +98,8 @@ def _lines(program: Program, machine: Machine) -> Iterator[TransferLine]:
         chains[node] = value, before + received
         users = tuple(user.name for user in node.users if user.target not in transfers.BY_FUNCTION)
         yield TransferLine(
-            node.name, transfers.BY_FUNCTION[node.target].name, value.name, users, print_type(source), print_type(result), received,
-            _ratio(record_of(value).type, result, before + received) if users else None,
+            node.name, transfers.BY_FUNCTION[node.target].name, value.name, users, print_type(source),
+            print_type(result), received, _ratio(record_of(value).type, result, before + received) if users else None,
             step_price(node.target, source, arguments, result, machine), record.phase, record.module, record.source,
         )  # fmt: skip
 

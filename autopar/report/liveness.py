@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from autopar.ir import transfers
-from autopar.ir.nodes import is_getitem, name_of, operands, record_of
+from autopar.ir.nodes import element_of, is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType, ValueType
 from autopar.ir.value_names import gradient_name, gradient_parameter
@@ -137,9 +137,7 @@ class _Walk:
         rows = list(zip(operands(output), record_of(output).results, strict=True))
         for value, result in rows:
             if result.kind == "state" and value.op == "call_function" and self.in_place:
-                self.donated[(value.args[0], value.args[1]) if is_getitem(value) else (value, 0)] = self.placeholders[
-                    result.of
-                ]  # type: ignore[index]
+                self.donated[element_of(value) if is_getitem(value) else (value, 0)] = self.placeholders[result.of]
         end = len(self.ops)
         for node in self.program.nodes:
             if node.op == "placeholder" or node.op == "get_attr":
@@ -185,14 +183,18 @@ class _Walk:
         type = record_of(node).type
         parts = type if isinstance(type, tuple) else (type,)
         if is_getitem(node):
-            self.of[node] = (self.of[node.args[0]][node.args[1]],)  # type: ignore[index]
+            source, index = element_of(node)
+            self.of[node] = (self.of[source][index],)
             return
         shared = self.shared(node)
         element_storages: list[tuple[Storage, ...]] = []
         for k, part in enumerate(parts):
             state = self.donated.get((node, k))
-            if shared is not None or state is not None:
-                element_storages.append(self.of[state][0] if state is not None else shared)  # type: ignore[arg-type]
+            if state is not None:
+                element_storages.append(self.of[state][0])
+                continue
+            if shared is not None:
+                element_storages.append(shared)
                 continue
             kind = (
                 "transfers"

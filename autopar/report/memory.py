@@ -88,8 +88,9 @@ def tables(rows: Sequence[PhasePeak]) -> str:
     table = Table("phase", *(Column(name, justify="right") for name in ("peak", *kinds)))
     for row in rows:
         table.add_row(row.phase, *(f"{n:,}" for n in (row.bytes, *(row.kinds.get(kind, 0) for kind in kinds))))
-    most = Table("phase", Column("at", no_wrap=True, overflow="ellipsis", max_width=60), Column("line", no_wrap=True, overflow="ellipsis", max_width=40),
-                 "largest values", "most in modules")  # fmt: skip
+    most = Table("phase", Column("at", no_wrap=True, overflow="ellipsis", max_width=60),
+                 Column("line", no_wrap=True, overflow="ellipsis", max_width=40), "largest values",
+                 "most in modules")  # fmt: skip
     for row in rows:
         # no markup: lines of programs have brackets
         texts = (row.line, row.source, _listed(row.values), _listed(row.modules))
@@ -130,7 +131,8 @@ def _row(lifetimes: Lifetimes, phase: str, position: int, bytes: int) -> PhasePe
     values = sorted(((storage.node.name, storage.bytes) for storage in allocated), key=lambda row: -row[1])
     return PhasePeak(phase, bytes, print_node(lifetimes.program, op).strip(), record.module, record.source,
                      _sums((storage.kind, storage) for storage in live), tuple(values[:LARGEST]),
-                     tuple(_sums((record_of(storage.node).module or "the root", storage) for storage in allocated).items())[:LARGEST])  # fmt: skip
+                     tuple(_sums((record_of(storage.node).module or "the root", storage)
+                                 for storage in allocated).items())[:LARGEST])  # fmt: skip
 
 
 def _sums(rows: Iterable[tuple[str, Storage]]) -> dict[str, int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, field
+from typing import SupportsIndex, overload
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,18 @@ class Reports(tuple[PassReport, ...]):
         Console(file=out, width=100).print(table)
         return out.getvalue() + "".join(f"{row.name}: {note}\n" for row in self for note in row.notes)
 
-    def __getitem__(self, key: object) -> PassReport:  # type: ignore[override]
+    @overload
+    def __getitem__(self, key: SupportsIndex | str) -> PassReport: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> tuple[PassReport, ...]: ...
+
+    def __getitem__(self, key: SupportsIndex | slice | str) -> PassReport | tuple[PassReport, ...]:
         """Return a row by its position or by the pass's name."""
         if isinstance(key, str):
             return next(row for row in self if row.name == key)
-        return super().__getitem__(key)  # type: ignore[index]
+        return super().__getitem__(key)
 
 
-def _right(header: str) -> object:
-    from rich.table import Column
-
+def _right(header: str) -> Column:
     return Column(header, justify="right")

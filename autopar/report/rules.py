@@ -28,7 +28,7 @@ after `by`, another partial reduction. Where the factors depend on a call's argu
 Operands and arguments are counted from 0.
 
 † The rule follows the op's schema. The kernel runs on accelerators only, and was not run on pieces. All other rules are proven by running them.
-"""
+"""  # noqa: E501
 
 
 def page() -> str:

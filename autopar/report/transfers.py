@@ -79,7 +79,7 @@ def transfers_of(program: Program, device: torch.device | str = "cpu") -> Transf
 
     Prices for the device are computed when ``lines`` is read.
     """
-    totals: dict[tuple[str, ...], tuple[int, int]] = {}
+    totals: dict[tuple[str, str, str, str, str], tuple[int, int]] = {}
     for node, axis, received in priced(program):
         record = record_of(node)
         key = (

@@ -76,17 +76,16 @@ class Bound:
     def _place(self, strategy: Strategy, mesh: Mesh) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
         split = dict(strategy.split)
         passing = dict(strategy.pending)
-        operands = []
+        operands, results = list[DistAttr](), list[DistAttr | None]()
         for position, (dims, shape) in enumerate(zip(self.operands, self.operand_shapes, strict=True)):
             pending = {axis for axis, choice in passing.items() if position in self.linear[choice]}
             pending |= {a for f, dim in split.items() if position in self.carried.get(f, ()) for a in axes_of(dim)}
             operands.append(self._attr(dims, shape, split, dict.fromkeys(pending, "sum"), mesh))
-        results = []
-        for dims, shape in zip(self.results, self.result_shapes, strict=True):
-            if dims is None or shape is None:
+        for made, size in zip(self.results, self.result_shapes, strict=True):
+            if made is None or size is None:
                 results.append(None)
                 continue
-            results.append(self._attr(dims, shape, split, self._left_pending(dims, split, passing), mesh))
+            results.append(self._attr(made, size, split, self._left_pending(made, split, passing), mesh))
         return tuple(operands), tuple(results)
 
     def takes(self, factor: str, dim: Dim, mesh: Mesh) -> bool:
@@ -192,20 +191,32 @@ class Bound:
                     return f"dim {d} of {name} is not split along the factors of {op}, {self.pattern}: gather it first"
                 for factor, dim in splits.items():
                     if axes_of(dim) and factor in self.whole:
-                        return f"{op} needs the factor {factor} whole ({self.pattern}), but {name} is split along it over {_over(dim)}: gather it first"
+                        return (
+                            f"{op} needs the factor {factor} whole ({self.pattern}), but {name} is split along it "
+                            f"over {_over(dim)}: gather it first"
+                        )
                     if split.setdefault(factor, dim) != dim:
-                        return f"{op} splits the factor {factor} ({self.pattern}) over {_over(split[factor])} in one place and over {_over(dim)} in {name}: place them alike"
+                        return (
+                            f"{op} splits the factor {factor} ({self.pattern}) over {_over(split[factor])} in one "
+                            f"place and over {_over(dim)} in {name}: place them alike"
+                        )
         passing: dict[str, int] = {}
         carried = {(a, i) for f, dim in split.items() for i in self.carried.get(f, ()) for a in axes_of(dim)}
         waiting: dict[str, set[int]] = {}
         for position, attr in enumerate(needs):
             for axis, kind in attr.pending:
                 if kind != "sum":
-                    return f"{op} cannot take {names[position]} pending {kind} over {axis}: insert all_reduce({names[position]}, {axis}, op={kind})"
+                    return (
+                        f"{op} cannot take {names[position]} pending {kind} over {axis}: insert "
+                        f"all_reduce({names[position]}, {axis}, op={kind})"
+                    )
                 waiting.setdefault(axis, set()).add(position)
         for axis, position in carried:
             if position not in waiting.get(axis, ()):
-                return f"{op} adds {names[position]} to a sum that is split over {axis}, so it would be counted {mesh.sizes[axis]} times: insert pend({names[position]}, {axis})"
+                return (
+                    f"{op} adds {names[position]} to a sum that is split over {axis}, so it would be counted "
+                    f"{mesh.sizes[axis]} times: insert pend({names[position]}, {axis})"
+                )
         for axis, positions in waiting.items():
             not_carried = positions - {i for a, i in carried if a == axis}
             if not not_carried:
@@ -213,7 +224,10 @@ class Bound:
             choice = next((k for k, alternative in enumerate(self.linear) if set(alternative) == not_carried), None)
             if choice is None:
                 name = names[min(not_carried)]
-                return f"{op} is not additive, so {name} must be reduced over {axis} before it: insert all_reduce({name}, {axis}), or place {name} differently"
+                return (
+                    f"{op} is not additive, so {name} must be reduced over {axis} before it: insert "
+                    f"all_reduce({name}, {axis}), or place {name} differently"
+                )
             passing[axis] = choice
         strategy = Strategy(tuple(sorted(split.items())), tuple(sorted(passing.items())))
         for want, have in zip(self.place(strategy, mesh)[1], gives, strict=True):
@@ -339,8 +353,9 @@ def _bind(
 
 def _evaluate(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a rule's function, which may be a user's, and check its result."""
+    assert callable(rule.pattern)
     try:
-        result = rule.pattern(*args, **kwargs)  # type: ignore[operator]
+        result = rule.pattern(*args, **kwargs)
     except RuleError:
         raise
     except Exception as error:

@@ -38,7 +38,8 @@ def grouped(a, b, ends=None, bias=None, *_, **__) -> str:
     """
     where = ", e!" if ends is not None else ", ()"
     left, right, result = {
-        (2, 3): ("t! k", "e! k n", "t! n"), (3, 2): ("e! m k", "k t!", "m t!"), (2, 2): ("m t!", "t! n", "e! m n"), (3, 3): ("e m k", "e k n", "e m n"),
+        (2, 3): ("t! k", "e! k n", "t! n"), (3, 2): ("e! m k", "k t!", "m t!"), (2, 2): ("m t!", "t! n", "e! m n"),
+        (3, 3): ("e m k", "e k n", "e m n"),
     }[len(a.shape), len(b.shape)]  # fmt: skip
     return f"{left}, {right}{where}, {'()' if bias is None else 'e! n'} -> {result}"
 

@@ -16,19 +16,19 @@ rule("... -> ...", "mul.Scalar div.Scalar _neg_view", linear="0")
 rule("... -> ... c!", "view_as_real", linear="0")
 rule("... c! -> ...", "view_as_complex", linear="0")
 rule("... -> ...", """
-    exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal square abs sign sgn signbit floor ceil round round.decimals trunc frac
-    sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma mvlgamma digamma polygamma sinc logit angle
-    i0 special_i0e special_i1 special_i1e special_entr special_erfcx special_ndtri special_log_ndtr special_airy_ai
-    special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_spherical_bessel_j0
-    special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
-    special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
-    relu gelu silu sigmoid elu celu leaky_relu hardtanh hardsigmoid hardswish hardshrink softshrink softplus mish
-    add.Scalar sub.Scalar rsub.Scalar pow.Tensor_Scalar pow.Scalar remainder.Scalar fmod.Scalar div.Scalar_mode copysign.Scalar
-    clamp clamp_min clamp_max threshold nan_to_num isnan isinf isposinf isneginf logical_not bitwise_not
-    bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar remainder.Scalar_Tensor bitwise_left_shift.Tensor_Scalar
-    bitwise_and.Scalar_Tensor bitwise_or.Scalar_Tensor bitwise_xor.Scalar_Tensor bitwise_right_shift.Tensor_Scalar
-    floor_divide.Scalar xlogy.Scalar_Other xlogy.Scalar_Self special_xlog1py.other_scalar special_xlog1py.self_scalar
-    special_zeta.other_scalar special_zeta.self_scalar
+    exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal square abs sign sgn signbit floor ceil round
+    round.decimals trunc frac sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma
+    mvlgamma digamma polygamma sinc logit angle i0 special_i0e special_i1 special_i1e special_entr special_erfcx
+    special_ndtri special_log_ndtr special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0
+    special_bessel_y1 special_spherical_bessel_j0 special_modified_bessel_i0 special_modified_bessel_i1
+    special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 relu gelu silu sigmoid elu celu leaky_relu hardtanh hardsigmoid hardswish
+    hardshrink softshrink softplus mish add.Scalar sub.Scalar rsub.Scalar pow.Tensor_Scalar pow.Scalar remainder.Scalar
+    fmod.Scalar div.Scalar_mode copysign.Scalar clamp clamp_min clamp_max threshold nan_to_num isnan isinf isposinf
+    isneginf logical_not bitwise_not bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar remainder.Scalar_Tensor
+    bitwise_left_shift.Tensor_Scalar bitwise_and.Scalar_Tensor bitwise_or.Scalar_Tensor bitwise_xor.Scalar_Tensor
+    bitwise_right_shift.Tensor_Scalar floor_divide.Scalar xlogy.Scalar_Other xlogy.Scalar_Self
+    special_xlog1py.other_scalar special_xlog1py.self_scalar special_zeta.other_scalar special_zeta.self_scalar
     eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar
 """)  # fmt: skip
 rule("... -> ..., ...", "frexp.Tensor")
@@ -37,14 +37,14 @@ rule("..., ... -> ...", "add.Tensor sub.Tensor rsub.Tensor complex", linear="0+1
 rule("..., ... -> ...", "mul.Tensor", linear="0, 1")
 rule("..., ... -> ...", "div.Tensor ldexp.Tensor polar", linear="0")
 rule("..., ... -> ...", """
-    pow.Tensor_Tensor maximum minimum fmax fmin atan2 hypot logaddexp logaddexp2 xlogy.Tensor remainder.Tensor fmod.Tensor
-    div.Tensor_mode floor_divide clamp_min.Tensor clamp_max.Tensor _prelu_kernel logical_and logical_or logical_xor
-    bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
-    copysign.Tensor nextafter heaviside igamma igammac gcd lcm special_xlog1py special_zeta
-    special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
-    special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
-    special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he
-    special_laguerre_polynomial_l special_legendre_polynomial_p
+    pow.Tensor_Tensor maximum minimum fmax fmin atan2 hypot logaddexp logaddexp2 xlogy.Tensor remainder.Tensor
+    fmod.Tensor div.Tensor_mode floor_divide clamp_min.Tensor clamp_max.Tensor _prelu_kernel logical_and logical_or
+    logical_xor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor
+    bitwise_right_shift.Tensor copysign.Tensor nextafter heaviside igamma igammac gcd lcm special_xlog1py special_zeta
+    special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+    special_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h
+    special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p
     eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor
 """)  # fmt: skip
 rule("..., ..., ... -> ...", "where.self", linear="1+2")

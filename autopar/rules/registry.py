@@ -235,7 +235,10 @@ def _remedy(op: Any) -> str:
         return ""
     counts = _counts(op)
     if None in counts or not all(counts):  # the arguments decide the numbers of operands and results
-        return f'; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "{op.name()}")'
+        return (
+            f"; register a function of its arguments that returns its pattern:\n    "
+            f'autopar.register_rule(pattern_of, "{op.name()}")'
+        )
     pattern = " -> ".join(", ".join(["..."] * (count or 0)) for count in counts)
     return (
         "; if it works element by element, register one in a line:\n"

@@ -205,7 +205,8 @@ def diagonal(sides: str, of: int = 0, where: int = 1, more: int = 0, last: bool 
     def pattern(*args, **_) -> str:
         dims = names(ndim(args[of]) + more)
         given_dims = args[where + 1 : where + 3]
-        dim1, dim2 = (*given_dims, *((-2, -1) if last else (0, 1))[len(given_dims) :])
+        dims_of_square: list[int] = [*given_dims, *((-2, -1) if last else (0, 1))[len(given_dims) :]]
+        dim1, dim2 = dims_of_square
         dims[dim1], dims[dim2] = "rows!", "columns!"
         inner = [*(d for d in dims if not d.endswith("!")), "diagonal!"]
         return sides.replace("diagonal", tensor(inner)).replace("square", tensor(dims))
@@ -253,7 +254,8 @@ def sliced(sides: str, first: int, of: int = 0):
 
     def pattern(*args, **_) -> tuple[str, dict[str, int]]:
         shape = getattr(args[of], "shape", args[of])
-        dim, start, end, step = [*args[first:], *(0, None, None, 1)[len(args) - first :]]
+        bounds: list[Any] = [*args[first:], *(0, None, None, 1)[len(args) - first :]]
+        dim, start, end, step = bounds
         size, last = shape[dim], end is None or end > END
         taken = range(size)[start:end:step]
         whole, part = names(len(shape)), names(len(shape))
@@ -283,7 +285,8 @@ def slice_bounds(first: int) -> dict[int, Callable[..., Any]]:
     """Return functions that compute start and end of a slice on a rank, for one of several equal parts."""
 
     def bound(args: Sequence[Any], factors: Mapping[str, int], which: int) -> Any:
-        start, end, step = [*args[first + 1 :], *(None, None, 1)[len(args) - first - 1 :]]
+        bounds: list[Any] = [*args[first + 1 :], *(None, None, 1)[len(args) - first - 1 :]]
+        start, end, step = bounds
         value = (start, end)[which]
         if "kept" not in factors or step != 1 or value is None or value > END:
             return value

@@ -23,7 +23,7 @@ rule(to.reordered(lambda dims, order: [dims[k] for k in order]), "permute permut
 rule(to.sliced("whole -> part", 1), "slice.Tensor slice_copy.Tensor", linear="0", sizes=to.slice_bounds(1), view=True)
 rule(along("whole -> part", 1, default=0), "narrow_copy", linear="0", view=True)
 rule(along("whole -> gone", 1), "select.int select_copy.int", linear="0", view=True)
-rule(to.sliced("part -> whole", 2, of=1), "slice_backward", linear="0", sizes={1: "*"} | to.slice_bounds(2))
+rule(to.sliced("part -> whole", 2, of=1), "slice_backward", linear="0", sizes={1: "*", **to.slice_bounds(2)})
 rule(along("gone -> whole", 2, of=1), "select_backward", linear="0", sizes={1: "*"})
 rule(to.sliced("whole, part -> whole", 2), "slice_scatter", linear="0+1", sizes=to.slice_bounds(2))
 rule(along("whole, gone -> whole", 2), "select_scatter", linear="0+1")

@@ -29,20 +29,26 @@ from torch import fx
 from autopar.capture.model_state import ModelState
 from autopar.errors import AnomalyError, at_line
 from autopar.ir import transfers
-from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.nodes import is_getitem, node_at, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_node, target_name
 from autopar.optimizers import IN_PLACE
 
-LEFT = "its initialisation, a checkpoint or an earlier step left it there; go back to a state without NaN, and run on with detect_anomaly"
+LEFT = (
+    "its initialisation, a checkpoint or an earlier step left it there; go back to a state without NaN, and run on "
+    "with detect_anomaly"
+)
 REMEDIES = {  # kind of input → the remedy
     "parameter": LEFT,
     "buffer": LEFT,
     "state": LEFT,
     "input": "look at how the batch is made; use torch.nan_to_num, or leave such rows out",
 }
-MADE = "keep the operands where the op is defined, as with clamp or an epsilon; if there is inf: inf - inf, inf * 0 and inf / inf are NaN"
+MADE = (
+    "keep the operands where the op is defined, as with clamp or an epsilon; if there is inf: inf - inf, inf * 0 "
+    "and inf / inf are NaN"
+)
 CAME = "look at the errors of those ranks; if they have none, it is a sum of inf and -inf: find where a rank has inf"
 
 
@@ -149,7 +155,10 @@ class Hunt:
         arguments = transfers.arguments(op.target, op.args, op.kwargs)
         group = self.program.meshes[arguments.get("stage")].group(self.program.rank, arguments["axis"])
         others = [str(rank) for rank in group if rank != self.program.rank]
-        return f"this rank's piece has none, so it came over {' '.join(axes)} from rank{'s' * (len(others) > 1)} {' '.join(others)}"
+        return (
+            f"this rank's piece has none, so it came over {' '.join(axes)} from rank{'s' * (len(others) > 1)} "
+            f"{' '.join(others)}"
+        )
 
 
 def _outgoing_values(program: Program) -> set[fx.Node]:
@@ -193,7 +202,8 @@ class Watched(dict[str, Any]):
             self.hunt.look(name, value, [self[operand.name] for operand in operands(op_of(node))])
 
 
-def refuse_nan(module_state: ModelState, model: Mapping[str, torch.Tensor], batches: Sequence[Mapping[str, torch.Tensor]], state: Mapping[str, torch.Tensor],
+def refuse_nan(module_state: ModelState, model: Mapping[str, torch.Tensor],
+               batches: Sequence[Mapping[str, torch.Tensor]], state: Mapping[str, torch.Tensor],
                rank: int | None = None) -> None:  # fmt: skip
     """Check the inputs of a step for NaN.
 
@@ -227,7 +237,7 @@ def nth(k: int, count: int) -> str:
 
 def op_of(node: fx.Node) -> fx.Node:
     """Return the op that computes a value."""
-    return node.args[0] if is_getitem(node) else node  # type: ignore[return-value]
+    return node_at(node) if is_getitem(node) else node
 
 
 def is_looked_at(node: fx.Node) -> bool:

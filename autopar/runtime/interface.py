@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import operands, record_of
+from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 
@@ -37,7 +37,7 @@ class Interface:
         assert explicit.mesh is not None
         records = {node.name: record_of(node) for node in explicit.placeholders}
         rows = [
-            (result, node.name, record_of(node).type)
+            (result, node.name, tensor_type(node))
             for node, result in zip(operands(explicit.output), record_of(explicit.output).results, strict=True)
         ]
         return Interface(
@@ -45,7 +45,7 @@ class Interface:
             {name: r.type for name, r in records.items() if isinstance(r.type, TensorType)},
             tuple(name for name, r in records.items() if r.role != "tangent"),
             {r.index: name for name, r in records.items() if r.index is not None},
-            tuple((name, type) for result, name, type in rows if result.kind == "return"),  # type: ignore[misc]
-            {result.of: (name, type) for result, name, type in rows if result.kind == "state"},  # type: ignore[misc]
-            {result.of: (name, type) for result, name, type in rows if result.kind == "grad"},  # type: ignore[misc]
+            tuple((name, type) for result, name, type in rows if result.kind == "return"),
+            {result.of: (name, type) for result, name, type in rows if result.kind == "state"},
+            {result.of: (name, type) for result, name, type in rows if result.kind == "grad"},
         )

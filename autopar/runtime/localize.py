@@ -8,7 +8,7 @@ Size arguments become those of the piece, and transfers get explicit piece sizes
 share a program (a *class*); the runtime gets their coordinates, in which they differ, as an input. A send and a recv
 become one exchange at the line of the recv, so that all ranks of both stages run the exchanges in the order of the
 program.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autopar.ir import transfers
 from autopar.ir.layout import span
 from autopar.ir.mesh import Mesh
 from autopar.ir.messages import axes_between, messages
-from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_record
+from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_record, tensor_type
 from autopar.ir.ops.seeded_random import is_seeded_random
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType, ValueType
@@ -180,7 +180,7 @@ class _Localizer:
         seed = node.kwargs["seed"]
         assert isinstance(seed, fx.Node)
         of_all = self.nodes[seed]
-        if axes := _split_over(record.type) if not record_of(of_all).type.shape else ():  # type: ignore[union-attr]
+        if axes := _split_over(record.type) if not tensor_type(of_all).shape else ():
             if axes not in self.seeds:
                 name = "_".join([seed.name, *axes])
                 while name in self.names:
@@ -204,7 +204,8 @@ class _Localizer:
 
     def add(self, node: fx.Node, record: Record, op: str, target: Any, args: Any, kwargs: Any, kind: ValueType) -> None:
         new = make_node(self.graph, node.name, op, target,
-                        map_operands(args, self.nodes.__getitem__), map_operands(kwargs, self.nodes.__getitem__))  # fmt: skip
+                        map_operands(args, self.nodes.__getitem__),
+                        map_operands(kwargs, self.nodes.__getitem__))  # fmt: skip
         self.nodes[node] = new
         set_record(new, Record(kind, (), record.phase, record.role, record.index, record.name, record.results,
                                module=record.module, source=record.source, call=record.call))  # fmt: skip
@@ -266,7 +267,11 @@ def _splits(type: TensorType, name: str, parts_name: str) -> dict[str, Any]:
 
 def _local_type(type: ValueType, mesh: Mesh, at: Mapping[str, int]) -> ValueType:
     if isinstance(type, tuple):
-        return tuple(_local_type(part, mesh, at) for part in type)  # type: ignore[misc]
+        return tuple(_local_part(part, mesh, at) for part in type)
+    return _local_part(type, mesh, at)
+
+
+def _local_part(type: TensorType | None, mesh: Mesh, at: Mapping[str, int]) -> TensorType | None:
     if type is None:
         return None
     return TensorType(type.attr.local_shape(type.shape, mesh, at), type.dtype)
@@ -287,7 +292,7 @@ def _factors(node: fx.Node, record: Record, mesh: Mesh, at: Mapping[str, int]) -
     """Return the size of each factor of the op on the rank at ``at``."""
     bound = bind_node(node)
     types = record.type if isinstance(record.type, tuple) else (record.type,)
-    needs = [record_of(value).type.attr for value in operands(node)]  # type: ignore[union-attr]
+    needs = [tensor_type(value).attr for value in operands(node)]
     return bound.local_sizes(
         bound.splits(needs, [None if type is None else type.attr for type in types], mesh), mesh, at
     )

@@ -82,7 +82,7 @@ class ProcessStep:
         if not self.tangents:
             with as_captured():
                 return self.forward(pieces)[0]
-        return list(_Step.apply(self, pieces, tuple(leaves), gradient, owners, *leaves.values()))  # type: ignore[no-untyped-call]
+        return list(_Step.apply(self, pieces, tuple(leaves), gradient, owners, *leaves.values()))
 
     def forward(
         self, pieces: Sequence[torch.Tensor], *, keep_states: bool = True
@@ -106,10 +106,10 @@ class ProcessStep:
         if "backward" not in phases:
             return _distinct(returned), []
         tangents = set(self.interface.tangents.values())
-        saved = [
+        saved: list[Any] = [
             results.get(n, self._constants.get(n, values.get(n))) for n in phases["backward"].takes if n not in tangents
         ]
-        return _distinct(returned), saved  # type: ignore[return-value]
+        return _distinct(returned), saved
 
     def backward(self, saved: list[torch.Tensor], gradients: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the piece of each gradient, by placeholder. This empties ``saved``, to free memory early."""
@@ -150,13 +150,18 @@ class ProcessStep:
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return a view for a tensor that is returned twice, so that each has its own gradient."""
     seen: set[int] = set()
-    return [t.view_as(t) if id(t) in seen or seen.add(id(t)) else t for t in tensors]
+    distinct = []
+    for tensor in tensors:
+        distinct.append(tensor.view_as(tensor) if id(tensor) in seen else tensor)
+        seen.add(id(tensor))
+    return distinct
 
 
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: ProcessStep, pieces: Sequence[torch.Tensor], names: tuple[str, ...],
-                gradient: Gradient, owners: Sequence[torch.Tensor], *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:  # fmt: skip
+                gradient: Gradient, owners: Sequence[torch.Tensor],
+                *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:  # fmt: skip
         whole.calls += 1
         step = whole if whole.expected == whole.tangents else whole.specialize(whole.expected)
         before = {

@@ -22,10 +22,11 @@ from autopar.ir import transfers
 from autopar.ir.edit import Value
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import make_node, set_record
+from autopar.ir.nodes import make_node, operands, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, Result, TensorType
 from autopar.ir.text.printer import print_type
+from autopar.runtime import current_op
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.lower import Lowered, lower
 from autopar.runtime.simulation.simulate import Instruction, compile_phases, run_ranks
@@ -48,6 +49,12 @@ def gradient_type(type: TensorType) -> TensorType:
                 f"the gradient of {print_type(type)} has no Layout: each rank's share depends on the values, which are "
                 f"pending {kind} over {axis}; reduce the value first, outside of the differentiated computation"
             )
+    return reduced(type)
+
+
+def reduced(type: TensorType) -> TensorType:
+    """Return the type of the value when it is reduced: it keeps its splits."""
+    assert type.layout is not None
     return replace(type, layout=Layout(type.layout.mesh, type.attr.without_pending()))
 
 
@@ -97,13 +104,13 @@ class Redistribution:
             stages = {"source": mesh, "target": target.layout.mesh}
             mesh = Mesh(rank=len(every := sorted({*mesh.ranks, *target.layout.mesh.ranks})), ranks=every)
         source, target = (
-            replace(t, layout=Layout(t.layout.mesh, t.attr.normalize(t.shape, t.layout.mesh))) for t in (source, target)
-        )  # type: ignore[union-attr]
+            replace(t, layout=Layout(t.mesh, t.attr.normalize(t.shape, t.mesh))) for t in (source, target)
+        )
         program = Program(fx.Graph(), "explicit", mesh, stages=stages, tree=("", ""))
         x = make_node(program.graph, "x", "placeholder", "x", (), {})
         set_record(x, Record(source, role="input"))
         output = make_node(program.graph, "output", "output", "output", ((x,),), {})
-        set_record(output, Record(None, (Requirement(target.layout, target.dtype),), results=(Result("return"),)))  # type: ignore[arg-type]
+        set_record(output, Record(None, (Requirement(target.layout, target.dtype),), results=(Result("return"),)))
         with program.edit() as edit:
             value: Value = x
             for step in transitions(source, target):
@@ -136,19 +143,20 @@ class Redistribution:
         Raises:
             ValueError: a piece is missing, or has another shape or dtype than the rank's piece.
         """
-        ranks = tuple(self.source.layout.mesh.ranks)  # type: ignore[union-attr]
+        ranks = tuple(self.source.mesh.ranks)
         if sorted(pieces) != sorted(ranks):
             raise ValueError(
                 f"pieces are given for the ranks {sorted(pieces)}, but {print_type(self.source)} is on the ranks "
                 f"{sorted(ranks)}"
             )
         for rank in ranks:
-            self._check(rank, pieces[rank])
-        results = _Simulated.apply(self, *(pieces[rank] for rank in ranks))  # type: ignore[no-untyped-call]
-        return dict(zip(self.target.layout.mesh.ranks, results, strict=True))  # type: ignore[union-attr]
+            self.check(rank, pieces[rank])
+        results = _Simulated.apply(self, *(pieces[rank] for rank in ranks))
+        return dict(zip(self.target.mesh.ranks, results, strict=True))
 
-    def _check(self, rank: int, piece: torch.Tensor) -> None:
-        mesh = self.source.layout.mesh  # type: ignore[union-attr]
+    def check(self, rank: int, piece: torch.Tensor) -> None:
+        """``ValueError`` if a piece has another shape or dtype than the rank's piece of the source."""
+        mesh = self.source.mesh
         shape = self.source.attr.local_shape(self.source.shape, mesh, mesh.coordinates(rank))
         if (tuple(piece.shape), piece.dtype) != (shape, self.source.dtype):
             raise ValueError(
@@ -164,8 +172,8 @@ class Redistribution:
             rank: {"x": pieces[rank].detach()} if rank in pieces else {} for rank in code
         }
         run_ranks(self.program.meshes, code, values)
-        name = self.program.output.args[0][0].name  # type: ignore[index,union-attr]
-        return {rank: values[rank][name] for rank in self.target.layout.mesh.ranks}  # type: ignore[union-attr]
+        name = operands(self.program.output)[0].name
+        return {rank: values[rank][name] for rank in self.target.mesh.ranks}
 
     # -- on processes ----------------------------------------------------------------------------------------------
 
@@ -210,16 +218,20 @@ class RedistributionOnRank:
         Raises:
             ValueError: the piece has another shape or dtype than the rank's piece, or is missing, or the rank has none.
         """
-        if (piece is None) == (self.rank in self.redistribution.source.layout.mesh.ranks):  # type: ignore[union-attr]
-            where = f"{print_type(self.redistribution.source)} is on the ranks {sorted(self.redistribution.source.layout.mesh.ranks)}"  # type: ignore[union-attr]
+        if (piece is None) == (self.rank in self.redistribution.source.mesh.ranks):
+            where = (
+                f"{print_type(self.redistribution.source)} is on the ranks "
+                f"{sorted(self.redistribution.source.mesh.ranks)}"
+            )
             raise ValueError(f"rank {self.rank} got {'no piece' if piece is None else 'a piece'}, but {where}")
         if piece is not None:
-            self.redistribution._check(self.rank, piece)
-        if self.redistribution.source.layout.mesh == self.redistribution.target.layout.mesh:  # type: ignore[union-attr]
-            return _OnRank.apply(self, piece)  # type: ignore[no-untyped-call]
+            self.redistribution.check(self.rank, piece)
+        if self.redistribution.source.mesh == self.redistribution.target.mesh:
+            return _OnRank.apply(self, piece)
         return self._run(piece)
 
     def _run(self, piece: torch.Tensor | None) -> torch.Tensor | None:
+        current_op.tick()
         results = self._lowered.run([] if piece is None else [piece.detach()])
         return results[0] if results else None
 
@@ -228,15 +240,15 @@ class _Simulated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, redistribution: Redistribution, *pieces: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.redistribution = redistribution
-        results = redistribution._run(dict(zip(redistribution.source.layout.mesh.ranks, pieces, strict=True)))  # type: ignore[union-attr]
-        return tuple(results[rank].clone() for rank in redistribution.target.layout.mesh.ranks)  # type: ignore[union-attr]
+        results = redistribution._run(dict(zip(redistribution.source.mesh.ranks, pieces, strict=True)))
+        return tuple(results[rank].clone() for rank in redistribution.target.mesh.ranks)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         redistribution: Redistribution = ctx.redistribution
-        pieces = dict(zip(redistribution.target.layout.mesh.ranks, gradients, strict=True))  # type: ignore[union-attr]
+        pieces = dict(zip(redistribution.target.mesh.ranks, gradients, strict=True))
         results = redistribution.backward.simulate(pieces)
-        return (None, *(results[rank] * redistribution.factor for rank in redistribution.source.layout.mesh.ranks))  # type: ignore[union-attr]
+        return (None, *(results[rank] * redistribution.factor for rank in redistribution.source.mesh.ranks))
 
 
 class _OnRank(torch.autograd.Function):
@@ -250,4 +262,6 @@ class _OnRank(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         on_rank: RedistributionOnRank = ctx.on_rank
-        return None, on_rank.backward(gradient) * on_rank.redistribution.factor  # type: ignore[operator]
+        result = on_rank.backward(gradient)
+        assert result is not None
+        return None, result * on_rank.redistribution.factor

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import distributed
 
-from autopar.ir.ops.seeded_random import Draw, single_device_states
+from autopar.ir.ops.seeded_random import Draw, Random, single_device_states
 from autopar.torch_private import default_generator
-
-RANDOM = ("parallel", "single")
 
 
 def step_seed(
-    draws: Sequence[Draw], random: str, device: torch.device, control: distributed.ProcessGroup | None
+    draws: Sequence[Draw], random: Random, device: torch.device, control: distributed.ProcessGroup | None
 ) -> list[torch.Tensor]:
     """Return the value of the placeholder ``seed`` in a list, which is empty if the step has no seed.
 

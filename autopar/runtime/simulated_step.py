@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from autopar.ir.program import Program
+from autopar.ir.record import PHASES, TensorType
 from autopar.runtime import anomaly
 from autopar.runtime.interface import Interface
 from autopar.runtime.modes import as_captured
+from autopar.runtime.redistribute import Redistribution, reduced
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import Instruction, Values, compile_phases, run_ranks
 
@@ -52,13 +54,14 @@ class SimulatedStep:
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on full tensors: parameters, buffers, inputs, in the order of the placeholders. Buffers are updated."""
         if self.interface.tangents:
-            return list(_Step.apply(self, *tensors))  # type: ignore[no-untyped-call]
+            return list(_Step.apply(self, *tensors))
         return self.forward(tensors)[0]
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[int, Values]]:
         """Return the returned tensors, and every value of every rank for the backward."""
         values = self.start(tensors)
-        self.run("forward", values)
+        for phase in ("forward",) if self.interface.tangents else PHASES:
+            self.run(phase, values)
         tensors_by_name = dict(zip(self.interface.arguments, tensors, strict=True))
         for state, (name, type) in self.interface.states.items():
             with torch.no_grad():
@@ -67,12 +70,24 @@ class SimulatedStep:
 
     def start(self, tensors: Sequence[torch.Tensor]) -> dict[int, Values]:
         tensors_by_name = dict(zip(self.interface.arguments, tensors, strict=True))
-        return {rank: self.cut(tensors_by_name, rank) for rank in self.mesh.ranks}
+        values = {rank: self.cut(tensors_by_name, rank) for rank in self.mesh.ranks}
+        for name in self.interface.arguments:
+            if (type := self.interface.types[name]).attr.pending:
+                mesh = type.layout.mesh  # type: ignore[union-attr]
+                whole = {rank: values[rank][name] for rank in mesh.ranks}
+                for rank, addend in Redistribution(reduced(type), type).simulate(whole).items():
+                    values[rank][name] = addend
+        return values
 
     def cut(self, tensors: Mapping[str, torch.Tensor], rank: int) -> Values:
-        at = self.mesh.coordinates(rank)
-        pieces = {name: cut(tensor.detach(), self.interface.types[name], at) for name, tensor in tensors.items()}
-        return {name: piece.clone() if name in self.interface.states else piece for name, piece in pieces.items()}
+        pieces = {}
+        for name, tensor in tensors.items():
+            type = self.interface.types[name]
+            mesh = type.layout.mesh  # type: ignore[union-attr]
+            if rank in mesh:  # else it is on a stage without this rank
+                piece = cut(tensor.detach(), type, mesh.coordinates(rank))
+                pieces[name] = piece.clone() if name in self.interface.states else piece
+        return pieces
 
     def run(self, phase: str, values: dict[int, Values]) -> None:
         if anomaly.is_on():
@@ -84,8 +99,12 @@ class SimulatedStep:
         with as_captured():
             run_ranks(self.meshes, code, values)
 
-    def join(self, values: Mapping[int, Values], name: str, type: Any) -> torch.Tensor:
-        return join({rank: rank_values[name] for rank, rank_values in values.items()}, type, name)
+    def join(self, values: Mapping[int, Values], name: str, type: TensorType) -> torch.Tensor:
+        pieces = {rank: values[rank][name] for rank in type.layout.mesh.ranks}
+        if type.attr.pending:
+            pieces = Redistribution(type, reduced(type)).simulate(pieces)
+            type = reduced(type)
+        return join(pieces, type, name)
 
 
 class _Step(torch.autograd.Function):
@@ -122,7 +141,9 @@ class _Step(torch.autograd.Function):
                 for rank, rank_values in values.items()
             }
             step.run("forward", values)
-        tangents = {name: gradients[k] for k, name in step.interface.tangents.items()}
+        tangents = {
+            name: gradient for k, name in step.interface.tangents.items() if (gradient := gradients[k]) is not None
+        }
         values = {rank: {**rank_values, **step.cut(tangents, rank)} for rank, rank_values in values.items()}
         step.run("backward", values)
         results = {

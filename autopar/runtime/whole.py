@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.ir.value_names import sums_in
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
@@ -63,8 +65,9 @@ class ProcessRun(Results):
         offloaded: whether the optimizer's state is in host memory.
     """
 
-    def __init__(self, explicit: Program, local: Program, groups: Mapping[tuple[int, ...], str], gate: Callable[[], None] | None,
-                 device: torch.device, donated: Collection[str] = (), scaled: bool = False, offloaded: bool = False) -> None:  # fmt: skip
+    def __init__(self, explicit: Program, local: Program, groups: Mapping[tuple[int, ...], str],
+                 gate: Callable[[], None] | None, device: torch.device, donated: Collection[str] = (),
+                 scaled: bool = False, offloaded: bool = False) -> None:  # fmt: skip
         super().__init__(explicit)
         self._local, self._bytes, self._groups, self._gate, self._device = (
             local,
@@ -97,6 +100,7 @@ class ProcessRun(Results):
 
     def _zero(self, name: str) -> torch.Tensor:
         type = self._types[name]
+        assert isinstance(type, TensorType)
         return torch.zeros(type.shape, dtype=type.dtype, device=self._device)
 
     def __call__(
@@ -114,14 +118,14 @@ class ProcessRun(Results):
         if hunt is not None:
             hunt.during = during
         lowered = self.lowered(zeros, hunt)
-        boxed = [
+        boxed: list[Any] = [
             self._constants[n] if n in self._constants else self._zero(n) if n in zeros else values[n]
             for n in lowered.takes
         ]
         values.clear()
         current_op.tick()
         with as_captured():
-            results = lowered.run(boxed)  # type: ignore[arg-type]
+            results = lowered.run(boxed)
         if self._gate is not None:
             self._gate()
         return self.of(dict(zip(lowered.gives, results, strict=True)))

@@ -153,7 +153,10 @@ class Averages:
 
 def with_layout_of(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the device and the placements of a parameter; a plain tensor stays as it is."""
-    return redistribute(tensor.to(local_of(parameter).device), parameter.placements) if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    if not is_dtensor(tensor):
+        return tensor
+    assert is_dtensor(parameter)
+    return redistribute(tensor.to(local_of(parameter).device), parameter.placements)
 
 
 @torch.no_grad()

@@ -12,13 +12,14 @@ shards the batch, and the layout of each value tells how it depends on the rows:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import behind, is_getitem, name_of, operands, record_of
+from autopar.ir.nodes import behind, element_of, is_getitem, name_of, node_at, operands, record_of
 from autopar.ir.ops.seeded_random import is_seeded_random, source_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
@@ -142,7 +143,7 @@ class BatchIndependence:
                 have = placed.types[value]
                 if need is None or not isinstance(have, TensorType) or have.layout == need.layout:
                     continue
-                place = place_of(AXIS, need.layout.attr)
+                place = place_of(AXIS, need.placed.attr)
                 if have.attr.axes or place is None or not _repeats(value, place[0]):
                     mixing.append(node)
                     break
@@ -190,9 +191,10 @@ def _repeats_where(value: fx.Node, dim: int) -> list[list[tuple[fx.Node, int]]]:
         return []
     if value.op != "call_function" or not isinstance(type, TensorType):
         return [[]]
-    op, k = value.args if is_getitem(value) else (value, 0)
-    bound = bind_node(op)  # type: ignore[arg-type]
-    factors = set((bound.results[k] or {dim: ()})[dim])  # type: ignore[index,misc]
+    op, k = element_of(value) if is_getitem(value) else (value, 0)
+    bound = bind_node(op)
+    result_dims = bound.results[k]
+    factors = set(result_dims[dim]) if result_dims else set[str]()
     operand_dims = [
         (k, e)
         for k, dims in enumerate(bound.operands)
@@ -201,7 +203,7 @@ def _repeats_where(value: fx.Node, dim: int) -> list[list[tuple[fx.Node, int]]]:
     ]
     if not factors.isdisjoint(bound.whole) or not (operand_dims or value.target is aten.expand.default):
         return [[]]
-    return [_looked_up(op, operands(op)[k], e) for k, e in operand_dims]  # type: ignore[arg-type]
+    return [_looked_up(op, operands(op)[k], e) for k, e in operand_dims]
 
 
 def _is_drawn_independently(value: fx.Node) -> bool:
@@ -219,4 +221,5 @@ def _looked_up(node: fx.Node, value: fx.Node, dim: int) -> list[tuple[fx.Node, i
     """
     if node.target is not aten.index.Tensor or value is node.args[0]:
         return [(value, dim)]
-    return [(value, dim), (node.args[0], next(k for k, index in enumerate(node.args[1]) if index is value))]  # type: ignore[arg-type,list-item]
+    indices: Any = node.args[1]
+    return [(value, dim), (node_at(node), next(k for k, index in enumerate(indices) if index is value))]

@@ -45,8 +45,8 @@ class StepCaptures:
         forget: a function that is called with each program that is dropped.
     """
 
-    def __init__(self, calls: Calls, optimizer_state: OptimizerState, averages: Averages | None, batches: MicroBatches, options: StepOptions,
-                 forget: Callable[[Program], None]) -> None:  # fmt: skip
+    def __init__(self, calls: Calls, optimizer_state: OptimizerState, averages: Averages | None, batches: MicroBatches,
+                 options: StepOptions, forget: Callable[[Program], None]) -> None:  # fmt: skip
         self._calls, self._optimizer_state, self._averages, self._batches, self._options, self._forget = (
             calls,
             optimizer_state,

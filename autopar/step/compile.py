@@ -15,7 +15,7 @@ from autopar.capture.specialize import specialize
 from autopar.errors import at_line
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr, layout_of
-from autopar.ir.nodes import name_of, operands, record_of, set_record
+from autopar.ir.nodes import name_of, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import LOSS, count_name, gradient_name, input_of_batch
@@ -97,8 +97,8 @@ class StepUpdate:
 
 
 @doing("train_step")
-def compile_micro(compiler: Compiler, call: CallInputs, options: StepOptions, trained: Sequence[str], cut: Collection[str],
-                  notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
+def compile_micro(compiler: Compiler, call: CallInputs, options: StepOptions, trained: Sequence[str],
+                  cut: Collection[str], notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
     """Capture the call of one micro-batch, and place it on the mesh.
 
     Args:
@@ -125,8 +125,8 @@ class _MicroCompiler:
         reports: of all passes so far.
     """
 
-    def __init__(self, compiler: Compiler, options: StepOptions, trained: Sequence[str], captured: Captured, attrs: dict[str, DistAttr],
-                 report: PassReport) -> None:  # fmt: skip
+    def __init__(self, compiler: Compiler, options: StepOptions, trained: Sequence[str], captured: Captured,
+                 attrs: dict[str, DistAttr], report: PassReport) -> None:  # fmt: skip
         self.compiler, self.options, self.trained = compiler, options, trained
         self.captured, self.attrs, self.reports = captured, attrs, [report]
 
@@ -147,7 +147,7 @@ class _MicroCompiler:
             self.reports += run_passes(micro.program, [Recompute(options.recompute, compiler.mesh, self.attrs)])
         local, reports = compiler.place(micro.program, self.attrs, device, widen=options.reduce_dtype is not None)
         self.reports += reports
-        types: dict[str, TensorType] = {name: record_of(node).type for name, node in placeholders.items()}  # type: ignore[misc]
+        types: dict[str, TensorType] = {name: tensor_type(node) for name, node in placeholders.items()}
         states = {name: zero.split("state", types[name].attr, types[name].shape) for name in micro.gradients}
         trained = {name: types[name] for name in micro.gradients if name in self.trained}
         copy, masters = self._copy(micro, types, {name: states[name] for name in trained})
@@ -157,7 +157,8 @@ class _MicroCompiler:
             parameters={name: masters.get(name, type) for name, type in trained.items()},
             gradients={name: types[gradient_name(name)] for name in trained},
             states={name: states[name] for name in trained},
-            untrained=tuple(Untrained(name, types[gradient_name(name)], states[name]) for name in micro.gradients if name not in trained),
+            untrained=tuple(Untrained(name, types[gradient_name(name)],
+                                      states[name]) for name in micro.gradients if name not in trained),
             loss=types[LOSS], outputs=micro.outputs, reports=tuple(self.reports),
         )  # fmt: skip
 
@@ -204,7 +205,7 @@ class _MicroCompiler:
         targets = [(name, name) for name in self.trained if name in placeholders and "parameter" in zero.parts]
         targets += [(gradient_name(name), name) for name in micro.gradients if "gradient" in zero.parts]
         for target, parameter in targets:
-            shape = record_of(placeholders[target]).type.shape  # type: ignore[union-attr]
+            shape = tensor_type(placeholders[target]).shape
             attr = self.attrs.get(placeholders[parameter].name, DistAttr.replicated(len(shape)))
             self.attrs[placeholders[target].name] = split_over(attr, shape, zero.mesh, zero.axis)
 

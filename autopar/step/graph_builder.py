@@ -14,7 +14,7 @@ from autopar.capture.decompose.subgraph import Ref, subgraph
 from autopar.ir.constant import Constant
 from autopar.ir.nodes import make_node, map_operands, record_of, set_record
 from autopar.ir.program import Program
-from autopar.ir.record import Record, Result, TensorType
+from autopar.ir.record import Record, Requirement, Result, TensorType
 from autopar.ir.text.tokens import can_name
 
 
@@ -115,12 +115,9 @@ class GraphBuilder:
         states = states or {}
         ordered = [node for node in self._graph.find_nodes(op="placeholder") if node in states]
         output = self._graph.output((*returned, *(states[node] for node in ordered)))
-        set_record(
-            output,
-            Record(
-                None, results=(*(Result("return") for _ in returned), *(Result("state", node.name) for node in ordered))
-            ),
-        )
+        results = (*(Result("return") for _ in returned), *(Result("state", node.name) for node in ordered))
+        needs = (*(None for _ in returned), *(_in_dtype_of(node, states[node]) for node in ordered))
+        set_record(output, Record(None, needs if any(needs) else (), results=results))
         for node in reversed(self._graph.nodes):
             if node.op in ("call_function", "get_attr") and not node.users:
                 self._graph.erase_node(node)
@@ -136,10 +133,9 @@ class GraphBuilder:
         if known is not None:
             return known
         new = make_node(self._graph, self._free(name or "getitem"), "call_function", operator.getitem, (node, part), {})
-        set_record(
-            new,
-            Record(record_of(node).type[part], phase=self.phase, module=self.about.module, source=self.about.source),
-        )  # type: ignore[index]
+        types = record_of(node).type
+        assert isinstance(types, tuple)
+        set_record(new, Record(types[part], phase=self.phase, module=self.about.module, source=self.about.source))
         return new
 
     def _free(self, base: str) -> str:
@@ -150,6 +146,12 @@ class GraphBuilder:
             name = f"{base}_{k}"
         self._names.add(name)
         return name
+
+
+def _in_dtype_of(state: fx.Node, value: fx.Node) -> Requirement | None:
+    """What a state requires of its next value, which mixed precision may compute in another dtype."""
+    dtype = type_of(state).dtype
+    return None if type_of(value).dtype == dtype else Requirement(None, dtype)
 
 
 def type_of(node: fx.Node) -> TensorType:

@@ -15,7 +15,10 @@ import torch
 
 from autopar.torch_private import DisableTorchFunctionSubclass
 
-DONE = "the step has already run its backward and its optimizer, and its loss has no graph: remove loss.backward(), and what follows it in the loop of a single device"
+DONE = (
+    "the step has already run its backward and its optimizer, and its loss has no graph: remove loss.backward(), "
+    "and what follows it in the loop of a single device"
+)
 # functions that return a plain torch tensor
 PLAIN: tuple[Callable[..., Any], ...] = (torch.Tensor.detach, torch.detach, torch.Tensor.as_subclass)
 

@@ -58,8 +58,9 @@ class Micro:
     outputs: tuple[Output, ...] = ()
 
 
-def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], *, scaled: bool = False,
-             returns: Mapping[str, str] | None = None, names: Sequence[str] = ()) -> Micro:  # fmt: skip
+def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], *,
+             scaled: bool = False, returns: Mapping[str, str] | None = None,
+             names: Sequence[str] = ()) -> Micro:  # fmt: skip
     """Make the program of one of ``microbatches`` micro-batches; linear in the graph.
 
     Args:
@@ -98,7 +99,9 @@ class _Micro:
         (self.tangent,) = (node for node in traced.placeholders if record_of(node).role == "tangent")
         rows = list(zip(operands(traced.output), record_of(traced.output).results, strict=True))
         self.returned = [node for node, result in rows if result.kind == "return"]
-        self.position: int = record_of(self.tangent).index  # type: ignore[assignment]
+        position = record_of(self.tangent).index
+        assert position is not None
+        self.position = position
         self.loss = self.returned[self.position]
         self.terms = terms_of(traced, self.loss, cut, device) if microbatches > 1 else Terms()
         homes = {node.name: node for node in traced.placeholders}

@@ -171,7 +171,7 @@ class OptimizerState:
 
         They are on ``device``, except those that kernels read on the host.
         """
-        numbers = {}
+        numbers: dict[str, torch.Tensor] = {}
         for k, group in enumerate(self.optimizer.param_groups):
             scheduled = {RATE: scalar(float(group["lr"]), device), **self.definition.update(group).operands(device)}
             numbers |= {scheduled_name(name, k): value for name, value in scheduled.items()}
@@ -225,8 +225,9 @@ class OptimizerState:
         self._versions = self._counts()
         note_a_step(self.optimizer)
 
-    def _read_states(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr],
-              updates: Sequence[Update], groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> tuple[Trained, ...]:  # fmt: skip
+    def _read_states(self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType],
+                     states: Mapping[str, DistAttr], updates: Sequence[Update],
+                     groups: Mapping[str, tuple[int, torch.nn.Parameter]]) -> tuple[Trained, ...]:  # fmt: skip
         self._agreed()
         for name in parameters:
             number, parameter = groups[name]

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 
 from autopar.errors import shown
 from autopar.plan.loss_scaling import LossScaling
-from autopar.plan.precision.policy import policy_of
-from autopar.step.outputs import WAYS
+from autopar.plan.precision.policy import AmpName, Kept, policy_of
+from autopar.step.outputs import WAYS, Way
 
-CLIPPED = ("all", "optimizer")  # whose gradients a norm is of
+Clipped = Literal["all", "optimizer"]  # whose gradients a norm is of
+CLIPPED: tuple[Clipped, ...] = get_args(Clipped)
+Returned = Literal["loss", "outputs"]
+RETURNED: tuple[Returned, ...] = get_args(Returned)
+Zero = Literal[0, 1, 2, 3]
+STAGES: tuple[Zero, ...] = get_args(Zero)
 RANK_OPTIONS = ("detect_anomaly", "offload")  # each rank may choose these for itself
 
 
@@ -24,16 +29,16 @@ class StepOptions:
     """The options of ``parallel.train_step``, which documents them."""
 
     microbatches: int = 1
-    amp: str | None = None
-    keep: Mapping[str, str] = field(default_factory=dict)
+    amp: AmpName | None = None
+    keep: Mapping[str, Kept] = field(default_factory=dict)
     reduce_dtype: torch.dtype | None = None
     loss_scale: LossScaling = field(default_factory=LossScaling)
     recompute: str | tuple[str, ...] | None = None
-    zero: int = 0
+    zero: Zero = 0
     clip_norm: float | None = None
-    clip_parameters: str = "all"
+    clip_parameters: Clipped = "all"
     grad_norm: bool = False
-    returns: str | Mapping[str, str] = "loss"
+    returns: Returned | Mapping[str, Way] = "loss"
     ema: float | None = None
     detect_anomaly: bool = False
     offload: bool = False
@@ -44,7 +49,7 @@ class StepOptions:
         return self.grad_norm or self.clip_norm is not None
 
     @property
-    def joins(self) -> Mapping[str, str] | None:
+    def joins(self) -> Mapping[str, Way] | None:
         """Output → how the outputs of micro-batches are joined, if the user requires a way.
 
         ``None``: outputs are not returned.
@@ -57,6 +62,25 @@ class StepOptions:
     def scaled(self) -> bool:
         """Whether the loss is scaled, so that fp16 does not lose small gradients."""
         return self.amp is not None and self.amp.startswith("fp16")
+
+
+class StepKeywords(TypedDict, total=False):
+    """The keywords of ``parallel.train_step``; ``None`` stands for the default."""
+
+    microbatches: int | None
+    amp: AmpName | None
+    keep: Mapping[str, Kept] | None
+    reduce_dtype: torch.dtype | None
+    loss_scale: float | LossScaling | None
+    recompute: str | Sequence[str] | None
+    zero: Zero | None
+    clip_norm: float | None
+    clip_parameters: Clipped | None
+    grad_norm: bool | None
+    returns: Returned | Mapping[str, Way] | None
+    ema: float | None
+    detect_anomaly: bool | None
+    offload: bool | None
 
 
 def describe_options(options: StepOptions) -> str:
@@ -116,13 +140,14 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
         )
     if options.recompute is not None and not options.recompute:
         raise ValueError(
-            f'recompute={shown(options.recompute)}: say "blocks", "min-cut", a glob over module paths, as in "*.layers.*", or None'
+            f'recompute={shown(options.recompute)}: say "blocks", "min-cut", a glob over module paths, as in '
+            f'"*.layers.*", or None'
         )
     if options.keep and options.amp is None:
         raise ValueError("keep= says in which dtype ops run under amp=, which is not given")
     if isinstance(options.microbatches, bool) or not isinstance(options.microbatches, int) or options.microbatches < 1:
         raise ValueError(f"microbatches={shown(options.microbatches)} is no number of micro-batches; give 1 or more")
-    if isinstance(options.zero, bool) or not isinstance(options.zero, int) or options.zero not in (0, 1, 2, 3):
+    if isinstance(options.zero, bool) or not isinstance(options.zero, int) or options.zero not in STAGES:
         raise ValueError(
             f"zero={shown(options.zero)} is no stage of ZeRO: 0 splits nothing, 1 the optimizer's state, 2 gradients "
             f"too, 3 parameters too"
@@ -132,7 +157,8 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
         raise ValueError(f"clip_norm={shown(norm)} is no norm above 0; None does not clip, {math.inf} only measures")
     if options.clip_parameters not in CLIPPED:
         raise ValueError(
-            f'clip_parameters={shown(options.clip_parameters)}: "all" measures the gradients of all parameters that require one, "optimizer" those of the optimizer\'s'
+            f'clip_parameters={shown(options.clip_parameters)}: "all" measures the gradients of all parameters that '
+            f'require one, "optimizer" those of the optimizer\'s'
         )
     if not isinstance(options.grad_norm, bool):
         raise ValueError(
@@ -174,7 +200,7 @@ def _check_returns(returns: Any) -> None:
                 f"returns={{{wrong[0]!r}: {wrong[1]!r}}} is no way to join the outputs of micro-batches; there are "
                 f"{', '.join(WAYS)}"
             )
-    elif returns not in ("loss", "outputs"):
+    elif returns not in RETURNED:
         raise ValueError(
             f'returns={returns!r}: a step returns its "loss", or the "outputs" of the model; a dict says how those of '
             f"the micro-batches are joined: {{'logits': 'cat'}}"

@@ -10,13 +10,13 @@
 
 Which of them applies follows from the forward (``batch_independence``). It cannot be detected if a micro-batch has one
 row.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import fx
@@ -24,7 +24,7 @@ from torch import fx
 from autopar.capture import Captured
 from autopar.errors import CaptureError
 from autopar.ir.layout import DistAttr, layout_of
-from autopar.ir.nodes import operands, record_of
+from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.model.dtensor_parameters import is_dtensor
@@ -33,7 +33,8 @@ from autopar.step.batch_independence import BatchIndependence
 from autopar.step.loss import as_loss
 from autopar.step.terms import Terms, search
 
-WAYS = ("cat", "mean", "sum", "same", "stack")
+Way = Literal["cat", "mean", "sum", "same", "stack"]  # to join an output of all micro-batches
+WAYS: tuple[Way, ...] = get_args(Way)
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ def loss_of(captured: Captured) -> int:
         if result.kind == "return"
     ]
     for k in captured.differentiable:
-        if record_of(returned[k]).type.shape == ():  # type: ignore[union-attr]
+        if tensor_type(returned[k]).shape == ():
             return k
-    shapes = ", ".join(str(list(record_of(node).type.shape)) for node in returned)  # type: ignore[union-attr]
-    if any(record_of(node).type.shape == () for node in returned):  # type: ignore[union-attr]
+    shapes = ", ".join(str(list(tensor_type(node).shape)) for node in returned)
+    if any(tensor_type(node).shape == () for node in returned):
         raise CaptureError(
             "the loss has no gradient: no parameter that it depends on requires one\n  let some parameter require a "
             "gradient: requires_grad_(True)"
@@ -85,8 +86,8 @@ def names_of(captured: Captured) -> list[str]:
     return ["_".join(path) for k, path in enumerate(captured.spec.paths()) if k not in captured.leaves]
 
 
-def outputs_of(program: Program, loss: int, terms: Terms, required: Mapping[str, str], names: Sequence[str], microbatches: int, cut: Collection[str],
-               device: torch.device) -> tuple[Output, ...]:  # fmt: skip
+def outputs_of(program: Program, loss: int, terms: Terms, required: Mapping[str, str], names: Sequence[str],
+               microbatches: int, cut: Collection[str], device: torch.device) -> tuple[Output, ...]:  # fmt: skip
     """Return how each tensor that a traced program returns is joined, except its loss.
 
     Args:
@@ -132,7 +133,7 @@ def _output_of(
         return Output(name, "same")
     if independence.count == 1:
         return unknown
-    if record_of(node).type.shape:  # type: ignore[union-attr]
+    if tensor_type(node).shape:
         dims = independence.row_dims(node)
         return (
             Output(name, "cat", dims[0][0])
@@ -198,15 +199,16 @@ def join_pieces(
         parts = [tensors.returned(piece, type) for piece in pieces]  # rows of one rank are not neighbours
         return _split_as(
             parts[0], torch.cat([part.full_tensor() if is_dtensor(part) else part for part in parts], output.dim)
-        )  # type: ignore[attr-defined]
+        )
     if joins:
         shape[output.dim] *= count
         (rows, axes), *parts_behind = attr.dims[output.dim]
         if parts_behind:
+            assert rows is not None  # the parts of a merged dim have sizes
             attr = replace(
                 attr,
                 dims=(*attr.dims[: output.dim], ((rows * count, axes), *parts_behind), *attr.dims[output.dim + 1 :]),
-            )  # type: ignore[operator]
+            )
     if joins and brought and not splits:  # each micro-batch has some rows of each rank
         cut = [piece.chunk(brought, output.dim) for piece in pieces]
         pieces = [rows for of_a_rank in zip(*cut, strict=True) for rows in of_a_rank]
@@ -223,5 +225,5 @@ def _split_as(part: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return value
     from torch.distributed.tensor import DTensor, Replicate
 
-    whole = DTensor.from_local(value, part.device_mesh, [Replicate()] * part.device_mesh.ndim, run_check=False)  # type: ignore[attr-defined]
-    return whole.redistribute(placements=part.placements)  # type: ignore[attr-defined]
+    whole = DTensor.from_local(value, part.device_mesh, [Replicate()] * part.device_mesh.ndim, run_check=False)
+    return whole.redistribute(placements=part.placements)

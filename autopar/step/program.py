@@ -44,7 +44,10 @@ class Step:
         return self.text()
 
     def __repr__(self) -> str:
-        return f"<Step of {self.microbatches} micro-batches: {', '.join(f'{name} {program!r}' for name, program in self.programs.items())}>"
+        return (
+            f"<Step of {self.microbatches} micro-batches: "
+            f"{', '.join(f'{name} {program!r}' for name, program in self.programs.items())}>"
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Step):

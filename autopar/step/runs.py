@@ -238,12 +238,12 @@ class Simulated:
             outputs.append(_joined(run, results))
         _write(run, full, pieces_of)
         full |= state
-        names = {name: of for name, of in run.named.items() if name not in full}
+        kept = {name: of for name, of in run.named.items() if name not in full}
         results = end(
             {
                 rank: {
                     **_cut(end, full, rank),
-                    **{of: pieces_of[rank][names[name]] for name, of in end.named.items() if name in names},
+                    **{of: pieces_of[rank][kept[name]] for name, of in end.named.items() if name in kept},
                 }
                 for rank in ranks
             }

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
 
-from autopar.ir.nodes import is_getitem, name_of, operands, record_of
+from autopar.ir.nodes import is_getitem, name_of, node_at, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.step.batch_independence import BatchIndependence
@@ -29,12 +30,12 @@ SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default}
 # their first result is a sum over their targets
 WEIGHTED = {aten.nll_loss_forward.default, aten.nll_loss2d_forward.default}
 PASSED = {  # ops that move elements, but do not mix terms
-    aten.neg.default, aten._to_copy.default, aten.view.default, aten.unsqueeze.default, aten.squeeze.dims, aten.cat.default, aten.stack.default,
-    aten.expand.default, aten.select.int, aten.slice.Tensor, aten.permute.default,
+    aten.neg.default, aten._to_copy.default, aten.view.default, aten.unsqueeze.default, aten.squeeze.dims,
+    aten.cat.default, aten.stack.default, aten.expand.default, aten.select.int, aten.slice.Tensor, aten.permute.default,
 }  # fmt: skip
 MEASURES = {  # ops on single numbers, between the sums over the batch and the divisor
-    aten._to_copy.default, aten.clamp.default, aten.clamp_min.default, aten.view.default, aten.maximum.default, aten.mul.Scalar, aten.mul.Tensor,
-    aten.div.Scalar, aten.div.Tensor, aten.add.Tensor, aten.add.Scalar,
+    aten._to_copy.default, aten.clamp.default, aten.clamp_min.default, aten.view.default, aten.maximum.default,
+    aten.mul.Scalar, aten.mul.Tensor, aten.div.Scalar, aten.div.Tensor, aten.add.Tensor, aten.add.Scalar,
 }  # fmt: skip
 
 
@@ -142,7 +143,7 @@ class _Search:
             number = node.args[1]
             if number == 0:
                 return []
-            by = BY_NUMBER.get(node.target, BY_NUMBER[aten.mul.Scalar])(number)  # type: ignore[arg-type]
+            by = BY_NUMBER.get(node.target, BY_NUMBER[aten.mul.Scalar])(number)
             return [(values[0], _Path(path.counted, (*path.numbers, by)))]
         if node.target in SHIFTS or node.target in SHIFTED_BY_NUMBER:
             if path.counted and len(moving) < 2:
@@ -159,10 +160,10 @@ class _Search:
         return []
 
     def _divided(self, node: fx.Node, path: _Path) -> list[tuple[fx.Node, _Path]]:
-        value, by = node.args[:2]
-        assert isinstance(value, fx.Node)
+        value = node_at(node)
+        by: Any = node.args[1]
         if not isinstance(by, fx.Node):
-            return [(value, _Path(path.counted, (*path.numbers, float(by))))]  # type: ignore[arg-type]
+            return [(value, _Path(path.counted, (*path.numbers, float(by))))]
         if _is_number_of_items(by):
             return [(value, _Path(path.counted + 1, path.numbers))]
         if by not in self.independence.varying:
@@ -223,8 +224,8 @@ class _Search:
 
     def _is_mean(self, node: fx.Node, path: _Path) -> bool:
         """Return whether a value is a sum over rows, divided once by a number that grows with the batch."""
-        weighted = is_getitem(node) and node.args[0].target in WEIGHTED  # type: ignore[union-attr]
-        values = operands(node.args[0]) if weighted else operands(node)  # type: ignore[arg-type]
+        weighted = is_getitem(node) and node_at(node).target in WEIGHTED
+        values = operands(node_at(node)) if weighted else operands(node)
         if (
             not self.independence.sums_rows(node)
             or not (weighted or node.target in SUMS or self.independence.count > 1)

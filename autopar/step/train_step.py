@@ -83,7 +83,10 @@ class TrainStep:
         )
 
     def __repr__(self) -> str:
-        return f"TrainStep({type(self._calls.module).__name__} on {self._calls.mesh}, {type(self.optimizer).__name__}, {self.options})"
+        return (
+            f"TrainStep({type(self._calls.module).__name__} on {self._calls.mesh}, "
+            f"{type(self.optimizer).__name__}, {self.options})"
+        )
 
     # -- what was captured -----------------------------------------------------------------------------------------
 

@@ -131,8 +131,8 @@ def update_of(trained: Sequence[Trained], loss: TensorType, device: torch.device
 class _Update:
     """Builds the program of an update."""
 
-    def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, norm: Norm | None, scaling: LossScaling | None,
-                 ema: float | None) -> None:  # fmt: skip
+    def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, norm: Norm | None,
+                 scaling: LossScaling | None, ema: float | None) -> None:  # fmt: skip
         self.trained, self.loss, self.norm, self.scaling, self.ema = trained, loss, norm, scaling, ema
         self.builder = GraphBuilder(device)
         self.builder.phase = "update"
@@ -166,13 +166,18 @@ class _Update:
             for g in sorted(updates)
         }
         replaced: dict[fx.Node, fx.Node] = {}
-        returned, divisor, found_inf = {"loss": loss}, None, None
+        returned: dict[str, fx.Node] = {"loss": loss}
+        found_inf: fx.Node | None = None
         total = None if scale is None and self.norm is None else self._total(self.trained, gradients)
-        measured = self._added([total, self._total(self.norm.others, others)]) if others else total  # type: ignore[list-item, union-attr]
-        divisor = scale and scale[0]
-        if scale is not None:
-            # then every measured gradient is one that the step uses
-            clips = self.norm is not None and self.norm.limit is not None
+        measured = total
+        if self.norm is not None and others:
+            assert total is not None
+            measured = self._added([total, self._total(self.norm.others, others)])
+        divisor = None if scale is None else scale[0]
+        if self.scaling is not None and scale is not None:
+            clips = (
+                self.norm is not None and self.norm.limit is not None
+            )  # then every measured gradient is one that the step uses
             found_inf = returned["found_inf"] = self.builder.inline(
                 overflowed, measured if clips else total, name="found_inf"
             )
@@ -182,7 +187,7 @@ class _Update:
                     updated_scale, *scale, found_inf, **self.scaling.constants, name=("scale_next", "growth_next")
                 ),
                 strict=True,
-            )  # type: ignore[union-attr]
+            )
         if self.norm is not None and self.norm.limit is not None:
             returned["norm"], divisor = self.builder.inline(
                 clipped, measured, divisor, self.norm.limit, name=("norm", "divisor")
@@ -207,8 +212,9 @@ class _Update:
                 )
         return UpdateProgram(self.builder.program(list(returned.values()), replaced), self.constraints, tuple(returned))
 
-    def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, states: Mapping[str, fx.Node], step: fx.Node | None,
-                 numbers: Mapping[str, fx.Node], divisor: fx.Node | None, found_inf: fx.Node | None) -> Sequence[fx.Node]:  # fmt: skip
+    def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, states: Mapping[str, fx.Node],
+                 step: fx.Node | None, numbers: Mapping[str, fx.Node], divisor: fx.Node | None,
+                 found_inf: fx.Node | None) -> Sequence[fx.Node]:  # fmt: skip
         """Return the values of the parameter and of its states after the step."""
         operands = [states.get(name, step) for name in t.update.states]
         names = [f"{node.name}_next" for node in (parameter, *states.values())]

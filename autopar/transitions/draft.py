@@ -50,7 +50,8 @@ class Reduced(NamedTuple):
         assert start.layout is not None
         mesh, pending, axes = start.layout.mesh, dict(start.attr.pending), tuple(axes)
         kind = pending[axes[0]] if axes else "sum"
-        return Reduced(start.shape, mesh, start.attr.dims, axes, frozenset(pending), frozenset(mesh.names) - frozenset(start.attr.axes), kind,
+        return Reduced(start.shape, mesh, start.attr.dims, axes, frozenset(pending),
+                       frozenset(mesh.names) - frozenset(start.attr.axes), kind,
                        math.prod(first_lengths(start.attr.dims, start.shape, mesh)), start.dtype.itemsize,
                        transfers.reduced_as(kind, start.dtype).itemsize, axes[0] if axes else "")  # fmt: skip
 

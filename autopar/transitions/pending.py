@@ -33,7 +33,7 @@ class Precursor(NamedTuple):
     cut: tuple[tuple[int, str], ...]
 
     @property
-    def count(self) -> int:
+    def steps(self) -> int:
         """The number of transfers from here to the goal."""
         return len(self.pended) + len(self.cut)
 
@@ -41,12 +41,13 @@ class Precursor(NamedTuple):
     def type(self) -> TensorType:
         new = {axis for axis, _, _ in self.pended}
         pending = tuple(pair for pair in self.goal.attr.pending if pair[0] not in new)
-        return replace(self.goal, layout=Layout(self.goal.layout.mesh, DistAttr(self.dims, pending)))  # type: ignore[union-attr]
+        return replace(self.goal, layout=Layout(self.goal.mesh, DistAttr(self.dims, pending)))
 
     def transfers(self) -> list[Move]:
         """Return the transfers from here to the goal."""
         parts = parts_argument(transfers.part_sizes(self.goal.attr, self.goal.shape))
-        pends = [(transfers.pend, {"axis": axis, **op_argument(kind), **({} if place is None else {"dim": place[0], **parts})})
+        pends = [(transfers.pend,
+                  {"axis": axis, **op_argument(kind), **({} if place is None else {"dim": place[0], **parts})})
                  for axis, kind, place in reversed(self.pended)]  # fmt: skip
         return [*pends, *((transfers.slice, {"dim": k, "axis": axis, **parts}) for k, axis in self.cut)]
 
@@ -57,7 +58,7 @@ def precursors_of(start: TensorType, goal: TensorType, new: list[tuple[str, str]
     A split comes after some of the goal's splits of that part; the rest of these are sliced afterwards. The first is
     the one nearest to ``start``.
     """
-    mesh, dims, shape = goal.layout.mesh, goal.attr.dims, goal.shape  # type: ignore[union-attr]
+    mesh, dims, shape = goal.mesh, goal.attr.dims, goal.shape
     if not new:
         yield Precursor(goal, dims, first_lengths(dims, shape, mesh), (), ())
         return
@@ -90,8 +91,10 @@ def precursors_of(start: TensorType, goal: TensorType, new: list[tuple[str, str]
                 for dim, size in zip(sizes, shape, strict=True)
             ]
         )
-        yield Precursor(goal, before, first_lengths(before, shape, mesh), tuple([(*pair, place) for pair, place in zip(new, chosen, strict=True)]),
-                   tuple([(k, axis) for k, j in enumerate(prefix) if j < split_counts[k] for axis in splits[k][j:]]))  # fmt: skip
+        yield Precursor(goal, before, first_lengths(before, shape, mesh),
+                        tuple([(*pair, place) for pair, place in zip(new, chosen, strict=True)]),
+                   tuple([(k, axis) for k, j in enumerate(prefix) if j < split_counts[k]
+                          for axis in splits[k][j:]]))  # fmt: skip
 
 
 def _present_places(start: TensorType, goal: TensorType, new: list[str], splits: list[Axes]) -> dict[str, Place]:
@@ -100,9 +103,9 @@ def _present_places(start: TensorType, goal: TensorType, new: list[str], splits:
     They come in the order of the splits, major first.
     """
     places: dict[str, Place] = {}
-    if start.layout.mesh == goal.layout.mesh and transfers.part_sizes(start.attr, start.shape) == transfers.part_sizes(
+    if start.mesh == goal.mesh and transfers.part_sizes(start.attr, start.shape) == transfers.part_sizes(
         goal.attr, goal.shape
-    ):  # type: ignore[union-attr]
+    ):
         for k, ((_, axes), wanted) in enumerate(zip(start.attr.parts(start.shape), splits, strict=True)):
             for i, axis in enumerate(axes):
                 if axis in new:

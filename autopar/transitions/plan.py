@@ -96,14 +96,17 @@ def _check_kinds(start: TensorType, goal: TensorType) -> None:
     for type in (start, goal):
         kinds = sorted({kind for _, kind in type.attr.pending})
         if len(kinds) > 1:
-            reason = f"{print_type(type)} is pending {' and '.join(kinds)} at once, and these do not commute; reduce one first"
+            reason = (
+                f"{print_type(type)} is pending {' and '.join(kinds)} at once, and these do not commute; reduce one "
+                f"first"
+            )
             raise _refused(start, goal, reason)
         for kind in kinds:
             try:
                 transfers.check_kind(kind, type.dtype)
             except transfers.LayoutMismatch as error:
                 raise _refused(start, goal, str(error)) from None
-    if start.layout.mesh != goal.layout.mesh:  # type: ignore[union-attr]
+    if start.mesh != goal.mesh:
         return
     pending = dict(start.attr.pending)
     for axis, kind in goal.attr.pending:
@@ -132,11 +135,11 @@ class _Choice(NamedTuple):
 def _cheapest(start: TensorType, goal: TensorType) -> tuple[TransferStep, ...]:
     casts = start.dtype != goal.dtype
     linear = not casts or _widens(start.dtype, goal.dtype)  # whether a pending value may be cast
-    is_same_mesh = start.layout.mesh == goal.layout.mesh  # type: ignore[union-attr]
+    is_same_mesh = start.mesh == goal.mesh
     pending = dict(start.attr.pending)
     staying = {axis: kind for axis, kind in goal.attr.pending if is_same_mesh and linear and axis in pending}
     new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in staying]
-    value = Reduced.of(start, [axis for axis in start.layout.mesh.names if axis in pending and axis not in staying])  # type: ignore[union-attr]
+    value = Reduced.of(start, [axis for axis in start.mesh.names if axis in pending and axis not in staying])
     choice = _chosen(value, precursors_of(start, goal, new), goal, [axis for axis, _ in new])
     return (
         append_relayout(TransferChain(start).then(*choice.draft.transfers()), choice.precursor.type)
@@ -150,7 +153,7 @@ def _chosen(value: Reduced, candidates: Iterator[Precursor], goal: TensorType, n
 
     The lower bound of a pair is compared with the best so far before the pair is priced.
     """
-    mesh, free = goal.layout.mesh, reductions.free_axes(value)  # type: ignore[union-attr]
+    mesh, free = goal.mesh, reductions.free_axes(value)
     itemsize = min(value.itemsize, goal.dtype.itemsize)
     least = reductions.least_reduced(value, -(-largest(goal.attr, goal.shape, mesh) // mesh.count(new)), itemsize)
     best: _Choice | None = None
@@ -160,16 +163,16 @@ def _chosen(value: Reduced, candidates: Iterator[Precursor], goal: TensorType, n
         bound, enough = (
             count(value, wanted, itemsize) for count in (reductions.reduction_lower_bound, reductions.least_reduced)
         )
-        fewest = precursor.count + bool(value.axes)
+        fewest = precursor.steps + bool(value.axes)
         if best is not None and best.key <= (bound, 0, fewest):
             continue
         for draft in drafts:
             if best is None or best.key > (bound + draft.extra, 0, fewest):
                 best = _closer(draft, precursor, best, wanted, itemsize, mesh)
+            assert best is not None
             if not free or best.key[0] <= reductions.STARTED + enough:
                 break
-        assert best is not None
-        if best.key[0] <= least:
+        if best is not None and best.key[0] <= least:
             break
     assert best is not None
     return best
@@ -179,10 +182,11 @@ def _closer(
     draft: Draft, precursor: Precursor, best: _Choice | None, wanted: int, itemsize: int, mesh: Mesh
 ) -> _Choice | None:
     """Return ``best``, or a better choice that begins like ``draft``."""
-    value, is_same_mesh, steps_after = draft.value, draft.value.mesh == mesh, precursor.count
+    value, is_same_mesh, steps_after = draft.value, draft.value.mesh == mesh, precursor.steps
     goal = precursor.dims if is_same_mesh else None
-    # a reduction never leaves a rank with more than it had
-    lacked_before = _lacked(draft, precursor, is_same_mesh, mesh) if best is not None else 0
+    lacked_before = (
+        _lacked(draft, precursor, is_same_mesh, mesh) if best is not None else 0
+    )  # a reduction never leaves a rank with more than it had
     if best is not None:
         least, far = reductions.least_from(draft, goal, lacked_before, wanted if is_same_mesh else 0, itemsize)
         if best.key <= (least, far // reductions.STARTED, len(draft.moves) + steps_after + bool(value.axes)):

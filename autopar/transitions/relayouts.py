@@ -61,8 +61,8 @@ def _exchange(source: TensorType, goal: TensorType) -> tuple[Move, ...]:
                 chains.append(tuple((step.function, dict(step.arguments)) for step in chain.steps))
     if chains:
         return min(chains, key=len)
-    splits, parts = transfers.flat_splits(goal.attr, goal.shape)
-    return ((transfers.redistribute, {"splits": splits, **({} if parts is None else {"parts": parts})}),)
+    splits, sizes = transfers.flat_splits(goal.attr, goal.shape)
+    return ((transfers.redistribute, {"splits": splits, **({} if sizes is None else {"parts": sizes})}),)
 
 
 def _chain(have_axes: list[Axes], want_axes: list[Axes], parts: dict[str, Any]) -> list[Move] | None:
@@ -124,14 +124,15 @@ def views(source: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh
 
 def first_view(source: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh: Mesh) -> View | None:
     """Return the first of ``views``, or ``None``."""
-    dims = [_first_view_of(dim, want, size, mesh) for size, dim, want in zip(shape, source, goal, strict=True)]
-    if None in dims:
+    found = [_first_view_of(dim, want, size, mesh) for size, dim, want in zip(shape, source, goal, strict=True)]
+    dims = [view for view in found if view is not None]
+    if len(dims) < len(found):
         return None
     return (
         tuple([sizes for sizes, _, _ in dims]),
         [a for _, have, _ in dims for a in have],
         [a for _, _, wanted in dims for a in wanted],
-    )  # type: ignore[misc]
+    )
 
 
 @lru_cache(maxsize=65536)
@@ -152,6 +153,7 @@ def _views_of(dim: Dim, want: Dim, size: int, mesh: Mesh) -> list[tuple[tuple[in
         if have_axes is not None and want_axes is not None:
             views[sizes] = (sizes, have_axes, want_axes)
     if (common := in_common(dim, want, size, mesh)) is not None:
-        sizes, have_axes, want_axes = (list(column) for column in zip(*common, strict=True))
-        views[tuple(sizes)] = (tuple(sizes), have_axes, want_axes)
+        columns: tuple[list[int], list[Axes], list[Axes]]
+        columns = ([row[0] for row in common], [row[1] for row in common], [row[2] for row in common])
+        views[tuple(columns[0])] = (tuple(columns[0]), columns[1], columns[2])
     return list(views.values())

@@ -122,9 +122,11 @@ class _Verifier:
         if node.op == "call_function":
             self.check_phase(node, record)
         if is_getitem(node):
+            source: Any
+            index: Any
             source, index = node.args
-            types = record_of(source).type  # type: ignore[arg-type]
-            if not isinstance(types, tuple) or not 0 <= index < len(types):  # type: ignore[operator]
+            types = record_of(source).type
+            if not isinstance(types, tuple) or not 0 <= index < len(types):
                 raise self.error(node, f"{source} has no element {index}", source)
             if record.type != element_type(node):
                 raise self.error(node, f"element {index} is {print_type(element_type(node))}", source)
@@ -217,8 +219,8 @@ class _Verifier:
         if len(record.uses) != len(values):
             raise self.error(node, f"{len(values)} operands, but {len(record.uses)} requirements: every use has one")
         for value, need in zip(values, record.uses, strict=True):
-            type = record_of(value).type
-            if not isinstance(type, TensorType):
+            read = record_of(value).type
+            if not isinstance(read, TensorType):
                 continue
             if need is None:
                 raise self.error(node, f"the use of {value.name} has no requirement", value)
@@ -226,10 +228,10 @@ class _Verifier:
                 raise self.error(
                     node, f"the use of {value.name} requires a dtype alone; place gives it a Layout", value
                 )
-            self.check_layout(node, type, need.layout)
-            if self.program.level == "explicit" and (need.layout, need.dtype) != (type.layout, type.dtype):
+            self.check_layout(node, read, need.layout)
+            if self.program.level == "explicit" and (need.layout, need.dtype) != (read.layout, read.dtype):
                 user = "the output" if node.op == "output" else node.name
-                wanted = f"{user} needs {value.name} as {print_requirement(need, type)}, but it is {print_type(type)}"
+                wanted = f"{user} needs {value.name} as {print_requirement(need, read)}, but it is {print_type(read)}"
                 raise self.error(node, f"{wanted}: insert the transfers between them", value)
 
     def check_layout(self, node: fx.Node, type: TensorType, layout: Layout) -> None:
@@ -271,9 +273,9 @@ class _Verifier:
         except RuleError as error:
             raise self.error(node, str(error), *values) from None
         results = record.type if isinstance(record.type, tuple) else (record.type,)
-        needs = [need.layout.attr for need in record.uses if need is not None]
+        needs = [need.placed.attr for need in record.uses if need is not None]
         gives = [None if r is None else r.attr for r in results]
-        meshes = {need.layout.mesh for need in record.uses if need} | {r.layout.mesh for r in results if r and r.layout}
+        meshes = {need.placed.mesh for need in record.uses if need} | {r.layout.mesh for r in results if r and r.layout}
         if len(meshes) > 1:
             raise self.error(
                 node,

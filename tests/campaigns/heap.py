@@ -14,7 +14,7 @@ gathers    DTensor alone: each parameter gathered, its gradient clipped, an opti
 flight     ``--flight`` of torch's functional gathers, of 16 to 128 bytes, under way at once: the coalesced gather of gloo
 single     the same with the gather that autopar uses
 ========== =====================================================================================================
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ STAGES: dict[str, dict[tuple[str, str, str, str], int]] = {
         ("micro", "forward", "all_gather", "dp"): 3,
     },
     "bf16-O2_zero1": {  # parameters in float32 are split too: what is gathered are their copies
-        ("copy", "update", "all_gather", "dp"): 3, ("update", "update", "reduce_scatter", "dp"): 3, ("update", "update", "all_reduce", "dp"): 1,
+        ("copy", "update", "all_gather", "dp"): 3, ("update", "update", "reduce_scatter", "dp"): 3,
+        ("update", "update", "all_reduce", "dp"): 1,
     },
 }  # fmt: skip
 
@@ -94,8 +95,10 @@ def test_what_a_stage_means(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "state", "gradient", "parameter"), [
-    ("zero0", "f32[16/tp 8]", "f32[16/tp 8] +dp", "f32[16/tp 8]"), ("zero1", "f32[16/tp 8/dp]", "f32[16/tp 8] +dp", "f32[16/tp 8]"),
-    ("zero2", "f32[16/tp 8/dp]", "f32[16/tp 8/dp]", "f32[16/tp 8]"), ("zero3", "f32[16/tp 8/dp]", "f32[16/tp 8/dp]", "f32[16/tp 8/dp]"),
+    ("zero0", "f32[16/tp 8]", "f32[16/tp 8] +dp", "f32[16/tp 8]"),
+    ("zero1", "f32[16/tp 8/dp]", "f32[16/tp 8] +dp", "f32[16/tp 8]"),
+    ("zero2", "f32[16/tp 8/dp]", "f32[16/tp 8/dp]", "f32[16/tp 8]"),
+    ("zero3", "f32[16/tp 8/dp]", "f32[16/tp 8/dp]", "f32[16/tp 8/dp]"),
     ("bf16-O2_zero1", "f32[16/tp 8/dp]", "f32[16/tp 8] +dp", "bf16[16/tp 8]"),
 ])  # fmt: skip
 def test_what_is_split(name: str, state: str, gradient: str, parameter: str) -> None:

@@ -48,7 +48,7 @@ def placements(draw: st.DrawFn, shape: tuple[int, ...], axes: dict[str, int]) ->
     """Public ones, and those of a merged dim where it divides."""
     found: list[Placement] = []
     for size in axes.values():
-        whole = [d for d in range(len(shape)) if not any(type(one) is not Replicate and one.dim == d for one in found)]  # type: ignore[attr-defined]
+        whole = [d for d in range(len(shape)) if not any(type(one) is not Replicate and one.dim == d for one in found)]
         merged = [
             strided_shard(d, parts) for d in whole for parts in (2, 3) if shape[d] and shape[d] % (parts * size) == 0
         ]
@@ -118,7 +118,8 @@ def keys_apart(state: dict[Any, Any]) -> bool:
 
 
 TREES = st.recursive(
-    SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(KEYS, inner, max_size=3).filter(keys_apart))
+    SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple),
+                                     st.dictionaries(KEYS, inner, max_size=3).filter(keys_apart))
 )  # fmt: skip
 
 
@@ -132,8 +133,9 @@ def test_values_come_back_as_they_were(state: dict[Any, Any]) -> None:
 
 def test_generators_come_back_as_they_were(tmp_path: Path) -> None:
     state = {
-        "torch": torch.get_rng_state(), "numpy": np.random.get_state(), "new": np.random.default_rng(7).bit_generator.state,
-        "python": random.getstate(), "lr": np.float64(0.1), "size": torch.Size((2, 3)), "nan": float("nan"), "count": np.int64(3),
+        "torch": torch.get_rng_state(), "numpy": np.random.get_state(),
+        "new": np.random.default_rng(7).bit_generator.state, "python": random.getstate(), "lr": np.float64(0.1),
+        "size": torch.Size((2, 3)), "nan": float("nan"), "count": np.int64(3),
     }  # fmt: skip
     checkpoint.save(tmp_path, state)
     again = checkpoint.load(tmp_path, dict(state, torch=torch.zeros_like(state["torch"])))
@@ -153,18 +155,28 @@ class Layer(torch.nn.Linear):
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "a "
-    "module": ({"model": Layer(2, 2)}, "TypeError: model is a Layer, which a checkpoint cannot keep as data; pass its state_dict()"),
+    "module": ({"model": Layer(2, 2)},
+               "TypeError: model is a Layer, which a checkpoint cannot keep as data; pass its state_dict()"),
     "a "
-    "dtype": ({"a": {"b": torch.float32}}, "TypeError: a/b is a dtype, which a checkpoint cannot keep as data; save tensors, numbers, texts, bytes, lists, tuples, dicts and None"),
+    "dtype": ({"a": {"b": torch.float32}},
+              "TypeError: a/b is a dtype, which a checkpoint cannot keep as data; save tensors, numbers, texts, "
+              "bytes, lists, tuples, dicts and None"),
     "a key": ({"a": {1.5: 2}}, "TypeError: a has the key 1.5; a checkpoint keeps keys that are texts or whole numbers"),
-    "objects": ({"a": np.array([object()])}, "TypeError: a is a ndarray, which a checkpoint cannot keep as data; save tensors"),
+    "objects": ({"a": np.array([object()])},
+                "TypeError: a is a ndarray, which a checkpoint cannot keep as data; save tensors"),
     "one "
-    "name": ({"a": {0: torch.ones(1), "0": torch.ones(1)}}, "ValueError: two tensors of the state are called a/0; give them other keys"),
+    "name": ({"a": {0: torch.ones(1), "0": torch.ones(1)}},
+             "ValueError: two tensors of the state are called a/0; give them other keys"),
     "no "
-    "dict": ([torch.ones(1)], 'TypeError: the state is a list; pass a dict, such as {"model": model.state_dict(), "step": 7}'),
-    "meta": ({"w": torch.empty(2, device="meta")}, "ValueError: w is on the meta device and has no values; to_empty() and init it"),
-    "sparse": ({"w": torch.eye(2).to_sparse()}, "TypeError: w is sparse_coo, which a checkpoint cannot keep; it keeps dense tensors of float64, float32"),
-    "complex": ({"w": torch.zeros(2, dtype=torch.complex128)}, "TypeError: w is complex128 [2], which a checkpoint cannot keep; it keeps dense tensors of float64"),
+    "dict": ([torch.ones(1)],
+             'TypeError: the state is a list; pass a dict, such as {"model": model.state_dict(), "step": 7}'),
+    "meta": ({"w": torch.empty(2, device="meta")},
+             "ValueError: w is on the meta device and has no values; to_empty() and init it"),
+    "sparse": ({"w": torch.eye(2).to_sparse()},
+               "TypeError: w is sparse_coo, which a checkpoint cannot keep; it keeps dense tensors of float64, "
+               "float32"),
+    "complex": ({"w": torch.zeros(2, dtype=torch.complex128)},
+                "TypeError: w is complex128 [2], which a checkpoint cannot keep; it keeps dense tensors of float64"),
 }  # fmt: skip
 
 
@@ -224,7 +236,7 @@ def test_old_ones_go_when_the_new_one_is_whole(tmp_path: Path) -> None:
         with pytest.raises(
             ValueError, match=r"keep=.* would leave no checkpoint; keep 1 or more, or all with keep=None"
         ):
-            checkpoint.save(tmp_path, whole(7), keep=keep)  # type: ignore[arg-type]
+            checkpoint.save(tmp_path, whole(7), keep=keep)
 
 
 def test_files_are_safetensors(tmp_path: Path) -> None:
@@ -416,20 +428,25 @@ def test_loading_runs_no_code(two: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 # -- ranks that differ --------------------------------------------------------------------------------------------
 
-DIFFERENT = "the ranks bring different states\n    {}\n  let all ranks pass the same folder and the same keys; what differs from rank to rank goes in as a DTensor that is split over them, or in a list that all ranks have"
+DIFFERENT = (
+    "the ranks bring different states\n    {}\n  let all ranks pass the same folder and the same keys; what "
+    "differs from rank to rank goes in as a DTensor that is split over them, or in a list that all ranks have"
+)
 TOLD = {
     "a key": DIFFERENT.format("more   ranks 0 1 3: nothing of that name   rank 2: float32 [2]"),
     "a value": DIFFERENT.format("step   ranks 0 1 3: 1   rank 2: 2"),
     "a generator": DIFFERENT.format("rng   rank 0: int64 [1] with the CRC-32 01000000   rank 1: "),
     "no "
-    "data": "rank 2 failed, so no rank goes on: TypeError: step is a object, which a checkpoint cannot keep as data; save tensors",
+    "data": "rank 2 failed, so no rank goes on: TypeError: step is a object, which a checkpoint cannot keep as data; "
+    "save tensors",
     "a folder": DIFFERENT.format("folder   ranks 0 1 3: {short}   rank 2: {short}x"),
     "a load": DIFFERENT.format("w   ranks 0 1 3: float32 [8] (Shard(dim=0),) on (4,)   rank 2: float32 [8]"),
-    "nothing": "there is no folder {folder}/none; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it",
-    "no "
-    "fit": "{folder}/checkpoint-000001 does not fit the state\n    v is in the state, and not in the checkpoint\n  pass a state of",
-    "no "
-    "folder": "no checkpoint was written to {folder}/latest/in: rank 0: [Errno 20] Not a directory: '{folder}/latest/in'",
+    "nothing": "there is no folder {folder}/none; name the folder that you passed to autopar.checkpoint.save, or a "
+    "checkpoint in it",
+    "no fit": "{folder}/checkpoint-000001 does not fit the state\n    v is in the state, and not in the checkpoint\n  "
+    "pass a state of",
+    "no folder": "no checkpoint was written to {folder}/latest/in: rank 0: [Errno 20] Not a directory: "
+    "'{folder}/latest/in'",
     "full": "no checkpoint was written to {folder}: rank 2: {folder}/.writing-000002-",
     "pending": "g is pending over dp, and has no values yet; reduce it first",
 }

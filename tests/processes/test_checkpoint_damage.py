@@ -105,7 +105,10 @@ def test_all_ranks_load_the_same(two: Path) -> None:
     file = two / "checkpoint-000002" / "rank-00003.safetensors"
     with changed(file, flipped(file, -1)):
         told = ranks(4).run(checkpoints.loaded_with_warnings, str(two), None)
-    text = f"{file} has been changed since it was written: its CRC-32 differs; checkpoint-000001 is taken, which is the newest whole one"
+    text = (
+        f"{file} has been changed since it was written: its CRC-32 differs; checkpoint-000001 is taken, which is "
+        f"the newest whole one"
+    )
     assert told == [(1, [text]), (1, []), (1, []), (1, [])]
     told = ranks(4).run(checkpoints.loaded_with_warnings, str(two), 2)
     assert [step for step, _ in told] == [1, 1, 1, 1] and "seen by rank 2; checkpoint-000001 is taken" in told[0][1][0]
@@ -206,7 +209,8 @@ def test_errors_name_what_is_wrong(two: Path, tmp_path: Path) -> None:
         whole_text.replace(
             "exp_avg", "exp_abg", 1
         ): "has been changed since it was written: its SHA-256 differs; load another checkpoint, by its own path",
-        "{}": 'is no manifest of a checkpoint: line 1: it has no "format": "autopar checkpoint"; load another checkpoint, by its own path',
+        "{}": 'is no manifest of a checkpoint: line 1: it has no "format": "autopar checkpoint"; load another '
+        "checkpoint, by its own path",
     }.items():
         with changed(path, new.encode()):
             assert error(newest).partition(": ")[2] == f"{path} {said}"
@@ -216,8 +220,18 @@ def test_errors_name_what_is_wrong(two: Path, tmp_path: Path) -> None:
 # -- one of an earlier version ------------------------------------------------------------------------------------
 
 EARLIER = {
-    "checkpoint.json": "eyJmb3JtYXQiOiAiYXV0b3BhciBjaGVja3BvaW50IiwgInZlcnNpb24iOiAxLCAic2hhMjU2IjogIjEwMzExOWZjYjk4NWI4Y2Y0NzNlOWM2YmUwMzgxZWFiNmEyMmVjNzZkY2JkNTdlZTUwYjRjOGM2NmI0ZmRmZjQifQp7InRvcmNoIjogIjIuMTMuMCtjcHUiLCAic3RhdGUiOiB7InciOiB7IiR0ZW5zb3IiOiAidyJ9LCAic3RlcCI6IDcsICJiZXRhcyI6IHsiJHR1cGxlIjogWzAuOSwgMC45OV19fSwgInRlbnNvcnMiOiB7InciOiB7ImR0eXBlIjogIkYzMiIsICJzaGFwZSI6IFsyLCAyXSwgImNodW5rcyI6IFtbWzAsIDBdLCBbMiwgMl0sICJyYW5rLTAwMDAwLnNhZmV0ZW5zb3JzIiwgMTEyXV19fSwgImZpbGVzIjogW3sibmFtZSI6ICJyYW5rLTAwMDAwLnNhZmV0ZW5zb3JzIiwgImJ5dGVzIjogMTI4LCAiY3JjMzIiOiA3NzI4NzI0NzB9XX0K",
-    "rank-00000.safetensors": "aAAAAAAAAAB7Il9fbWV0YWRhdGFfXyI6IHsiZm9ybWF0IjogInB0In0sICJ3IjogeyJkdHlwZSI6ICJGMzIiLCAic2hhcGUiOiBbMiwgMl0sICJkYXRhX29mZnNldHMiOiBbMCwgMTZdfX0gICAgIAAAgD8AAABAAABAQAAAgEA=",
+    "checkpoint.json": (
+        "eyJmb3JtYXQiOiAiYXV0b3BhciBjaGVja3BvaW50IiwgInZlcnNpb24iOiAxLCAic2hhMjU2IjogIjEwMzExOWZjYjk4NWI4Y2Y0"
+        "NzNlOWM2YmUwMzgxZWFiNmEyMmVjNzZkY2JkNTdlZTUwYjRjOGM2NmI0ZmRmZjQifQp7InRvcmNoIjogIjIuMTMuMCtjcHUiLCAi"
+        "c3RhdGUiOiB7InciOiB7IiR0ZW5zb3IiOiAidyJ9LCAic3RlcCI6IDcsICJiZXRhcyI6IHsiJHR1cGxlIjogWzAuOSwgMC45OV19"
+        "fSwgInRlbnNvcnMiOiB7InciOiB7ImR0eXBlIjogIkYzMiIsICJzaGFwZSI6IFsyLCAyXSwgImNodW5rcyI6IFtbWzAsIDBdLCBb"
+        "MiwgMl0sICJyYW5rLTAwMDAwLnNhZmV0ZW5zb3JzIiwgMTEyXV19fSwgImZpbGVzIjogW3sibmFtZSI6ICJyYW5rLTAwMDAwLnNh"
+        "ZmV0ZW5zb3JzIiwgImJ5dGVzIjogMTI4LCAiY3JjMzIiOiA3NzI4NzI0NzB9XX0K"
+    ),
+    "rank-00000.safetensors": (
+        "aAAAAAAAAAB7Il9fbWV0YWRhdGFfXyI6IHsiZm9ybWF0IjogInB0In0sICJ3IjogeyJkdHlwZSI6ICJGMzIiLCAic2hhcGUiOiBb"
+        "MiwgMl0sICJkYXRhX29mZnNldHMiOiBbMCwgMTZdfX0gICAgIAAAgD8AAABAAABAQAAAgEA="
+    ),
 }
 
 
@@ -273,20 +287,27 @@ SECOND: dict[str, tuple[str, str, str]] = {  # what is replaced, by what, and wh
     "NaN": ('"step": 2, "data"', '"step": Infinity, "data"', ", line 2: 'Infinity' is no finite number"),
     "twice": ('"step": 2, "data"', '"step": 2, "step": 3, "data"', ", line 2: the key 'step' is there twice"),
     "no JSON": ('"torch": ', '"torch"; ', ", line 2, column 9: Expecting ':' delimiter"),
-    "deep": ('"step": 2, "data"', f'"step": {"[" * 200}{"]" * 200}, "data"', " contradicts itself: the state nests 201 deep, and 100 is the most"),
+    "deep": ('"step": 2, "data"', f'"step": {"[" * 200}{"]" * 200}, "data"',
+             " contradicts itself: the state nests 201 deep, and 100 is the most"),
     "a chunk "
-    "outside": (CHUNK, '"chunks": [[[7, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' is outside of it, or of rank-00000.safetensors"),
+    "outside": (CHUNK, '"chunks": [[[7, 0], [6, 8]',
+                " contradicts itself: a chunk of 'model/up.weight' is outside of it, or of rank-00000.safetensors"),
     "a chunk "
-    "before": (CHUNK, '"chunks": [[[-1, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' has -1 where a count belongs"),
+    "before": (CHUNK, '"chunks": [[[-1, 0], [6, 8]',
+               " contradicts itself: a chunk of 'model/up.weight' has -1 where a count belongs"),
     "a "
-    "fraction": (CHUNK, '"chunks": [[[0.0, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' has 0.0 where a count belongs"),
+    "fraction": (CHUNK, '"chunks": [[[0.0, 0], [6, 8]',
+                 " contradicts itself: a chunk of 'model/up.weight' has 0.0 where a count belongs"),
     "not all of "
-    "it": (CHUNK, '"chunks": [[[0, 0], [5, 8]', " contradicts itself: the chunks of 'model/up.weight' are not all of it"),
+    "it": (CHUNK, '"chunks": [[[0, 0], [5, 8]',
+           " contradicts itself: the chunks of 'model/up.weight' are not all of it"),
     "an overlap": (CHUNK, '"chunks": [[[1, 0], [6, 8]', " contradicts itself: two chunks of 'model/up.weight' overlap"),
     "a huge "
-    "number": (CHUNK, f'"chunks": [[[{"9" * 400}, 0], [6, 8]', " contradicts itself: a chunk of 'model/up.weight' is outside of it, or of rank-00000.safetensors"),
+    "number": (CHUNK, f'"chunks": [[[{"9" * 400}, 0], [6, 8]',
+               " contradicts itself: a chunk of 'model/up.weight' is outside of it, or of rank-00000.safetensors"),
     "a file "
-    "elsewhere": (FILE, '"name": "../../rank-00000.safetensors"', " contradicts itself: '../../rank-00000.safetensors' is no name of a file in the folder"),
+    "elsewhere": (FILE, '"name": "../../rank-00000.safetensors"',
+                  " contradicts itself: '../../rank-00000.safetensors' is no name of a file in the folder"),
     "a file at the "
     "root": (FILE, '"name": "/etc/passwd"', " contradicts itself: '/etc/passwd' is no name of a file in the folder"),
     "a long "
@@ -294,18 +315,22 @@ SECOND: dict[str, tuple[str, str, str]] = {  # what is replaced, by what, and wh
     "a zero byte": (FILE, '"name": "a\\u0000"', " contradicts itself: 'a\\x00' is no name of a file in the folder"),
     "half a pair": (FILE, '"name": "\\ud800"', " contradicts itself: '\\ud800' is no name of a file in the folder"),
     "no file of "
-    "it": (FILE, '"name": "rank-00009.safetensors"', " contradicts itself: 'rank-00000.safetensors' is missing, or unknown"),
+    "it": (FILE, '"name": "rank-00009.safetensors"',
+           " contradicts itself: 'rank-00000.safetensors' is missing, or unknown"),
     "a file twice": (FILE, '"name": "rank-00001.safetensors"', " contradicts itself: a file is there twice"),
     "a size": ('"crc32": ', '"crc32": -', " contradicts itself: the CRC-32 of rank-00000.safetensors has -"),
     "a dtype": ('"dtype": "BF16"', '"dtype": "BF17"', " contradicts itself: 'BF17' is missing, or unknown"),
     "a kind": ('{"$tuple": [0.9', '{"$tuples": [0.9', " contradicts itself: '$tuples' is missing, or unknown"),
     "a "
-    "tensor": ('{"$tensor": "model/few"}', '{"$tensor": "model/fow"}', " contradicts itself: the state has the tensor 'model/fow', and tensors has not"),
+    "tensor": ('{"$tensor": "model/few"}', '{"$tensor": "model/fow"}',
+               " contradicts itself: the state has the tensor 'model/fow', and tensors has not"),
     "no tensor": ('{"$tensor": "model/few"}', '{"$tensor": [1]}', " contradicts itself: "),
     "an "
-    "object": ('"step": 2, "data"', '"step": {"$array": ["|O", [1], "AAAAAAAAAAA="]}, "data"', " contradicts itself: an array of |O is no array of numbers"),
+    "object": ('"step": 2, "data"', '"step": {"$array": ["|O", [1], "AAAAAAAAAAA="]}, "data"',
+               " contradicts itself: an array of |O is no array of numbers"),
     "a huge "
-    "array": ('"step": 2, "data"', f'"step": {{"$array": ["<f4", [{"9" * 40}], "AAAA"]}}, "data"', " contradicts itself: "),
+    "array": ('"step": 2, "data"', f'"step": {{"$array": ["<f4", [{"9" * 40}], "AAAA"]}}, "data"',
+              " contradicts itself: "),
     "no data": ('"step": 2, "data"', '"step": {"$bytes": 3}, "data"', " contradicts itself: "),
     "nothing": ('"torch": ', '"torhc": ', " contradicts itself: 'torch' is missing, or unknown"),
 }  # fmt: skip
@@ -322,7 +347,8 @@ def test_a_second_line_that_is_hostile(two: Path, case: str) -> None:
 
 
 LEAF = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(-(10**30), 10**30), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=3),
+    st.none(), st.booleans(), st.integers(), st.integers(-(10**30), 10**30),
+    st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=3),
     st.sampled_from(["rank-00000.safetensors", "F32", "$tensor", "<f4", "/", "..", "\x00"]),
 )  # fmt: skip
 INNER = st.one_of(LEAF, st.lists(LEAF, max_size=3))

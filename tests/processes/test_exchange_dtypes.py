@@ -34,7 +34,8 @@ REDUCED = [(name, kind) for name, dtype in DTYPES.items() for kind in kinds(dtyp
 REFUSED = [(name, kind) for name, dtype in DTYPES.items() for kind in KINDS if kind not in kinds(dtype)]
 SINGLE = {  # what one device makes of the addends
     "sum": functools.partial(functools.reduce, torch.add), "prod": functools.partial(functools.reduce, torch.mul),
-    "max": functools.partial(functools.reduce, torch.maximum), "min": functools.partial(functools.reduce, torch.minimum),
+    "max": functools.partial(functools.reduce, torch.maximum),
+    "min": functools.partial(functools.reduce, torch.minimum),
 }  # fmt: skip
 
 
@@ -126,7 +127,10 @@ def test_what_no_dtype_has_is_refused_when_it_is_planned(name: str, kind: str) -
     with pytest.raises(TransitionError) as error:
         transitions(type_of(dtype, "[5 4]", f" +{kind}:tp"), type_of(dtype, "[5 4]"))
     assert str(error.value) == f"no transfers lead from {name}[5 4] +{kind}:tp to {name}[5 4]: {why}"
-    text = f"program explicit on {ON}\n  x : {name}[5 4] +{kind}:tp = input\nforward:\n  y : {name}[5 4] = all_reduce(x, tp, op={kind})\n  return y\n"
+    text = (
+        f"program explicit on {ON}\n  x : {name}[5 4] +{kind}:tp = input\nforward:\n  y : {name}[5 4] = "
+        f"all_reduce(x, tp, op={kind})\n  return y\n"
+    )
     with pytest.raises(Exception, match=why.replace(".", r"\.")):
         Program.parse(text).verify()
 

@@ -13,8 +13,8 @@ from processes import ranks
 import autopar
 from autopar import Mesh
 
-CASES = ["shared", "last_one_closes", "again_after_close", "many_times", "one_closes_another_calls", "meshes_in_different_orders",
-         "closed_while_an_exception_is_handled", "groups_of_the_user"]  # fmt: skip
+CASES = ["shared", "last_one_closes", "again_after_close", "many_times", "one_closes_another_calls",
+         "meshes_in_different_orders", "closed_while_an_exception_is_handled", "groups_of_the_user"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

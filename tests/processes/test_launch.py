@@ -26,7 +26,10 @@ from autopar.runtime.processes.watch.watch import PREFIX
 
 MIDDLE = "in mm(x, t)   model.py:42  self.down(x)   in module layers.0.mlp"
 RANKS = str(Path(__file__).parents[1] / "support" / "failing_ranks.py")
-WAIT = "import os, sys, time; rank = int(os.environ['RANK']); print('pid', os.getpid()); time.sleep(0 if rank == 1 else 60); "
+WAIT = (
+    "import os, sys, time; rank = int(os.environ['RANK']); print('pid', os.getpid()); time.sleep(0 if rank == 1 "
+    "else 60); "
+)
 
 
 def python(program: str, *arguments: str) -> list[str]:
@@ -50,7 +53,10 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 
 def test_lines_of_all_ranks_but_the_first_say_whose_they_are(capfd: pytest.CaptureFixture[str]) -> None:
-    program = "import os, sys; print('out', os.environ['RANK'], *sys.argv[1:]); print('err', os.environ['RANK'], file=sys.stderr)"
+    program = (
+        "import os, sys; print('out', os.environ['RANK'], *sys.argv[1:]); print('err', os.environ['RANK'], "
+        "file=sys.stderr)"
+    )
     handlers, variables = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)], dict(os.environ)
     launch(python(program, "a b", "${local_rank}", "$$"), 3)
     out, err = capfd.readouterr()
@@ -203,6 +209,9 @@ def test_ranks_end_when_the_launcher_is_killed(launcher: Callable[..., subproces
 
 
 def test_the_launcher_of_torch_is_imported_when_it_is_needed() -> None:
-    program = "import sys, autopar.runtime.processes.launch; print([m for m in sys.modules if m.startswith(('torch.distributed.elastic', 'torch.distributed.launcher'))])"
+    program = (
+        "import sys, autopar.runtime.processes.launch; print([m for m in sys.modules if "
+        "m.startswith(('torch.distributed.elastic', 'torch.distributed.launcher'))])"
+    )
     done = subprocess.run(python(program), capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -32,8 +32,8 @@ def test_ten_steps_of_one_process(name: str, sizes: dict[str, int]) -> None:
     loops.ten_steps(name, sizes)
 
 
-CALLS = ["inputs_and_outputs", "inputs_with_gradients", "gradients_of_some_outputs", "frozen_and_tied", "first_ranks_values",
-         "captured_again", "bad_calls", "sizes_of_one", "cache",
+CALLS = ["inputs_and_outputs", "inputs_with_gradients", "gradients_of_some_outputs", "frozen_and_tied",
+         "first_ranks_values", "captured_again", "bad_calls", "sizes_of_one", "cache",
          "fused_optimizer", "values_that_differ", "backwards_that_differ", "modes_that_differ",
          "loaded_values_of_the_first_rank", "randomness", "wrapped_layers"]  # fmt: skip
 

@@ -10,8 +10,9 @@ import steps
 from processes import ranks
 
 CASES = [
-    ("mlp", {"dp": 2, "tp": 2}, 3), ("mlp", {"dp": 4}, 2), ("llama", {"dp": 2, "tp": 2}, 1), ("llama sequence", {"dp": 2, "tp": 2}, 3),
-    ("llama", {"dp": 4}, 0), ("gpt2", {"dp": 2, "tp": 2}, 2), ("gpt2", {"dp": 4}, 3), ("bert", {"dp": 2, "tp": 2}, 0), ("bert", {"dp": 4}, 1),
+    ("mlp", {"dp": 2, "tp": 2}, 3), ("mlp", {"dp": 4}, 2), ("llama", {"dp": 2, "tp": 2}, 1),
+    ("llama sequence", {"dp": 2, "tp": 2}, 3), ("llama", {"dp": 4}, 0), ("gpt2", {"dp": 2, "tp": 2}, 2),
+    ("gpt2", {"dp": 4}, 3), ("bert", {"dp": 2, "tp": 2}, 0), ("bert", {"dp": 4}, 1),
     ("resnet", {"dp": 2, "tp": 2}, 1), ("mlp", {"dp": 2}, 1),
 ]  # fmt: skip
 

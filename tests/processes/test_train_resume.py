@@ -87,8 +87,8 @@ def test_a_training_that_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
 REFUSED = {
     "--lr "
     "0.1": r"--lr is 0\.1, and in the checkpoint in FOLDER it was 0\.002; give --lr as it was, or name another folder",
-    "--text "
-    "book.txt": r"--text is book\.txt \(100 bytes, crc32 \w+\), and in the checkpoint in FOLDER it was Python's standard library \(.*\); .*",
+    "--text book.txt": r"--text is book\.txt \(100 bytes, crc32 \w+\), and in the checkpoint in FOLDER it was Python's "
+    r"standard library \(.*\); .*",
     "--clip-norm 1": r"--clip-norm is 1\.0, and in the checkpoint in FOLDER it was inf; .*",
     "--amp bf16-O1": r"--amp is bf16-O1, and in the checkpoint in FOLDER it was none; .*",
     "--warmup 1": r"--warmup is 1, and in the checkpoint in FOLDER it was 0; .*",
@@ -120,8 +120,9 @@ def test_what_is_not_resumed(
 
 # -- killed
 
-JOB = [sys.executable, "-m", "autopar", "train", "--device", "cpu", "--mesh", "dp=2", "--zero", "1", "--batch", "4", "--sequence", "16", "--steps", "16",
-       "--every", "2", "--warmup", "3", "--clip-norm", "1", "--microbatches", "2", "--resume"]  # fmt: skip
+JOB = [sys.executable, "-m", "autopar", "train", "--device", "cpu", "--mesh", "dp=2", "--zero", "1", "--batch", "4",
+       "--sequence", "16", "--steps", "16", "--every", "2", "--warmup", "3", "--clip-norm", "1", "--microbatches", "2",
+       "--resume"]  # fmt: skip
 
 
 def children(pid: int) -> list[int]:

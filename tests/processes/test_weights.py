@@ -132,7 +132,7 @@ def test_values_that_are_there_stay() -> None:
     """What is not on meta is initialised where it lies."""
     model = on_meta(Odd)
     model.table = torch.ones(7, 3)
-    model.forward = lambda: None  # type: ignore[method-assign]
+    model.forward = lambda: None
     table = model.table
     autopar.parallelize(model, Mesh(dp=2)).initialize()
     assert model.table is table and table[0, 1] == 1 and table[6, 2] == 20
@@ -161,12 +161,12 @@ def test_ties_that_init_does_not_make() -> None:
 def test_bad_init() -> None:
     parallel = autopar.parallelize(on_meta(lambda: nn.Linear(4, 4)), Mesh(dp=2))
     with pytest.raises(TypeError, match="init is a function of a module"):
-        parallel.initialize("normal")  # type: ignore[arg-type]
+        parallel.initialize("normal")
     with pytest.raises(ValueError, match="device='meta' has no storage"):
         parallel.initialize(device="meta")
 
     def shorter(module: nn.Module) -> None:
-        module.reset_parameters()  # type: ignore[operator]
+        module.reset_parameters()
         module.bias = nn.Parameter(torch.zeros(3))
 
     with pytest.raises(
@@ -233,9 +233,12 @@ def test_dtypes_and_scalars(tmp_path: Path) -> None:
     assert load_file(tmp_path / "file.safetensors")["weight"].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("attr", [DistAttr.split("dp", None), DistAttr.split(None, ("dp", "tp")), DistAttr.split("tp", "dp"),
-                                  DistAttr((((None, ()),), ((3, ()), (4, ("tp",))))), DistAttr((((5, ("dp",)), (2, ("tp",))), ((None, ()),))),
-                                  DistAttr((((2, ("dp",)), (5, ("tp",))), ((2, ("cp",)), (3, ()), (2, ("cp",)))))], ids=str)  # fmt: skip
+@pytest.mark.parametrize("attr",
+                         [DistAttr.split("dp", None), DistAttr.split(None, ("dp", "tp")), DistAttr.split("tp", "dp"),
+                                  DistAttr((((None, ()),), ((3, ()), (4, ("tp",))))),
+                                  DistAttr((((5, ("dp",)), (2, ("tp",))), ((None, ()),))),
+                                  DistAttr((((2, ("dp",)), (5, ("tp",))), ((2, ("cp",)), (3, ()), (2, ("cp",)))))],
+                         ids=str)  # fmt: skip
 def test_parts(attr: DistAttr) -> None:
     """What the parts bring together is what ``cut`` cuts."""
     from autopar.runtime.simulation.pieces import _window
@@ -243,7 +246,7 @@ def test_parts(attr: DistAttr) -> None:
     class Type:
         shape = (10, 12)
 
-    Type.attr = attr  # type: ignore[attr-defined]
+    Type.attr = attr
     mesh, whole = Mesh(dp=2, tp=2, cp=2), torch.arange(120).view(10, 12)
     for rank in mesh.ranks:
         at = mesh.coordinates(rank)
@@ -251,4 +254,4 @@ def test_parts(attr: DistAttr) -> None:
         for there, here in parts_of(attr, (10, 12), mesh, at):
             assert all((piece[here] == -1).flatten().tolist())
             piece[here] = whole[there]
-        assert torch.equal(piece, _window(whole, Type, attr.local_parts((10, 12), mesh, at)).reshape(piece.shape))  # type: ignore[arg-type]
+        assert torch.equal(piece, _window(whole, Type, attr.local_parts((10, 12), mesh, at)).reshape(piece.shape))

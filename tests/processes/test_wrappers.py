@@ -20,7 +20,8 @@ DDP = (
 )
 ERRORS = {
     "DistributedDataParallel": DDP.format(
-        line='models_wrapped.py:{}  "DistributedDataParallel": lambda parallel: nn.parallel.DistributedDataParallel(parallel),'
+        line='models_wrapped.py:{}  "DistributedDataParallel": lambda parallel: '
+        "nn.parallel.DistributedDataParallel(parallel),"
     ),
     "Accelerate": DDP.format(line="models_wrapped.py:{}  return Accelerator(cpu=True).prepare(parallel)"),
     "fully_shard": (
@@ -29,8 +30,10 @@ ERRORS = {
         "parallel.train_step(optimizer, zero=3)\n"
         '    models_wrapped.py:{}  "fully_shard": lambda parallel: fully_shard(parallel),'
     ),
-    "parallelize": "TypeError: parallelize takes the model itself, and this one is on a mesh already; pass the model that was given to parallelize",
-    "torch.save": "TypeError: a model on a mesh is sharded over its processes and cannot be pickled; save its state_dict()",
+    "parallelize": "TypeError: parallelize takes the model itself, and this one is on a mesh already; pass the model "
+    "that was given to parallelize",
+    "torch.save": "TypeError: a model on a mesh is sharded over its processes and cannot be pickled; save its "
+    "state_dict()",
 }
 
 
@@ -46,6 +49,9 @@ def test_what_wraps_a_model_on_a_mesh() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_call_that_is_traced() -> None:
     parallel = autopar.parallelize(Block(), autopar.Mesh(dp=1))
-    text = "torch.compile and torch.export cannot take a model that is on a mesh: its step is a captured program already, which runs as it is; call the model as it is"
+    text = (
+        "torch.compile and torch.export cannot take a model that is on a mesh: its step is a captured program "
+        "already, which runs as it is; call the model as it is"
+    )
     with pytest.raises(TypeError, match=f"^{text}$"):
         torch.export.export(parallel, (torch.randn(4, 8),))

@@ -34,8 +34,9 @@ COPY = torch.ops.aten._to_copy.default
 INSIDE = ("_softmax", "native_layer_norm")
 APART = ("aten::mean.dim", "aten::native_batch_norm")
 
-MEGATRON = {"*.up.weight": ("tp", None), "*.up.bias": ("tp",), "*.down.weight": (None, "tp"), "*.qkv.weight": ("(3 -1/tp)", None),
-            "*.qkv.bias": ("(3 -1/tp)",), "*.out.weight": (None, "tp"), "*.head.weight": ("tp", None), "*.embed.weight": ("tp", None)}  # fmt: skip
+MEGATRON = {"*.up.weight": ("tp", None), "*.up.bias": ("tp",), "*.down.weight": (None, "tp"),
+            "*.qkv.weight": ("(3 -1/tp)", None), "*.qkv.bias": ("(3 -1/tp)",), "*.out.weight": (None, "tp"),
+            "*.head.weight": ("tp", None), "*.embed.weight": ("tp", None)}  # fmt: skip
 
 
 def rows(program: Program) -> list[tuple[str, ...]]:
@@ -154,10 +155,11 @@ def language_model(kind: str) -> nn.Module:
 
     small = {"vocab_size": 20, "bos_token_id": 1, "eos_token_id": 2}
     model = {
-        "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
-                                                            num_key_value_heads=2, max_position_embeddings=16, **small)),
-        "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=16, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-                                                         loss_type="ForCausalLM", **small)),
+        "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                                                            num_attention_heads=4, num_key_value_heads=2,
+                                                            max_position_embeddings=16, **small)),
+        "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=16, resid_pdrop=0,
+                                                         embd_pdrop=0, attn_pdrop=0, loss_type="ForCausalLM", **small)),
     }[kind]()  # fmt: skip
 
     class Loss(nn.Module):
@@ -215,7 +217,8 @@ def test_weights_of_llamas_norms_stay_wide() -> None:
     model, args = language_model("llama"), (i(2, 8, below=20),)
     low = low_precision(traced(model, args, "bf16-O2"))
     assert {name for name, _ in model.named_parameters() if name not in low} == {
-        "model.model.layers.0.input_layernorm.weight", "model.model.layers.0.post_attention_layernorm.weight", "model.model.norm.weight",
+        "model.model.layers.0.input_layernorm.weight", "model.model.layers.0.post_attention_layernorm.weight",
+        "model.model.norm.weight",
     }  # fmt: skip
 
 

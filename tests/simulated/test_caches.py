@@ -81,7 +81,10 @@ def test_a_cache_that_is_changed_and_not_returned() -> None:
 
     cache = filled()
     kept = copy.deepcopy(cache)
-    text = r"forward changes its argument cache, a DynamicCache, and does not return it\n  return it, so that its new contents are outputs"
+    text = (
+        r"forward changes its argument cache, a DynamicCache, and does not return it\n  return it, so that its new "
+        r"contents are outputs"
+    )
     with pytest.raises(CaptureError, match=text):
         autopar.parallelize(Apply(extends), Mesh(dp=2), example=((torch.randn(4, 4).double(),), {"cache": cache}))
     same(cache, kept)

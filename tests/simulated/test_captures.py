@@ -154,8 +154,10 @@ leaves = (
     | st.text(max_size=3)
     | st.builds(lambda n: torch.full((n,), float(n)), st.integers(0, 3))
 )
-values = st.recursive(leaves, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=2), v, max_size=3) | st.builds(Out, v, v)
-                      | st.builds(Pair, v, v) | st.tuples(v) | st.builds(Frozen, v, v) | st.builds(Slots, v))  # fmt: skip
+values = st.recursive(leaves,
+                      lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=2), v, max_size=3)
+                      | st.builds(Out, v, v) | st.builds(Pair, v, v) | st.tuples(v) | st.builds(Frozen, v, v)
+                      | st.builds(Slots, v))  # fmt: skip
 
 
 @given(values)
@@ -274,7 +276,8 @@ def kept(*things: Any) -> Iterator[torch.Tensor]:
 @pytest.mark.parametrize("model, args, states", [
     (Running, lambda: (torch.randn(4, 4, dtype=d),), {"seen", "last"}),
     (Block, lambda: (torch.randn(4, 8, dtype=d),), set()),
-    (lambda: Apply(lambda y, o: y + o.h), lambda: (torch.randn(4, 4, dtype=d), Out(None, torch.randn(4, 4, dtype=d))), set()),
+    (lambda: Apply(lambda y, o: y + o.h), lambda: (torch.randn(4, 4, dtype=d), Out(None, torch.randn(4, 4, dtype=d))),
+     set()),
 ])  # fmt: skip
 def test_a_run_changes_state_as_eager_and_nothing_else(model: Any, args: Any, states: set[str]) -> None:
     """Thrice, backward included: no argument, parameter or other buffer gets another value, or another version."""

@@ -16,8 +16,8 @@ import autopar
 from autopar import Mesh
 from autopar.capture import trace as capturing
 
-LLAMA = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                    vocab_size=32, max_position_embeddings=64)  # fmt: skip
+LLAMA = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+                    num_key_value_heads=2, vocab_size=32, max_position_embeddings=64)  # fmt: skip
 PROJECTIONS = {"*.[qkv]_proj.weight": ("tp",), "*.o_proj.weight": (None, "tp")}
 
 

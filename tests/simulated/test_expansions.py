@@ -35,9 +35,11 @@ def calls_of(name: str) -> list[Any]:
     """The calls on which the op's rule is proven, as far as they can be expanded, and some with longer dims."""
     more = {
         "_softmax": [call(floats(3, 9), 1, False), call(floats(16, 2), 0, False), call(floats(2, 11, 3), -2, False)],
-        "_softmax_backward_data": [call(floats(3, 9), floats(3, 9), 1, torch.float64), call(floats(2, 11, 3), floats(2, 11, 3), 1, torch.float64)],
+        "_softmax_backward_data": [call(floats(3, 9), floats(3, 9), 1, torch.float64),
+                                   call(floats(2, 11, 3), floats(2, 11, 3), 1, torch.float64)],
         "gather": [call(floats(4, 9), 1, integers(4, 3, below=9)), call(floats(10, 3), 0, integers(2, 3, below=10))],
-        "scatter_add": [call(floats(4, 9), 1, integers(4, 3, below=9), floats(4, 3)), call(floats(11,), 0, integers(5, below=11), floats(5))],
+        "scatter_add": [call(floats(4, 9), 1, integers(4, 3, below=9), floats(4, 3)),
+                        call(floats(11,), 0, integers(5, below=11), floats(5))],
     }  # fmt: skip
     more["_log_softmax"], more["_log_softmax_backward_data"] = more["_softmax"], more["_softmax_backward_data"]
     found = [made(spec, name) for spec in [*TABLE[name], *more.get(name, [])]]
@@ -120,8 +122,11 @@ HELD = [
     (sharded_lookup.gather_held, call(floats(2, 6, 3), -2, integers(2, 1, 3, below=6), torch.arange(6), 6)),
     (sharded_lookup.scatter_held, call(floats(4, 3), 1, integers(4, 3, below=6), torch.arange(6), 6)),
     (sharded_lookup.within, call(integers(3, 4, below=7), 7)),
-    (sharded_lookup.causal_attention, call(floats(4, 4, 6, 4), floats(4, 2, 6, 4), floats(4, 2, 6, 4), torch.arange(6), None)),
-    (sharded_lookup.causal_attention_backward, call(*[floats(4, 4, 6, 4)] * 2, *[floats(4, 2, 6, 4)] * 2, floats(4, 4, 6, 4), floats(4, 4, 6), torch.arange(6), None)),
+    (sharded_lookup.causal_attention,
+     call(floats(4, 4, 6, 4), floats(4, 2, 6, 4), floats(4, 2, 6, 4), torch.arange(6), None)),
+    (sharded_lookup.causal_attention_backward,
+     call(*[floats(4, 4, 6, 4)] * 2, *[floats(4, 2, 6, 4)] * 2, floats(4, 4, 6, 4), floats(4, 4, 6), torch.arange(6),
+          None)),
 ]  # fmt: skip
 
 
@@ -154,7 +159,8 @@ class Head(nn.Module):
 
 OPTIONS: list[dict[str, Any]] = [
     {}, {"reduction": "sum"}, {"reduction": "none"}, {"ignore_index": 2}, {"label_smoothing": 0.1},
-    {"weight": torch.linspace(0.5, 2, 11, dtype=torch.float64)}, {"weight": torch.linspace(0.5, 2, 11, dtype=torch.float64), "ignore_index": 0},
+    {"weight": torch.linspace(0.5, 2, 11, dtype=torch.float64)},
+    {"weight": torch.linspace(0.5, 2, 11, dtype=torch.float64), "ignore_index": 0},
 ]  # fmt: skip
 
 

@@ -50,7 +50,8 @@ FUNCTIONS: dict[str, Function] = {
     "vjp": lambda m, x: vjp(m.energy, m.inner(x))[1](torch.ones((), dtype=d))[0],
     "vmap "
     "in_dims": lambda m, x: vmap(lambda column, w: column.sum() * w, in_dims=(1, 0), out_dims=1)(x, m.inner.weight),
-    "functional_call": lambda m, x: functional_call(m.inner, {name: p * 2 for name, p in m.parameters_by_name().items()}, (x,)),
+    "functional_call": lambda m,
+    x: functional_call(m.inner, {name: p * 2 for name, p in m.parameters_by_name().items()}, (x,)),
     "gradients of "
     "samples": lambda m, x: vmap(grad(of_a_sample(m)), in_dims=(None, 0))(m.parameters_by_name(), x)["weight"],
     "ensemble": lambda m, x: vmap(lambda w, x: functional_call(m.inner, w, (x,)), in_dims=(0, None))(

@@ -57,9 +57,11 @@ CHANGES: dict[str, tuple[Callable[[Reader], Any], str]] = {  # what is changed, 
     "a new attribute": (lambda m: setattr(m, "extra", 4), "extra is 4, it was missing"),
     "an entry of a list": (lambda m: m.weights.__setitem__(0, 0.125), "weights is [0.125, 0.25], it was [0.5, 0.25]"),
     "an entry of a "
-    "dict": (lambda m: m.options.update(gain=2.5), "options is {'gain': 2.5, 'deep': [{'on': True}]}, it was {'gain': 1.0, 'deep': [{'on': True}]}"),
+    "dict": (lambda m: m.options.update(gain=2.5),
+             "options is {'gain': 2.5, 'deep': [{'on': True}]}, it was {'gain': 1.0, 'deep': [{'on': True}]}"),
     "an entry deep in a "
-    "dict": (lambda m: m.options["deep"][0].update(on=False), "options is {'gain': 1.0, 'deep': [{'on': False}]}, it was {'gain': 1.0, 'deep': [{'on': True}]}"),
+    "dict": (lambda m: m.options["deep"][0].update(on=False),
+             "options is {'gain': 1.0, 'deep': [{'on': False}]}, it was {'gain': 1.0, 'deep': [{'on': True}]}"),
     "a config": (lambda m: setattr(m.config, "mode", "minus"), "config.mode is 'minus', it was 'plus'"),
     "a config in a config, through a "
     "property": (lambda m: setattr(m.config.inner, "scale", 0.5), "config.inner.scale is 0.5, it was 1.5"),
@@ -75,18 +77,22 @@ CHANGES: dict[str, tuple[Callable[[Reader], Any], str]] = {  # what is changed, 
     "a global that a function "
     "reads": (in_module("FACTOR", 4.0), "the global FACTOR of guarded_models is 4.0, it was 2.0"),
     "a global "
-    "config": (lambda m: setattr(CONFIG.inner, "scale", 4.5), "the global CONFIG of guarded_models.inner.scale is 4.5, it was 1.5"),
+    "config": (lambda m: setattr(CONFIG.inner, "scale", 4.5),
+               "the global CONFIG of guarded_models.inner.scale is 4.5, it was 1.5"),
     "a global "
-    "table": (lambda m: TABLE["a"].__setitem__(0, 8.0), "the global TABLE of guarded_models is {'a': [8.0, 2.0]}, it was {'a': [1.0, 2.0]}"),
+    "table": (lambda m: TABLE["a"].__setitem__(0, 8.0),
+              "the global TABLE of guarded_models is {'a': [8.0, 2.0]}, it was {'a': [1.0, 2.0]}"),
     "a plain tensor": (lambda m: setattr(m, "plain", m.plain + 1), "plain is another tensor [], it was a tensor []"),
     "a plain tensor, in "
     "place": (lambda m: m.plain.add_(1), "plain is a tensor [] with other contents, it was a tensor []"),
     "a hook": (lambda m: m.l.register_forward_hook(half), "l._forward_hooks is [function half], it was []"),
     "a hook "
-    "before": (lambda m: m.l.register_forward_pre_hook(one_more), "l._forward_pre_hooks is [function one_more], it was []"),
+    "before": (lambda m: m.l.register_forward_pre_hook(one_more),
+               "l._forward_pre_hooks is [function one_more], it was []"),
     "another forward": (lambda m: setattr(m.l, "forward", twice), "l.forward is the function twice, it was missing"),
     "another "
-    "module": (lambda m: m._modules.__setitem__("drop", nn.Tanh()), "module 2 of the model is a Tanh, it was a Dropout"),
+    "module": (lambda m: m._modules.__setitem__("drop", nn.Tanh()),
+               "module 2 of the model is a Tanh, it was a Dropout"),
 }  # fmt: skip
 
 

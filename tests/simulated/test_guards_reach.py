@@ -48,7 +48,7 @@ class Fn(torch.autograd.Function):
         return h * G
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad * G * 3
 
 
@@ -58,7 +58,7 @@ class Backward(torch.autograd.Function):
         return h * 2
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad * G
 
 
@@ -99,7 +99,7 @@ def keyed(h: torch.Tensor, k: float = 2.0) -> torch.Tensor:
 
 
 def with_attribute(h: torch.Tensor) -> torch.Tensor:
-    return h * with_attribute.k  # type: ignore[attr-defined]
+    return h * with_attribute.k
 
 
 def with_default(h: torch.Tensor, k: float = 2.0) -> torch.Tensor:
@@ -173,12 +173,12 @@ def innermost(value: Any) -> Any:
 
 
 def closed() -> Reader:
-    HELD.functions = [closing_over(2.0)]  # type: ignore[misc]
-    return Reader(lambda m, h: next(iter(HELD.functions))[0](h))  # type: ignore[misc]
+    HELD.functions = [closing_over(2.0)]
+    return Reader(lambda m, h: next(iter(HELD.functions))[0](h))
 
 
 def set_global(model: Reader) -> None:
-    HERE.G = 5.0  # type: ignore[attr-defined]
+    HERE.G = 5.0
 
 
 def another_scale(h: torch.Tensor) -> torch.Tensor:
@@ -195,14 +195,16 @@ CASES: dict[str, tuple[Callable[[], Reader], Callable[[Reader], Any]]] = {
     "module": (lambda: Reader(lambda m, h: h * helpmod.Options.gain), lambda m: setattr(helpmod.Options, "gain", 5.0)),
     "a static method that reads a global": (lambda: Reader(lambda m, h: Ops.scale(h)), set_global),
     "a static method that is "
-    "replaced": (lambda: Reader(lambda m, h: Ops.scale(h)), lambda m: setattr(Ops, "scale", staticmethod(another_scale))),
+    "replaced": (lambda: Reader(lambda m, h: Ops.scale(h)),
+                 lambda m: setattr(Ops, "scale", staticmethod(another_scale))),
     "a class method that reads an "
     "attribute": (lambda: Reader(lambda m, h: Ops.times(h)), lambda m: setattr(Ops, "K", 3.0)),
     "a function of autograd": (lambda: Reader(lambda m, h: Fn.apply(h)), set_global),
     "the backward of a function of autograd": (lambda: Reader(lambda m, h: Backward.apply(h)), set_global),
     "a class as config": (lambda: Reader(lambda m, h: h * m.cfg.beta, cfg=Cfg), lambda m: setattr(Cfg, "beta", 3.0)),
     "a class as config, by a "
-    "name": (lambda: Reader(lambda m, h: h * getattr(m.cfg, "beta"), cfg=Cfg), lambda m: setattr(Cfg, "beta", 3.0)),  # noqa: B009
+    "name": (lambda: Reader(lambda m, h: h * getattr(m.cfg, "beta"), cfg=Cfg),  # noqa: B009
+             lambda m: setattr(Cfg, "beta", 3.0)),
     "an object of a class as "
     "config": (lambda: Reader(lambda m, h: h * m.cfg.inner.b, cfg=Cfg), lambda m: setattr(Cfg.inner, "b", 3.0)),
     "a module as "
@@ -214,13 +216,17 @@ CASES: dict[str, tuple[Callable[[], Reader], Callable[[Reader], Any]]] = {
     "a partial whose function reads a "
     "global": (lambda: Reader(lambda m, h: m.g(h), g=functools.partial(keyed, k=1.0)), set_global),
     "a partial's "
-    "keywords": (lambda: Reader(lambda m, h: m.g(h), g=functools.partial(keyed, k=1.0)), lambda m: m.g.keywords.update(k=5.0)),
+    "keywords": (lambda: Reader(lambda m, h: m.g(h), g=functools.partial(keyed, k=1.0)),
+                 lambda m: m.g.keywords.update(k=5.0)),
     "a partial's "
-    "object": (lambda: Reader(lambda m, h: m.g(h), g=functools.partial(with_object, value=Value())), lambda m: setattr(m.g.keywords["value"], "b", 5.0)),
+    "object": (lambda: Reader(lambda m, h: m.g(h), g=functools.partial(with_object, value=Value())),
+               lambda m: setattr(m.g.keywords["value"], "b", 5.0)),
     "an object far back in a "
-    "list": (lambda: Reader(lambda m, h: h * m.cs[80].b, cs=[Value() for _ in range(100)]), lambda m: setattr(m.cs[80], "b", 5.0)),
+    "list": (lambda: Reader(lambda m, h: h * m.cs[80].b, cs=[Value() for _ in range(100)]),
+             lambda m: setattr(m.cs[80], "b", 5.0)),
     "an object deep in "
-    "lists": (lambda: Reader(lambda m, h: h * innermost(m.cs).b, cs=nested(Value(), 6)), lambda m: setattr(innermost(m.cs), "b", 5.0)),
+    "lists": (lambda: Reader(lambda m, h: h * innermost(m.cs).b, cs=nested(Value(), 6)),
+              lambda m: setattr(innermost(m.cs), "b", 5.0)),
     "the class of a module": (lambda: Reader(lambda m, h: h), lambda m: setattr(m.act, "__class__", nn.Tanh)),
     "the class of an "
     "object": (lambda: Reader(lambda m, h: m.v.scale(h), v=Value()), lambda m: setattr(m.v, "__class__", Other)),
@@ -235,24 +241,30 @@ CASES: dict[str, tuple[Callable[[], Reader], Callable[[Reader], Any]]] = {
     "a default by "
     "keyword": (lambda: Reader(lambda m, h: with_keyword(h)), lambda m: with_keyword.__kwdefaults__.update(k=5.0)),
     "all defaults by "
-    "keyword": (lambda: Reader(lambda m, h: with_keyword(h)), lambda m: setattr(with_keyword, "__kwdefaults__", {"k": 5.0})),
+    "keyword": (lambda: Reader(lambda m, h: with_keyword(h)),
+                lambda m: setattr(with_keyword, "__kwdefaults__", {"k": 5.0})),
     "an object that is a "
-    "default": (lambda: Reader(lambda m, h: with_object(h)), lambda m: setattr(with_object.__defaults__[0], "b", 5.0)),  # type: ignore[index]
-    "a closure that is found nowhere": (closed, lambda m: HELD.functions[0][1](5.0)),  # type: ignore[misc]
+    "default": (lambda: Reader(lambda m, h: with_object(h)), lambda m: setattr(with_object.__defaults__[0], "b", 5.0)),
+    "a closure that is found nowhere": (closed, lambda m: HELD.functions[0][1](5.0)),
     "an attribute of a "
     "dict": (lambda: Reader(lambda m, h: h * m.c.beta, c=ODict()), lambda m: setattr(m.c, "beta", 5.0)),
     "an entry of a "
     "UserDict": (lambda: Reader(lambda m, h: h * m.c["b"], c=collections.UserDict(b=2.0)), lambda m: m.c.update(b=5.0)),
     "an entry of a "
-    "ChainMap": (lambda: Reader(lambda m, h: h * m.c["b"], c=collections.ChainMap({}, {"b": 2.0})), lambda m: m.c.maps[1].update(b=5.0)),
+    "ChainMap": (lambda: Reader(lambda m, h: h * m.c["b"], c=collections.ChainMap({}, {"b": 2.0})),
+                 lambda m: m.c.maps[1].update(b=5.0)),
     "an entry of a "
-    "UserList": (lambda: Reader(lambda m, h: h * m.c[0], c=collections.UserList([2.0])), lambda m: m.c.__setitem__(0, 5.0)),
+    "UserList": (lambda: Reader(lambda m, h: h * m.c[0], c=collections.UserList([2.0])),
+                 lambda m: m.c.__setitem__(0, 5.0)),
     "an entry of a mapping that is read "
-    "only": (lambda: Reader(lambda m, h: h * m.c["b"], c=types.MappingProxyType(INSIDE)), lambda m: INSIDE.update(b=5.0)),
+    "only": (lambda: Reader(lambda m, h: h * m.c["b"], c=types.MappingProxyType(INSIDE)),
+             lambda m: INSIDE.update(b=5.0)),
     "an entry of an "
-    "array": (lambda: Reader(lambda m, h: h * float(m.c[0]), c=np.array([2.0, 3.0])), lambda m: m.c.__setitem__(0, 5.0)),
+    "array": (lambda: Reader(lambda m, h: h * float(m.c[0]), c=np.array([2.0, 3.0])),
+              lambda m: m.c.__setitem__(0, 5.0)),
     "an entry of an array in a "
-    "dict": (lambda: Reader(lambda m, h: h * float(m.c["a"][0]), c={"a": np.array([2.0])}), lambda m: m.c["a"].__setitem__(0, 5.0)),
+    "dict": (lambda: Reader(lambda m, h: h * float(m.c["a"][0]), c={"a": np.array([2.0])}),
+             lambda m: m.c["a"].__setitem__(0, 5.0)),
 }  # fmt: skip
 
 
@@ -260,13 +272,13 @@ CASES: dict[str, tuple[Callable[[], Reader], Callable[[Reader], Any]]] = {
 def put_back() -> Any:
     """What changes change beside the model."""
     scale = vars(Ops)["scale"]
-    with_attribute.k = 2.0  # type: ignore[attr-defined]
+    with_attribute.k = 2.0
     yield
     importlib.reload(helpmod)
-    HERE.G, Ops.K, Cfg.beta, Cfg.inner.b, Reader.GAIN = 2.0, 2.0, 2.0, 2.0, 2.0  # type: ignore[attr-defined]
+    HERE.G, Ops.K, Cfg.beta, Cfg.inner.b, Reader.GAIN = 2.0, 2.0, 2.0, 2.0, 2.0
     Ops.scale = scale
     with_default.__defaults__, with_keyword.__kwdefaults__ = (2.0,), {"k": 2.0}
-    with_object.__defaults__[0].b = INSIDE["b"] = 2.0  # type: ignore[index]
+    with_object.__defaults__[0].b = INSIDE["b"] = 2.0
 
 
 def steps_as_eager(model: Reader, parallel: autopar.Parallel, step: Any, x: torch.Tensor) -> None:
@@ -335,7 +347,7 @@ def profiles_of_c() -> Any:
 
     def ended() -> list[str]:
         profiler.disable()
-        return [entry.code.co_name for entry in profiler.getstats() if isinstance(entry.code, types.CodeType)]  # type: ignore[attr-defined]
+        return [entry.code.co_name for entry in profiler.getstats() if isinstance(entry.code, types.CodeType)]
 
     return ended
 

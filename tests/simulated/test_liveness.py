@@ -138,8 +138,9 @@ class Parts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for way in self.ways:
             a, b = x.chunk(2, -1)
-            x = (torch.cat([b, a.exp()], -1), x.transpose(0, 1).reshape(x.shape), x.flatten().view(x.shape), x[:, :1].expand(x.shape),
-                 x * a.sum(), torch.stack([a, b], -1).flatten(1), x.t().contiguous().t().sin())[way]  # fmt: skip
+            x = (torch.cat([b, a.exp()], -1), x.transpose(0, 1).reshape(x.shape), x.flatten().view(x.shape),
+                 x[:, :1].expand(x.shape), x * a.sum(), torch.stack([a, b], -1).flatten(1),
+                 x.t().contiguous().t().sin())[way]  # fmt: skip
         return x.square().mean()
 
 
@@ -184,7 +185,8 @@ def test_states_transfers_and_views() -> None:
     w, x, y, one = 8 * 4 * 4, 6 * 4 * 4, 6 * 8 * 4, 4
     gathered, z = 8 * 12 * 4, 12 * 4 * 4
     held = 2 * w + x
-    assert found.held() == [held + n for n in (0, y, y, y + one, one, one, one + gathered, one + gathered, one + gathered,
+    assert found.held() == [held + n for n in (0, y, y, y + one, one, one, one + gathered, one + gathered,
+                                               one + gathered,
                                               one + gathered + w, gathered + w, gathered + z, z)]  # fmt: skip
     kinds = {storage.node.name: storage.kind for storage in found.storages}
     assert kinds == {"w": "parameters", "w_grad": "gradients", "x": "inputs", "y": "activations", "s": "activations",
@@ -238,8 +240,8 @@ def test_the_report() -> None:
     assert row.source.startswith("models.py:") and row.source.endswith("self.down(self.act(self.up(x)))")
     assert sum(row.kinds.values()) == row.bytes and sum(dict(row.modules).values()) <= report.made
     text = str(report)
-    for shown in (f"{report.peak:,}", "gelu_backward : f32[64 64]", "models.py:", "model.blocks.0.act 16,384", "addmm 16,384",
-                  f"bytes of one rank, {report.held:,} of them held by the caller"):  # fmt: skip
+    for shown in (f"{report.peak:,}", "gelu_backward : f32[64 64]", "models.py:", "model.blocks.0.act 16,384",
+                  "addmm 16,384", f"bytes of one rank, {report.held:,} of them held by the caller"):  # fmt: skip
         assert shown in text, text
     with pytest.raises(KeyError, match="no phase 'update' in the program; it has forward, backward"):
         report.phase("update")

@@ -187,7 +187,8 @@ def test_parametrized_layers(name: str) -> None:
 def test_what_is_computed_is_split_as_its_name_asks() -> None:
     model = Fed(parametrizations.weight_norm)
     g, v = "parametrizations.weight.original0", "parametrizations.weight.original1"
-    assert split(model, None, f"up_proj.{g}", f"up_proj.{v}", "up_proj.bias", f"down_proj.{g}", f"down_proj.{v}", "down_proj.bias") == [
+    assert split(model, None, f"up_proj.{g}", f"up_proj.{v}", "up_proj.bias", f"down_proj.{g}", f"down_proj.{v}",
+                 "down_proj.bias") == [
         COLUMN, COLUMN, DistAttr.split("tp"), WHOLE, ROW, DistAttr.split(None)
     ]  # fmt: skip
     assert split(model, {"*.up_proj.weight": ("tp", None)}, "up_proj.bias", "fc1.bias") == [DistAttr.split(None)] * 2

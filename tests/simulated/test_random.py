@@ -200,9 +200,11 @@ def seeded(x: torch.Tensor) -> torch.Tensor:
 
 REFUSED = {
     "its own "
-    "generator": (lambda x: x + torch.rand(12, generator=torch.Generator()), "draws from a generator of the model's own", "draw without generator="),
+    "generator": (lambda x: x + torch.rand(12, generator=torch.Generator()),
+                  "draws from a generator of the model's own", "draw without generator="),
     "a seed of its "
-    "own": (seeded, "draws after forward has seeded the generator, which a captured step does not do again", "call torch.manual_seed before forward"),
+    "own": (seeded, "draws after forward has seeded the generator, which a captured step does not do again",
+            "call torch.manual_seed before forward"),
 }  # fmt: skip
 MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
 

@@ -85,7 +85,7 @@ def test_the_same_numbers_as_on_a_single_device() -> None:
     torch.manual_seed(3)
     parallel.simulate(x).backward()
     for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
-        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)  # type: ignore[arg-type]
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
 
 
 def test_a_convolutional_net() -> None:
@@ -182,7 +182,7 @@ def test_copies_lie_as_is_said_of_originals() -> None:
     assert (
         record_of(program.node("gelu_again")).type.attr == split
         and record_of(program.node("gelu_1_again")).type.layout is None
-    )  # type: ignore[union-attr]
+    )
 
 
 def test_copies_say_what_they_are() -> None:
@@ -253,8 +253,9 @@ def check_structure(program: Program, before: Program, what: Any) -> None:
 def test_random_models_and_regions(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 99)))
     dim = 4
-    kinds = [lambda: nn.LayerNorm(dim), nn.Tanh, nn.ReLU, lambda: nn.Dropout(0.5), lambda: nn.Softmax(-1), lambda: Block(dim, 6),
-             lambda: nn.Linear(dim, dim), lambda: Residual(dim, 6, 2), lambda: nn.BatchNorm1d(dim)]  # fmt: skip
+    kinds = [lambda: nn.LayerNorm(dim), nn.Tanh, nn.ReLU, lambda: nn.Dropout(0.5), lambda: nn.Softmax(-1),
+             lambda: Block(dim, 6), lambda: nn.Linear(dim, dim), lambda: Residual(dim, 6, 2),
+             lambda: nn.BatchNorm1d(dim)]  # fmt: skip
     layers = [data.draw(st.sampled_from(kinds))() for _ in range(data.draw(st.integers(1, 5)))]
     layers.insert(data.draw(st.integers(0, len(layers))), layers[0])  # once more: two calls are one region
     model, batch = nn.Sequential(*layers, nn.Linear(dim, 2)), {"input": torch.randn(4, dim)}
@@ -278,7 +279,8 @@ def test_random_models_and_regions(data: st.DataObject) -> None:
 
 def test_blocks() -> None:
     """Numbered modules with modules of their own, the outermost, of all lists."""
-    paths = ["", "embed", "encoder", "encoder.block", *(f"encoder.block.{k}{rest}" for k in range(2) for rest in ("", ".mlp", ".mlp.0", ".mlp.0.up")),
+    paths = ["", "embed", "encoder", "encoder.block",
+             *(f"encoder.block.{k}{rest}" for k in range(2) for rest in ("", ".mlp", ".mlp.0", ".mlp.0.up")),
              "decoder.block.0", "decoder.block.0.mlp", "norms", "norms.0", "norms.1"]  # fmt: skip
     assert blocks(paths) == {"encoder.block.0", "encoder.block.1", "decoder.block.0"}
 
@@ -288,9 +290,11 @@ def test_blocks() -> None:
     [
         ("*.mpl", ValueError, "recompute's glob '*.mpl' matches no module that the step runs; near it: up"),
         (["*.up", "dwn"], ValueError, "recompute's glob 'dwn' matches no module that the step runs; near it: down"),
-        ("blocks", ValueError, 'recompute="blocks" takes the numbered modules that contain modules, as layers.0 with layers.0.mlp, '
+        ("blocks", ValueError,
+         'recompute="blocks" takes the numbered modules that contain modules, as layers.0 with layers.0.mlp, '
                                "and the step has none; name modules with globs; it has up, act, down"),
-        (3, TypeError, 'recompute=3: say "blocks", "min-cut", or a glob over module paths, as in "*.layers.*", or a list of globs'),
+        (3, TypeError, 'recompute=3: say "blocks", "min-cut", or a glob over module paths, as in "*.layers.*", or a '
+                       'list of globs'),
         ([], TypeError, "recompute=[]: say"),
     ],
     ids=str,

@@ -135,7 +135,7 @@ class Loop(nn.Module):
         state = None
         for _ in range(self.steps):
             state = self.cell(x, state)
-        return state[0] if isinstance(state, tuple) else state  # type: ignore[return-value]
+        return state[0] if isinstance(state, tuple) else state
 
 
 class Sampling(nn.Module):
@@ -167,7 +167,10 @@ def test_the_report_says_that_layers_are_unrolled() -> None:
     captured = capture(Two(), (torch.randn(2, 5, 3),))
     lines = sum(record_of(node).module == "encoder" for node in captured.program.nodes)
     total = len(list(captured.program.nodes))
-    wanted = f"the LSTM encoder is unrolled into 5 steps, which make {lines} of the program's {total} lines; the time to capture grows with them"
+    wanted = (
+        f"the LSTM encoder is unrolled into 5 steps, which make {lines} of the program's {total} lines; the time "
+        f"to capture grows with them"
+    )
     assert [note for note in captured.notes if "time to capture" in note] == [wanted]
     assert "the model (GRU) is unrolled into 5 steps" in notes_of(nn.GRU(3, 4, num_layers=2), torch.randn(5, 2, 3))[0]
 

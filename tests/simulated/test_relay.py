@@ -218,7 +218,7 @@ def test_in_the_joint_graph(data: st.DataObject) -> None:
             of,
             LocalPrograms(of, lambda made: made.verify()),
             lambda given: step(specialize(traced, given, captured.device)),
-        )  # type: ignore[arg-type]
+        )
 
     wanted = Chain()(x)
     (ours,) = step(program)([x])

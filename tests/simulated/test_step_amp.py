@@ -25,14 +25,16 @@ from autopar.plan.loss_scaling import LossScaling
 
 OPTIONS: dict[str, Any] = {"microbatches": 2, "clip_norm": 0.5}
 CASES = [
-    ("mlp", {"dp": 2, "tp": 2}, "bf16-O1", 1), ("mlp", {"dp": 2, "tp": 2}, "bf16-O2", 3), ("mlp", {"dp": 4}, "fp16-O1", 2), ("mlp", {"dp": 4}, "fp16-O2", 1),
-    ("llama", {"dp": 2, "tp": 2}, "bf16-O1", 3), ("llama", {"dp": 4}, "bf16-O2", 2), ("llama", {"dp": 2, "tp": 2}, "fp16-O1", 0),
-    ("llama sequence", {"dp": 2, "tp": 2}, "fp16-O2", 1), ("gpt2", {"dp": 4}, "bf16-O1", 0), ("gpt2", {"dp": 2, "tp": 2}, "bf16-O2", 1),
-    ("gpt2", {"dp": 2, "tp": 2}, "fp16-O1", 3), ("gpt2", {"dp": 2, "tp": 2}, "fp16-O2", 2),
+    ("mlp", {"dp": 2, "tp": 2}, "bf16-O1", 1), ("mlp", {"dp": 2, "tp": 2}, "bf16-O2", 3),
+    ("mlp", {"dp": 4}, "fp16-O1", 2), ("mlp", {"dp": 4}, "fp16-O2", 1), ("llama", {"dp": 2, "tp": 2}, "bf16-O1", 3),
+    ("llama", {"dp": 4}, "bf16-O2", 2), ("llama", {"dp": 2, "tp": 2}, "fp16-O1", 0),
+    ("llama sequence", {"dp": 2, "tp": 2}, "fp16-O2", 1), ("gpt2", {"dp": 4}, "bf16-O1", 0),
+    ("gpt2", {"dp": 2, "tp": 2}, "bf16-O2", 1), ("gpt2", {"dp": 2, "tp": 2}, "fp16-O1", 3),
+    ("gpt2", {"dp": 2, "tp": 2}, "fp16-O2", 2),
 ]  # fmt: skip
 ON_PROCESSES = [
-    ("mlp", {"dp": 2, "tp": 2}, "fp16-O2", 3), ("llama", {"dp": 2, "tp": 2}, "bf16-O2", 1), ("llama", {"dp": 2, "tp": 2}, "fp16-O1", 2),
-    ("gpt2", {"dp": 4}, "fp16-O2", 1),
+    ("mlp", {"dp": 2, "tp": 2}, "fp16-O2", 3), ("llama", {"dp": 2, "tp": 2}, "bf16-O2", 1),
+    ("llama", {"dp": 2, "tp": 2}, "fp16-O1", 2), ("gpt2", {"dp": 4}, "fp16-O2", 1),
 ]  # fmt: skip
 
 
@@ -306,3 +308,47 @@ def test_a_model_in_float64(amp: str) -> None:
         rf"model\.float\(\); or leave amp=None",
     ):
         made(Pair().double(), amp=amp).simulate(*(tensor.double() for tensor in batch()))
+
+
+class Running(nn.Module):
+    """Buffers that forward updates in place: a mean of activations, which it reads, a count in small steps, the last
+    row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("seen", torch.ones(8))
+        self.register_buffer("last", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.up(x)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(h.float().mean(0), alpha=0.1)
+            self.seen.add_(1 / 512)
+            self.last.copy_(h[-1])
+        return self.down(h - self.mean).square().mean()
+
+
+@pytest.mark.parametrize("amp", ["bf16-O1", "bf16-O2", "fp16-O2"])
+def test_buffers_that_forward_updates_keep_their_dtype(amp: str) -> None:
+    """As in a loop under ``torch.autocast`` on a single device: low precision would not see a count of 1/512 beside
+    1."""
+    torch.manual_seed(0)
+    model = Running()
+    alone, dtype = copy.deepcopy(model), torch.float16 if amp.startswith("fp16") else torch.bfloat16
+    parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), PLAN)
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), amp=amp)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for _ in range(4):
+        x = torch.randn(6, 8)
+        found = step.simulate(x)
+        with torch.autocast("cpu", dtype):
+            loss = alone(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert relative(found.float(), loss.float()) <= 2e-2
+    assert all(buffer.dtype == torch.float32 for buffer in model.buffers())
+    assert torch.equal(model.seen, torch.full((8,), 1 + 4 / 512)) and torch.equal(alone.seen, model.seen)
+    assert relative(model.mean, alone.mean) <= 2e-2 and relative(model.last, alone.last) <= 2e-2

@@ -107,16 +107,19 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Any], Any] | None, Callable[[],
         r"    down\.bias (from .*, no inf|was overwritten)\n",
     ),
     "the "
-    "input": ({}, None, lambda: spoiled(batch()), r"the input xR comes in with NaN: 1 of 64 elements\n  look at how the batch is made; "),
+    "input": ({}, None, lambda: spoiled(batch()),
+              r"the input xR comes in with NaN: 1 of 64 elements\n  look at how the batch is made; "),
     "the input of a "
-    "micro-batch": ({"microbatches": 2}, None, lambda: spoiled(batch()), r"the input x of micro-batch 2 of 2R comes in with NaN: 1 of 32 elements\n"),
+    "micro-batch": ({"microbatches": 2}, None, lambda: spoiled(batch()),
+                    r"the input x of micro-batch 2 of 2R comes in with NaN: 1 of 32 elements\n"),
     "a parameter": (
         {}, lambda step: write(step, "up.weight", torch.nan), batch,
         r"the parameter up\.weightR comes in with NaN: 8 of 128 elements\n  its initialisation, a checkpoint or an "
         r"earlier step left it there; ",
     ),
     "a "
-    "buffer": ({}, lambda step: write(step, "shift", torch.nan), batch, r"the buffer shiftR comes in with NaN: 1 of 8 elements\n"),
+    "buffer": ({}, lambda step: write(step, "shift", torch.nan), batch,
+               r"the buffer shiftR comes in with NaN: 1 of 8 elements\n"),
     "the optimizer's state": (
         {}, lambda step: write(step, "up.weight:exp_avg", torch.nan), batch, r"the state up\.weight\.exp_avgR comes "
                                                                              r"in with NaN: 8 of 128 elements\n",

@@ -20,7 +20,10 @@ import autopar
 from autopar import CaptureError, Mesh
 from autopar.errors import RuleError
 
-ALL = "microbatches, amp, keep, reduce_dtype, loss_scale, recompute, zero, clip_norm, clip_parameters, grad_norm, returns, ema, detect_anomaly, offload"
+ALL = (
+    "microbatches, amp, keep, reduce_dtype, loss_scale, recompute, zero, clip_norm, clip_parameters, grad_norm, "
+    "returns, ema, detect_anomaly, offload"
+)
 SAY = 'say "blocks", "min-cut", '
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"micro_batches": 2}, TypeError, f"train_step has no option 'micro_batches'; near it: microbatches. It has {ALL}"),
@@ -64,7 +67,8 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         (
             {"returns": how},
             ValueError,
-            f'returns={how!r}: a step returns its "loss", or the "outputs" of the model; a dict says how those of the '
+            f'returns={how!r}: a step returns its "loss", or the "outputs" of the model; a dict says how those of '
+            "the "
             "micro-batches are joined: {'logits': 'cat'}",
         )
         for how in ("logits", True, ["logits"])
@@ -161,7 +165,8 @@ def test_options(options: dict[str, Any], error: type[Exception], text: str) -> 
 
 
 @pytest.mark.parametrize(("what", "error", "text"), [
-    (3, TypeError, 'recompute=3: say "blocks", "min-cut", or a glob over module paths, as in "*.layers.*", or a list of globs'),
+    (3, TypeError, 'recompute=3: say "blocks", "min-cut", or a glob over module paths, as in "*.layers.*", or a list '
+                   'of globs'),
     ("*.dwon", ValueError, "recompute's glob '*.dwon' matches no module that the step runs; near it: down"),
 ])  # fmt: skip
 def test_recompute(what: Any, error: type[Exception], text: str, data: Any) -> None:
@@ -176,7 +181,8 @@ OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], Any], type[Exception], str]] =
         "make it of the parameters of what parallelize returns, as in SGD(parallel.parameters())",
     ),
     "none at "
-    "all": (lambda parallel: None, TypeError, "None is a NoneType and no torch.optim.Optimizer; make one from parallel.parameters()"),
+    "all": (lambda parallel: None, TypeError,
+            "None is a NoneType and no torch.optim.Optimizer; make one from parallel.parameters()"),
     "an unknown one": (
         lambda parallel: torch.optim.LBFGS(parallel.parameters()), TypeError,
         "LBFGS cannot be part of a step's graph: it calls the model several times in a step, through a closure; train "
@@ -214,13 +220,19 @@ class Nothing(Pair):
 
 @pytest.mark.parametrize(("model", "returns"), [(NoLoss, "it returns [8, 8]"), (Nothing, "it returns no tensor")])
 def test_a_model_without_a_loss(model: type[Pair], returns: str, data: Any) -> None:
-    text = f"a training step needs a loss, and the model returns none: one number that has a gradient ({returns})\n  let forward compute the loss"
+    text = (
+        f"a training step needs a loss, and the model returns none: one number that has a gradient ({returns})\n  "
+        f"let forward compute the loss"
+    )
     with pytest.raises(CaptureError, match=re.escape(text)):
         made(model()).simulate(*data)
 
 
 def test_a_loss_without_a_gradient(data: Any) -> None:
-    text = "the loss has no gradient: no parameter that it depends on requires one\n  let some parameter require a gradient: requires_grad_(True)"
+    text = (
+        "the loss has no gradient: no parameter that it depends on requires one\n  let some parameter require a "
+        "gradient: requires_grad_(True)"
+    )
     step = made()
     step.parallel.requires_grad_(False)
     for one in (made(WithoutGradient()), step):
@@ -270,7 +282,10 @@ def test_micro_batches_that_do_not_divide(data: Any) -> None:
 
 
 def test_zero_without_a_data_axis(data: Any) -> None:
-    text = "zero= splits what an axis of the batch replicates, but no axis of the mesh (tp=4) splits an input; use zero=0, or split the batch"
+    text = (
+        "zero= splits what an axis of the batch replicates, but no axis of the mesh (tp=4) splits an input; use "
+        "zero=0, or split the batch"
+    )
     with pytest.raises(ValueError, match=re.escape(text)):
         made(mesh=Mesh(tp=4), zero=1).simulate(*data)
 
@@ -328,9 +343,11 @@ REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor, torch.Tensor], Any], type[
         "backward() alone",
     ),
     "no "
-    "rows": (lambda step, x, y: step.simulate(x[:0], y[:0]), ValueError, "a batch without rows has no loss (x, y); leave it out"),
+    "rows": (lambda step, x, y: step.simulate(x[:0], y[:0]), ValueError,
+             "a batch without rows has no loss (x, y); leave it out"),
     "no "
-    "values": (lambda step, x, y: step.simulate(x.to("meta"), y), ValueError, "x is on the meta device and has no values; to_empty() and init it"),
+    "values": (lambda step, x, y: step.simulate(x.to("meta"), y), ValueError,
+               "x is on the meta device and has no values; to_empty() and init it"),
     "a deep copy": (
         lambda step, x, y: copy.deepcopy(step), TypeError,
         "a training step is not copied: its optimizer has the parameters of one model; copy that, and make another "

@@ -146,7 +146,8 @@ def test_a_square_tensor_that_is_cut_is_told_once(mesh: Mesh, end: str) -> None:
     assert [str(one.message) for one in told] == [
         "the argument mask, [4, 4], was cut into 4 micro-batches, because its dim 0 is as long as the batch; but so "
         "is its dim 1. "
-        f'If dim 0 is not the batch, as in a mask that all rows share, say so in the plan: {{"mask": (None, None)}}{end}'
+        f'If dim 0 is not the batch, as in a mask that all rows share, say so in the plan: {{"mask": (None, '
+        f"None)}}{end}"
     ]
     assert told[0].filename == __file__
 

@@ -59,8 +59,9 @@ def frozen(model: nn.Module) -> nn.Module:
     return model
 
 
-def averages_alike(name: str, sizes: dict[str, int], options: Mapping[str, Any], prepare: Callable[[nn.Module], nn.Module] = lambda model: model,
-                   count: int = 10, called: bool = False) -> None:  # fmt: skip
+def averages_alike(name: str, sizes: dict[str, int], options: Mapping[str, Any],
+                   prepare: Callable[[nn.Module], nn.Module] = lambda model: model, count: int = 10,
+                   called: bool = False) -> None:  # fmt: skip
     """After each step the averages are those of a single device, and bit for bit those of the step's own weights."""
     torch.manual_seed(0)
     make, batches, plan = steps.MODELS.get(

@@ -19,7 +19,10 @@ import autopar
 from autopar import Mesh
 from autopar.step.loss import DONE, StepLoss
 
-SAID = "the step has already run its backward and its optimizer, and its loss has no graph: remove {}, and what follows it in the loop of a single device"
+SAID = (
+    "the step has already run its backward and its optimizer, and its loss has no graph: remove {}, and what "
+    "follows it in the loop of a single device"
+)
 
 
 @pytest.fixture(scope="module")

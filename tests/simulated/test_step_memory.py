@@ -45,8 +45,8 @@ MODELS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("name", "options"), [
-    ("llama", {}), ("llama", {"microbatches": 2, "clip_norm": 1.0}), ("llama", {"recompute": "blocks"}), ("llama", {"amp": "bf16-O2"}),
-    ("gpt2", {"recompute": "blocks", "microbatches": 2}), ("mlp", {"clip_norm": 1.0}),
+    ("llama", {}), ("llama", {"microbatches": 2, "clip_norm": 1.0}), ("llama", {"recompute": "blocks"}),
+    ("llama", {"amp": "bf16-O2"}), ("gpt2", {"recompute": "blocks", "microbatches": 2}), ("mlp", {"clip_norm": 1.0}),
 ], ids=str)  # fmt: skip
 def test_the_peak_is_that_of_the_allocator(name: str, options: dict[str, Any]) -> None:
     make, batch = MODELS[name]
@@ -107,7 +107,8 @@ ROWS, TOKENS = (8, 64), (2, 8)  # most memory is that of activations; of paramet
 @pytest.mark.processes
 @pytest.mark.parametrize(("options", "shape"), [
     *(({"zero": zero, "microbatches": n}, ROWS) for zero, n in [(0, 1), (0, 2), (1, 2), (2, 2), (3, 1), (3, 2)]),
-    *(({"zero": zero, "amp": amp}, shape) for zero, amp in [(3, "bf16-O1"), (2, "fp16-O2")] for shape in (ROWS, TOKENS)),
+    *(({"zero": zero, "amp": amp}, shape) for zero, amp in [(3, "bf16-O1"), (2, "fp16-O2")] for shape in (ROWS,
+        TOKENS)),
 ], ids=str)  # fmt: skip
 def test_the_peak_of_ranks(options: dict[str, Any], shape: tuple[int, int]) -> None:
     """With buckets, and what is gathered ahead."""

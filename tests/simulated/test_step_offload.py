@@ -80,15 +80,15 @@ class Travels:
 
     def __enter__(self) -> list[int]:
         self.real, found = offload.to_host, []
-        offload.to_host = lambda tensors: (found.append(len(tensors)), self.real(tensors))[1]  # type: ignore[assignment]
+        offload.to_host = lambda tensors: (found.append(len(tensors)), self.real(tensors))[1]
         return found
 
     def __exit__(self, *_: Any) -> None:
         offload.to_host = self.real
 
 
-def alike(sizes: dict[str, int], optimizer: Callable[[nn.Module], torch.optim.Optimizer], options: Mapping[str, Any], low: bool = False, count: int = 10,
-          called: bool = False) -> tuple[list[int], list[bool]]:  # fmt: skip
+def alike(sizes: dict[str, int], optimizer: Callable[[nn.Module], torch.optim.Optimizer], options: Mapping[str, Any],
+          low: bool = False, count: int = 10, called: bool = False) -> tuple[list[int], list[bool]]:  # fmt: skip
     """After each step losses, norms and all that is kept are, bit for bit, those of the same step without. What
     travelled, what was skipped."""
     (without, batches), (step, _) = (made(sizes, optimizer, low, offload=one, **options) for one in (False, True))
@@ -198,7 +198,7 @@ def accelerators() -> Iterator[DeviceMesh]:
 def test_states_beside_an_accelerator(accelerators: DeviceMesh, away: bool) -> None:
     """They are DTensors of its mesh whose pieces are on the CPU: those that begin, and those that were loaded to the
     device. Nothing is computed."""
-    job = Job(0, accelerators, {}, torch.device("cuda", 0), distributed.group.WORLD)  # type: ignore[arg-type]
+    job = Job(0, accelerators, {}, torch.device("cuda", 0), distributed.group.WORLD)
     type, attr = TensorType((6, 4), torch.float32), DistAttr.split("dp", None)
     with FakeTensorMode(), torch.no_grad():
         split = DTensor.from_local(
@@ -285,7 +285,8 @@ def _devices(values: Any) -> set[str]:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    name=st.sampled_from([*UPDATES, "averaged"]), seed=st.integers(0, 9), dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    name=st.sampled_from([*UPDATES, "averaged"]), seed=st.integers(0, 9),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
     scale=st.sampled_from([None, 8.0]), found=st.sampled_from([None, 0.0, 1.0]), columns=st.booleans(),
 )  # fmt: skip
 def test_kernels_on_the_host(
@@ -359,7 +360,7 @@ def test_wrong_values(value: Any) -> None:
 
 
 class Sign(torch.optim.SGD):
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         raise NotImplementedError
 
 

@@ -20,7 +20,8 @@ from autopar.step.loss import StepLoss
 
 
 @pytest.mark.parametrize(("sizes", "microbatches", "options"), [
-    ({"dp": 2}, 1, {}), ({"dp": 2, "tp": 2}, 3, {"zero": 1}), ({"dp": 3}, 2, {"zero": 3, "clip_norm": 0.5}), ({"tp": 2}, 2, {}),
+    ({"dp": 2}, 1, {}), ({"dp": 2, "tp": 2}, 3, {"zero": 1}), ({"dp": 3}, 2, {"zero": 3, "clip_norm": 0.5}),
+    ({"tp": 2}, 2, {}),
 ], ids=str)  # fmt: skip
 def test_outputs_of_the_batch(sizes: dict[str, int], microbatches: int, options: dict[str, Any]) -> None:
     if "clip_norm" in options:

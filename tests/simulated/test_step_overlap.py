@@ -29,7 +29,8 @@ SMALL = 256  # bytes; tests have small parameters
 
 
 @settings(deadline=None, max_examples=8)
-@given(name=st.sampled_from(["mlp", "llama", "resnet"]), sizes=st.sampled_from([{"dp": 2}, {"dp": 4}, {"dp": 2, "tp": 2}]), zero=st.integers(0, 3),
+@given(name=st.sampled_from(["mlp", "llama", "resnet"]),
+       sizes=st.sampled_from([{"dp": 2}, {"dp": 4}, {"dp": 2, "tp": 2}]), zero=st.integers(0, 3),
        clip_norm=st.sampled_from([None, 0.5]), amp=st.sampled_from([None, "bf16-O2", "fp16-O2"]))  # fmt: skip
 def test_joined_is_one_behind_the_other(
     name: str, sizes: dict[str, int], zero: int, clip_norm: float | None, amp: str | None
@@ -124,7 +125,7 @@ def test_the_backward_begins_with_the_last_block() -> None:
     gathered = [
         {re.search(r"blocks_(\d)", line)[1] for line in part.splitlines() if "all_gather(inner_blocks" in line}
         for part in (forward, backward)
-    ]  # type: ignore[index]
+    ]
     assert gathered == [{"0", "1"}, {"0"}]
 
 
@@ -164,8 +165,10 @@ def in_small_buckets(name: str, sizes: dict[str, int], options: dict[str, Any]) 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "sizes", "options"), [
-    ("llama", {"dp": 2, "tp": 2}, {"zero": 3, "microbatches": 2, "clip_norm": 0.5}), ("gpt2", {"dp": 4}, {"zero": 2, "microbatches": 2}),
-    ("llama sequence", {"dp": 2, "tp": 2}, {"zero": 2, "microbatches": 2}), ("llama", {"dp": 4}, {"zero": 0}), ("mlp", {"dp": 4}, {"zero": 3}),
+    ("llama", {"dp": 2, "tp": 2}, {"zero": 3, "microbatches": 2, "clip_norm": 0.5}),
+    ("gpt2", {"dp": 4}, {"zero": 2, "microbatches": 2}),
+    ("llama sequence", {"dp": 2, "tp": 2}, {"zero": 2, "microbatches": 2}), ("llama", {"dp": 4}, {"zero": 0}),
+    ("mlp", {"dp": 4}, {"zero": 3}),
 ], ids=str)  # fmt: skip
 def test_many_buckets(name: str, sizes: dict[str, int], options: dict[str, Any]) -> None:
     """So small that a model of a test has many."""

@@ -27,7 +27,7 @@ class Loss(nn.Module):
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
 HOOKS: dict[str, Callable[[torch.Tensor], object]] = {
     "register_hook": lambda p: p.register_hook(lambda grad: grad * 3),
-    "register_post_accumulate_grad_hook": lambda p: p.register_post_accumulate_grad_hook(lambda p: None),  # type: ignore[attr-defined]
+    "register_post_accumulate_grad_hook": lambda p: p.register_post_accumulate_grad_hook(lambda p: None),
 }
 
 
@@ -49,7 +49,7 @@ def test_a_hook_of_a_gradient_is_refused(hook: str, steps_before: int) -> None:
         "optimizer.step()"
     )
     assert torch.equal(model.l.weight, before)
-    handle.remove()  # type: ignore[attr-defined]
+    handle.remove()
     step.simulate(X)
     assert not torch.equal(model.l.weight, before)
 

@@ -88,7 +88,8 @@ def test_a_registered_optimizer() -> None:
     """What it names is an input of plain ops; a tuple is one for each of its numbers."""
     parallel, alone, batches = beside(Mesh(dp=2))
     step, single = (kind(one, Lion(one.parameters(), lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)) for kind, one in (
-        (lambda parallel, optimizer: parallel.train_step(optimizer, zero=1), parallel), (steps.Single, alone)))  # fmt: skip
+        (lambda parallel, optimizer: parallel.train_step(optimizer, zero=1), parallel),
+        (steps.Single, alone)))  # fmt: skip
     rates = [OneCycleLR(one.optimizer, max_lr=1e-2, total_steps=12) for one in (step, single)]
     for k in range(10):
         assert relative(step.simulate(batches(k)), single(**batches(k))[0]) <= 1e-12 * (k + 1)

@@ -82,7 +82,10 @@ def of(state: dict[str, Any], name: str = "up.weight") -> dict[str, Any]:
 
 ANEW = "or leave the state of up.weight out, and it begins anew"
 SAVE = "save what step.state_dict() gives"
-RNG = f"and no state of this torch's random numbers, uint8{list(torch.get_rng_state().shape)}; give what torch.get_rng_state() gives"
+RNG = (
+    f"and no state of this torch's random numbers, uint8{list(torch.get_rng_state().shape)}; give what "
+    f"torch.get_rng_state() gives"
+)
 REFUSED: dict[str, tuple[Change, type[Exception], str]] = {
     "a state lacks a moment": (
         lambda s: of(s).pop("exp_avg_sq"), ValueError,
@@ -128,7 +131,8 @@ REFUSED: dict[str, tuple[Change, type[Exception], str]] = {
                                                                                   f"and no dict; {SAVE}"
     ),
     "no "
-    "optimizer": (lambda s: s.update(optimizer=None), TypeError, f"the state's 'optimizer' is None, and no dict; {SAVE}"),
+    "optimizer": (lambda s: s.update(optimizer=None), TypeError,
+                  f"the state's 'optimizer' is None, and no dict; {SAVE}"),
     "an optimizer without groups": (
         lambda s: s["optimizer"].pop("param_groups"), ValueError, f"the state's 'optimizer' has no 'param_groups', "
                                                                   f"but 'state'; {SAVE}"
@@ -142,9 +146,11 @@ REFUSED: dict[str, tuple[Change, type[Exception], str]] = {
                                                                        f"'optimizer' are None, and no list; {SAVE}"
     ),
     "a group that is "
-    "None": (lambda s: s["optimizer"]["param_groups"].__setitem__(0, None), TypeError, f"group 0 of the state's 'optimizer' is None, and no dict; {SAVE}"),
+    "None": (lambda s: s["optimizer"]["param_groups"].__setitem__(0, None), TypeError,
+             f"group 0 of the state's 'optimizer' is None, and no dict; {SAVE}"),
     "states that are "
-    "None": (lambda s: s["optimizer"].update(state=None), TypeError, f"the state of the optimizer is None, and no dict; {SAVE}"),
+    "None": (lambda s: s["optimizer"].update(state=None), TypeError,
+             f"the state of the optimizer is None, and no dict; {SAVE}"),
     "fewer parameters": (
         lambda s: s["optimizer"]["param_groups"][0]["params"].pop(), ValueError,
         "the state has other parameter groups: 1 of 3, and the optimizer 1 of 4; make the optimizer with the groups "
@@ -166,7 +172,8 @@ REFUSED: dict[str, tuple[Change, type[Exception], str]] = {
     ),
     "no random numbers": (lambda s: s.update(rng=None), ValueError, f"the state's 'rng' is None, {RNG}"),
     "few random "
-    "numbers": (lambda s: s.update(rng=torch.zeros(3, dtype=torch.uint8)), ValueError, f"the state's 'rng' is uint8[3], {RNG}"),
+    "numbers": (lambda s: s.update(rng=torch.zeros(3, dtype=torch.uint8)), ValueError,
+                f"the state's 'rng' is uint8[3], {RNG}"),
     "random numbers of another "
     "dtype": (lambda s: s.update(rng=torch.zeros(5056)), ValueError, f"the state's 'rng' is float32[5056], {RNG}"),
     "a step that is a "
@@ -174,7 +181,8 @@ REFUSED: dict[str, tuple[Change, type[Exception], str]] = {
     "a step below "
     "0": (lambda s: s.update(step=-1), ValueError, f"the state's 'step' is -1, and no number of steps; {SAVE}"),
     "no "
-    "step": (lambda s: s.pop("step"), ValueError, f"the state of a step has no 'step', but 'model', 'optimizer', 'ema', 'scaler', 'rng'; {SAVE}"),
+    "step": (lambda s: s.pop("step"), ValueError,
+             f"the state of a step has no 'step', but 'model', 'optimizer', 'ema', 'scaler', 'rng'; {SAVE}"),
     "no model": (lambda s: s.update(model=None), TypeError, f"the state's 'model' is None, and no dict; {SAVE}"),
     "a model that lacks a parameter": (
         lambda s: s["model"].pop("down.bias"), ValueError, "the state's 'model' has no down.bias, which the model "
@@ -193,7 +201,8 @@ REFUSED: dict[str, tuple[Change, type[Exception], str]] = {
                                                                       f"which is no tensor; {SAVE}"
     ),
     "a scale that is a "
-    "text": (lambda s: s["scaler"].update(scale="x"), ValueError, f"the state's 'scaler' has the scale 'x', and no number above 0; {SAVE}"),
+    "text": (lambda s: s["scaler"].update(scale="x"), ValueError,
+             f"the state's 'scaler' has the scale 'x', and no number above 0; {SAVE}"),
     "no "
     "scale": (lambda s: s["scaler"].pop("scale"), ValueError, f"the state's 'scaler' has no 'scale', but {{}}; {SAVE}"),
     "a scale that was kept for no steps": (
@@ -211,7 +220,8 @@ REFUSED: dict[str, tuple[Change, type[Exception], str]] = {
                                                                                f"None, which is no tensor; {SAVE}"
     ),
     "averages without a "
-    "count": (lambda s: s["ema"].update(count="x"), ValueError, f"the count of the state's 'ema' is 'x', and no number of steps; {SAVE}"),
+    "count": (lambda s: s["ema"].update(count="x"), ValueError,
+              f"the count of the state's 'ema' is 'x', and no number of steps; {SAVE}"),
 }  # fmt: skip
 
 
@@ -291,12 +301,17 @@ def test_an_average_of_what_was_frozen() -> None:
 # -- what torch has put there ----------------------------------------------------------------------------------------
 
 LATER: dict[str, tuple[Callable[[Any], Any], Change, str]] = {
-    "adamw": (adamw, lambda state: state.pop("exp_avg_sq"), r"the state of up\.weight has no 'exp_avg_sq', but 'step', 'exp_avg': .* what AdamW has saved"),
-    "adagrad": (adagrad, lambda state: state.pop("sum"), r"the state of up\.weight has no 'sum', but 'step': .* what Adagrad has saved"),
-    "shape": (adamw, lambda state: state.update(exp_avg=torch.zeros(3, 3)), r"the state of up\.weight has exp_avg of shape \[3, 3\], and the parameter is \[16, 8\]"),
-    "broadcast": (sgd, lambda state: state.update(momentum_buffer=torch.zeros(1, 8)), r"up\.weight has momentum_buffer of shape \[1, 8\], and the parameter is"),
+    "adamw": (adamw, lambda state: state.pop("exp_avg_sq"),
+              r"the state of up\.weight has no 'exp_avg_sq', but 'step', 'exp_avg': .* what AdamW has saved"),
+    "adagrad": (adagrad, lambda state: state.pop("sum"),
+                r"the state of up\.weight has no 'sum', but 'step': .* what Adagrad has saved"),
+    "shape": (adamw, lambda state: state.update(exp_avg=torch.zeros(3, 3)),
+              r"the state of up\.weight has exp_avg of shape \[3, 3\], and the parameter is \[16, 8\]"),
+    "broadcast": (sgd, lambda state: state.update(momentum_buffer=torch.zeros(1, 8)),
+                  r"up\.weight has momentum_buffer of shape \[1, 8\], and the parameter is"),
     "sgd's count alone": (
-        lambda model: sgd(model, dampening=0.5), lambda state: state.update(momentum_buffer=None, step=torch.tensor(3.0)),
+        lambda model: sgd(model, dampening=0.5),
+        lambda state: state.update(momentum_buffer=None, step=torch.tensor(3.0)),
         r"the state of up\.weight has no 'momentum_buffer', but 'step': ",
     ),
 }  # fmt: skip

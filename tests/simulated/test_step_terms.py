@@ -64,7 +64,8 @@ MEANS: dict[str, Loss] = {  # equal to the whole batch's, and nobody is told any
     "and nothing of a sum": lambda z, y, m, s: ce(z, y) + 0.0 * z.sum(),
     "with learned weights": lambda z, y, m, s: (-s.linear.bias[0]).exp() * ce(z, y) + s.linear.bias[0],
     "smoothed, weighted": lambda z, y, m, s: ce(z, y, s.weight, label_smoothing=0.1),
-    "focal": lambda z, y, m, s: ((1 - torch.exp(-ce(z, y, reduction="none"))) ** 2 * ce(z, y, reduction="none") * m).sum() / m.sum(),
+    "focal": lambda z, y, m,
+    s: ((1 - torch.exp(-ce(z, y, reduction="none"))) ** 2 * ce(z, y, reduction="none") * m).sum() / m.sum(),
     "and the scale of scores": lambda z, y, m, s: ce(z, y) + 1e-2 * z.logsumexp(1).square().mean(),
     "huber": lambda z, y, m, s: F.huber_loss(z, torch.ones_like(z)),
     "binary": lambda z, y, m, s: F.binary_cross_entropy_with_logits(z[:, 0], m, pos_weight=s.weight[0]),
@@ -246,7 +247,7 @@ def test_a_look_up_that_depends_on_other_rows_is_one(name: str) -> None:
 def test_batch_norm_is_as_in_a_loop() -> None:
     """Its statistics are those of a micro-batch, and everybody knows."""
     model = Scores(lambda z, y, m, s: ce(z, y))
-    model.linear = nn.Sequential(nn.Linear(4, CLASSES), nn.BatchNorm1d(CLASSES))  # type: ignore[assignment]
+    model.linear = nn.Sequential(nn.Linear(4, CLASSES), nn.BatchNorm1d(CLASSES))
     alone = copy.deepcopy(model.double())
     parallel = autopar.parallelize(model, Mesh(dp=2))
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), microbatches=2)

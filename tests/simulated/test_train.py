@@ -79,7 +79,7 @@ def test_gradients_that_are_too_large_by_one_factor_fail(
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
     assert command(*SHORT) == 1
     out = capsys.readouterr().out
-    assert float(re.search(r"losses differ by (\S+) at most", out)[1]) < 1e-4  # type: ignore[index]
+    assert float(re.search(r"losses differ by (\S+) at most", out)[1]) < 1e-4
     assert "the norms of their gradients differ by 5.0e-01 at most" in out
 
 
@@ -134,7 +134,10 @@ def test_a_folder_of_checkpoints_that_is_not_there(tmp_path: Path, capsys: pytes
     with pytest.raises(SystemExit) as end:
         app(["checkpoint", str(tmp_path / "nix")])
     assert end.value.code == 2
-    told = f"autopar: there is no folder {tmp_path / 'nix'}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it\n"
+    told = (
+        f"autopar: there is no folder {tmp_path / 'nix'}; name the folder that you passed to "
+        f"autopar.checkpoint.save, or a checkpoint in it\n"
+    )
     assert capsys.readouterr() == ("", told)
 
 
@@ -172,13 +175,14 @@ def test_plans_of_files(tmp_path: Path) -> None:
 REFUSED = {
     "--mesh dp2": r"--mesh 'dp2' is not a list of different axes with their sizes; write it as in --mesh dp=2,tp=2",
     "--mesh dp=2,dp=2": r"--mesh 'dp=2,dp=2' is not a list of different axes .*",
-    "--mesh "
-    "dp=0": r"--mesh 'dp=0': axis 'dp' has size 0; the size of an axis is an integer ≥ 1; write it as in --mesh dp=2,tp=2",
+    "--mesh dp=0": r"--mesh 'dp=0': axis 'dp' has size 0; the size of an axis is an integer ≥ 1; write it as in --mesh "
+    r"dp=2,tp=2",
     "--mesh pp=2,dp=2": r"--mesh pp=2,dp=2: the mesh \(pp=2 dp=2\) has an axis pp, for the stages of a pipeline, .*",
     "--mesh dp=2 --plan "
     "megatron": r"the preset 'megatron' splits over an axis named tp, and the mesh \(dp=2\) has none; .*",
     "--plan "
-    "megatorn": r"--plan megatorn is unknown; choose from ddp, megatron, megatron\+sp, or a JSON file of globs; did you mean megatron\?",
+    "megatorn": r"--plan megatorn is unknown; choose from ddp, megatron, megatron\+sp, or a JSON file of globs; did "
+    r"you mean megatron\?",
     "--plan "
     "nowhere.json": r"--plan nowhere\.json: No such file or directory; the presets are ddp, megatron, megatron\+sp",
     "--size huge": r"--size huge is unknown; choose from tiny, small, medium, large",
@@ -190,7 +194,8 @@ REFUSED = {
     "--text nowhere": r"--text nowhere: No such file or directory; give a file that can be read, or leave it out",
     "--text .": r"--text \.: Is a directory; .*",
     "--sequence "
-    "100000000": r"Python's standard library has \d+ bytes, but a sequence has 100000000; give a longer text with --text, or --sequence \d+",
+    "100000000": r"Python's standard library has \d+ bytes, but a sequence has 100000000; give a longer text with "
+    r"--text, or --sequence \d+",
     "--sequence 1": r"--sequence 1 must be at least 2: a byte and the next one",
     "--steps 0": r"--steps 0 must be at least 1",
     "--batch 0": r"--batch 0 must be at least 1",
@@ -202,8 +207,8 @@ REFUSED = {
     "--preset llama": r"--preset llama is unknown; choose from llama-fp16-o2, llama-bf16-zero3",
     "--preset llama-fp16": r"--preset llama-fp16 is unknown; choose from .*; did you mean llama-fp16-o2\?",
     "--microbatches 3": r"--microbatches 3 do not divide --batch 8 into equal pieces; try --microbatches 2",
-    "--amp "
-    "fp16-o2": r"--amp fp16-o2 is unknown; choose from none, bf16-O1, fp16-O1, bf16-O2, fp16-O2; did you mean fp16-O2\?",
+    "--amp fp16-o2": r"--amp fp16-o2 is unknown; choose from none, bf16-O1, fp16-O1, bf16-O2, fp16-O2; did you mean "
+    r"fp16-O2\?",
     "--amp bf16-O1 --dtype bfloat16": r"--amp bf16-O1 needs float32 weights, but --dtype is bfloat16; use one of both",
     "--zero 4": r"--zero 4 must be 0, 1, 2 or 3",
     "--zero 1 --mesh "
@@ -211,9 +216,11 @@ REFUSED = {
     "--clip-norm 0": r"--clip-norm 0\.0 must be above 0, such as 1; inf only measures",
     "--loss-scale nan": r"--loss-scale nan must be 1 or more, such as 1024",
     "--loss-scale "
-    "5": r"--loss-scale is for fp16, whose small gradients are lost, and --amp is none; leave it out, or use --amp fp16-O2",
+    "5": r"--loss-scale is for fp16, whose small gradients are lost, and --amp is none; leave it out, or use --amp "
+    r"fp16-O2",
     "--loss-scale 5 --amp "
-    "bf16-O1": r"--loss-scale is for fp16, whose small gradients are lost, and --amp is bf16-O1; leave it out, or use --amp fp16-O2",
+    "bf16-O1": r"--loss-scale is for fp16, whose small gradients are lost, and --amp is bf16-O1; leave it out, or use "
+    r"--amp fp16-O2",
     "--warmup -1": r"--warmup -1 must be 0 or more steps",
     "--weight-decay -1": r"--weight-decay -1\.0 must be 0 or more, such as 0\.01",
     "--optimizer adamww": r"--optimizer adamww is unknown; choose from adamw, adam, sgd; did you mean adamw\?",

@@ -47,8 +47,8 @@ def test_what_is_given_goes_before_the_preset(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_preset_of_the_pull_request() -> None:
     asked = options_of({"preset": "llama-fp16-o2"})
-    wanted = {"mesh": "dp=2,tp=2", "amp": "fp16-O2", "loss_scale": 1024.0, "recompute": "blocks", "microbatches": 16, "zero": 1,
-              "clip_norm": 1.0, "optimizer": "adamw", "weight_decay": 0.01}  # fmt: skip
+    wanted = {"mesh": "dp=2,tp=2", "amp": "fp16-O2", "loss_scale": 1024.0, "recompute": "blocks", "microbatches": 16,
+              "zero": 1, "clip_norm": 1.0, "optimizer": "adamw", "weight_decay": 0.01}  # fmt: skip
     assert wanted.items() <= vars(asked).items() and asked.warmup > 0
 
 

@@ -157,7 +157,7 @@ class Calls:
 
 
 def crash(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x) if x.is_meta else ctypes.string_at(0)  # type: ignore[return-value]
+    return torch.empty_like(x) if x.is_meta else ctypes.string_at(0)
 
 
 def write(x: torch.Tensor) -> torch.Tensor:
@@ -242,8 +242,9 @@ def test_a_whole_guess_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(define("doubted(Tensor x) -> Tensor", lambda x: x * 2), X).why == "it can be split along no dim"
 
 
-ORACLE = ["amin", "cat", "index_put", "convolution_backward", "max.dim", "le.Tensor", "addmm", "native_layer_norm_backward", "cumsum",
-          "embedding", "nll_loss_forward", "bmm", "_cdist_forward", "index_add", "gather", "avg_pool2d"]  # fmt: skip
+ORACLE = ["amin", "cat", "index_put", "convolution_backward", "max.dim", "le.Tensor", "addmm",
+          "native_layer_norm_backward", "cumsum", "embedding", "nll_loss_forward", "bmm", "_cdist_forward", "index_add",
+          "gather", "avg_pool2d"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ORACLE)
@@ -333,7 +334,7 @@ class Apply(nn.Module):
 
 
 def ops_of(program: Program) -> set[str]:
-    return {str(node.target.name()) for node in program.nodes if node.op == "call_function" and not is_getitem(node)}  # type: ignore[union-attr]
+    return {str(node.target.name()) for node in program.nodes if node.op == "call_function" and not is_getitem(node)}
 
 
 APART: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # op → what calls it
@@ -455,7 +456,8 @@ def test_a_custom_op_with_autograd_stays_split() -> None:
     assert re.fullmatch(
         r"unknown_ops::gate has no sharding rule: one was found by running it on pieces \(1 times\); register it to "
         r"be certain, and to "
-        r'silence this note\n    autopar\.register_rule\("\.\.\., \.\.\., \.\.\. -> \.\.\., \.\.\.", "unknown_ops::gate"\)\n'
+        r'silence this note\n    autopar\.register_rule\("\.\.\., \.\.\., \.\.\. -> \.\.\., \.\.\.", '
+        r'"unknown_ops::gate"\)\n'
         r"    test_unknown_ops\.py:\d+  gated, weight = gate\(y, .*   in module the root",
         first,
     )
@@ -498,7 +500,8 @@ def test_strict_takes_registered_rules_alone() -> None:
 def test_what_is_computed_whole_is_reported_with_its_cost() -> None:
     op = define("whitened(Tensor x) -> Tensor", lambda x: x / x.abs().max())
     x = torch.randn(8, 16, dtype=torch.float64)
-    parallel = check_equal(Apply(lambda x, w: op((x * w).detach()) + op((x - w).detach()) + x * w), MESH, {"*.x": ("dp", "tp")},
+    parallel = check_equal(Apply(lambda x, w: op((x * w).detach()) + op((x - w).detach()) + x * w), MESH,
+                           {"*.x": ("dp", "tp")},
                            (x, torch.randn(16, dtype=torch.float64).requires_grad_()))  # fmt: skip
     (note,) = parallel.reports["place"].notes
     assert re.fullmatch(

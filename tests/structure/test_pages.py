@@ -20,7 +20,8 @@ from autopar.pipeline import POLICIES
 from autopar.rules import RULES
 
 ROOT = Path(autopar.__file__).parents[1]
-PAGES = [name for name in subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+PAGES = [name for name in subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True,
+                                         text=True).stdout.split()
          if Path(name).name in ("README.md", "CONTRIBUTING.md") and not name.startswith("autopar/passes")]  # fmt: skip
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -73,7 +73,7 @@ torch.library.custom_op("alone::twice", lambda x: x * 2, mutates_args=(), schema
 x = TensorType((4, 6), torch.float64)
 print(str(bind(torch.ops.alone.twice.default, (x,), {}, (x,), autopar.rules.registry.rule_of(torch.ops.alone.twice.default)).pattern.text))
 print(any(name.startswith("autopar.runtime") for name in sys.modules))
-"""
+"""  # noqa: E501
 
 
 def bound_by(*words: str) -> list[str]:
@@ -89,6 +89,9 @@ def test_rules_load_alone_and_discovery_registers_itself() -> None:
 
 def test_importing_loads_little() -> None:
     """autopar alone loads no torch, nor do pipeline schedules: names load when they are first used."""
-    code = "import sys, autopar; autopar.Mesh, autopar.PlanError; import autopar.pipeline; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    code = (
+        "import sys, autopar; autopar.Mesh, autopar.PlanError; import autopar.pipeline; print('torch' in "
+        "sys.modules, 'matplotlib' in sys.modules)"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert run.stdout.split() == ["False", "False"]

@@ -20,8 +20,9 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 
 # each room may import from itself and from rooms above it, lazily and for types too
 ROOMS: tuple[str, ...] = (
-    "errors", "torch_private", "gc_pause", "ir", "optimizers", "rules", "costs", "transitions", "verify", "pipeline", "report", "capture",
-    "plan", "search", "scheduling", "passes", "runtime", "model", "step", "checkpoint", "parallel", "api", "__init__", "cli", "__main__", "examples",
+    "errors", "torch_private", "gc_pause", "ir", "optimizers", "rules", "costs", "transitions", "verify", "pipeline",
+    "report", "capture", "plan", "search", "scheduling", "passes", "runtime", "model", "step", "checkpoint", "parallel",
+    "api", "__init__", "cli", "__main__", "examples",
 )  # fmt: skip
 LATER = {"search", "scheduling"}  # rooms that are not there yet
 WITHOUT_TORCH = (
@@ -132,28 +133,74 @@ def test_no_name_that_says_nothing_and_no_long_file() -> None:
         assert len(path.read_text().splitlines()) <= limit, f"{path} is a design question"
 
 
-def test_a_built_wheel_holds_the_passes(tmp_path: Path) -> None:
-    """``autopar.passes`` is a link to ``passes/``; a wheel has the files, and no top-level ``passes``."""
+def test_the_packages_are_those_of_the_tree() -> None:
+    """They are listed, because what finds packages follows the link ``autopar/passes``, and some checkouts have none."""
+    listed = re.search(r"^packages = (\[.*?^\])", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
+    assert listed is not None
+    there = {".".join(path.parent.relative_to(ROOT).parts) for path in SOURCES if path.parent.name != "passes"}
+    assert ast.literal_eval(listed[1]) == sorted(there | {"autopar.passes"})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy of the checkout, without tests and profiling."""
     skipped = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "profiling")
     shutil.copytree(ROOT, tmp_path / "source", symlinks=True, ignore=skipped)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(tmp_path),
-    ]
-    subprocess.run([*command, str(tmp_path / "source")], check=True, capture_output=True)
+    return tmp_path / "source"
+
+
+def without_link(source: Path, kind: str) -> None:
+    """As git checks a link out where there are none, or as some archives leave it out."""
+    link = source / "autopar" / "passes"
+    assert link.is_symlink()
+    if kind != "a link":
+        link.unlink()
+    if kind == "a text file":
+        link.write_text("../passes")
+
+
+def run_python(code: str, site: Path) -> str:
+    """What a program prints in which the folder ``site`` is imported from."""
+    return subprocess.run([sys.executable, "-c", code], cwd=site.parent, env={"PYTHONPATH": str(site)},
+                          check=True, capture_output=True, text=True).stdout.strip()  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["a link", "a text file"])
+def test_a_built_wheel_holds_the_passes(kind: str, source: Path, tmp_path: Path) -> None:
+    """A wheel has the files of ``passes/`` as ``autopar.passes``, and no top-level ``passes``, also where a checkout has
+    no links."""
+    without_link(source, kind)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "-w", str(tmp_path), str(source)], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    assert sorted(p.name for p in (tmp_path / "site").iterdir() if not p.name.endswith(".dist-info")) == ["autopar"]
-    assert (tmp_path / "site" / "autopar" / "ir" / "text" / "GRAMMAR.md").is_file()
-    assert (tmp_path / "site" / "autopar" / "costs" / "machines.json").is_file()
-    code = "import autopar, autopar.passes.reshard, sys; print(autopar.__file__)"
-    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")},
-                         check=True, capture_output=True, text=True)  # fmt: skip
-    assert run.stdout.startswith(str(tmp_path))
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    assert sorted(p.name for p in site.iterdir() if not p.name.endswith(".dist-info")) == ["autopar"]
+    assert {p.relative_to(site) for p in site.glob("autopar/**/*.py")} == {
+        Path("autopar", path.relative_to(ROOT)) if path.parent.name == "passes" else path.relative_to(ROOT)
+        for path in SOURCES
+    }
+    assert (site / "autopar" / "ir" / "text" / "GRAMMAR.md").is_file()
+    assert (site / "autopar" / "passes" / "README.md").is_file()
+    assert (site / "autopar" / "costs" / "machines.json").is_file()
+    assert (site / "autopar" / "py.typed").is_file()
+    found = run_python("import autopar, autopar.passes.reshard; print(autopar.passes.__file__)", site)
+    assert found == str(site / "autopar" / "passes" / "__init__.py")
+
+
+@pytest.mark.parametrize("kind", ["a link", "a text file", "nothing"])
+def test_a_checkout_without_links_can_be_imported(kind: str, source: Path) -> None:
+    without_link(source, kind)
+    code = "import autopar.passes.reshard as r; from autopar.passes import Reshard; print(Reshard is r.Reshard, r.__file__)"
+    folder = source / "autopar" / "passes" if kind == "a link" else source / "passes"
+    assert run_python(code, source) == f"True {folder / 'reshard.py'}"
+
+
+def test_missing_passes_are_named(source: Path) -> None:
+    without_link(source, "a text file")
+    shutil.rmtree(source / "passes")
+    code = "import autopar\ntry:\n    autopar.passes\nexcept ModuleNotFoundError as error:\n    print(error)"
+    said = (
+        f"autopar.passes is missing: neither {source}/autopar/passes nor {source}/passes is a folder; copy the folder"
+    )
+    assert run_python(code, source).startswith(said)

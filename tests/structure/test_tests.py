@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -60,3 +61,13 @@ def test_a_support_module_has_no_tests() -> None:
     for path in (TESTS / "support").glob("*.py"):
         functions = [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
         assert not [name for name in functions if name.startswith("test_")], path
+
+
+def test_a_marker_names_no_tier_below_its_folders() -> None:
+    """pytest does not look into the folders above the selected tiers (``conftest.py``)."""
+    order = ("fast", "simulated", "processes", "models")
+    for path in FILES:
+        tier = path.relative_to(TESTS).parts[0]
+        if tier in order:
+            below = "|".join(order[: order.index(tier)]) or "(?!)"
+            assert not re.search(rf"\bmark\.({below})\b", path.read_text()), path

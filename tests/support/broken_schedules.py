@@ -18,8 +18,8 @@ Place = tuple[int, int]  # row, rank
 
 
 @st.composite
-def right(draw: st.DrawFn, ranks: int = 6, batches: int = 12, *, messages: bool | None = True, frees: bool | None = None,
-          recompute: bool | None = None) -> PipelineSchedule:  # fmt: skip
+def right(draw: st.DrawFn, ranks: int = 6, batches: int = 12, *, messages: bool | None = True,
+          frees: bool | None = None, recompute: bool | None = None) -> PipelineSchedule:  # fmt: skip
     """A policy's schedule, lowered in either way. ``None``: with or without."""
 
     def choice(given: bool | None) -> bool:
@@ -27,8 +27,8 @@ def right(draw: st.DrawFn, ranks: int = 6, batches: int = 12, *, messages: bool 
 
     name = draw(st.sampled_from(sorted(POLICIES)))
     chunks = POLICIES[name].chunks or (1, 2, 3)
-    made = build(name, draw(st.integers(1, ranks)), draw(st.integers(1, batches)), draw(st.sampled_from(chunks)), messages=False,
-                 recompute=choice(recompute))  # fmt: skip
+    made = build(name, draw(st.integers(1, ranks)), draw(st.integers(1, batches)), draw(st.sampled_from(chunks)),
+                 messages=False, recompute=choice(recompute))  # fmt: skip
     if not choice(messages):
         return made
     made = made.with_messages(latest=draw(st.booleans()))
@@ -137,7 +137,9 @@ def _send_early(schedule: PipelineSchedule, choose: random.Random) -> tuple[Pipe
     made = next(at for at, _, task in schedule.tasks() if task == Task(send.kind[0] + "W", send.stage, send.batch))
     early = choose.randint(0, made)
     slot = schedule.slots[early][rank]
-    return changed(schedule, {(time, rank): without(schedule.slots[time][rank], send), (early, rank): replace(slot, tasks=(*slot.tasks, send))}), (
+    return changed(schedule,
+                   {(time, rank): without(schedule.slots[time][rank], send),
+                    (early, rank): replace(slot, tasks=(*slot.tasks, send))}), (
         send.where, f"row {early}, rank {rank}", f"row {made}, rank {rank}"
     )  # fmt: skip
 
@@ -196,12 +198,14 @@ def _reduce(how: str) -> Fault:
         if how == "twice":
             later = choose.randint(time, len(schedule.slots) - 1)
             other = schedule.slots[later][rank]
-            return changed(schedule, {(later, rank): replace(other, parameters=(*other.parameters, (REDUCE, stage)))}), (
+            return changed(schedule,
+                           {(later, rank): replace(other, parameters=(*other.parameters, (REDUCE, stage)))}), (
                 f"stage {stage}", f"rank {rank}", f"rows {time} and {later}"
             )  # fmt: skip
         early = choose.randrange(time)
         other = schedule.slots[early][rank]
-        return changed(schedule, {**less, (early, rank): replace(other, parameters=(*other.parameters, (REDUCE, stage)))}), (
+        return changed(schedule,
+                       {**less, (early, rank): replace(other, parameters=(*other.parameters, (REDUCE, stage)))}), (
             f"row {early}, rank {rank}", f"stage {stage}", f"its last gradient in row {time}"
         )  # fmt: skip
 

@@ -136,7 +136,7 @@ def inputs_with_gradients() -> None:
     assert type(ours.grad) is torch.Tensor and relative(ours.grad, theirs.grad) <= TOLERANCE
     laid = distribute_tensor(x, mesh, (Replicate(), Shard(1))).requires_grad_()
     loss_of(whole(parallel(laid))).backward()
-    assert laid.grad.placements == laid.placements and relative(whole(laid.grad), theirs.grad) <= TOLERANCE  # type: ignore[union-attr]
+    assert laid.grad.placements == laid.placements and relative(whole(laid.grad), theirs.grad) <= TOLERANCE
 
 
 def gradients_of_some_outputs() -> None:

@@ -18,8 +18,9 @@ import autopar
 from autopar import Mesh
 from autopar.model.dtensor_parameters import is_dtensor
 
-CALLS = ["pieces_of_each_rank", "loaded_states", "moved_by_zero", "beside_the_loop", "batches_that_differ", "evaluation_between", "optimizers",
-         "pieces_of_unlike_sizes", "calls_of_unlike_sizes", "micro_batches_of_unlike_sizes"]  # fmt: skip
+CALLS = ["pieces_of_each_rank", "loaded_states", "moved_by_zero", "beside_the_loop", "batches_that_differ",
+         "evaluation_between", "optimizers", "pieces_of_unlike_sizes", "calls_of_unlike_sizes",
+         "micro_batches_of_unlike_sizes"]  # fmt: skip
 SIZES = {"dp": 2, "tp": 2}
 
 
@@ -265,7 +266,7 @@ def calls_of_unlike_sizes() -> None:
             wanted[0].backward(), found[0].backward()
             assert relative(found[0], wanted[0]) <= 1e-12 and torch.allclose(
                 own.grad, (theirs.grad[:first], theirs.grad[first:])[dp], 0, 1e-12
-            )  # type: ignore[index]
+            )
         assert all(
             relative(loops.whole(a.grad), b.grad) <= 1e-10
             for a, b in zip(parallel.parameters(), alone.parameters(), strict=True)
@@ -316,6 +317,6 @@ def micro_batches_of_unlike_sizes() -> None:
 
 
 class Scaled(steps.Pair):
-    def forward(self, x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> Any:  # type: ignore[override]
+    def forward(self, x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> Any:
         out = self.predicted(x) * scale.sum()
         return torch.nn.functional.mse_loss(out, y), out

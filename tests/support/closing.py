@@ -88,8 +88,9 @@ def everything_is_refused_after_close(folder: str) -> None:
     same_numbers(parallel)
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))
     parallel.close()
-    calls = [lambda: parallel(X), lambda: parallel.capture(X), lambda: step(X), lambda: step.capture(X), lambda: copy.deepcopy(parallel),
-             lambda: parallel.load_state_dict(model().state_dict()), parallel.initialize, lambda: parallel.load_weights(folder)]  # fmt: skip
+    calls = [lambda: parallel(X), lambda: parallel.capture(X), lambda: step(X), lambda: step.capture(X),
+             lambda: copy.deepcopy(parallel), lambda: parallel.load_state_dict(model().state_dict()),
+             parallel.initialize, lambda: parallel.load_weights(folder)]  # fmt: skip
     for call in calls:
         with pytest.raises(RuntimeError, match="this model is closed"):
             call()

@@ -66,8 +66,9 @@ def draw_script(data: st.DataObject, count: int) -> tuple[Script, bool]:
         type = type_of(x)
         axis, dim = draw(["dp", "tp"]), draw(range(2))
         options: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-            ("slice", (dim, axis), {}), ("all_gather", (dim, axis), {}), ("all_reduce", (axis,), {}), ("pend", (axis,), {}),
-            ("reduce_scatter", (dim, axis), {}), ("all_to_all", (dim, 1 - dim, axis), {}), ("send", ("s1",), {}), ("cast", (torch.bfloat16,), {}),
+            ("slice", (dim, axis), {}), ("all_gather", (dim, axis), {}), ("all_reduce", (axis,), {}),
+            ("pend", (axis,), {}), ("reduce_scatter", (dim, axis), {}), ("all_to_all", (dim, 1 - dim, axis), {}),
+            ("send", ("s1",), {}), ("cast", (torch.bfloat16,), {}),
         ]  # fmt: skip
         fits = []
         for name, args, kwargs in options:

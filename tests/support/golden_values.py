@@ -77,7 +77,7 @@ def on_one_device(program: Program, given: Values) -> list[torch.Tensor]:
         elif node.op == "call_function" and node.target in transfers.BY_FUNCTION:
             values[node] = values[operands(node)[0]]
         elif node.op == "call_function":
-            function: Any = ANY_STRIDES.get(node.target, node.target)  # type: ignore[arg-type]
+            function: Any = ANY_STRIDES.get(node.target, node.target)
             values[node] = function(
                 *map_operands(node.args, values.__getitem__), **map_operands(dict(node.kwargs), values.__getitem__)
             )

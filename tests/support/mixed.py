@@ -59,7 +59,7 @@ def run(
     local = LocalPrograms(program, lambda made: verify(made, "localize"))
     for rank in mesh.ranks:
         local[rank]
-    step = SimulatedStep(program, local, lambda given: None)  # type: ignore[arg-type,return-value]
+    step = SimulatedStep(program, local, lambda given: None)
     tensors = [*model.parameters(), *model.buffers(), *args]
     given = [node for node in program.placeholders if record_of(node).role != "tangent"]
     with torch.no_grad():

@@ -32,9 +32,10 @@ class Many(nn.Module):
         logits = self.b(hidden)
         error, penalty = nn.functional.cross_entropy(logits, y), hidden.square().mean()
         return {
-            "loss": error + 0.1 * penalty, "error": error, "penalty": penalty, "logits": logits, "columns": logits.t(), "flat": hidden.reshape(-1),
-            "hits": (logits.argmax(-1) == y).sum(), "total": hidden.sum(), "bias": self.a.bias, "transposed": self.a.weight.t(), "x": x,
-            "norm": hidden.norm(), "largest": hidden.amax(0), "kind": "text", "nothing": None,
+            "loss": error + 0.1 * penalty, "error": error, "penalty": penalty, "logits": logits, "columns": logits.t(),
+            "flat": hidden.reshape(-1), "hits": (logits.argmax(-1) == y).sum(), "total": hidden.sum(),
+            "bias": self.a.bias, "transposed": self.a.weight.t(), "x": x, "norm": hidden.norm(),
+            "largest": hidden.amax(0), "kind": "text", "nothing": None,
         }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ class ByHand(Optimizer):
         super().__init__(params, {"lr": lr, **options})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -65,13 +65,13 @@ class Lamb(ByHand):
 class Counting(Lion):
     """It counts in an attribute."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         self.count = getattr(self, "count", 0) + 1
         super().step()
 
 
 class CountingInGroups(Lion):
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         super().step()
         for group in self.param_groups:
             group["taken"] = group.get("taken", 0) + 1
@@ -100,7 +100,7 @@ class FromTheFirst(ByHand):
 
 class WithAClosure(ByHand):
     @torch.no_grad()
-    def step(self, closure: Any) -> None:  # type: ignore[override]
+    def step(self, closure: Any) -> None:
         closure()
 
 
@@ -111,7 +111,10 @@ class Rows(ByHand):
         p.sub_(group["lr"] * grad)
 
 
-LOOP = "; train it in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), optimizer.step(), or define its update with "
+LOOP = (
+    "; train it in the plain loop, on the model that parallelize returns: loss = parallel(…), loss.backward(), "
+    "optimizer.step(), or define its update with "
+)
 REASONS: list[tuple[type[ByHand], dict[str, Any], str]] = [
     (
         Counting,

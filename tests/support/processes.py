@@ -19,6 +19,13 @@ from autopar import Mesh
 from autopar.runtime.processes.groups import process_groups
 
 LIMIT = 120  # seconds for one function
+PRELOADED = [
+    "transformers_models",
+    "calls",
+    "calls_of_steps",
+    "steps",
+    "loops",
+]  # imported once, before ranks are forked
 THREADS = 300  # of a rank, above which it has made so many process groups that their idle loops slow down all tests
 
 
@@ -26,7 +33,8 @@ class Ranks:
     """``count`` processes of one gloo world. ``run`` calls a function of a test module on all of them."""
 
     def __init__(self, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         store = tempfile.mktemp(prefix="autopar-test-")
         self.pipes, self.processes = [], []
         for rank in range(count):

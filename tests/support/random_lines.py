@@ -25,7 +25,7 @@ UNARY = """
     torch.ones_like({x}) * {x} | {x}.new_full((1,), 3.0) * {x} | torch.zeros_like({x}) + {x} | {x} * {x}.size(-1) if {x}.ndim else {x}
     {x}.real | {x}.remainder(0.7) | {x}.ceil() | checkpoint(lambda t: torch.tanh(t) * t, {x}, use_reentrant=False)
     torch.full_like({x}, {c}) - {x} | {x}.pow(3) * 0.1 | {x}.sinh() * 0.1 | Cube.apply({x}) | torch.vmap(torch.tanh)({x1})
-"""
+"""  # noqa: E501
 
 BINARY = """
     {x} + {y} | {x} - {y} | {x} * {y} | {x} / ({y}.abs() + 1) | torch.maximum({x}, {y}) | torch.minimum({x}, {y})
@@ -37,7 +37,7 @@ BINARY = """
     torch.lerp({x}, {y}, torch.sigmoid({x})) | torch.fmod({x}, {y}.abs() + 0.5) | {x} * {m}.logical_not()
     torch.stack(torch.broadcast_tensors({x}, {y}), 0) | F.mse_loss(*torch.broadcast_tensors({x}, {y}))
     torch.remainder({x}, {y}.abs() + 0.5) | torch.heaviside({x}, {y}.detach()).detach() + {x}
-"""
+"""  # noqa: E501
 
 SAME = """
     torch.cat([{x1}, {s}], {d}) | torch.stack([{x}, {s}]) | torch.stack([{x1}, {s}], {d}) | torch.stack([{x}, {s}, {x}], -1)
@@ -54,7 +54,7 @@ SAME = """
     torch.kron({e2}, {s}[:1]) | torch.cross({x1}, {s}, dim={d}) if {n} == 3 else {x1} | torch.linalg.vecdot({x1}, {s})
     torch.cat([{x1}, {s}], {d}).chunk(2, {d})[1] | torch.hstack([{x1}, {s}]) | torch.vstack([{x1}, {s}])
     torch.nn.utils.rnn.pad_sequence([{x1}, {s}[:1]])
-"""
+"""  # noqa: E501
 
 REDUCE = """
     {x1}.sum({dd}, keepdim={k}) | {x1}.mean({dd}, keepdim={k}) | {x1}.amax({dd}, keepdim={k}) | {x1}.amin({dd}, keepdim={k})
@@ -68,7 +68,7 @@ REDUCE = """
     torch.trapezoid({x1}, dim={d}) | {x1}.quantile(0.3, dim={d}) | {x1}.nansum({d}) | {x1}.kthvalue(1, {d}).values
     {x1}.renorm(2, {d}, 1.0) if {x1}.ndim > 1 else {x1} | {x1}.mode({d}).values | torch.linalg.vector_norm({x1}, ord=math.inf, dim={d})
     {x}.std(correction=0)
-"""
+"""  # noqa: E501
 
 NORM = """
     {x1}.softmax({d}) | F.log_softmax({x1}, {d}) | F.softmin({x1}, {d}) | F.normalize({x1} + 2, dim={d})
@@ -76,7 +76,7 @@ NORM = """
     F.instance_norm({e3} * 3) if {e3}.shape[-1] > 1 else {e3} | {x1}.masked_fill({m}, -math.inf).softmax({d})
     F.batch_norm({x2}, None, None, training=True) | F.softmax({x1}.masked_fill({m}, torch.finfo(torch.float64).min), {d})
     F.local_response_norm({e3}, 2) | F.group_norm({x2}, {x2}.shape[1]) if {x2}[0, 0].numel() > 1 else {x2}
-"""
+"""  # noqa: E501
 
 VIEW = """
     {x1}.unsqueeze({d}) | {x}.unsqueeze(-1) | {x}.unsqueeze(0) | {x}.squeeze() | {x1}.squeeze({d}) | {x1}.transpose({d}, {d2}) | {x2}.mT
@@ -109,7 +109,7 @@ VIEW = """
     F.interpolate({e3}, scale_factor=2) | F.avg_pool1d({e3}, 1) | F.max_pool1d({e3}, {e3}.shape[-1]) | F.adaptive_avg_pool1d({e3}, 2)
     F.avg_pool2d({e4}, (1, {e4}.shape[-1])) | F.max_pool2d({e4}, 1) | F.pad({e3}, (1, 0), mode="replicate")
     F.pixel_shuffle({e4}.repeat(1, 4, 1, 1), 2)
-"""
+"""  # noqa: E501
 
 INPLACE = """
     {v} = {x}.clone(); {v}.add_({c}) | {v} = {x}.clone(); {v}.mul_({x}) | {v} = {x1}.clone(); {v}[0] = {c}
@@ -124,13 +124,13 @@ INPLACE = """
     {v} = {x}.clone(); {v}.sub_({s}).abs_() | {v} = {x}.clone(); {v}[{v} > 1] = {c}
     {v} = {x1}.clone(); {v} += {x1}.mean({d}, keepdim=True) | {v} = {x1}.clone(); {v}.index_fill_({d}, {i}, {c})
     {v} = {x1} * 2; {v}.clamp_(max=1.0) | {v} = {x1}.clone(); {v}.scatter_({d}, {x1}.argsort({d}), {x1})
-"""
+"""  # noqa: E501
 
 MASKS = """
     {x} > {c} | {x} <= {y} | ~({m}) & ({x} < 1) | {m} & ({x} > 0) | torch.isfinite({x}) | {x}.bool() | ({x} > 0).logical_xor({m})
     torch.ones_like({x}, dtype=torch.bool).tril() if {x}.ndim > 1 else {x} > 0 | ({x1} > 0).cumsum({d}) > 1
     {x1}.argmax({d}, keepdim=True) == 0
-"""
+"""  # noqa: E501
 
 SQUARE = "({x2} @ {x2}.mT + 3 * torch.eye({x2}.shape[-2], dtype=torch.float64))"
 ALGEBRA = """
@@ -143,7 +143,7 @@ ALGEBRA = """
     torch.einsum("...a,...b->...ab", {x1}, {x1}) | torch.einsum("ab,ab->a", {e2}, {e2})
     torch.einsum("aab->ab", {e3}[:, :1].expand(-1, {e3}.shape[0], -1)) | torch.addmv({e2}[:, 0], {e2}, {e2}[0])
     torch.corrcoef({e2} + torch.eye({e2}.shape[0], {e2}.shape[1], dtype=torch.float64)).nan_to_num()
-"""
+"""  # noqa: E501
 
 MORE = """
     {x}.i0() * 0.1 | torch.special.entr({x}.sigmoid()) | torch.special.ndtr({x}) | torch.special.erfcx({x}.abs()) | torch.special.i1e({x})
@@ -174,7 +174,7 @@ MORE = """
     torch.func.grad(lambda t: t.sin().sum())({x}) | torch.vmap(lambda t: t * t.sum())({x1}) | {x1}.softmax({d}).log().exp()
     {x1}.sort({d}).indices.double() | ({x1} == {x1}.max({d}, keepdim=True).values) * {x1} | {x1}.pow({x1}.new_tensor([2.0]))
     {x1}.cumsum({d}).flip({d}).cumsum({d}) * 0.1 | {x}.tanh().atanh()
-"""
+"""  # noqa: E501
 
 RANDOM = """
     F.dropout({x}, 0.3) | F.dropout({x}, 0.5) | {x} + torch.rand({x}.shape, dtype=torch.float64) | {x} + torch.randn_like({x}) * 0.1
@@ -185,12 +185,13 @@ RANDOM = """
     checkpoint(lambda t: F.dropout(t, 0.5) * t, {x}, use_reentrant=False) | F.gumbel_softmax({x1})
     {e2}.softmax(-1).multinomial(1) * {e2} | torch.rand(()) * {x} | F.dropout({x}, 0.5, inplace=False) if self.training else {x}
     {x} * (torch.rand({x}.shape) < 0.5) | F.dropout2d({e4}, 0.5)
-"""
+"""  # noqa: E501
 
 FAMILIES: dict[str, tuple[int, list[str]]] = {  # how often, and the templates
     name: (weight, [one.strip() for line in text.strip().splitlines() for one in line.split(" | ") if one.strip()])
     for name, weight, text in (
-        ("unary", 5, UNARY), ("binary", 6, BINARY), ("same", 4, SAME), ("reduce", 4, REDUCE), ("norm", 2, NORM), ("view", 8, VIEW), ("in place", 2, INPLACE), ("mask", 1, MASKS), ("random", 1, RANDOM),
+        ("unary", 5, UNARY), ("binary", 6, BINARY), ("same", 4, SAME), ("reduce", 4, REDUCE), ("norm", 2, NORM),
+        ("view", 8, VIEW), ("in place", 2, INPLACE), ("mask", 1, MASKS), ("random", 1, RANDOM),
         ("algebra", 1, ALGEBRA.replace("A", SQUARE)), ("more", 4, MORE),
     )
 }  # fmt: skip

@@ -199,8 +199,10 @@ class Models:
         """Lines that depend on attributes."""
         for name, values in self.attributes.items():
             x, v = self.real(), self.name()
-            forms = {"0.5": [f"{x} * {name}", f"{x} * (1 - {name}) + {name}", f"{x} / ({name} * {name} + 1)", f"{x} if {name} > 0.2 else -{x}", f"F.dropout({x}, max({name}, 0) * 0)"],
-                     "True": [f"{x} * 2 if {name} else {x}", f"{x}.tanh() if not {name} else {x}"], "'a'": [f"{x}.sin() if {name} == 'a' else {x}.cos()"],
+            forms = {"0.5": [f"{x} * {name}", f"{x} * (1 - {name}) + {name}", f"{x} / ({name} * {name} + 1)",
+                             f"{x} if {name} > 0.2 else -{x}", f"F.dropout({x}, max({name}, 0) * 0)"],
+                     "True": [f"{x} * 2 if {name} else {x}", f"{x}.tanh() if not {name} else {x}"],
+                     "'a'": [f"{x}.sin() if {name} == 'a' else {x}.cos()"],
                      "0": [f"[{x}, -{x}, {x}.abs()][{name}]", f"{x} + {name}"]}  # fmt: skip
             self.add(f"{v} = {self.r.choice(next(some for value, some in forms.items() if value in values))}", v)
 
@@ -299,9 +301,11 @@ class Models:
         if len(names) == 1 and self.chance(70):
             return names[0], 1
         shown = ", ".join(names)
-        forms = [f"({shown},)", f"[{shown}]", "{" + ", ".join(f'"{k}": {name}' for k, name in zip("zyxwvuts", names, strict=False)) + "}",
+        forms = [f"({shown},)", f"[{shown}]",
+                 "{" + ", ".join(f'"{k}": {name}' for k, name in zip("zyxwvuts", names, strict=False)) + "}",
                  f"Out({names[0]}, "
-                 f"[{', '.join(names[1:])}])", f"({shown}, None)", f"({names[0]}, {{'rest': [{', '.join(names[1:])}], 'n': 3}})"]  # fmt: skip
+                 f"[{', '.join(names[1:])}])", f"({shown}, None)",
+                 f"({names[0]}, {{'rest': [{', '.join(names[1:])}], 'n': 3}})"]  # fmt: skip
         return self.r.choice(forms), len(names)
 
     def mesh(self) -> dict[str, int]:
@@ -388,8 +392,9 @@ class Models:
             shape = ", ".join(str(self.r.choice(self.sizes)) for _ in range(self.r.choice([2, 3, 1])))
             bound = self.r.choice(self.sizes)
             self.input(*self.r.choice([
-                (f"real({shape}, grad=True)",), (f"real({shape})",), (f"truth({shape})",), (f"whole(0, {bound}, {shape})", bound),
-                (f"turned({shape}, grad=True)",), ("0.7",), (f"dict(x=real({shape}, grad=True), y=[real({shape})])",),
+                (f"real({shape}, grad=True)",), (f"real({shape})",), (f"truth({shape})",),
+                (f"whole(0, {bound}, {shape})", bound), (f"turned({shape}, grad=True)",), ("0.7",),
+                (f"dict(x=real({shape}, grad=True), y=[real({shape})])",),
             ]))  # fmt: skip
         if self.chance(4):
             self.input(f"real({self.r.choice(['0, ', '2, 0, '])}{self.sizes[0]})")
@@ -419,10 +424,11 @@ class Models:
             else None
         )
         changes = self.changes()
-        return Case(tuple(self.lines), self.result, self.inputs, mesh, self.plan(list(mesh)), tuple(self.init), keywords,
-                    training=not self.chance(8), grad=not self.chance(5), calls=1 + len(changes) if changes else 2 if self.chance(8) else 1,
-                    loss="sum" if self.chance(20) else "weights", given=given,
-                    options=options, changes=changes, shapes=self.shapes)  # fmt: skip
+        return Case(tuple(self.lines), self.result, self.inputs, mesh, self.plan(list(mesh)), tuple(self.init),
+                    keywords, training=not self.chance(8), grad=not self.chance(5),
+                    calls=1 + len(changes) if changes else 2 if self.chance(8) else 1,
+                    loss="sum" if self.chance(20) else "weights", given=given, options=options, changes=changes,
+                    shapes=self.shapes)  # fmt: skip
 
 
 def _weighted(r: random.Random, weights: Sequence[int]) -> int:

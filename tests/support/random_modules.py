@@ -14,8 +14,9 @@ KNOWN = ("q_proj", "o_proj", "fc1", "fc2", "qkv_proj", "lin1", "lin2", "up_proj"
 
 
 WRAPPED = (  # what is done to a layer that has a weight
-    "nn.utils.parametrizations.weight_norm({l})", "nn.utils.parametrizations.weight_norm({l}, dim=1)", "nn.utils.parametrizations.spectral_norm({l})",
-    "nn.utils.parametrizations.orthogonal({l})", "nn.utils.parametrize.register_parametrization({l}, 'weight', nn.Tanh())",
+    "nn.utils.parametrizations.weight_norm({l})", "nn.utils.parametrizations.weight_norm({l}, dim=1)",
+    "nn.utils.parametrizations.spectral_norm({l})", "nn.utils.parametrizations.orthogonal({l})",
+    "nn.utils.parametrize.register_parametrization({l}, 'weight', nn.Tanh())",
     "{l} = torch.optim.swa_utils.AveragedModel({l})",
 )  # fmt: skip
 
@@ -70,8 +71,9 @@ def matmul(m: Models) -> None:
     letters = "abcde"[: len(shape)]
     forms = [f"torch.matmul({x}, {w})", f"{x} @ {w}"]
     if len(m.shape(w)) == 2:
-        forms += [f'torch.einsum("{letters},{letters[-1]}z->{letters[:-1]}z", {x}, {w})', f'torch.einsum("{letters},{letters[-1]}z->z{letters[0]}", {x}, {w})',
-                  f"torch.tensordot({x}, {w}, 1)", f"torch.einsum('...i,io->o...', {x}, {w})"]  # fmt: skip
+        forms += [f'torch.einsum("{letters},{letters[-1]}z->{letters[:-1]}z", {x}, {w})',
+                  f'torch.einsum("{letters},{letters[-1]}z->z{letters[0]}", {x}, {w})', f"torch.tensordot({x}, {w}, 1)",
+                  f"torch.einsum('...i,io->o...', {x}, {w})"]  # fmt: skip
     if len(m.shape(w)) == 3:
         forms += [f"torch.bmm({x}, {w})", f"torch.baddbmm({m.parameter(m.shape(w)[-1])}, {x}, {w}, beta=0.5)"] * 2
     m.add(f"{name} = {m.r.choice(forms)}", name)
@@ -89,13 +91,12 @@ def normalization(m: Models) -> None:
     if x is None:
         return
     shape = m.shape(x)
-    forms = [f"nn.LayerNorm({shape[-1]})", f"nn.RMSNorm({shape[-1]})", f"nn.LayerNorm({list(shape[-2:])})", "nn.PReLU()",
-             f"nn.GroupNorm({m.r.choice([n for n in (1, 2, 3) if shape[1] % n == 0])}, "
+    forms = [f"nn.LayerNorm({shape[-1]})", f"nn.RMSNorm({shape[-1]})", f"nn.LayerNorm({list(shape[-2:])})",
+             "nn.PReLU()", f"nn.GroupNorm({m.r.choice([n for n in (1, 2, 3) if shape[1] % n == 0])}, "
              f"{shape[1]})", f"nn.PReLU({shape[1]})"]  # fmt: skip
     if len(shape) in (2, 3):
-        forms += [
-            f"nn.BatchNorm1d({shape[1]}{m.r.choice(['', ', affine=False', ', momentum=0.3', ', track_running_stats=False'])})"
-        ] * 2
+        option = m.r.choice(["", ", affine=False", ", momentum=0.3", ", track_running_stats=False"])
+        forms += [f"nn.BatchNorm1d({shape[1]}{option})"] * 2
     if len(shape) == 4:
         forms += [f"nn.BatchNorm2d({shape[1]})", f"nn.InstanceNorm2d({shape[1]}, affine=True)"] * 2
     _layer(m, m.r.choice(forms), x)
@@ -146,7 +147,10 @@ def attention(m: Models) -> None:
     if m.chance(10):
         options.append(", dropout_p=0.3")
         m.draws = True
-    call = f"F.scaled_dot_product_attention({', '.join(made)}{m.r.choice(options)}{', enable_gqa=True' if groups > 1 else ''})"
+    call = (
+        f"F.scaled_dot_product_attention({', '.join(made)}{m.r.choice(options)}"
+        f"{', enable_gqa=True' if groups > 1 else ''})"
+    )
     if m.chance(25) and groups == 1:
         call = f"({made[0]} @ {made[1]}.mT / {math.sqrt(each):.3f}).softmax(-1) @ {made[2]}"
     if m.add(f"{name} = {call}", name):
@@ -264,7 +268,8 @@ def buffer(m: Models) -> None:
     kind = m.r.randrange(7)
     width = shape[-1:] if kind in (0, 1, 2) else shape
     if not m.add_init(
-        f'self.register_buffer("{b[5:]}", torch.linspace(0.1, 1, {math.prod(width)}).view({", ".join(map(str, width))}))'
+        f'self.register_buffer("{b[5:]}", torch.linspace(0.1, 1, '
+        f"{math.prod(width)}).view({', '.join(map(str, width))}))"
     ):
         return
     dims = tuple(range(len(shape) - 1))
@@ -322,8 +327,8 @@ def integers(m: Models) -> None:
     if source is None:
         return
     name = m.name()
-    forms = ("{}.double() * 0.5", "({} * 2).double()", "({} > 0)", "{}.sum()", "{}.long() + 1", "~{}.bool()", "{}.long() % 2 == 0",
-             "{}.flatten()[:2].double()")  # fmt: skip
+    forms = ("{}.double() * 0.5", "({} * 2).double()", "({} > 0)", "{}.sum()", "{}.long() + 1", "~{}.bool()",
+             "{}.long() % 2 == 0", "{}.flatten()[:2].double()")  # fmt: skip
     m.add(f"{name} = {m.r.choice(forms).format(source)}", name)
 
 

@@ -31,7 +31,8 @@ LOCAL = ("local", "scheduled")
 SCALARS = st.one_of(
     st.integers(), st.floats(), st.booleans(), st.none(), st.text(), st.sampled_from(sorted(LITERALS, key=repr)),
     st.complex_numbers(), st.sampled_from([torch.device("cpu"), torch.device("cuda", 3), torch.device("meta")]),
-    st.sampled_from([math.inf, -math.inf, math.nan, -0.0, 1e-300, 1e300, 5e-324, 0.1, "it's", 'a "b" # c', "\\", "\n#"]),
+    st.sampled_from([math.inf, -math.inf, math.nan, -0.0, 1e-300, 1e300, 5e-324, 0.1, "it's", 'a "b" # c', "\\",
+                     "\n#"]),
 )  # fmt: skip
 ARGUMENTS = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple), max_leaves=6
@@ -62,8 +63,9 @@ def tensor_types(draw: st.DrawFn, program: Program) -> TensorType:
 # -- whole programs ----------------------------------------------------------------------------------------------
 
 NAMES = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,3}", fullmatch=True).filter(can_name)
-OPS = [torch.ops.aten.mm.default, torch.ops.aten.add.Tensor, torch.ops.aten.slice.Tensor, torch.ops.prims.convert_element_type.default,
-       torch.ops.aten.native_layer_norm.default, torch.ops.aten.sum.dim_IntList]  # fmt: skip
+OPS = [torch.ops.aten.mm.default, torch.ops.aten.add.Tensor, torch.ops.aten.slice.Tensor,
+       torch.ops.prims.convert_element_type.default, torch.ops.aten.native_layer_norm.default,
+       torch.ops.aten.sum.dim_IntList]  # fmt: skip
 STRINGS = st.text(max_size=5)
 
 
@@ -101,8 +103,10 @@ def nodes(draw: st.DrawFn, program: Program, name: str, values: list[fx.Node], p
     tensors = [v for v in values if isinstance(record_of(v).type, TensorType)]
     type: ValueType = draw(tensor_types(program))
     if kind == "constant":
-        content = draw(st.sampled_from([torch.tensor([math.nan, -0.0, 1e-30, -math.inf]), torch.tensor([[True], [False]]), torch.tensor(3),
-                                        torch.zeros(0, 3), torch.arange(40), torch.tensor([1 + 2j]), torch.ones(2, dtype=torch.bfloat16)]))  # fmt: skip
+        content = draw(st.sampled_from([torch.tensor([math.nan, -0.0, 1e-30, -math.inf]),
+                                        torch.tensor([[True], [False]]), torch.tensor(3), torch.zeros(0, 3),
+                                        torch.arange(40), torch.tensor([1 + 2j]),
+                                        torch.ones(2, dtype=torch.bfloat16)]))  # fmt: skip
         node = make_node(program.graph, name, "get_attr", name, (), {})
         program.constants[name] = Constant.of(content)
         type = TensorType(

@@ -20,8 +20,8 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
     return {name: (id(value), value.clone(), value.grad) for name, value in model.state_dict(keep_vars=True).items()}
 
 
-def refuses(error: type[Exception], text: str, model: nn.Module, mesh: Any = None, plan: Any = None, example: Any = (x,),
-            **options: Any) -> None:  # fmt: skip
+def refuses(error: type[Exception], text: str, model: nn.Module, mesh: Any = None, plan: Any = None,
+            example: Any = (x,), **options: Any) -> None:  # fmt: skip
     """``parallelize`` raises ``error`` with exactly ``text`` (a regular expression), and the model is untouched."""
     mesh = Mesh(dp=2, tp=2) if mesh is None else mesh
     before = snapshot(model)

@@ -20,7 +20,7 @@ MESH = Mesh(dp=2, tp=2)
 def read(text: str, mesh: Mesh = MESH) -> TensorType:
     """``f32[4/dp 8] +tp`` as a type."""
     program = Program.parse(f"program placed on {mesh}\n  x : {text} = input\n  return x\n")
-    return record_of(program.node("x")).type  # type: ignore[return-value]
+    return record_of(program.node("x")).type
 
 
 def run_and_differentiate(

@@ -76,7 +76,8 @@ def smaller(case: Case) -> Iterator[Case]:
     text = "\n".join((*case.lines, case.result))
     for name in case.inputs:
         if not re.search(rf"\b{name}\b", text):
-            yield replace(case, inputs={k: v for k, v in case.inputs.items() if k != name}, keywords=tuple(k for k in case.keywords if k != name),
+            yield replace(case, inputs={k: v for k, v in case.inputs.items() if k != name},
+                          keywords=tuple(k for k in case.keywords if k != name),
                           plan=_without(case.plan, name))  # fmt: skip
         elif "grad=True" in case.inputs[name]:
             yield replace(case, inputs={**case.inputs, name: case.inputs[name].replace(", grad=True", "")})

@@ -100,7 +100,8 @@ def differences(step: Any, single: Single) -> dict[str, float]:
 
 
 def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count: int = 10,
-                optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, tolerance: float = 1e-9, called: bool = False) -> None:  # fmt: skip
+                optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, tolerance: float = 1e-9,
+                called: bool = False) -> None:  # fmt: skip
     """Losses, norms, parameters, buffers and the optimizer's state equal those of a single device after so many
     steps."""
     torch.manual_seed(0)
@@ -134,8 +135,8 @@ class LowPrecision:
         scales: the scale after each step.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, amp: str | None, scaling: LossScaling, *, clip_norm: float | None = None,
-                 microbatches: int = 1) -> None:  # fmt: skip
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, amp: str | None, scaling: LossScaling, *,
+                 clip_norm: float | None = None, microbatches: int = 1) -> None:  # fmt: skip
         self.model, self.optimizer, self.amp, self.clip_norm, self.microbatches = (
             model,
             optimizer,
@@ -214,8 +215,9 @@ def distance(a: nn.Module, b: nn.Module) -> float:
     )
 
 
-def mixed_alike(name: str, sizes: dict[str, int], amp: str, options: dict[str, Any], optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
-                parameters: float = 2.0, count: int = 5) -> None:  # fmt: skip
+def mixed_alike(name: str, sizes: dict[str, int], amp: str, options: dict[str, Any],
+                optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd, parameters: float = 2.0,
+                count: int = 5) -> None:  # fmt: skip
     """Steps in mixed precision are about as far from float32 as those of a single device: parameters at most
     ``parameters`` times as far and at least a third; losses and norms at most three times as far, or a rounding of the
     low precision."""

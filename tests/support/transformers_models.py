@@ -24,8 +24,8 @@ def llama(heads: int = 4, kv: int = 4, head: int = 4, hidden: int = 24, layers: 
 
 def gpt2(heads: int = 4, width: int = 16, layers: int = 1, **more: Any) -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(
-        n_embd=width, n_layer=layers, n_head=heads, vocab_size=VOCABULARY, n_positions=32, resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0, use_cache=False, **more,
+        n_embd=width, n_layer=layers, n_head=heads, vocab_size=VOCABULARY, n_positions=32, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, **more,
     )).double()  # fmt: skip
 
 

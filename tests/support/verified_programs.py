@@ -49,7 +49,10 @@ update:
   return x
   grad x = b
 """
-PLACED = "program placed on dp=2 tp=2\nstage s on dp=2 ranks 2 3\n  x : f32[4 6] = input\nforward:\n  p : (f32[4 6], i64[4 6]) = topk(x, 6)\n"
+PLACED = (
+    "program placed on dp=2 tp=2\nstage s on dp=2 ranks 2 3\n  x : f32[4 6] = input\nforward:\n  p : (f32[4 6], "
+    "i64[4 6]) = topk(x, 6)\n"
+)
 
 
 def complaint(program: Program | str, made_by: str = "") -> str:

@@ -75,9 +75,10 @@ class Odd(nn.Module):
 
 
 ODD_PLAN = {
-    "*.truncated.weight": ("tp", None), "*.truncated.bias": ("tp",), "*.orthogonal.weight": (None, "tp"), "*.embed.weight": ("tp", None), "*.parts": ("tp", None),
-    "*.replaced": ("tp", None), "*.sparse": ("tp", "dp"), "*.scaled": (("dp", "tp"), None), "*.one": ("dp", "tp"),
-    "*.table": ("tp", None), "*.weight_hh_l0": (None, "tp"), "*.weight_ih_l0": ("(4 -1/tp)", None),
+    "*.truncated.weight": ("tp", None), "*.truncated.bias": ("tp",), "*.orthogonal.weight": (None, "tp"),
+    "*.embed.weight": ("tp", None), "*.parts": ("tp", None), "*.replaced": ("tp", None), "*.sparse": ("tp", "dp"),
+    "*.scaled": (("dp", "tp"), None), "*.one": ("dp", "tp"), "*.table": ("tp", None), "*.weight_hh_l0": (None, "tp"),
+    "*.weight_ih_l0": ("(4 -1/tp)", None),
 }  # fmt: skip
 
 
@@ -349,7 +350,7 @@ def bad_files(folder: str) -> None:
     distributed.barrier()
     if rank == 2:
         here.unlink()
-    said = refused((OSError, RuntimeError), lambda: parallel.load_weights(here, strict=False))  # type: ignore[arg-type]
+    said = refused((OSError, RuntimeError), lambda: parallel.load_weights(here, strict=False))
     assert ("rank 2 cannot load: FileNotFoundError" in said) == (rank != 2) and "bad2.safetensors" in said, said
     parallel(**text(0))  # and the ranks are still together
 
@@ -390,9 +391,9 @@ def wholes(path: str | None) -> list[int]:
         counts.append(sum(not one.expired() for one in made))
         return whole
 
-    Writes._whole = noted  # type: ignore[method-assign]
+    Writes._whole = noted
     try:
         parallel.initialize() if path is None else parallel.load_weights(path)
     finally:
-        Writes._whole = before  # type: ignore[method-assign]
+        Writes._whole = before
     return counts

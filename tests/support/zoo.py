@@ -301,7 +301,7 @@ VISION_INSIDE = {key: value for key, value in VISION.items() if key != "num_labe
 
 
 def captioned() -> Batch:
-    return {**unlabelled(), **pixels(), "return_loss": True}  # type: ignore[dict-item]
+    return {**unlabelled(), **pixels(), "return_loss": True}
 
 
 def with_image_tokens(count: int = 16) -> Batch:

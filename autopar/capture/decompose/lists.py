@@ -12,8 +12,8 @@ from autopar.rules.registry import overload
 from autopar.torch_private import OpOverload
 
 UNARY = """
-    abs acos asin atan ceil clone cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max neg reciprocal round rsqrt
-    sigmoid sign sin sinh sqrt tan tanh trunc
+    abs acos asin atan ceil clone cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max neg reciprocal
+    round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc
 """
 # list op → the op on one tensor, if the other operand is a list of tensors; one number or a list of numbers; one tensor
 BINARY: dict[str, tuple[str, str, str | None]] = {

@@ -7,7 +7,7 @@ not by strides: by a view if every element is taken once, and else by a look-up.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -85,7 +85,7 @@ def as_strided_scatter(x, source, size, stride, offset=None):
     return _back(aten.index_put.default(flat, [_places(x, size, stride, start)], flat_source), x.shape, order)
 
 
-STRIDES = {
+STRIDES: dict[Any, Callable[..., Any]] = {
     aten.as_strided.default: as_strided,
     aten.as_strided_copy.default: as_strided,
     aten.as_strided_scatter.default: as_strided_scatter,

@@ -96,8 +96,13 @@ class _Recorder(TorchDispatchMode):
         args, options = pytree.tree_map_only(torch.Tensor, lambda t: self.refs[id(t)], (args, kwargs or {}))
         several = isinstance(result, (tuple, list))
         self.steps.append(
-            SubgraphOp(func, tuple(args), options, tuple(map(_type, result)) if several else _type(result))
-        )  # type: ignore[arg-type]
+            SubgraphOp(
+                func,
+                tuple(args),
+                options,
+                tuple(map(_type, result)) if isinstance(result, (tuple, list)) else _type(result),
+            )
+        )
         for part, tensor in enumerate(result if several else (result,)):
             if tensor is not None:
                 self._note(tensor, Ref(len(self.steps) - 1, part if several else None))

@@ -390,6 +390,6 @@ INDEX, SQUEEZE, ARANGE, ARANGE_FROM = aten.index.Tensor, aten.squeeze.dims, aten
 # op → the position of the number that only the mean reads, which is decomposed here
 UNREAD = {aten.nll_loss_backward.default: 6, aten.nll_loss2d_backward.default: 6}
 VIEWS = frozenset({
-    aten.view.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.expand.default,
-    aten.squeeze.dims, aten.slice.Tensor, aten.select.int,
+    aten.view.default, aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default,
+    aten.expand.default, aten.squeeze.dims, aten.slice.Tensor, aten.select.int,
 })  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from torch.autograd import Function
@@ -205,7 +205,7 @@ class Functions:
                 ):
                     self._note(GuardedPlace(attributes, name, f"{owner.__name__}.{name}"), value)
 
-    def _methods(self, names: Iterator[str], cls: type | None) -> None:
+    def _methods(self, names: Iterable[str], cls: type | None) -> None:
         """Examine the methods of its class that a method may call."""
         called = set(names)
         for base in cls.__mro__ if cls is not None else ():

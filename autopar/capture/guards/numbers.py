@@ -35,10 +35,11 @@ aten = torch.ops.aten
 
 # op that takes a number → the position of the number, and the op that takes a tensor there
 OPERANDS: dict[Any, tuple[int, Any]] = {
-    aten.mul.Tensor: (1, aten.mul.Tensor), aten.mul.Scalar: (1, aten.mul.Tensor), aten.div.Tensor: (1, aten.div.Tensor), aten.div.Scalar: (1, aten.div.Tensor),
-    aten.add.Tensor: (1, aten.add.Tensor), aten.add.Scalar: (1, aten.add.Tensor), aten.sub.Tensor: (1, aten.sub.Tensor), aten.sub.Scalar: (1, aten.sub.Tensor),
-    aten.gt.Scalar: (1, aten.gt.Tensor), aten.ge.Scalar: (1, aten.ge.Tensor), aten.lt.Scalar: (1, aten.lt.Tensor), aten.le.Scalar: (1, aten.le.Tensor),
-    aten.rsub.Scalar: (1, aten.sub.Tensor),
+    aten.mul.Tensor: (1, aten.mul.Tensor), aten.mul.Scalar: (1, aten.mul.Tensor), aten.div.Tensor: (1, aten.div.Tensor),
+    aten.div.Scalar: (1, aten.div.Tensor), aten.add.Tensor: (1, aten.add.Tensor), aten.add.Scalar: (1, aten.add.Tensor),
+    aten.sub.Tensor: (1, aten.sub.Tensor), aten.sub.Scalar: (1, aten.sub.Tensor),
+    aten.gt.Scalar: (1, aten.gt.Tensor), aten.ge.Scalar: (1, aten.ge.Tensor), aten.lt.Scalar: (1, aten.lt.Tensor),
+    aten.le.Scalar: (1, aten.le.Tensor), aten.rsub.Scalar: (1, aten.sub.Tensor),
 }  # fmt: skip
 REVERSED = {aten.rsub.Scalar}
 COMPARISONS = {aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar}
@@ -161,8 +162,9 @@ for _name in ("add", "sub", "mul", "truediv", "pow"):
     setattr(Tracked, f"__r{_name}__", _arithmetic(f"__r{_name}__", getattr(operator, _name), True))
 for _name in ("neg", "pos", "abs"):
     setattr(Tracked, f"__{_name}__", _arithmetic(f"__{_name}__", getattr(operator, _name), False))
-for _name in ("bool", "int", "float", "trunc", "floor", "ceil", "round", "eq", "ne", "lt", "le", "gt", "ge", "hash", "repr", "str", "format", "floordiv", "rfloordiv",
-              "mod", "rmod", "divmod", "rdivmod", "getnewargs"):  # fmt: skip
+for _name in ("bool", "int", "float", "trunc", "floor", "ceil", "round", "eq", "ne", "lt", "le", "gt", "ge", "hash",
+              "repr", "str", "format", "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod",
+              "getnewargs"):  # fmt: skip
     setattr(Tracked, f"__{_name}__", _noted(f"__{_name}__"))
 for _name in ("hex", "is_integer", "as_integer_ratio", "conjugate"):
     setattr(Tracked, _name, _noted(_name))
@@ -209,7 +211,7 @@ def taken_by(constant: Program, other: Program, book: Book) -> list[Taken] | Non
     for a, b in zip(constant.nodes, other.nodes, strict=True):
         if (a.op, a.name, a.target, record_of(a).type) != (b.op, b.name, b.target, record_of(b).type):
             return None
-        if a.op == "get_attr" and constant.constants[a.target].meaning != other.constants[b.target].meaning:
+        if a.op == "get_attr" and constant.constants[str(a.target)].meaning != other.constants[str(b.target)].meaning:
             return None
         if len(a.args) != len(b.args) or _text(a.kwargs) != _text(b.kwargs):
             return None
@@ -222,7 +224,8 @@ def taken_by(constant: Program, other: Program, book: Book) -> list[Taken] | Non
 
 
 def _taken(a: fx.Node, b: fx.Node, position: int, book: Book) -> Taken | None:
-    number = book.known.get(b.args[position]) if type(b.args[position]) is float else None
+    value = b.args[position]
+    number = book.known.get(value) if type(value) is float else None
     if (
         number is None
         or OPERANDS.get(a.target, (None,))[0] != position

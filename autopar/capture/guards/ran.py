@@ -63,7 +63,7 @@ def _shown_by_profiling(show: Show) -> Iterator[bool]:
         return
     shown: dict[int, types.CodeType] = {}
 
-    def profile(frame: types.FrameType, event: str, arg: Any) -> None:
+    def profile(frame: types.FrameType, event: Any, arg: Any) -> None:
         if event == "call" and id(frame.f_code) not in shown:
             shown[id(frame.f_code)] = frame.f_code
             show(frame)

@@ -31,8 +31,9 @@ from autopar.capture.provenance import user_line
 
 HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
 SKIPPED = frozenset(  # structure, flags and hooks, which are compared separately; and the machinery of a call
-    {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward", *HOOKS,
-     "_is_full_backward_hook", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
+    {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "_call_impl",
+     "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward", *HOOKS, "_is_full_backward_hook",
+     "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
      "_maybe_warn_non_full_backward_hook", "_get_backward_hooks", "_get_backward_pre_hooks",
      # weak references to a recurrent layer's parameters: a reference held here would prevent the swap
      "_flat_weight_refs"}
@@ -57,7 +58,7 @@ class Reads:
         self._read: dict[tuple[int, str], tuple[Any, str, Any, str]] = {}  # owner, name, frozen value, the user's line
         self._inputs = inputs
         self._functions = Functions(self._follow, self.skipped, inputs)
-        self._replaced: dict[type, Any] = {}
+        self._replaced: dict[Any, Any] = {}
         self._thread = 0
         self.changed: list[str] = []
 
@@ -84,9 +85,9 @@ class Reads:
         finally:
             for cls, original in self._replaced.items():
                 if original is None:
-                    del cls.__getattribute__  # type: ignore[attr-defined]
+                    del cls.__getattribute__
                 else:
-                    cls.__getattribute__ = original  # type: ignore[assignment]
+                    cls.__getattribute__ = original
             self._replaced = {}
 
     def guards(self) -> list[Guard]:
@@ -133,7 +134,7 @@ class Reads:
 
     # -- while forward runs --------------------------------------------------------------------------------------------
 
-    def _record_reads_of(self, cls: type) -> None:
+    def _record_reads_of(self, cls: Any) -> None:
         if cls in self._replaced or any(base in self._replaced for base in cls.__mro__):
             return
         original: Callable[[Any, str], Any] = cls.__getattribute__
@@ -152,7 +153,7 @@ class Reads:
 
         before = vars(cls).get("__getattribute__")
         try:
-            cls.__getattribute__ = recorded  # type: ignore[assignment,method-assign]
+            cls.__getattribute__ = recorded
         except TypeError:  # a class of an extension
             return
         self._replaced[cls] = before

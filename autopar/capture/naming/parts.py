@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
@@ -76,7 +77,7 @@ def parts(modules: Mapping[str, torch.nn.Module], shapes: Mapping[str, Sequence[
     result = [part for path, module in modules.items() for part in _adapted(path, module, shapes)]
     for path, name, shape, originals in _parametrized(modules):
         if shape is not None:
-            needs_all = any(NEEDS_ALL & class_names(step) for step in modules[path].parametrizations[name])  # type: ignore[union-attr,index]
+            needs_all = any(NEEDS_ALL & class_names(step) for step in _chains(modules[path])[name])
             base, inside = f"{path}.{name}".lstrip("."), f"{path}.parametrizations.{name}".lstrip(".")
             result.append(Part(f"{inside}()", "computed", base, tuple(range(len(shape)))))
             result += [
@@ -97,8 +98,8 @@ def _adapted(path: str, module: torch.nn.Module, shapes: Mapping[str, Sequence[i
     if not isinstance(layer, torch.nn.Module):
         return
     base = f"{path}.base_layer.weight".lstrip(".")
-    while base not in shapes and isinstance(getattr(layer, "base_layer", None), torch.nn.Module):
-        layer, base = layer.base_layer, base.removesuffix("weight") + "base_layer.weight"
+    while base not in shapes and isinstance(inner := getattr(layer, "base_layer", None), torch.nn.Module):
+        layer, base = inner, base.removesuffix("weight") + "base_layer.weight"
     if len(shapes.get(base, ())) < 2:
         return
     swapped = bool(IN_OUT & class_names(layer)) or getattr(module, "fan_in_fan_out", False) is True
@@ -121,12 +122,17 @@ def _parametrized(modules: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str,
     """
     for path, module in modules.items():
         if is_parametrized(module):
-            for name, chain in module.parametrizations.items():  # type: ignore[union-attr,operator]
+            for name, chain in _chains(module).items():
                 originals = {
                     key: tuple(tensor.shape)
                     for key, tensor in (*chain.named_parameters(recurse=False), *chain.named_buffers(recurse=False))
                 }
                 yield path, name, _broadcast(list(originals.values())), originals
+
+
+def _chains(module: torch.nn.Module) -> Mapping[str, torch.nn.ModuleList]:
+    """Return the steps of each tensor that a module computes by parametrizations."""
+    return cast(Any, module.parametrizations)
 
 
 def _broadcast(shapes: Sequence[Shape]) -> Shape | None:

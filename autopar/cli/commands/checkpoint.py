@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
@@ -32,7 +32,7 @@ CHECKPOINT_EXAMPLES = """
 class _Checkpoints(TyperGroup):
     """Makes ``autopar checkpoint FOLDER`` mean ``autopar checkpoint show FOLDER``."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
             args = ["show", *args]
         return super().parse_args(ctx, args)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from typer import Option
 
 from autopar.cli.schedule import BATCHES, RANKS, Request
+from autopar.pipeline.bounds import Objective
 from autopar.pipeline.policies import POLICIES
 
 REQUEST = Request()
@@ -138,6 +139,8 @@ def schedule(
     from autopar.cli.schedule import run
 
     raise typer.Exit(run(Request(
-        source=source, ranks=ranks, batches=batches, chunks=chunks, recompute=recompute, limit=limit, objective=objective, forward=forward,
-        backward=backward, weight=weight, transfer=transfer, activation=activation, for_weights=for_weights, boundary=boundary, down=down, events=events, draw=draw, trace=trace, save=save,
+        source=source, ranks=ranks, batches=batches, chunks=chunks, recompute=recompute, limit=limit,
+        objective=cast(Objective, objective), forward=forward, backward=backward, weight=weight, transfer=transfer,
+        activation=activation, for_weights=for_weights, boundary=boundary, down=down, events=events, draw=draw,
+        trace=trace, save=save,
     )))  # fmt: skip

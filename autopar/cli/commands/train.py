@@ -237,5 +237,6 @@ def train(
     """Train with these options; the exit status is 0 if the losses are the same."""
     from autopar.cli.train.run import run
 
-    explicit = [name for name in context.params if context.get_parameter_source(name).name != "DEFAULT"]
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    explicit = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
     raise typer.Exit(run(options_of({name: context.params[name] for name in explicit})))

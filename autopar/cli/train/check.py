@@ -110,8 +110,8 @@ def check(options: TrainOptions, launched: Launched | None) -> Checked:
     )
     chosen = None if options.tolerance is None else Tolerance(options.tolerance, options.tolerance)
     return Checked(
-        options, mesh, plan, plan_name, processes, launched, _device(options.device, local, launched), text, size, options.size,
-        dtype, policy, scaling, options.lr or size.lr, chosen or amp or tolerance,
+        options, mesh, plan, plan_name, processes, launched, _device(options.device, local, launched), text, size,
+        options.size, dtype, policy, scaling, options.lr or size.lr, chosen or amp or tolerance,
     )  # fmt: skip
 
 

@@ -20,4 +20,5 @@ def llama(size: Size, positions: int, seed: int, dtype: torch.dtype, device: tor
         max_position_embeddings=positions, use_cache=False, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(seed)
-    return LlamaForCausalLM(config).to(device=device, dtype=dtype)
+    model: torch.nn.Module = LlamaForCausalLM(config)
+    return model.to(device=device, dtype=dtype)

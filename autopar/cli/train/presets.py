@@ -19,12 +19,13 @@ TRAININGS: dict[str, Preset] = {
     "llama-fp16-o2": Preset(
         "the configuration of PaddlePaddle's pull request 60022",
         {
-            "mesh": "dp=2,tp=2", "amp": "fp16-O2", "loss_scale": 1024.0, "recompute": "blocks", "batch": 32, "microbatches": 16,
-            "zero": 1, "clip_norm": 1.0, "optimizer": "adamw", "weight_decay": 0.01, "warmup": 5,
+            "mesh": "dp=2,tp=2", "amp": "fp16-O2", "loss_scale": 1024.0, "recompute": "blocks", "batch": 32,
+            "microbatches": 16, "zero": 1, "clip_norm": 1.0, "optimizer": "adamw", "weight_decay": 0.01, "warmup": 5,
         },
     ),
     "llama-bf16-zero3": Preset(
         "all of a training's state split over the data axis, in bfloat16",
-        {"mesh": "dp=4", "amp": "bf16-O1", "recompute": "blocks", "batch": 8, "microbatches": 2, "zero": 3, "clip_norm": 1.0, "warmup": 5},
+        {"mesh": "dp=4", "amp": "bf16-O1", "recompute": "blocks", "batch": 8, "microbatches": 2, "zero": 3,
+         "clip_norm": 1.0, "warmup": 5},
     ),
 }  # fmt: skip

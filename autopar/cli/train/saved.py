@@ -33,7 +33,7 @@ def numbers_of(checked: Checked) -> dict[str, Any]:
     options = {name: getattr(o, name) for name in SAME}
     options |= {
         "lr": checked.lr,
-        "text": f"{text.name} ({len(text.data):,} bytes, crc32 {zlib.crc32(text.data.numpy()):08x})",
+        "text": f"{text.name} ({len(text.data):,} bytes, crc32 {zlib.crc32(text.data.numpy().data):08x})",
     }
     # the schedule of the learning rate ends with the last step
     return options | ({"steps": o.steps} if o.warmup else {})

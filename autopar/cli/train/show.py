@@ -78,8 +78,9 @@ def show_decisions(console: Console, reports: Reports, step: Program) -> None:
     right = (Column(name, justify="right", no_wrap=True) for name in ("times", "bytes"))
     left = [Column(name, no_wrap=True) for name in ("transfer", "axis", "phase")]
     table = Table(
-        *left, *right, Column("module", no_wrap=True, min_width=MODULE), Column("line", no_wrap=True, overflow="ellipsis"),
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold",
+        *left, *right, Column("module", no_wrap=True, min_width=MODULE),
+        Column("line", no_wrap=True, overflow="ellipsis"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+        show_edge=False, header_style="bold",
     )  # fmt: skip
     casts, total = 0, Counter[str]()
     widest = 0
@@ -181,7 +182,10 @@ def show_comparison(
     allowed = checked.tolerance
     equal = losses.within(allowed.loss) and norms.within(allowed.norm)
     if differently:
-        verdict = f"NOT the same numbers: step {differently[0] + 1} overflowed on one side alone, at the edge of fp16; try a smaller --loss-scale"
+        verdict = (
+            f"NOT the same numbers: step {differently[0] + 1} overflowed on one side alone, at the edge of "
+            f"fp16; try a smaller --loss-scale"
+        )
     elif not math.isfinite(losses.largest + norms.largest):
         worst = losses.worst if not math.isfinite(losses.largest) else norms.worst
         verdict = f"NOT finite: step {worst + 1}; try a smaller --lr"

@@ -33,8 +33,8 @@ class Single:
     running: nn.Module = field(init=False)  # the model, or its copy in low precision
 
     def __post_init__(self) -> None:
-        copied = self.policy is not None and self.policy.parameters
-        self.running = copy.deepcopy(self.model).to(self.policy.low) if copied else self.model  # type: ignore[union-attr]
+        low = self.policy.low if self.policy is not None and self.policy.parameters else None
+        self.running = self.model if low is None else copy.deepcopy(self.model).to(low)
         self.device = next(self.model.parameters()).device.type
         s = self.scaling or LossScaling()
         self.scaler = GradScaler(
@@ -47,7 +47,7 @@ class Single:
         for piece in zip(*pieces, strict=True):
             with torch.autocast(
                 self.device,
-                self.policy and self.policy.low,
+                None if self.policy is None else self.policy.low,
                 enabled=self.policy is not None and not self.policy.parameters,
             ):
                 loss = self.running(**dict(zip(batch, piece, strict=True))).loss / self.microbatches
@@ -67,6 +67,7 @@ class Single:
         if self.running is self.model:
             return
         for master, low in zip(self.model.parameters(), self.running.parameters(), strict=True):
+            assert low.grad is not None
             master.grad = low.grad.float() if master.grad is None else master.grad.add_(low.grad)
             low.grad = None
 

@@ -16,18 +16,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
 from autopar.torch_private import OpOverload, default_generator, operator_schema, pytree, with_defaults
 
+Random = Literal["parallel", "single"]  # whose random numbers a step draws: each piece its own, or a single device's
+RANDOM: tuple[Random, ...] = get_args(Random)
+
 LIBRARY = torch.library.Library("drawn", "DEF")
 
 FUNCTIONAL = {  # ops that fill a tensor → ops that return a new one
-    "bernoulli_.float": "bernoulli.p", "bernoulli_.Tensor": "bernoulli.Tensor", "uniform_": "uniform", "normal_": "normal_functional",
-    "exponential_": "exponential", "random_": "random", "random_.from": "random.from", "random_.to": "random.to",
-    "cauchy_": "cauchy", "geometric_": "geometric", "log_normal_": "log_normal",
+    "bernoulli_.float": "bernoulli.p", "bernoulli_.Tensor": "bernoulli.Tensor", "uniform_": "uniform",
+    "normal_": "normal_functional", "exponential_": "exponential", "random_": "random", "random_.from": "random.from",
+    "random_.to": "random.to", "cauchy_": "cauchy", "geometric_": "geometric", "log_normal_": "log_normal",
 }  # fmt: skip
 
 RRELU = "rrelu_with_noise"  # writes into its second operand, and returns another tensor
@@ -229,8 +232,10 @@ class Streams:
         number = self._numbers.setdefault(torch.default_generator.initial_seed(), len(self._numbers))
         torch.default_generator.manual_seed(_MARK + number + 1)
         if number == len(self.draws):
-            like = pytree.tree_map_only(torch.Tensor, lambda t: Like(tuple(t.shape), t.dtype), (tuple(args), kwargs))
-            self.draws.append(Draw(op, *like, order))
+            like_args, like_kwargs = pytree.tree_map_only(
+                torch.Tensor, lambda t: Like(tuple(t.shape), t.dtype), (tuple(args), kwargs)
+            )
+            self.draws.append(Draw(op, like_args, like_kwargs, order))
         return twin_of(op)(*args, **kwargs, seed=self.seed, stream=number, **({"order": order} if order else {}))
 
 
@@ -239,5 +244,6 @@ def _memory_order(x: torch.Tensor) -> list[int] | None:
 
     ``None`` if that is their own order.
     """
-    order = sorted(range(x.dim()), key=lambda d: -x.stride(d))
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda d: -strides[d])
     return None if x.is_contiguous() or order == list(range(x.dim())) else order

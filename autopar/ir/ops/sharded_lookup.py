@@ -119,7 +119,8 @@ def causal_attention(
 @_op("causal_attention_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out, Tensor "
      "logsumexp, Tensor rows, "
      "float? scale) -> (Tensor, Tensor, Tensor)")  # fmt: skip
-def causal_attention_backward(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
-                              logsumexp: torch.Tensor, rows: torch.Tensor, scale: float | None) -> Any:  # fmt: skip
+def causal_attention_backward(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                              out: torch.Tensor, logsumexp: torch.Tensor, rows: torch.Tensor,
+                              scale: float | None) -> Any:  # fmt: skip
     mask = _causal_mask(rows, key, query.dtype)
     return FLASH_FOR_CPU[1](gradient, query, key, value, out, logsumexp, 0.0, False, attn_mask=mask, scale=scale)

@@ -62,7 +62,7 @@ def print_node(program: ProgramData, node: fx.Node) -> str:
     if node.op == "placeholder":
         definition = _placeholder(program, node, record)
     elif node.op == "get_attr":
-        constant = program.constants[node.target]  # type: ignore[index]
+        constant = program.constants[str(node.target)]
         content = constant.content
         definition = f"constant({content!r})" if isinstance(content, str) else f"constant({print_literal(content)})"
     else:

@@ -40,5 +40,5 @@ def _write(spec: Structure, counter: Iterator[int], constants: Mapping[int, Any]
 
 def _text(value: Any) -> str:
     """Write a constant as the grammar reads it: a member of an enum as its base value, other objects as strings."""
-    base = next((base for base in (bool, int, float, str, type(None)) if isinstance(value, base)), None)
+    base: Any = next((base for base in (bool, int, float, str, type(None)) if isinstance(value, base)), None)
     return repr(str(value)) if base is None else base.__repr__(value)

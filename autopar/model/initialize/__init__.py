@@ -40,8 +40,8 @@ def initialize(
         run_initialization(model, slots, init, where, job)
 
 
-def run_initialization(model: torch.nn.Module, slots: list[StorageSlot], init: Init | None, device: torch.device, job: Job | None,
-                       kept: Iterable[StorageSlot] = ()) -> None:  # fmt: skip
+def run_initialization(model: torch.nn.Module, slots: list[StorageSlot], init: Init | None, device: torch.device,
+                       job: Job | None, kept: Iterable[StorageSlot] = ()) -> None:  # fmt: skip
     """Run an initialization on slots with storage; ``None`` is the model's own. ``kept`` have their values already.
 
     Raises:

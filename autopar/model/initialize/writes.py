@@ -24,8 +24,8 @@ OVERWRITES = frozenset({  # ops that do not read the old values of the tensor th
     aten.cauchy_, aten.log_normal_, aten.geometric_,
 })  # fmt: skip
 EXACT = frozenset({  # elementwise ops, with the same bits on a piece as on the whole tensor
-    aten.fill_, aten.zero_, aten.mul_, aten.add_, aten.sub_, aten.div_, aten.neg_, aten.clamp_, aten.clamp_min_, aten.clamp_max_,
-    aten.erfinv_,
+    aten.fill_, aten.zero_, aten.mul_, aten.add_, aten.sub_, aten.div_, aten.neg_, aten.clamp_, aten.clamp_min_,
+    aten.clamp_max_, aten.erfinv_,
 })  # fmt: skip
 SAME_TENSOR = frozenset({aten.detach.default, aten.alias.default})
 

@@ -144,7 +144,7 @@ def _read(files: CheckpointFiles, name: str, tensor: torch.Tensor, mesh: Mesh, j
     at: dict[str, int] = {}
     if is_dtensor(tensor):
         assert job is not None
-        attr, at = attr_of(tensor.placements, mesh, tensor.shape), mesh.coordinates(job.rank)  # type: ignore[attr-defined]
+        attr, at = attr_of(tensor.placements, mesh, tensor.shape), mesh.coordinates(job.rank)
     local = local_of(tensor)
     for in_whole, in_piece in parts_of(attr, tensor.shape, mesh, at):
         local[in_piece].copy_(files.read(name, in_whole))

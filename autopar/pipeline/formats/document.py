@@ -76,8 +76,10 @@ def from_json(text: str, make: Callable[..., Schedule]) -> Schedule:
         raise TypeError(f"a document is a text, not {text!r:.80}; read a file with PipelineSchedule.load(path)")
     document = _Document(text.removeprefix("\ufeff"))
     members = document.fields()
-    for field, right in (("format", members["format"] == FORMAT), ("version", members["version"] == VERSION and _whole(members["version"])),
-                         ("name", isinstance(members["name"], str) and members["name"].isprintable()), ("batches", _whole(members["batches"]) and members["batches"] > 0),
+    for field, right in (("format", members["format"] == FORMAT),
+                         ("version", members["version"] == VERSION and _whole(members["version"])),
+                         ("name", isinstance(members["name"], str) and members["name"].isprintable()),
+                         ("batches", _whole(members["batches"]) and members["batches"] > 0),
                          ("rank_of", _ranks(members["rank_of"])), ("recompute", isinstance(members["recompute"], bool)),
                          ("rows", type(members["rows"]) is list)):  # fmt: skip
         if not right:
@@ -156,7 +158,7 @@ class _Document:
     def _slot(self, path: tuple[int, ...], words: Any, batches: int, rank_of: tuple[int, ...]) -> Slot:
         if type(words) is not list:
             self.refuse(path, f"a slot is a list of words: {WORDS}")
-        free, tasks, parameters = [], [], []
+        free, tasks, parameters = list[Task](), list[Task](), list[tuple[str, int]]()
         for number, word in enumerate(words):
             word_path = (*path, number)
             if isinstance(word, str) and (match := _TASK.fullmatch(word)):

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from operator import index
+from typing import Any
 
 from autopar.errors import ScheduleError, shown
 from autopar.pipeline.bounds import EPSILON, OBJECTIVES, Costs, Objective, costs, lower_bound
@@ -101,8 +102,9 @@ class Optimised:
         return "\n".join([title, *(f"  {name:<12} {text}" for name, text in rows.items())])
 
 
-def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: Sizes | None = None, limit: float | Iterable[float] | None = None,
-             tries: int = 1000, seed: int = 0, objective: Objective = "makespan") -> Optimised:  # fmt: skip
+def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: Sizes | None = None,
+             limit: float | Iterable[float] | None = None, tries: int = 1000, seed: int = 0,
+             objective: Objective = "makespan") -> Optimised:  # fmt: skip
     """Search for the shortest schedule by the objective.
 
     Among equals it takes the shortest by the other objective, then the one with the least memory. The schedule has
@@ -220,8 +222,8 @@ def _whole_number(name: str, number: int) -> int:
 def _limits(limit: float | Iterable[float] | None, ranks: int) -> list[float] | None:
     if limit is None:
         return None
-    if isinstance(limit, Iterable) and not isinstance(limit, (str, bytes)) and getattr(limit, "ndim", 1):
-        numbers = list(limit)
+    if isinstance(limit, Iterable) and not isinstance(limit, (str, bytes)) and getattr(limit, "ndim", 1) != 0:
+        numbers: list[Any] = list(limit)
         if len(numbers) != ranks:
             raise ScheduleError(f"limit has {len(numbers)} numbers, but there are {ranks} ranks")
     else:
@@ -231,7 +233,7 @@ def _limits(limit: float | Iterable[float] | None, ranks: int) -> list[float] | 
             raise TypeError(
                 f"optimise: limit must be a number, one number for each rank, or None for no limit, not {shown(limit)}"
             )
-        if not number >= 0:
+        if not float(number) >= 0:
             raise ScheduleError(f"limit is {float(number)}; it must be a number from 0, or None for no limit")
     return [float(number) for number in numbers]
 
@@ -283,7 +285,10 @@ def _text_of_nothing_found(
     name, peak = min(peaks, key=lambda named: max(used - limit for used, limit in zip(named[1], limits, strict=True)))
     needs = f"{max(peak):.6g}" if len(set(limits)) == 1 else _numbers(peak)
     limit = _numbers(limits[:1] if len(set(limits)) == 1 else limits)
-    return f"nothing was found within limit={limit}; the smallest schedule found needs {needs}, {name}: raise the limit to that"
+    return (
+        f"nothing was found within limit={limit}; the smallest schedule found needs {needs}, {name}: raise the "
+        f"limit to that"
+    )
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
+from typing import Any
 
 from autopar.pipeline.bounds import Costs
 from autopar.pipeline.optimiser.orders import FORWARD, INPUT, WEIGHT, Order, Orders, lengths
@@ -41,8 +42,9 @@ class PriorityRule:
     back: bool = True
 
     def with_one(self, name: str, rank: int, value: int) -> PriorityRule:
-        old = getattr(self, name)
-        return replace(self, **{name: (*old[:rank], value, *old[rank + 1 :])})
+        old: tuple[int, ...] = getattr(self, name)
+        changed: dict[str, Any] = {name: (*old[:rank], value, *old[rank + 1 :])}
+        return replace(self, **changed)
 
 
 def follow(
@@ -117,8 +119,8 @@ def one_by_one(cost: Costs, batches: int) -> Orders:
     return followed[1]
 
 
-def _choose(rule: PriorityRule, cost: Costs, rank: int, now: float, batches: int, forward: list[list[float]], backward: list[list[float]],
-            done: Order, room: float, need: list[float]) -> tuple[int, float]:  # fmt: skip
+def _choose(rule: PriorityRule, cost: Costs, rank: int, now: float, batches: int, forward: list[list[float]],
+            backward: list[list[float]], done: Order, room: float, need: list[float]) -> tuple[int, float]:  # fmt: skip
     """Return the code of the task that a rank begins; or -1, and the time at which it should choose again."""
     best_forward = best_backward = weight = -1
     soon_forward = soon_backward = inf

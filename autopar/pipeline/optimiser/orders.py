@@ -109,8 +109,9 @@ class Paper:
         link = [0.0] * (stages * stages)
         waits = [-1] * (2 * stages)  # the rank that waits for a forward or backward of a stage
         at, free = [0] * ranks, [0.0] * ranks
-        self.ends = ends = [[] for _ in range(ranks)]
-        self.causes = causes = [[] for _ in range(ranks)]
+        ends: list[list[float]] = [[] for _ in range(ranks)]
+        causes: list[list[tuple[int, int] | None]] = [[] for _ in range(ranks)]
+        self.ends, self.causes = ends, causes
         todo = list(range(ranks - 1, -1, -1))
         last = stages - 1
         while todo:

@@ -18,8 +18,8 @@ __all__ = ["POLICIES", "Policy", "build", "loop", "named", "vee"]
 
 
 @gc_paused()
-def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, rank_of: Sequence[int] | None = None, messages: bool = True,
-          recompute: bool = False) -> PipelineSchedule:  # fmt: skip
+def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, rank_of: Sequence[int] | None = None,
+          messages: bool = True, recompute: bool = False) -> PipelineSchedule:  # fmt: skip
     """Return the schedule of a policy.
 
     Args:

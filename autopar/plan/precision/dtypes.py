@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.nodes import called_op, is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import belongs_to_step
@@ -35,8 +35,9 @@ STATISTICS: dict[str, tuple[int, ...]] = {  # results that are float32 for opera
     "_weight_norm_interface": (1,),
 }
 FORWARD_OF = {  # op of a backward, in a program without calls in its records → the op whose list it follows
-    "_softmax_backward_data": "_softmax", "_log_softmax_backward_data": "_log_softmax", "nll_loss_backward": "nll_loss_forward",
-    "nll_loss2d_backward": "nll_loss2d_forward", "logsumexp_backward": "logsumexp", "_prelu_kernel_backward": "_prelu_kernel",
+    "_softmax_backward_data": "_softmax", "_log_softmax_backward_data": "_log_softmax",
+    "nll_loss_backward": "nll_loss_forward", "nll_loss2d_backward": "nll_loss2d_forward",
+    "logsumexp_backward": "logsumexp", "_prelu_kernel_backward": "_prelu_kernel",
 }  # fmt: skip
 
 Made = torch.dtype | tuple[torch.dtype | None, ...] | None
@@ -58,24 +59,29 @@ class Dtypes:
     device: str
     parameters: frozenset[fx.Node] = frozenset()
     made: dict[fx.Node, Made] = field(default_factory=dict)
-    read_dtypes: dict[fx.Node, torch.dtype] = field(default_factory=dict)
+    read_dtypes: dict[fx.Node, torch.dtype | None] = field(default_factory=dict)
     uses: dict[fx.Node, tuple[torch.dtype | None, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.apart = _taken_apart(self.program)
+        results = record_of(self.program.output).results
+        self.replaced = {result.of for result in results if result.kind == "state"}  # they add up, in their own dtype
         self.tables: set[fx.Node] = set()  # values computed from buffers, indices and constants alone
         # parameters, buffers, and values computed from them alone, if the policy starts in low precision
         self.weak: set[fx.Node] = set()
         self.moving: set[fx.Node] = set()  # values computed from tangents
         self.numbers: set[fx.Node] = set()  # inputs that are Python numbers: beside tensors their dtype does not count
         self.statistics: set[fx.Node] = set()
-        # (call, value) → the dtype in which the call used the value
-        self.asked: dict[tuple[int, fx.Node], torch.dtype] = {}
+        self.asked: dict[
+            tuple[int, fx.Node], torch.dtype | None
+        ] = {}  # (call, value) → the dtype in which the call used the value
         self.incoming: dict[int, torch.dtype] = {}  # call → the dtype of the incoming gradient of its backward
-        self.result: dict[int, torch.dtype] = {}  # call → the dtype in which readers see its result
+        self.result: dict[int, torch.dtype | None] = {}  # call → the dtype in which readers see its result
         self.summed = Summed()
         self.demand: dict[fx.Node, torch.dtype] = {}
-        self.readers: dict[fx.Node, list[torch.dtype]] = {}  # weak placeholder → the dtypes that its users require
+        self.readers: dict[
+            fx.Node, list[torch.dtype | None]
+        ] = {}  # weak placeholder → the dtypes that its users require
 
     def run(self) -> Dtypes:
         nodes = list(self.program.nodes)
@@ -127,7 +133,7 @@ class Dtypes:
         if self.policy.parameters and dtype == F32:
             if record.role == "input":
                 self.read_dtypes[node] = self.policy.low
-            elif record.role in ("param", "buffer", "state"):
+            elif record.role in ("param", "buffer", "state") and node.name not in self.replaced:
                 self.weak.add(node)
 
     def _tangents(self, output: fx.Node) -> None:
@@ -181,7 +187,7 @@ class Dtypes:
 
     def _kind(self, node: fx.Node, values: Sequence[fx.Node]) -> Kind:
         call = record_of(node).call
-        listed_by_op = self.policy.kind(node.target.name(), self.device)  # type: ignore[union-attr]
+        listed_by_op = self.policy.kind(called_op(node).name(), self.device)
         if _names_dtype(node):
             return Kind.PROMOTED
         listed = listed_by_op if call is None else self.policy.kind(call.op, self.device)
@@ -193,7 +199,7 @@ class Dtypes:
 
     def _runs(
         self, node: fx.Node, values: Sequence[fx.Node], kind: Kind, have: Sequence[torch.dtype | None]
-    ) -> tuple[torch.dtype | None, list[torch.dtype]]:
+    ) -> tuple[torch.dtype | None, list[torch.dtype | None]]:
         """Return the dtype in which an op runs, and the dtype in which it takes each operand.
 
         The first is ``None`` if it has no floating operand.
@@ -203,12 +209,12 @@ class Dtypes:
         """
         floats = [k for k, dtype in enumerate(have) if dtype in FLOATS]
         if not floats or any(dtype == torch.float64 or (dtype is not None and dtype.is_complex) for dtype in have):
-            return None, list(have)  # type: ignore[arg-type]
+            return None, list(have)
         counted = [k for k in floats if values[k] not in self.weak]
         if not counted and node not in self.weak and self.weak:  # such as a look-up of a parameter's rows
             dtype = self.policy.low
         else:
-            dtype = _promoted([(have[k], _rank(values[k])) for k in counted or floats])  # type: ignore[misc]
+            dtype = _promoted([(seen, _rank(values[k])) for k in counted or floats if (seen := have[k]) is not None])
         if kind in (Kind.LOW, Kind.F32, Kind.INSIDE):
             dtype = self.policy.low if kind is Kind.LOW else F32
         wants = [
@@ -219,7 +225,7 @@ class Dtypes:
             else dtype
             for k, (value, own_dtype) in enumerate(zip(values, have, strict=True))
         ]
-        return dtype, wants  # type: ignore[return-value]
+        return dtype, wants
 
     def _set(self, node: fx.Node, dtype: torch.dtype | None, wants: Sequence[torch.dtype | None]) -> None:
         """Note the dtypes of an op's operands and results.
@@ -239,7 +245,8 @@ class Dtypes:
         types = captured if isinstance(captured, tuple) else (captured,)
         named = _names_dtype(node)
         dtypes = tuple(
-            None if result is None else result.dtype if dtype is None or named or result.dtype not in FLOATS or k in fixed else dtype
+            None if result is None else result.dtype if dtype is None or named or result.dtype not in FLOATS
+            or k in fixed else dtype
             for k, result in enumerate(types)
         )  # fmt: skip
         self.made[node] = dtypes if isinstance(captured, tuple) else dtypes[0]
@@ -266,7 +273,7 @@ class Dtypes:
                 while value.op == "call_function" and _is_view(value):
                     (value,) = operands(value)
                 if value.op == "placeholder":
-                    self.readers.setdefault(value, []).append(dtype if kind is Kind.PROMOTED else required)  # type: ignore[arg-type]
+                    self.readers.setdefault(value, []).append(dtype if kind is Kind.PROMOTED else required)
 
     # -- backward ------------------------------------------------------------------------------------------------
 
@@ -297,10 +304,12 @@ class Dtypes:
             homes: gradient that the program returns → its placeholders.
         """
         floats = [
-            dtype for value in self.summed.note(node, output, homes) if (dtype := self._dtype_of(value)) in FLOATS
+            dtype
+            for value in self.summed.note(node, output, homes)
+            if isinstance(dtype := self._dtype_of(value), torch.dtype) and dtype in FLOATS
         ]
         if floats:
-            self.demand[node] = _widest(floats)  # type: ignore[arg-type]
+            self.demand[node] = _widest(floats)
 
     def _dtype_of(self, value: fx.Node) -> Made:
         """Return the dtype in which a call returns a value."""
@@ -329,28 +338,30 @@ class Dtypes:
             if have[k] not in FLOATS:
                 continue
             if about is not None and about.number == call.number and value not in self.summed.of:
-                have[k] = self.made[value]  # type: ignore[call-overload]
+                have[k] = self._made(value)
             elif value in self.moving:
                 have[k] = incoming
             else:
                 have[k] = self.asked.get((call.number, value), have[k])
         if (
             _is_view(node)
-            and have[0] != (computed := self.made[values[0]])
+            and have[0] != (computed := self._made(values[0]))
+            and have[0] is not None
+            and computed is not None
             and torch.promote_types(have[0], computed) == have[0]
-        ):  # type: ignore[arg-type]
-            have[0] = computed  # type: ignore[call-overload]  # its readers widen it, so that only half the bytes are moved before
+        ):
+            have[0] = computed  # its readers widen it, so that only half the bytes are moved before
         if listed_by_op is Kind.PROMOTED:
             dtype, wants = self._runs(node, values, listed_by_op, have)
-            wants = have  # type: ignore[assignment]
+            wants = have
         else:  # a kernel with one dtype, that of the gradient
             dtype = _widest(
                 [d for d, value in zip(have, values, strict=True) if value in self.moving and d in FLOATS] or [incoming]
-            )  # type: ignore[misc]
+            )
             wants = [
                 d if d not in FLOATS or value in self.statistics else dtype
                 for d, value in zip(have, values, strict=True)
-            ]  # type: ignore[misc]
+            ]
         self._set(node, dtype, wants)
 
     def _saved(self, node: fx.Node) -> None:
@@ -361,7 +372,7 @@ class Dtypes:
             about = record_of(value).call
             if call is not None and have[k] in FLOATS:
                 same_call = about is not None and about.number == call.number
-                have[k] = self.made[value] if same_call else self.asked.get((call.number, value), have[k])  # type: ignore[assignment]
+                have[k] = self._made(value) if same_call else self.asked.get((call.number, value), have[k])
         kind = Kind.PROMOTED if _names_dtype(node) else self.policy.kind(f"aten::{_packet(node)}", self.device)
         dtype, wants = self._runs(node, values, kind, have)
         self._set(node, dtype, wants)
@@ -371,6 +382,12 @@ class Dtypes:
     def _read_dtype(self, value: fx.Node) -> torch.dtype | None:
         dtype = None if value in self.numbers else self.read_dtypes.get(value) or self.made[value]
         return dtype if isinstance(dtype, torch.dtype) else None
+
+    def _made(self, value: fx.Node) -> torch.dtype | None:
+        """Return the dtype that an operand is computed in; an operand is one tensor."""
+        dtype = self.made[value]
+        assert not isinstance(dtype, tuple)
+        return dtype
 
     def _is_float(self, value: fx.Node) -> bool:
         return self._read_dtype(value) in FLOATS
@@ -403,7 +420,7 @@ def _taken_apart(program: Program) -> dict[int, torch.dtype | None]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    rule = RULES.get(node.target)  # type: ignore[arg-type]
+    rule = RULES.get(called_op(node))
     return rule is not None and rule.view
 
 
@@ -413,7 +430,7 @@ def _names_dtype(node: fx.Node) -> bool:
 
 
 def _packet(node: fx.Node) -> str:
-    return op_name(node.target).partition(".")[0]  # type: ignore[arg-type]
+    return op_name(called_op(node)).partition(".")[0]
 
 
 def _rank(node: fx.Node) -> int:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 import torch
 
@@ -84,9 +85,11 @@ POLICIES: dict[str, PrecisionPolicy] = {
     )
 }
 ALIASES = {"bf16": "bf16-O1", "fp16": "fp16-O1"}
+AmpName = Literal["bf16-O1", "fp16-O1", "bf16-O2", "fp16-O2", "bf16", "fp16"]  # a policy, or an alias of one
+Kept = Literal["f32", "bf16", "f16"]  # the dtype of an op that the user chooses
 
 
-def policy_of(amp: str, keep: Mapping[str, str] | None = None) -> PrecisionPolicy:
+def policy_of(amp: AmpName, keep: Mapping[str, Kept] | None = None) -> PrecisionPolicy:
     """Return a policy by name, with the user's choices for single ops.
 
     Example: ``policy_of("fp16-O1", keep={"aten::tanh": "f32"})``.

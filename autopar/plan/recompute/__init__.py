@@ -30,6 +30,7 @@ def regions(program: Program, what: str | Sequence[str]) -> Regions:
         isinstance(what, Sequence) and what and all(isinstance(glob, str) for glob in what)
     ):
         raise TypeError(
-            f'recompute={shown(what)}: say "blocks", "min-cut", or a glob over module paths, as in "*.layers.*", or a list of globs'
+            f'recompute={shown(what)}: say "blocks", "min-cut", or a glob over module paths, as in "*.layers.*", or a '
+            f"list of globs"
         )
     return min_cut(program) if what == "min-cut" else modules(program, what)

@@ -29,7 +29,8 @@ def modules(program: Program, choice: str | Sequence[str]) -> Regions:
     chosen = blocks(paths) if choice == "blocks" else matches(paths, [choice] if isinstance(choice, str) else choice)
     if not chosen:
         raise ValueError(
-            f'recompute="blocks" takes the numbered modules that contain modules, as layers.0 with layers.0.mlp, and the step has none; '
+            f'recompute="blocks" takes the numbered modules that contain modules, as layers.0 with layers.0.mlp, and '
+            f"the step has none; "
             f"name modules with globs; it has {', '.join(path for path in paths if path) or 'no modules but the root'}"
         )
 

@@ -153,8 +153,9 @@ class Search:
         runs = [self._run(call) for call in self.calls]
         for position, shape in enumerate(self.results):
             if shape is not None and not any(
-                bool((run[position].isfinite() & (run[position] != 0)).any()) for run in runs
-            ):  # type: ignore[union-attr]
+                (result := run[position]) is not None and bool((result.isfinite() & (result != 0)).any())
+                for run in runs
+            ):
                 raise NothingError(f"its result {position} is zero for all operands")
 
     # -- guesses ---------------------------------------------------------------------------------------------------
@@ -166,7 +167,9 @@ class Search:
         return [(slot, d) for slot, shape in enumerate(self.shapes) for d, n in enumerate(shape or ()) if n > 1]
 
     def _size(self, dim: Dim) -> int:
-        return self.shapes[dim[0]][dim[1]]  # type: ignore[index]
+        shape = self.shapes[dim[0]]
+        assert shape is not None
+        return shape[dim[1]]
 
     def _influence(self, dim: Dim) -> list[list[int] | None]:
         """Return, for each result, the dims in which a slice of an operand changes only the same slice.
@@ -193,7 +196,8 @@ class Search:
                         if n == self._size(dim) and before.shape[e] == operand.shape[dim[1]]
                     }
                     alone = {e for e in alike if not bool(differs.index_fill(e, torch.tensor(index), False).any())}
-                    confined[position] = alone & (alone if confined[position] is None else confined[position])  # type: ignore[operator]
+                    known = confined[position]
+                    confined[position] = alone if known is None else alone & known
         return [None if dims is None else sorted(dims) for dims in confined]
 
     def _carried_over(self, influence: Influence) -> list[Factor]:
@@ -272,7 +276,10 @@ class Search:
             for part in (lambda x, share: share, torch.sub)
         )
         rows = zip(self._run(call), first, second, strict=True)
-        return all(whole is None or difference(a + b, whole) < TOLERANCE for whole, a, b in rows)  # type: ignore[operator]
+        return all(
+            whole is None or (a is not None and b is not None and difference(a + b, whole) < TOLERANCE)
+            for whole, a, b in rows
+        )
 
     def _sums(self) -> list[str]:
         """Return the groups of operands through which a pending sum may pass: each operand, and all together."""

@@ -96,8 +96,8 @@ class _Call:
         self.op, self.args, self.kwargs = op, args, kwargs
         self.operands = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self.results = self._run(args, kwargs)
-        types = pytree.tree_map_only(torch.Tensor, _type, (args, kwargs))
-        self.bound: Bound = bind(op, *types, [None if r is None else _type(r) for r in self.results], rule=rule)
+        types, options = pytree.tree_map_only(torch.Tensor, _type, (args, kwargs))
+        self.bound: Bound = bind(op, types, options, [None if r is None else _type(r) for r in self.results], rule=rule)
         dims = [*self.bound.operands, *(dims for dims in self.bound.results if dims is not None)]
         self.factors = list(dict.fromkeys(factor for value in dims for dim in value for factor in dim))
         self.random = torch.Generator().manual_seed(0)

@@ -26,7 +26,7 @@ from torch import fx
 from autopar.capture.blocks import block_of, is_parameter, reader_of
 from autopar.ir import transfers
 from autopar.ir.layout import span
-from autopar.ir.nodes import operands, record_of
+from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.runtime.lowering.collectives import own_row, start_scatter
@@ -60,7 +60,7 @@ def largest_pieces(explicit: Program) -> dict[str, int]:
 
 
 def _is_widened(node: fx.Node) -> bool:
-    return record_of(node).type.dtype in transfers.REDUCED_AS  # type: ignore[union-attr]
+    return tensor_type(node).dtype in transfers.REDUCED_AS
 
 
 Stage = dict[Key, list[fx.Node]]  # buckets that start together
@@ -185,7 +185,7 @@ def _may_share(node: fx.Node) -> bool:
     ):
         return False
     kind = arguments.get("op", "sum")
-    is_plain = kind != "avg" and not is_gathered(kind, record_of(node).type.dtype)  # type: ignore[union-attr]
+    is_plain = kind != "avg" and not is_gathered(kind, tensor_type(node).dtype)
     return is_plain and not _is_widened(node) and len(set(arguments.get("sizes") or ())) <= 1
 
 
@@ -207,7 +207,7 @@ def _key(node: fx.Node) -> Key:
 
 Place = tuple[tuple[int, ...], int, tuple[int, ...]]
 """A piece of a bucket: its shape with merged dims split into their parts, the dim that is scattered or gathered, and the shape of the
-result. It is a tuple of tuples, so that generated code can hold it."""
+result. It is a tuple of tuples, so that generated code can hold it."""  # noqa: E501
 
 
 def start_bucket(pieces: list[torch.Tensor], op: str, group: str) -> torch.Tensor:

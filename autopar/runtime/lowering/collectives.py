@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.fx.node import Target
 
 from autopar.ir import transfers
 from autopar.runtime.lowering.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
@@ -217,7 +218,7 @@ def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
 # -- from a transfer of a local program -------------------------------------------------------------------------------
 
 
-def exchange(function: Callable[..., Any], arguments: Mapping[str, Any], piece: Shape, result: Shape, dtype: torch.dtype,
+def exchange(function: Target, arguments: Mapping[str, Any], piece: Shape, result: Shape, dtype: torch.dtype,
              index: int, ranks: int, group: str) -> Exchange:  # fmt: skip
     """Return the collective of a transfer.
 
@@ -276,5 +277,5 @@ def redistribution(plan: Packing, ranks: Sequence[int], dtype: torch.dtype, grou
     received = tuple(size_of(receives[rank]) * dtype.itemsize if rank in receives else 0 for rank in ranks)
     by_rank = sorted(plan.receives, key=lambda row: ranks.index(row[0]))
     plan = plan._replace(receives=tuple(by_rank))
-    return Exchange(start_redistribute, (tuple(sends.get(rank) for rank in ranks), received, group), finish_redistribute,
-                    (plan, received))  # fmt: skip
+    return Exchange(start_redistribute, (tuple(sends.get(rank) for rank in ranks), received, group),
+                    finish_redistribute, (plan, received))  # fmt: skip

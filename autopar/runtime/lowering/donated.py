@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.nodes import called_op, is_getitem, node_at, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE, SHARED
 from autopar.rules.registry import rule_of
@@ -85,9 +85,9 @@ def _update_groups(program: Program, donated: frozenset[fx.Node]) -> list[list[f
     keys: dict[fx.Node, object] = {}
     for node in program.nodes:
         for value in operands(node) if not is_getitem(node) else ():
-            update = value.args[0] if is_getitem(value) else value
-            if keys.get(update) in open_:  # type: ignore[call-overload]
-                done.append(open_.pop(keys[update]))  # type: ignore[index]
+            update = node_at(value) if is_getitem(value) else value
+            if keys.get(update) in open_:
+                done.append(open_.pop(keys[update]))
         if node.target in IN_PLACE and all(_is_last(value, node, donated) for value in _written(node)):
             keys[node] = key = _numbers(node)
             open_.setdefault(key, []).append(node)
@@ -119,5 +119,5 @@ def _is_last(value: fx.Node, update: fx.Node, donated: frozenset[fx.Node]) -> bo
 
 def _numbers(update: fx.Node) -> object:
     """Return what updates that run as one op have in common: the op, its numbers, and the shared operands."""
-    dtypes = tuple(record_of(value).type.dtype for value in _written(update))  # type: ignore[union-attr]
-    return update.target, update.args[-SHARED[update.target] :], tuple(update.kwargs.items()), dtypes
+    dtypes = tuple(tensor_type(value).dtype for value in _written(update))
+    return update.target, update.args[-SHARED[called_op(update)] :], tuple(update.kwargs.items()), dtypes

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.fx.node import Target
 
-from autopar.ir.nodes import operands, record_of
+from autopar.ir.nodes import element_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE, OFFLOADED
 from autopar.report.liveness import HIDDEN_VIEWS, START, Lifetimes, Storage, size
@@ -43,12 +44,14 @@ Sizes = Callable[[Any], int]  # an operand, or several → their bytes
 
 def _rows(places: Sequence[buckets.Place]) -> int:
     """Return the number of ranks for which a scattered bucket has a row."""
-    whole, piece = (sum(math.prod(place[k]) for place in places) for k in (0, 2))
+    whole = sum(math.prod(place[0]) for place in places)
+    piece = sum(math.prod(place[2]) for place in places)
     return whole // max(piece, 1)
 
 
-# function → from its arguments, sizes and the bytes of its result
-MEMORY: dict[Callable[..., Any], Callable[[Args, Sizes, int], LoweredMemory]] = {
+MEMORY: dict[
+    Target, Callable[[Args, Sizes, int], LoweredMemory]
+] = {  # function → from its arguments, sizes and the bytes of its result
     buckets.start_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
     buckets.finish_bucket: lambda args, sizes, own: LoweredMemory(None),
     buckets.start_scatter_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
@@ -144,7 +147,8 @@ class _Walk:
             ):
                 continue
             for name in (node.name, *(value.name for value in operands(node)[1:])):
-                for storage in (storage for part in self.parts.get(values.get(name), ()) for storage in part):  # type: ignore[arg-type]
+                value = values.get(name)
+                for storage in (storage for part in (self.parts.get(value, ()) if value else ()) for storage in part):
                     storage.kind = "gradients" if storage.born != START else storage.kind
 
     def read(self, node: fx.Node, position: int) -> None:
@@ -158,9 +162,9 @@ class _Walk:
 
     def part(self, element: fx.Node) -> tuple[Storage, ...]:
         """Return the storages of an element; all elements of a tuple of views share the same storages."""
-        value, k = element.args
-        parts = self.parts[value]  # type: ignore[index]
-        return parts[k] if len(parts) > 1 else parts[0]  # type: ignore[index]
+        value, k = element_of(element)
+        parts = self.parts[value]
+        return parts[k] if len(parts) > 1 else parts[0]
 
     def call(self, node: fx.Node, origin: fx.Node, position: int) -> None:
         values = node.all_input_nodes
@@ -189,7 +193,7 @@ class _Walk:
             self.in_flight[node] = self.store(origin, memory.in_flight, "transfers", position, position)
 
     def memory(self, node: fx.Node, result_bytes: int) -> LoweredMemory:
-        row = MEMORY.get(node.target)  # type: ignore[arg-type]
+        row = MEMORY.get(node.target)
         if row is not None:
             return row(node.args, self.size, result_bytes)
         if node.target is torch.Tensor.to:

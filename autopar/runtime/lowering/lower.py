@@ -11,7 +11,7 @@ The joint graph is split by phase: the forward also returns the values that the 
 the line of its transfer, and its first reader waits for it. Arguments come in a list that the function empties, so that
 a tensor is freed after its last reader, as in eager. Gradients that are reduced over one axis share collectives
 (``buckets``).
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torch import fx
 
 from autopar.errors import SimulationError
 from autopar.ir import transfers
-from autopar.ir.nodes import is_getitem, map_operands, operands, record_of
+from autopar.ir.nodes import called_op, element_of, is_getitem, map_operands, node_at, operands, record_of, tensor_type
 from autopar.ir.ops.seeded_random import folded
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
@@ -86,7 +86,8 @@ class Lowered:
 
 @doing("lower")
 def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None] | None = None,
-          bytes: Mapping[str, int] | None = None, device: torch.device | None = None, hunt: Hunt | None = None) -> dict[str, Lowered]:  # fmt: skip
+          bytes: Mapping[str, int] | None = None, device: torch.device | None = None,
+          hunt: Hunt | None = None) -> dict[str, Lowered]:  # fmt: skip
     """Lower the phases of a rank's local program; linear in the graph.
 
     Args:
@@ -118,8 +119,8 @@ def lower(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None
 
 
 def lower_whole(program: Program, groups: Mapping[Ranks, str], gate: Callable[[], None] | None = None,
-                bytes: Mapping[str, int] | None = None, device: torch.device | None = None, donated: Donated | None = None,
-                hunt: Hunt | None = None) -> Lowered:  # fmt: skip
+                bytes: Mapping[str, int] | None = None, device: torch.device | None = None,
+                donated: Donated | None = None, hunt: Hunt | None = None) -> Lowered:  # fmt: skip
     """Lower all phases of a rank's local program to one function, which returns the program's results.
 
     Args:
@@ -154,7 +155,8 @@ class _Phase:
     """Builds the function of one phase, or of several."""
 
     def __init__(self, program: Program, groups: Mapping[Ranks, str], title: str, buckets: Buckets,
-                 gate: Callable[[], None] | None, device: torch.device, donated: Donated | None = None, hunt: Hunt | None = None) -> None:  # fmt: skip
+                 gate: Callable[[], None] | None, device: torch.device, donated: Donated | None = None,
+                 hunt: Hunt | None = None) -> None:  # fmt: skip
         self.program, self.groups, self.title, self.buckets, self.gate, self.device = (
             program,
             groups,
@@ -279,13 +281,13 @@ class _Phase:
                 self.update(self.donated.buckets[node])
             return
         if is_getitem(node) and node.args[0] in self.updates:
-            self.values[node] = self.result_of_update(*node.args)  # type: ignore[arg-type]
+            self.values[node] = self.result_of_update(*element_of(node))
             return
         row = transfers.BY_FUNCTION.get(node.target)
         if row is not None:
             self.transfer(node, row)
             return
-        target = ANY_STRIDES.get(node.target, node.target)
+        target = ANY_STRIDES.get(called_op(node), called_op(node))
         args, kwargs = map_operands(node.args, self.read), map_operands(dict(node.kwargs), self.read)
         self.values[node] = self.call(node, node.name, target, args, kwargs)
         if self.is_fresh(node):
@@ -298,18 +300,19 @@ class _Phase:
         value = self.read(addend)
         if sum not in self.donated.zeros:
             return self.call(node, node.name, torch.ops.aten.add_.Tensor, (self.values[sum], value))
-        dtype = record_of(node).type.dtype  # type: ignore[union-attr]
-        if addend in self.fresh and len(addend.users) == 1 and record_of(addend).type.dtype == dtype:  # type: ignore[union-attr]
+        dtype = tensor_type(node).dtype
+        if addend in self.fresh and len(addend.users) == 1 and tensor_type(addend).dtype == dtype:
             return value
         return self.call(node, node.name, own_copy, (value, dtype))
 
     def update(self, nodes: Sequence[fx.Node]) -> None:
         """Update several parameters with one op; the new values are in the memory of the old ones."""
-        rows = [node.args for node in nodes]
-        count = len(rows[0]) - SHARED[nodes[0].target]  # type: ignore[index]
-        parameters, gradients, *states = [[self.read(row[k]) for row in rows] for k in range(count)]  # type: ignore[arg-type]
+        rows: list[tuple[Any, ...]] = [node.args for node in nodes]
+        op = called_op(nodes[0])
+        count = len(rows[0]) - SHARED[op]
+        parameters, gradients, *states = [[self.read(row[k]) for row in rows] for k in range(count)]
         shared, numbers = map_operands((rows[0][count:], dict(nodes[0].kwargs)), self.read)
-        update = (OFFLOADED if self.donated.offloaded else IN_PLACE)[nodes[0].target]  # type: ignore[index]
+        update = (OFFLOADED if self.donated.offloaded else IN_PLACE)[op]
         self.call(nodes[0], f"{nodes[0].name}_in_place", update, (parameters, gradients, states, *shared), numbers)
         if self.hunt is not None:
             self.graph.call_function(
@@ -318,7 +321,7 @@ class _Phase:
 
     def result_of_update(self, node: fx.Node, element: int) -> fx.Node:
         """Return a result of an update: the old value, which the update overwrites."""
-        return self.read(node.args[element and element + 1])  # type: ignore[arg-type]
+        return self.read(node_at(node, element and element + 1))
 
     def is_fresh(self, node: fx.Node) -> bool:
         """Whether no other value shares the memory of a value: it is new, or it is a view of a value that nothing else
@@ -374,7 +377,7 @@ class _Phase:
                 f"the ranks {ranks} of a group are not in ascending order along {arguments['axis']}; number the mesh so"
             )
         index = ranks.index(self.program.rank)
-        return exchange(node.target, arguments, source.shape, result.shape, source.dtype, index, len(ranks), group)  # type: ignore[arg-type]
+        return exchange(node.target, arguments, source.shape, result.shape, source.dtype, index, len(ranks), group)
 
     def between_stages(self, node: fx.Node, arguments: Mapping[str, Any]) -> fx.Node:
         """Lower a send or a recv: one call that also waits."""
@@ -430,14 +433,12 @@ class _Phase:
     def places(self, members: Sequence[fx.Node]) -> tuple[Place, ...]:
         rows = []
         for node in members:
-            arguments, source = (
-                transfers.arguments(node.target, node.args, node.kwargs),
-                record_of(operands(node)[0]).type,
-            )
+            arguments = transfers.arguments(node.target, node.args, node.kwargs)
+            source = tensor_type(operands(node)[0])
             view = (
                 tuple(n for dim in arguments["parts"] for n in dim) if arguments.get("parts") else tuple(source.shape)
-            )  # type: ignore[union-attr]
-            rows.append((view, arguments["dim"], tuple(record_of(node).type.shape)))  # type: ignore[union-attr]
+            )
+            rows.append((view, arguments["dim"], tuple(tensor_type(node).shape)))
         return tuple(rows)
 
     def open(self, members: list[fx.Node]) -> None:
@@ -446,7 +447,7 @@ class _Phase:
         finish: Callable[..., Any]
         args: tuple[Any, ...]
         if first.target is transfers.all_reduce:
-            finish, args = finish_bucket, ([tuple(record_of(node).type.shape) for node in members],)  # type: ignore[union-attr]
+            finish, args = finish_bucket, ([tuple(tensor_type(node).shape) for node in members],)
         elif first.target is transfers.reduce_scatter:
             ranks, _ = self.group(transfers.arguments(first.target, first.args, first.kwargs))
             finish, args = finish_scatter_bucket, (self.places(members), ranks.index(self.program.rank))
@@ -465,12 +466,12 @@ class _Phase:
         arguments = transfers.arguments(node.target, node.args, node.kwargs)
         if node.target is transfers.all_gather:
             return Reduction("")
-        return Reduction.of(arguments.get("op", "sum"), record_of(node).type.dtype, len(self.group(arguments)[0]))  # type: ignore[union-attr]
+        return Reduction.of(arguments.get("op", "sum"), tensor_type(node).dtype, len(self.group(arguments)[0]))
 
     def local(self, node: fx.Node, arguments: Mapping[str, Any], at: Mapping[str, int]) -> fx.Node:
         """Lower a transfer that sends nothing."""
         x = self.read(operands(node)[0])
-        shape = record_of(node).type.shape  # type: ignore[union-attr]
+        shape = tensor_type(node).shape
         if node.target is transfers.cast:
             return self.call(node, node.name, torch.Tensor.to, (x, arguments["dtype"]))
         if node.target is transfers.wait:
@@ -486,8 +487,8 @@ class _Phase:
                 transfers.Ends.of(arguments, self.program.meshes), self.program.rank, arguments.get("kept", ())
             )
             return self.call(node, node.name, redistribute_locally, (x, plan))
-        source = record_of(operands(node)[0]).type
-        view = tuple(n for dim in arguments["parts"] for n in dim) if arguments.get("parts") else source.shape  # type: ignore[union-attr]
+        source = tensor_type(operands(node)[0])
+        view = tuple(n for dim in arguments["parts"] for n in dim) if arguments.get("parts") else source.shape
         sizes, index = arguments["sizes"], at[arguments["axis"]]
         return self.call(
             node, node.name, own_piece, (x, view, arguments["dim"], sum(sizes[:index]), sizes[index], shape)

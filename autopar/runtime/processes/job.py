@@ -50,10 +50,15 @@ class Job:
     models: int = 0
 
 
-def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, timeout: float) -> Job | None:
+def job_of(
+    mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, timeout: float, call: str = "parallelize"
+) -> Job | None:
     """Return the job that this process belongs to, or ``None`` if the process is alone. All ranks call it.
 
     If torchrun has started the process, and no process group has been initialised, this function initialises it.
+
+    Args:
+        call: what the user calls, in words that all ranks compare.
 
     Raises:
         ValueError: the mesh does not have as many ranks as there are processes.
@@ -74,7 +79,7 @@ def job_of(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, tim
     try:  # else ranks that give different meshes would wait for each other, each in another collective
         _agree(
             Agreement(control, mesh),
-            f"parallelize on {mesh!r} of {device.type}" + ", given as a DeviceMesh" * (device_mesh is not None),
+            f"{call} on {mesh!r} of {device.type}" + ", given as a DeviceMesh" * (device_mesh is not None),
         )
         jobs, key = _worlds[0].jobs, (mesh, device.type, device_mesh)
         if key not in jobs:
@@ -145,11 +150,14 @@ def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken:
     """
     rank = distributed.get_rank()
     axes = [axis for axis, size in mesh.axes if size > 1]
-    names = {mesh.group(rank, axis): device_mesh.get_group(axis).group_name for axis in axes}
+    names: dict[Ranks, str] = {mesh.group(rank, axis): device_mesh.get_group(axis).group_name for axis in axes}
     for several in (several for n in range(2, len(axes)) for several in itertools.combinations(axes, n)):
-        ranks = tuple(sorted(mesh.group(rank, several)))
-        names[ranks] = groups.take(DATA, groups_over(mesh, several), taken).group_name
-    names[tuple(sorted(mesh.ranks))] = distributed.group.WORLD.group_name  # type: ignore[union-attr]
+        names[tuple(sorted(mesh.group(rank, several)))] = groups.take(
+            DATA, groups_over(mesh, several), taken
+        ).group_name
+    world = distributed.group.WORLD
+    assert world is not None
+    names[tuple(sorted(mesh.ranks))] = world.group_name
     return names
 
 
@@ -188,11 +196,11 @@ class Membership:
             RuntimeError: a rank makes another call. The model is closed on no rank then.
         """
         present = self._job is not None and bool(_worlds) and _worlds[0].holds(self._job)
-        if not self._closed and present and sys.exc_info()[0] is None:
+        if not self._closed and self._job is not None and present and sys.exc_info()[0] is None:
             if self._agreement is not None:
                 _agree(self._agreement, "close the model")  # no rank has anything left to send or to receive
                 self._agreement.close()
-            _worlds[0].leave(self._job)  # type: ignore[arg-type]
+            _worlds[0].leave(self._job)
         self._closed = True
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import io
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
 
@@ -193,7 +194,7 @@ def _signals_restored() -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Silence the log of torch's launcher, unless ``LOGLEVEL`` is set, and print the ranks' lines one by one."""
     with contextlib.suppress(AttributeError, ValueError):  # not a file
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        cast(io.TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)
     parts = ("torch.distributed.elastic", "torch.distributed.launcher")
     loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith(parts)]
     before = [logger.level for logger in loggers]

@@ -17,7 +17,7 @@ from torch import fx
 
 from autopar.errors import SimulationError, at_line
 from autopar.ir import transfers
-from autopar.ir.nodes import behind, name_of, operands, record_of
+from autopar.ir.nodes import behind, called_op, name_of, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_node
@@ -25,6 +25,7 @@ from autopar.ir.transfers import Meshes
 from autopar.runtime import current_op
 from autopar.runtime.lowering.packing import Packing, new_piece, packing, take
 from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, RankPosition
+from autopar.torch_private import OpOverload
 
 Values = dict[str, Any]
 
@@ -47,7 +48,7 @@ BETWEEN = "between stages"
 
 
 # a piece may have other strides than the whole value had at capture
-ANY_STRIDES = {torch.ops.aten.view.default: torch.reshape}
+ANY_STRIDES: dict[OpOverload, Callable[..., Any]] = {torch.ops.aten.view.default: torch.reshape}
 
 
 class _Name(str):
@@ -80,16 +81,18 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
                 f"the constant {node.name} was read from a dump by its hash; its values are not known"
             )
         return Instruction(node.name, node, constant.tensor.clone, (), {})
+    args: Any
+    kwargs: Any
     args, kwargs = (fx.map_arg(a, lambda n: _Name(n.name)) for a in (node.args, dict(node.kwargs)))
     row = transfers.BY_FUNCTION.get(node.target)
     if row is None:
-        return Instruction(node.name, node, ANY_STRIDES.get(node.target, node.target), args, kwargs, program=program)  # type: ignore[arg-type]
+        return Instruction(
+            node.name, node, ANY_STRIDES.get(called_op(node), called_op(node)), args, kwargs, program=program
+        )
     arguments = transfers.arguments(node.target, args, kwargs)
     if node.target in (transfers.send, transfers.recv):
-        type = record_of(node).type
-        return Instruction(
-            node.name, node, node.target, (args[0],), {"arguments": arguments, "dtype": type.dtype}, BETWEEN
-        )  # type: ignore[union-attr]
+        about = {"arguments": arguments, "dtype": tensor_type(node).dtype}
+        return Instruction(node.name, node, row.function, (args[0],), about, BETWEEN)
     if row.collective and arguments["axis"]:
         return Instruction(
             node.name,
@@ -150,7 +153,8 @@ def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: 
             try:
                 values[step.name] = step.function(*args, **kwargs)
             except Exception as error:
-                current_op.add_op(error, f"on rank {rank}: {line_of(step.program, step.node)}")
+                if step.program is not None:
+                    current_op.add_op(error, f"on rank {rank}: {line_of(step.program, step.node)}")
                 raise
 
 

@@ -25,6 +25,6 @@ from autopar.verify.channels.tasks import (
 )
 
 __all__ = [
-    "ALL", "ASYNCHRONOUS", "BLOCKING", "GROUPED", "Channels", "Collective", "Group", "Receive", "Send", "Task", "buffered",
-    "check",
+    "ALL", "ASYNCHRONOUS", "BLOCKING", "GROUPED", "Channels", "Collective", "Group", "Receive", "Send", "Task",
+    "buffered", "check",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ It is the facts on which all members of a group, or both ends of a message, must
 
 Pieces of different ranks may differ in size. So the shape in the payload is that of the whole value, and each rank's
 own piece is compared with the size that the members state for it.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ AGREED: dict[Any, tuple[tuple[str, str, Any], ...]] = {
     transfers.all_reduce: (("reduction", "op", "sum"),),
     transfers.all_gather: (("dim", "dim", None), ("piece sizes", "sizes", None)),
     transfers.reduce_scatter: (("reduction", "op", "sum"), ("dim", "dim", None), ("piece sizes", "sizes", None)),
-    transfers.all_to_all: (("source dim", "source", None), ("target dim", "target", None), ("piece sizes", "sizes", None),
-                           ("new piece sizes", "new_sizes", None)),
+    transfers.all_to_all: (("source dim", "source", None), ("target dim", "target", None),
+                           ("piece sizes", "sizes", None), ("new piece sizes", "new_sizes", None)),
     transfers.redistribute: tuple((name, name, None) for name in ("axis", "kept")),
 }  # fmt: skip
 ENDS = (("source splits", "source"), ("source parts", "source_parts"), ("splits", "splits"), ("parts", "parts"))

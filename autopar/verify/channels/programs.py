@@ -11,7 +11,7 @@ from torch import fx
 from autopar.errors import ChannelError
 from autopar.ir import transfers
 from autopar.ir.messages import messages
-from autopar.ir.nodes import record_of
+from autopar.ir.nodes import node_at, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES, TensorType
 from autopar.ir.text.printer import print_node
@@ -90,11 +90,11 @@ def creation_order(programs: Iterable[Program]) -> list[Ranks]:
 
 def _messages(program: Program, node: fx.Node) -> Group:
     """Return the messages of a ``send`` or ``recv`` on the program's rank, in the order that all ranks use."""
-    ends = transfers.Ends.of(transfers.arguments(node.target, node.args, node.kwargs), program.meshes)  # type: ignore[arg-type]
+    ends = transfers.Ends.of(transfers.arguments(node.target, node.args, node.kwargs), program.meshes)
     rank, type = program.rank, record_of(node).type
     assert isinstance(type, TensorType)
     width = type.dtype.itemsize
-    payload = message_payload(transfers.arguments(node.target, node.args, node.kwargs), type)  # type: ignore[arg-type]
+    payload = message_payload(transfers.arguments(node.target, node.args, node.kwargs), type)
     return Group(tuple(
         Send(node.name, message.receiver, message.elements * width, payload) if message.sender == rank
         else Receive(node.name, message.sender, message.elements * width, payload)
@@ -111,15 +111,15 @@ def _by_graph(programs: Iterable[Program]) -> list[tuple[Program, list[_Communic
 def _walk(program: Program) -> list[_Communication]:
     phases: dict[str, list[_Communication]] = {phase: [] for phase in PHASES}
     for node in program.nodes:
-        row = transfers.BY_FUNCTION.get(node.target)  # type: ignore[arg-type]
+        row = transfers.BY_FUNCTION.get(node.target)
         if row is not None and row.collective:
             arguments = transfers.arguments(row.function, node.args, node.kwargs)
             axis = arguments.get("axis")
             place = arguments.get("stage"), axis if isinstance(axis, str) else tuple(axis or ())
-            payload, piece = (), None
+            payload: Payload = ()
+            piece: Piece | None = None
             if axis is not None:
-                operand = record_of(node.args[0]).type  # type: ignore[arg-type]
-                assert isinstance(operand, TensorType)
+                operand = tensor_type(node_at(node))
                 payload, piece = (
                     payload_of(row.function, arguments, operand),
                     piece_of(row.function, arguments, operand),
@@ -151,7 +151,7 @@ def _of_one_payload(programs: Mapping[int, Program], walks: Mapping[int, Sequenc
         if all(other.payload == first.payload for other in others):
             continue
         stage, axis = first.place
-        along, payloads = transfers.axes_of(axis), {}
+        along, payloads = transfers.axes_of(axis), dict[tuple[int, ...], Payload]()
         for program in programs.values():
             group = tuple(place for name, place in program.coordinates_on(stage).items() if name not in along)
             payload = walks[id(program.graph)][number].payload
@@ -162,7 +162,7 @@ def _of_one_payload(programs: Mapping[int, Program], walks: Mapping[int, Sequenc
 
 def _tasks(program: Program, walk: Sequence[_Communication], collectives: dict[Any, Collective]) -> list[Task]:
     """Return a rank's tasks; ``collectives`` shares equal collectives between ranks, so that they compare fast."""
-    rank, groups, tasks = _rank_of(program), {}, []
+    rank, groups, tasks = _rank_of(program), dict[Place, Ranks](), list[Task]()
     for item in walk:
         if item.node is not None:
             tasks.append(_messages(program, item.node))

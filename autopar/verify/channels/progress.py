@@ -84,11 +84,13 @@ class Run:
     def _wait(self, rank: int) -> tuple[Collective | Send | Receive, int]:
         """Return the first unfinished task of a blocked rank, and the rank that it waits for, which is blocked too."""
         step = self.steps[rank][self.at[rank]]
-        (task, *_) = step
-        if isinstance(task, Collective):
-            return task, next(m for m in task.ranks if self.steps[m][self.at[m]] != (task,))
+        (first, *_) = step
+        if isinstance(first, Collective):
+            return first, next(m for m in first.ranks if self.steps[m][self.at[m]] != (first,))
+        task: Send | Receive = first
         posted: Counter[tuple[int, int]] = Counter()
         for message in reversed(step):  # the last messages of each pair are the unfinished ones
+            assert not isinstance(message, Collective)
             pair = self.pairs[_ends(rank, message)]
             posted[_ends(rank, message)] += 1
             if posted[_ends(rank, message)] <= (

@@ -26,9 +26,11 @@ quick = settings(max_examples=100, deadline=None)
 PLAIN = Machine("plain", "any", 4, Link(1.0, 1.0), Link(10.0, 0.1), Link(0.5, 2.0))
 MEASURED = replace(
     machine("cpu"), name="measured", ranks_per_node=4,
-    measured=tuple(Measured(name, 2, 3e-4, 1e-4, 1e9, 4096.0) for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")),
+    measured=tuple(Measured(name, 2, 3e-4, 1e-4, 1e9, 4096.0) for name in ("all_reduce", "all_gather", "reduce_scatter",
+        "all_to_all", "send")),
 )  # fmt: skip
-MACHINES = {one.name: one for one in (*known().values(), PLAIN, MEASURED, replace(MEASURED, name="in part", measured=MEASURED.measured[:1]),
+MACHINES = {one.name: one for one in (*known().values(), PLAIN, MEASURED,
+                                      replace(MEASURED, name="in part", measured=MEASURED.measured[:1]),
                                       replace(PLAIN, name="faster outside", outside=Link(0.1, 10.0)))}  # fmt: skip
 EXCHANGES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "redistribute", "send", "recv")
 
@@ -121,7 +123,7 @@ def test_bytes_are_counted_once() -> None:
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 def test_two_levels_are_for_several_nodes_with_a_slow_network(name: str) -> None:
     def flat(**more: object) -> float:
-        return price(name, 10**6, 64, replace(PLAIN, ranks_per_node=1), **more)  # type: ignore[arg-type]
+        return price(name, 10**6, 64, replace(PLAIN, ranks_per_node=1), **more)
 
     assert algorithm(name, 10**6, 64, PLAIN) == ("pairwise" if name == "all_to_all" else "two-level")
     assert price(name, 10**6, 64, PLAIN) < flat() / (1 if name == "all_to_all" else 3)
@@ -204,7 +206,7 @@ def test_what_was_measured_is_the_price() -> None:
     for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv"):
         seconds = [max(3e-4, 1e-4 + (one + 4096) / 1e9) for one in n.tolist()]
         assert price(name, n, 2, MEASURED).tolist() == pytest.approx(seconds)
-        assert MEASURED.fit("send").seconds(n).tolist() == pytest.approx(seconds)  # type: ignore[union-attr]
+        assert MEASURED.fit("send").seconds(n).tolist() == pytest.approx(seconds)
         assert algorithm(name, 10**6, 2, MEASURED) == "measured"
     for name in ("all_gather", "all_to_all"):
         # three messages for one, 3/4 for 1/2
@@ -285,7 +287,7 @@ def test_the_shapes_of_the_groups_of_a_mesh() -> None:
 def value(
     mesh: Mesh, *axes: object, shape: tuple[int, ...] = (24, 64), dtype: torch.dtype = torch.float32, **more: object
 ) -> TensorType:
-    return TensorType(shape, dtype, Layout(mesh, DistAttr.split(*axes, **more)))  # type: ignore[arg-type]
+    return TensorType(shape, dtype, Layout(mesh, DistAttr.split(*axes, **more)))
 
 
 def paid(function: object, operand: TensorType, /, **given: object) -> float:
@@ -293,8 +295,8 @@ def paid(function: object, operand: TensorType, /, **given: object) -> float:
         "s1": Mesh(dp=2, tp=2, ranks=[4, 5, 6, 7], name="s1"),
         "s0": Mesh(dp=2, tp=2, ranks=[0, 2, 1, 3], name="s0"),
     }
-    result = transfers.BY_FUNCTION[function].infer(operand, given, meshes)  # type: ignore[index]
-    return step_price(function, operand, given, result, PLAIN)  # type: ignore[arg-type]
+    result = transfers.BY_FUNCTION[function].infer(operand, given, meshes)
+    return step_price(function, operand, given, result, PLAIN)
 
 
 def test_the_price_of_a_transfer_on_a_mesh() -> None:

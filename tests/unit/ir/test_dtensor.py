@@ -71,7 +71,7 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_refused(text: str) -> None:
     with pytest.raises(ValueError) as caught:
-        attr_of(REFUSED[text], MESH, (8, 4))  # type: ignore[arg-type]
+        attr_of(REFUSED[text], MESH, (8, 4))
     assert text in str(caught.value)
 
 
@@ -90,7 +90,7 @@ def test_equal_parts_that_are_split_evenly_have_a_placement() -> None:
     """A fused qkv weight: torch's own, which optimizers and full_tensor know."""
     attr = DistAttr((((3, ()), (4, ("tp",))),))
     (whole, strided) = placements_of(attr, MESH, (12,))
-    assert whole == Replicate() and (strided.dim, strided.split_factor) == (0, 3)  # type: ignore[attr-defined]
+    assert whole == Replicate() and (strided.dim, strided.split_factor) == (0, 3)
     assert attr_of((whole, strided), MESH, (12,)) == attr
     with pytest.raises(ValueError, match="splits dim 0 of 10 unevenly; use Shard"):
         attr_of((whole, strided), MESH, (10,))
@@ -149,7 +149,7 @@ def test_device_meshes_need_processes_and_names() -> None:
     with pytest.raises(RuntimeError, match="start them with torchrun"):
         device_mesh_of(MESH)
     with pytest.raises(TypeError, match=r"parallelize takes an autopar\.Mesh"):
-        autopar.parallelize(Block(), "dp=2")  # type: ignore[arg-type]
+        autopar.parallelize(Block(), "dp=2")
 
 
 SHAPES = [(8, 8), (5, 7), (3, 1), (2, 9), (0, 4)]

@@ -132,7 +132,8 @@ def test_a_name_for_every_op_parses_back() -> None:
     )
     x, y = map(program.node, "xy")
     with program.edit() as edit:
-        edit.insert(aten.sum.default, (x,), before=y, type=TensorType((), torch.float32, layout(program, pending=("dp", "é"))),
+        edit.insert(aten.sum.default, (x,), before=y,
+                    type=TensorType((), torch.float32, layout(program, pending=("dp", "é"))),
                     uses=[Requirement(record_of(x).type.layout, torch.float32)])  # fmt: skip
         edit.insert(aten.relu.default, (x,), before=y, type=record_of(x).type, name="mine", uses=record_of(y).uses)
         edit.insert(aten.relu.default, (x,), before=y, type=record_of(x).type, name="mine", uses=record_of(y).uses)

@@ -31,8 +31,8 @@ def snapshot(program: Program) -> list[Any]:
     """Every node object with what it reads, who reads it, what is known of it; the counts."""
     found: list[Any] = [replace(program.counts), program.text(comments=True)]
     for node in program.nodes:
-        found.append((id(node), node.name, repr(node.args), repr(node.kwargs), [id(o) for o in operands(node)], set(map(id, node.users)),
-                      id(record_of(node)), id(node.prev), id(node.next)))  # fmt: skip
+        found.append((id(node), node.name, repr(node.args), repr(node.kwargs), [id(o) for o in operands(node)],
+                      set(map(id, node.users)), id(record_of(node)), id(node.prev), id(node.next)))  # fmt: skip
     return found
 
 
@@ -188,13 +188,17 @@ REFUSED: dict[str, tuple[Operation, str]] = {
         "all_reduce(g, []): a reduction needs at least one axis; g is f32[8 4] +tp",
     ),
     "no "
-    "dtype": (lambda e, n: e.cast(n("x"), "f32", before=n("add")), "cast(x, f32): 'f32' is no torch.dtype; x is f32[8/dp 4]"),
+    "dtype": (lambda e, n: e.cast(n("x"), "f32", before=n("add")),
+              "cast(x, f32): 'f32' is no torch.dtype; x is f32[8/dp 4]"),
     "no "
-    "arguments": (lambda e, n: e.insert(transfers.slice, (), before=n("add")), "slice got no operand, but needs a value of the program first"),
+    "arguments": (lambda e, n: e.insert(transfers.slice, (), before=n("add")),
+                  "slice got no operand, but needs a value of the program first"),
     "nothing to "
-    "read": (lambda e, n: e.replace_use(n("add"), n("x"), None), "add cannot read None, which is no value of the program"),
+    "read": (lambda e, n: e.replace_use(n("add"), n("x"), None),
+             "add cannot read None, which is no value of the program"),
     "no "
-    "value": (lambda e, n: e.slice(None, 0, "tp", before=n("add")), "slice got None, but needs a value of the program first"),
+    "value": (lambda e, n: e.slice(None, 0, "tp", before=n("add")),
+              "slice got None, but needs a value of the program first"),
     "several tensors": (
         lambda e, n: e.slice(n("ln"), 0, "tp", before=n("mm")),
         "slice(ln, 0, tp): ln is several tensors; transfer its elements",

@@ -75,8 +75,8 @@ def exact(program: Program) -> list[Any]:
         list(map(id, nodes)),
         list(map(id, reversed(graph.nodes)))[::-1],
     ]
-    found += [(node.name, repr(node.args), repr(node.kwargs), list(map(id, operands(node))), list(map(id, node.users)), id(record_of(node)),
-               node._sort_key, list(map(id, inputs_of(node)))) for node in nodes]  # fmt: skip
+    found += [(node.name, repr(node.args), repr(node.kwargs), list(map(id, operands(node))), list(map(id, node.users)),
+               id(record_of(node)), node._sort_key, list(map(id, inputs_of(node)))) for node in nodes]  # fmt: skip
     found += [list(map(id, graph.find_nodes(op=op))) for op in ("placeholder", "output", "get_attr")]
     return found + [
         list(map(id, graph.find_nodes(op="call_function", target=target))) for target in dict.fromkeys(TARGETS)
@@ -98,21 +98,27 @@ V, LIKE_G_TP = "value", "the type of g_tp"
 x, w, g, relu, x_dp, x_dp_tp, add, ln, y, g_tp, mul, mm, neg, output = ((V, number) for number in range(14))
 aten = torch.ops.aten
 SCRIPTS: dict[str, list[Call]] = {
-    "insertions": [("pend", (x, "tp"), {"before": relu}), ("slice", (g_tp, 0, "dp"), {"before": mul}), ("cast", ((V, 15), torch.bfloat16), {"before": neg})],
+    "insertions": [("pend", (x, "tp"), {"before": relu}), ("slice", (g_tp, 0, "dp"), {"before": mul}),
+                   ("cast", ((V, 15), torch.bfloat16), {"before": neg})],
     "uses": [
-        ("replace_use", (add, relu, x), {"index": 0}), ("replace_use", (mul, x_dp, g_tp), {}), ("replace_use", (output, neg, mm), {}),
-        ("replace_use", (add, relu, x), {}), ("replace_use", (mul, g_tp, x_dp), {"index": 0}),
+        ("replace_use", (add, relu, x), {"index": 0}), ("replace_use", (mul, x_dp, g_tp), {}),
+        ("replace_use", (output, neg, mm), {}), ("replace_use", (add, relu, x), {}),
+        ("replace_use", (mul, g_tp, x_dp), {"index": 0}),
     ],
     "all "
-    "uses": [("slice", (x, 1, "tp"), {"before": relu}), ("all_gather", ((V, 14), 1, "tp"), {"before": relu}), ("replace_all_uses", (relu, (V, 15)), {})],
-    "erasures": [("replace_all_uses", (neg, mm), {}), ("erase", (neg,), {}), ("replace_all_uses", (x_dp_tp, mm), {}), ("erase", (x_dp_tp,), {})],
+    "uses": [("slice", (x, 1, "tp"), {"before": relu}), ("all_gather", ((V, 14), 1, "tp"), {"before": relu}),
+             ("replace_all_uses", (relu, (V, 15)), {})],
+    "erasures": [("replace_all_uses", (neg, mm), {}), ("erase", (neg,), {}), ("replace_all_uses", (x_dp_tp, mm), {}),
+                 ("erase", (x_dp_tp,), {})],
     "erasures of neighbours, and of what was inserted": [
-        ("pend", (y, "tp"), {"before": g_tp}), ("replace_all_uses", (neg, g_tp), {}), ("erase", (neg,), {}), ("erase", (mm,), {}),
-        ("erase", (w,), {}), ("erase", ((V, 14),), {}),
+        ("pend", (y, "tp"), {"before": g_tp}), ("replace_all_uses", (neg, g_tp), {}), ("erase", (neg,), {}),
+        ("erase", (mm,), {}), ("erase", (w,), {}), ("erase", ((V, 14),), {}),
     ],
-    "types": [("annotate", (x,), {"phase": "update"}), ("annotate", (g,), {"source": "a.py:1"}), ("cast", (x_dp, torch.float16), {"before": mul}),
-              ("replace_use", (x_dp_tp, x_dp, relu), {}), ("annotate", (x,), {"phase": "forward"})],
-    "names": [("slice", (g_tp, 0, "dp"), {"before": mul}), ("slice", (g_tp, 0, "dp"), {"before": mul}), ("slice", ((V, 14), 1, "tp"), {"before": mul}),
+    "types": [("annotate", (x,), {"phase": "update"}), ("annotate", (g,), {"source": "a.py:1"}),
+              ("cast", (x_dp, torch.float16), {"before": mul}), ("replace_use", (x_dp_tp, x_dp, relu), {}),
+              ("annotate", (x,), {"phase": "forward"})],
+    "names": [("slice", (g_tp, 0, "dp"), {"before": mul}), ("slice", (g_tp, 0, "dp"), {"before": mul}),
+              ("slice", ((V, 14), 1, "tp"), {"before": mul}),
               ("insert", (aten.neg.default, [(V, 14)]), {"before": mul, "type": LIKE_G_TP, "name": "mine"})],
 }  # fmt: skip
 

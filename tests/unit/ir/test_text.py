@@ -128,10 +128,11 @@ def test_literals(value: object) -> None:
 
 
 @pytest.mark.parametrize(("value", "text"), [
-    (math.inf, "inf"), (-math.inf, "-inf"), (math.nan, "nan"), (-0.0, "-0.0"), (1e-300, "1e-300"), (-3, "-3"), (True, "True"),
-    (None, "None"), ("it's", '"it\'s"'), ("#", "'#'"), (torch.bfloat16, "bf16"), (torch.device("cuda:1"), "device('cuda:1')"),
-    (torch.channels_last, "channels_last"), (torch.strided, "strided"), ([1, (2.0,), []], "[1, (2.0,), []]"),
-    (complex(1, -0.0), "complex(1.0, -0.0)"),
+    (math.inf, "inf"), (-math.inf, "-inf"), (math.nan, "nan"), (-0.0, "-0.0"), (1e-300, "1e-300"), (-3, "-3"),
+    (True, "True"),
+    (None, "None"), ("it's", '"it\'s"'), ("#", "'#'"), (torch.bfloat16, "bf16"),
+    (torch.device("cuda:1"), "device('cuda:1')"), (torch.channels_last, "channels_last"), (torch.strided, "strided"),
+    ([1, (2.0,), []], "[1, (2.0,), []]"), (complex(1, -0.0), "complex(1.0, -0.0)"),
 ])  # fmt: skip
 def test_how_literals_print(value: object, text: str) -> None:
     assert print_literal(value) == text
@@ -177,7 +178,10 @@ def test_merged_dims_print_in_their_normal_form() -> None:
 
 
 def test_what_is_undecided_stays_as_it_is_written() -> None:
-    text = "program traced on dp=2\nstage s on dp=2\n  x : f32[4/? (2 3/dp/?)] = input\n  y : f32[4] @s = input\n  z : f32[4] = input\n"
+    text = (
+        "program traced on dp=2\nstage s on dp=2\n  x : f32[4/? (2 3/dp/?)] = input\n  y : f32[4] @s = input\n  z "
+        ": f32[4] = input\n"
+    )
     program = Program.parse(text)
     assert str(program) == text
     assert record_of(program.node("y")).type.layout == Layout(program.stages["s"], DistAttr.replicated(1))
@@ -186,7 +190,10 @@ def test_what_is_undecided_stays_as_it_is_written() -> None:
 
 def test_placeholders_between_phases_keep_their_own() -> None:
     """A placeholder's phase is printed like any other's, but for the leading ones."""
-    text = "program traced\nbackward:\n  x : f32[2] = input\nforward:\n  y : f32[2] = input\n  z : f32[2] = relu(x)\nbackward:\n  w : f32[2] = input\n"
+    text = (
+        "program traced\nbackward:\n  x : f32[2] = input\nforward:\n  y : f32[2] = input\n  z : f32[2] = "
+        "relu(x)\nbackward:\n  w : f32[2] = input\n"
+    )
     program = Program.parse(text)
     assert str(program) == text
     assert [record_of(node).phase for node in program.nodes][:-1] == ["backward", "forward", "forward", "backward"]
@@ -208,7 +215,10 @@ forward:
 
 
 def test_axes_named_like_literals_print_in_quotes() -> None:
-    text = "program explicit on inf=2\n  x : f32[4/inf] = input\nforward:\n  x_inf : f32[4] = all_gather(x, 0, 'inf')\n  return x_inf\n"
+    text = (
+        "program explicit on inf=2\n  x : f32[4/inf] = input\nforward:\n  x_inf : f32[4] = all_gather(x, 0, "
+        "'inf')\n  return x_inf\n"
+    )
     program = Program.parse(text)
     program.verify()
     assert str(program) == text

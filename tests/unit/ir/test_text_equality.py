@@ -69,7 +69,10 @@ def test_any_single_change_is_seen(program: Program, data: st.DataObject) -> Non
 
 def test_equal_means_the_same_kind_of_zero() -> None:
     def text(literal: str) -> str:
-        return f"program traced\n  x : f32[2] = input\nforward:\n  c : f32[] = constant({literal})\n  y : f32[2] = add.Scalar(x, {literal})\n"
+        return (
+            f"program traced\n  x : f32[2] = input\nforward:\n  c : f32[] = constant({literal})\n  y : f32[2] = "
+            f"add.Scalar(x, {literal})\n"
+        )
 
     kinds = {
         literal: Program.parse(text(literal)) for literal in ("0", "0.0", "-0.0", "nan", "1", "1.0", "True", "False")

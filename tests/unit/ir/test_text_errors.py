@@ -18,17 +18,23 @@ from autopar.ir.text.tokens import RESERVED, can_name, legal_name
 
 FOLDER = Path(__file__).parents[2] / "golden" / "text"
 
-HEAD = "program placed on dp=2 tp=2\nstage s0 on dp=2\n  x : f32[4/dp 6] = input\n  p : (f32[2], None) = topk(x)\nforward:\n"
+HEAD = (
+    "program placed on dp=2 tp=2\nstage s0 on dp=2\n  x : f32[4/dp 6] = input\n  p : (f32[2], None) = "
+    "topk(x)\nforward:\n"
+)
 TRACED = "program traced\n  x : f32[4 6] = input\nforward:\n"
 ERRORS = {
     "": "an empty text is not a program; it starts with a header, as in 'program traced'",
     "# nothing\n": "an empty text is not a program; it starts with a header, as in 'program traced'",
     "  x : f32[2] = "
-    "input": "line 1: the first line, and no other, is the header, as in 'program explicit on dp=2'; levels are traced, placed, explicit, local, scheduled\n    x : f32[2] = input",
+    "input": "line 1: the first line, and no other, is the header, as in 'program explicit on dp=2'; levels are "
+             "traced, placed, explicit, local, scheduled\n    x : f32[2] = input",
     "program traced\nprogram "
-    "traced": "line 2: the first line, and no other, is the header, as in 'program explicit on dp=2'; levels are traced, placed, explicit, local, scheduled\n    program traced",
+    "traced": "line 2: the first line, and no other, is the header, as in 'program explicit on dp=2'; levels are "
+              "traced, placed, explicit, local, scheduled\n    program traced",
     "program sharded on "
-    "dp=2": "line 1: no level 'sharded'; levels are traced, placed, explicit, local, scheduled\n    program sharded on dp=2",
+    "dp=2": "line 1: no level 'sharded'; levels are traced, placed, explicit, local, scheduled\n    program sharded "
+            "on dp=2",
     "program": "line 1: the line ends where a word is expected\n    program",
     "program traced on "
     "dp=0": "line 1: axis 'dp' has size 0; the size of an axis is an integer ≥ 1\n    program traced on dp=0",
@@ -41,11 +47,14 @@ ERRORS = {
     "program traced\nstage s dp=2": "line 2: expected 'on', found 'dp'\n    stage s dp=2",
     "program scheduled\nstream s\nstream s": "line 3: the stream s is named twice\n    stream s",
     "program traced\nx : f32[2] = "
-    "input": "line 2: a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value\n    x : f32[2] = input",
+    "input": "line 2: a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value\n    x : "
+             "f32[2] = input",
     "program traced\n x : f32[2] = "
-    "input": "line 2: a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value\n    x : f32[2] = input",
+    "input": "line 2: a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value\n    x : "
+             "f32[2] = input",
     "program "
-    "traced\nmiddle:": "line 2: a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value\n    middle:",
+    "traced\nmiddle:": "line 2: a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value\n "
+                       "   middle:",
     TRACED + "  y : f32[4 6] = relu(z)": "line 4: z is read before it is made\n    y : f32[4 6] = relu(z)",
     TRACED + "  y : f32[4 6] = relu(y)": "line 4: y is read before it is made\n    y : f32[4 6] = relu(y)",
     TRACED + "  x : f32[4 6] = relu(x)": "line 4: the value x is made twice\n    x : f32[4 6] = relu(x)",
@@ -147,11 +156,14 @@ ERRORS = {
                                                 "f32[4 6] = all_gather(x, 0)",
     HEAD + "  y : f32[2] = p[2]": "line 6: p has 2 elements: there is no p[2]\n    y : f32[2] = p[2]",
     "program local on dp=2 at dp=0\n  x : f32[4/dp] = "
-    "input": "line 2: a local program has the sizes of one rank, without '/axis', '+axis' or '@stage'\n    x : f32[4/dp] = input",
+    "input": "line 2: a local program has the sizes of one rank, without '/axis', '+axis' or '@stage'\n    x : "
+             "f32[4/dp] = input",
     "program scheduled on dp=2 at dp=0\n  x : f32[4] +dp = "
-    "input": "line 2: a scheduled program has the sizes of one rank, without '/axis', '+axis' or '@stage'\n    x : f32[4] +dp = input",
+    "input": "line 2: a scheduled program has the sizes of one rank, without '/axis', '+axis' or '@stage'\n    x : "
+             "f32[4] +dp = input",
     "program local on dp=2 at dp=0\nstage s on dp=2\n  x : f32[4] @s = "
-    "input": "line 3: a local program has the sizes of one rank, without '/axis', '+axis' or '@stage'\n    x : f32[4] @s = input",
+    "input": "line 3: a local program has the sizes of one rank, without '/axis', '+axis' or '@stage'\n    x : f32[4] "
+             "@s = input",
     "program placed\n  x : f32[4] = "
     "input": "line 2: a value is placed, but the header names no mesh, as in 'on dp=2 tp=2'\n    x : f32[4] = input",
 }  # fmt: skip
@@ -174,8 +186,10 @@ def test_noise_is_refused_with_a_line_number_or_read(text: str, data: st.DataObj
     for _ in range(data.draw(st.integers(1, 3))):
         start = data.draw(st.integers(0, len(text)))
         end = min(len(text), start + data.draw(st.sampled_from([0, 1, 1, 2, 9])))
-        noise = data.draw(st.sampled_from(["", " ", "(", ")", "[", "]", ",", "=", "/", "+", "@", "?", ":", "'", "#", "\n", "1e5", "-1", "-inf", "x", "as", "on",
-                                           "start", "None", "f32", "é", "\\", "'\\x'", "constant('a')", "complex(1)", "device('z')", "state(x)", "\t"]))  # fmt: skip
+        noise = data.draw(st.sampled_from(["", " ", "(", ")", "[", "]", ",", "=", "/", "+", "@", "?", ":", "'", "#",
+                                           "\n", "1e5", "-1", "-inf", "x", "as", "on", "start", "None", "f32", "é",
+                                           "\\", "'\\x'", "constant('a')", "complex(1)", "device('z')", "state(x)",
+                                           "\t"]))  # fmt: skip
         text = text[:start] + noise + text[end:]
     try:
         program = Program.parse(text)

@@ -192,7 +192,7 @@ def test_writing_into_an_argument() -> None:
 
 def test_an_argument_that_cannot_be_flattened() -> None:
     class Takes(Block):
-        def forward(self, x: torch.Tensor, extra: object) -> torch.Tensor:  # type: ignore[override]
+        def forward(self, x: torch.Tensor, extra: object) -> torch.Tensor:
             return super().forward(x)
 
     refuses(
@@ -222,7 +222,7 @@ def test_wrong_types() -> None:
     refuses(TypeError, r"example is the arguments of one call: a tuple \(x,\), a dict of keywords, or both "
                        r"\(\(x,\), \{'labels': y\}\), not a Tensor", Block(), example=x)  # fmt: skip
     with pytest.raises(TypeError, match=r"parallelize takes a torch\.nn\.Module, not function"):
-        autopar.parallelize(lambda x: x, Mesh(dp=2))  # type: ignore[arg-type]
+        autopar.parallelize(lambda x: x, Mesh(dp=2))
 
 
 def test_the_plan_is_checked_before_a_capture() -> None:
@@ -239,7 +239,7 @@ def test_a_timeout_that_is_none(timeout: Any) -> None:
 @pytest.mark.parametrize("switch", ["strict", "recapture"])
 def test_a_switch_that_is_none(switch: str) -> None:
     with pytest.raises(TypeError, match=f"{switch}='yes' is neither True nor False"):
-        autopar.parallelize(Block(), Mesh(dp=2), **{switch: "yes"})  # type: ignore[arg-type]
+        autopar.parallelize(Block(), Mesh(dp=2), **{switch: "yes"})
 
 
 def test_calling_without_processes() -> None:

@@ -117,8 +117,10 @@ def test_a_parameter_that_is_written() -> None:
 
 
 HOOKED = {
-    "weight_norm": (torch.nn.utils.weight_norm, "up.weight", r"use torch\.nn\.utils\.parametrizations\.weight_norm, which computes the same"),
-    "spectral_norm": (torch.nn.utils.spectral_norm, "up.weight", r"use torch\.nn\.utils\.parametrizations\.spectral_norm, which computes the same"),
+    "weight_norm": (torch.nn.utils.weight_norm, "up.weight",
+                    r"use torch\.nn\.utils\.parametrizations\.weight_norm, which computes the same"),
+    "spectral_norm": (torch.nn.utils.spectral_norm, "up.weight",
+                      r"use torch\.nn\.utils\.parametrizations\.spectral_norm, which computes the same"),
     "prune": (lambda layer: prune.l1_unstructured(layer, "bias", 0.5), "up.bias",
               r"end it with torch\.nn\.utils\.prune\.remove\(module, 'bias'\), or multiply by the mask in a "
               r"parametrization"),

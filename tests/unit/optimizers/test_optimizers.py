@@ -66,8 +66,9 @@ def test_ten_steps_are_torchs(
 def chosen(draw: st.DrawFn) -> tuple[type[Optimizer], dict[str, Any]]:
     kind, options = draw(st.sampled_from(OPTIMIZERS))
     numbers = {
-        "lr": st.floats(0, 1), "weight_decay": st.sampled_from([0.0, 1e-3, 0.5]), "momentum": st.floats(0, 0.99), "eps": st.floats(1e-9, 1e-2),
-        "lr_decay": st.floats(0, 1), "betas": st.tuples(st.floats(0, 0.99), st.floats(0, 0.999)),
+        "lr": st.floats(0, 1), "weight_decay": st.sampled_from([0.0, 1e-3, 0.5]), "momentum": st.floats(0, 0.99),
+        "eps": st.floats(1e-9, 1e-2), "lr_decay": st.floats(0, 1),
+        "betas": st.tuples(st.floats(0, 0.99), st.floats(0, 0.999)),
     }  # fmt: skip
     options = {
         name: draw(numbers[name]) if name in numbers and draw(st.booleans()) else value
@@ -244,7 +245,7 @@ class Named(AdamW):
 
 class Own(Adam):
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         """Another."""
 
 
@@ -265,8 +266,9 @@ def test_a_class_that_inherits_its_step_is_known() -> None:
                                          "parallel.parameters()"),
     (lambda: Adam(parameters(), differentiable=True), ValueError, "group 0 of Adam has differentiable=True: gradients "
                                                                   "do not flow"),
-    (lambda: SGD([{"params": parameters()}, {"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]}]), ValueError,
-     "parameter 0 in group 1 of SGD is complex64; parameters of a step in the graph are dense and of a floating dtype"),
+    (lambda: SGD([{"params": parameters()}, {"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]}]),
+     ValueError, "parameter 0 in group 1 of SGD is complex64; parameters of a step in the graph are dense and of a "
+                 "floating dtype"),
     (lambda: SGD([("table", nn.Parameter(torch.eye(3).to_sparse()))]), ValueError, "parameter table in group 0 of SGD "
                                                                                    "is sparse"),
     (lambda: AdamW(parameters(), betas=(torch.tensor(0.9), torch.tensor(0.99))), ValueError, "beta1 of AdamW is a "

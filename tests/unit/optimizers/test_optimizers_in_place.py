@@ -192,7 +192,9 @@ def test_a_count_may_be_shared() -> None:
     check_alike(ours, stepped)
 
 
-@pytest.mark.parametrize(("options", "lay"), [({"momentum": 0.9}, plain), ({"momentum": 0.9}, transposed), ({"momentum": 0.9, "dampening": 0.1}, plain)],
+@pytest.mark.parametrize(("options", "lay"),
+                         [({"momentum": 0.9}, plain), ({"momentum": 0.9}, transposed),
+                          ({"momentum": 0.9, "dampening": 0.1}, plain)],
                          ids=["kernel", "copies", "one by one"])  # fmt: skip
 def test_parameters_that_want_gradients(options: dict[str, float], lay: Laid) -> None:
     stepped = started(SGD, options, torch.float64)

@@ -25,7 +25,7 @@ def looked_at(layers: int, plan: dict[str, tuple[str | None, ...]], monkeypatch:
     attrs, _ = constraints(plan, model, MESH, captured)
     count = 0
 
-    def counting(node):  # type: ignore[no-untyped-def]
+    def counting(node):
         nonlocal count
         found = original(node)
         count += 1 + len(found)

@@ -46,8 +46,9 @@ def actions(name: str, ranks: int, chunks: int, batches: int, *, deferred: bool)
     schedule = object.__new__(getattr(torch_schedules, name))
     rounds = max(1, batches // ranks)
     vars(schedule).update(
-        pp_group_size=ranks, _n_microbatches=batches, _num_stages=ranks * chunks, num_stages=ranks * chunks, n_local_stages=chunks,
-        rank=0, _stages=[None] * chunks, number_of_rounds=rounds, microbatches_per_round=batches // rounds,
+        pp_group_size=ranks, _n_microbatches=batches, _num_stages=ranks * chunks, num_stages=ranks * chunks,
+        n_local_stages=chunks, rank=0, _stages=[None] * chunks, number_of_rounds=rounds,
+        microbatches_per_round=batches // rounds,
     )  # fmt: skip
     rank_of = CLASSES[name][0](ranks, chunks)
     made = {rank: _add_reduce_grad(schedule._calculate_single_rank_operations(rank), batches) for rank in range(ranks)}

@@ -142,12 +142,16 @@ def test_events_are_derived() -> None:
     assert from_json(to_json(replace(made, slots=made.compute_comm_table))) == made
 
 
-WORDS = "there is no such word; there are FW0@1, BW0@1 or WW0@1, FS0@1>2 or BS0@1>0, FR0@1<0 or BR0@1<2, free FS0@1>2, REDUCE_GRAD@1, UNSHARD@1 or RESHARD@1"
+WORDS = (
+    "there is no such word; there are FW0@1, BW0@1 or WW0@1, FS0@1>2 or BS0@1>0, FR0@1<0 or BR0@1<2, free "
+    "FS0@1>2, REDUCE_GRAD@1, UNSHARD@1 or RESHARD@1"
+)
 DOCUMENT_ERRORS = {
     ('"FW0@0"', '"FW0@7"'): 'line 9, column 7: "FW0@7": there is no stage 7, only 0 to 1',
     ('"FW0@0"', '"FW1@0"'): 'line 9, column 7: "FW1@0": there is no micro-batch 1, only 0 to 0',
     ('"FW0@0"', '"FW0@1"'): 'line 9, column 7: "FW0@1": stage 1 is on rank 1, but this is slot 0 of the row',
-    ('"REDUCE_GRAD@1"', '"REDUCE_GRAD@0"'): 'line 12, column 20: "REDUCE_GRAD@0": stage 0 is on rank 0, but this is slot 1 of the row',
+    ('"REDUCE_GRAD@1"', '"REDUCE_GRAD@0"'): 'line 12, column 20: "REDUCE_GRAD@0": stage 0 is on rank 0, but this is '
+                                            'slot 1 of the row',
     ('"FR0@1<0"', '"FR0@1<1"'): 'line 10, column 20: "FR0@1<1": there is no other stage 1; stages are 0 to 1',
     ('"FR0@1<0"', '"FR0@1<2"'): 'line 10, column 20: "FR0@1<2": there is no other stage 2; stages are 0 to 1',
     ('"FR0@1<0"', '"FR0@1>0"'): f'line 10, column 20: "FR0@1>0": {WORDS}',
@@ -156,7 +160,8 @@ DOCUMENT_ERRORS = {
     ('"FW0@1"', "7"): f"line 11, column 11: 7: {WORDS}",
     ('"free FS', '"free BR'): f'line 14, column 7: "free BR0@0>1": {WORDS}',
     ('[["FW0@0"], []]', '[["FW0@0"]]'): 'line 9, column 5: [["FW0@0"]]: row 0 is a list of 2 slots, one for each rank',
-    ('["FW0@0"]', '"FW0@0"'): f'line 9, column 6: "FW0@0": a slot is a list of {WORDS.replace("there is no such word; there are", "words:")}',
+    ('["FW0@0"]', '"FW0@0"'): f'line 9, column 6: "FW0@0": a slot is a list of '
+                              f'{WORDS.replace("there is no such word; there are", "words:")}',
     ("], [\"FW0@1\"]", "] [\"FW0@1\"]"): "line 11, column 9: this is not JSON: Expecting ',' delimiter",
     ('"batches": 1', '"batches": NaN'): "line 5, column 14: NaN: batches is a whole number from 1 to 999999999",
     ('"batches": 1', '"batches": 0'): "line 5, column 14: 0: batches is a whole number from 1 to 999999999",
@@ -172,7 +177,8 @@ DOCUMENT_ERRORS = {
     ("false", "0"): "line 7, column 16: 0: recompute is true or false",
     ('"1f1b"', "null"): "line 4, column 11: null: name is a string that can be printed, the name of the policy",
     ('"batches"', '"version"'): 'line 5, column 3: "version": the field is given twice; leave one out',
-    ('"batches"', '"microbatches"'): f'line 5, column 3: "microbatches": there is no such field; the fields are {", ".join(FIELDS)}',
+    ('"batches"', '"microbatches"'): f'line 5, column 3: "microbatches": there is no such field; the fields are '
+                                     f'{", ".join(FIELDS)}',
     ('"version": 1', '"version": 2, "more": 3'): "line 3, column 14: 2: a document of version 2; this autopar reads "
                                                  "version 1",
     ('"version": 1', '"version": true'): "line 3, column 14: true: version is 1",
@@ -296,8 +302,9 @@ def torch_made(name: str, p: int, m: int, v: int) -> tuple[dict[int, list[Action
     """The computations of torch's own schedule, and the rank of each stage."""
     made = object.__new__(getattr(torch_schedules, name))
     rounds = max(1, m // p)
-    made.__dict__.update(pp_group_size=p, _n_microbatches=m, _num_stages=p * v, num_stages=p * v, n_local_stages=v, rank=0, _stages=[None] * v,
-                         number_of_rounds=rounds, microbatches_per_round=m // rounds)  # fmt: skip
+    made.__dict__.update(pp_group_size=p, _n_microbatches=m, _num_stages=p * v, num_stages=p * v, n_local_stages=v,
+                         rank=0, _stages=[None] * v, number_of_rounds=rounds,
+                         microbatches_per_round=m // rounds)  # fmt: skip
     rank_of = [s % p if name[8:11] not in ("ZBV", "Dua") or s < p else 2 * p - 1 - s for s in range(p * v)]
     if name == "ScheduleGPipe":
         return made._get_pipeline_order(), rank_of
@@ -324,7 +331,8 @@ def test_torch_schedules_are_read(name: str, p: int, m: int, data: st.DataObject
     assert {rank: [str(leaf) for leaf in leaves(own)] for rank, own in torch_cells(to_csv(computed)).items()} == flat
     assert computed.verify()
 
-    lowered = {rank: torch_schedules._add_reduce_grad(torch_schedules._add_unshard_reshard([a for a in own if not a or a.computation_type != "REDUCE_GRAD"]), m)
+    lowered = {rank: torch_schedules._add_reduce_grad(torch_schedules._add_unshard_reshard([a for a in own if not a
+        or a.computation_type != "REDUCE_GRAD"]), m)
                for rank, own in order.items()}  # fmt: skip
     text = dumped(torch_schedules._add_send_recv(lowered, rank_of.__getitem__, len(rank_of)))
     found = from_csv(text)
@@ -371,7 +379,10 @@ def test_quoted_cells_and_line_ends() -> None:
         to_csv(skip, messages=True)
 
 
-NO_ACTION = "there is no such action; write stage, action and micro-batch with numbers from 0, as in 2F0, 2I0, 2B0, 2W0, 1SEND_F0, 2RECV_F0, 2SEND_B0, 1RECV_B0, or 2REDUCE_GRAD, 2UNSHARD, 2RESHARD, or (0F1;3B0)OVERLAP_F_B"
+NO_ACTION = (
+    "there is no such action; write stage, action and micro-batch with numbers from 0, as in 2F0, 2I0, 2B0, "
+    "2W0, 1SEND_F0, 2RECV_F0, 2SEND_B0, 1RECV_B0, or 2REDUCE_GRAD, 2UNSHARD, 2RESHARD, or (0F1;3B0)OVERLAP_F_B"
+)
 CSV_ERRORS = {
     "": "an empty text is no schedule; it has a line for each rank, as in 0F0,0F1,0B0,0B1",
     "\n \r\n": "an empty text is no schedule; it has a line for each rank, as in 0F0,0F1,0B0,0B1",
@@ -383,18 +394,22 @@ CSV_ERRORS = {
     "0REDUCE_GRAD1": f"line 1, column 1: 0REDUCE_GRAD1: {NO_ACTION}",
     "0F١": f"line 1, column 1: 0F١: {NO_ACTION}",
     "0F0,( 0F1; 0Q0)OVERLAP_F_B": f"line 1, column 12: 0Q0: {NO_ACTION}",
-    "0F0,(0F1;0I0)OVERLAP_F_B": "line 1, column 5: (0F1;0I0)OVERLAP_F_B: what overlaps is a forward F and a full backward B; write others one after the other",
+    "0F0,(0F1;0I0)OVERLAP_F_B": "line 1, column 5: (0F1;0I0)OVERLAP_F_B: what overlaps is a forward F and a full "
+                                "backward B; write others one after the other",
     "0F0\n1F0,0F1": "line 2, column 5: 0F1: stage 0 is on line 1 already, with 0F0; a stage is on one rank",
     "0F0\n2F0": "line 2, column 1: 2F0: there is a stage 2 and no stage 1; number stages from 0 without gaps",
-    "0F0\n999999999F0": "line 2, column 1: 999999999F0: there is a stage 999999999 and no stage 1; number stages from 0 without gaps",
+    "0F0\n999999999F0": "line 2, column 1: 999999999F0: there is a stage 999999999 and no stage 1; number stages from "
+                        "0 without gaps",
     "0F0\n,,\n1F0": "line 2: rank 1 does nothing, so it has no stage; leave the line out",
     "0UNSHARD": "no action has a micro-batch; give batches=",
     "0F0,0I0": "line 1, column 5: 0I0: this is the gradient of the input alone, but no 0W0 follows; add it, or write B",
-    "0F0,0B0,0W0": "line 1, column 5: 0B0: this is a full backward, but on line 1, column 9 there is 0W0, which is part of it; write I, or leave that out",
+    "0F0,0B0,0W0": "line 1, column 5: 0B0: this is a full backward, but on line 1, column 9 there is 0W0, which is "
+                   "part of it; write I, or leave that out",
     "0F0,0SEND_F0": "line 1, column 5: 0SEND_F0: there is no stage 1 at the other end, only 0 to 0; leave it out",
     "0RECV_F0": "line 1, column 1: 0RECV_F0: there is no stage -1 at the other end, only 0 to 0; leave it out",
     "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1SEND_B0,1F0,1B0\n": None,
-    "1F0,0F0": "ranks wait for each other for ever:\n  rank 0: FW00 of stage 1 waits for FW00 of stage 0 on rank 0, which comes after FW00 of stage 1 there\nchange the order of the tasks on one of them",
+    "1F0,0F0": "ranks wait for each other for ever:\n  rank 0: FW00 of stage 1 waits for FW00 of stage 0 on rank 0, "
+               "which comes after FW00 of stage 1 there\nchange the order of the tasks on one of them",
 }  # fmt: skip
 
 

@@ -152,7 +152,7 @@ def test_memory_is_what_intervals_say(schedule: PipelineSchedule, data: st.DataO
         name: data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n), label=name) for name, n in numbers.items()
     }
     sizes["for_weights"] = [min(pair) for pair in zip(sizes["activation"], sizes["for_weights"], strict=True)]
-    found = memory(schedule, Sizes(**sizes), held=held)  # type: ignore[arg-type]
+    found = memory(schedule, Sizes(**sizes), held=held)
 
     def size(task: Task) -> int:
         if task.kind[1] == "W":
@@ -296,7 +296,7 @@ def test_what_is_no_size() -> None:
             Sizes(boundary=[1.0, number])
     for wrong in (True, "1", b"1", None, {1: 2}, {1.0}, [1.0, None], 1j):
         with pytest.raises(TypeError, match=r"^Sizes\(boundary=…\) is a number, or a list of one for each stage, not"):
-            Sizes(boundary=wrong)  # type: ignore[arg-type]
+            Sizes(boundary=wrong)
     schedule = build("1f1b", 3, 4)
     with pytest.raises(ScheduleError, match=r"^fixed has 2 numbers, and there are 3 stages$"):
         memory(schedule, Sizes(fixed=[1.0, 2.0]))
@@ -305,7 +305,7 @@ def test_what_is_no_size() -> None:
     with pytest.raises(ScheduleError, match="held is of the passes F and B, not 'X'"):
         memory(schedule, held="X")
     with pytest.raises(TypeError, match="sizes is a Sizes, not 3"):
-        memory(schedule, 3)  # type: ignore[arg-type]
+        memory(schedule, 3)
 
 
 def test_sizes_may_come_from_anywhere() -> None:

@@ -18,7 +18,7 @@ WITH_MESSAGES = """\
 FW00    FS00    FW01    FS01    FW02    FS02                            BR00    BW00            FW03    BR01FS03BW01                    BR02    BW02                    BR03    BW03    
         FR00    FW00    FR01FS00FW01    FR02    FW02    BR00FS01BW00    BS00            BR01FS02BW01    BS01FR03FW03    BR02FS03BW02    BS02            BR03    BW03    BS03            
                         FR00    FW00            BW00    BS00FR01FW01            BW01    BS01FR02FW02            BW02    BS02FR03FW03            BW03    BS03                            
-"""  # fmt: skip
+"""  # noqa: E501  # fmt: skip
 
 
 def printed(schedule: PipelineSchedule, messages: bool) -> str:
@@ -59,7 +59,7 @@ def test_events_follow_the_slots_of_a_rank(stages: int, batches: int) -> None:
                 assert slot.records == tuple(range(k * each, (k + 1) * each))
                 assert slot.waits == (tuple(n - each for n in slot.records) if k else (-1,) * each)
                 for task in slot.tasks:
-                    record = schedule.events(task.batch, task.stage, task.of)  # type: ignore[arg-type]
+                    record = schedule.events(task.batch, task.stage, task.of)
                     if each == 2:
                         assert record.compute == (*slot.waits, *slot.records)
                     else:
@@ -138,4 +138,4 @@ def test_there_are_no_events_of_what_is_not_there() -> None:
     schedule = build("onnxruntime", 2, 2)
     for batch, stage, of in ((2, 0, "F"), (0, 2, "B"), (0, 0, "W"), (0, 0, "X")):
         with pytest.raises(ScheduleError, match=f"no {of}W0{batch} on stage {stage}; a pass is F"):
-            schedule.events(batch, stage, of)  # type: ignore[arg-type]
+            schedule.events(batch, stage, of)

@@ -174,7 +174,8 @@ def test_it_is_the_shortest_or_near(
         ("first backward", Times([2.0, 4.0], [4.0, 0.0], [3.0, 0.0]), (0, 1), 2, 1, 2, 20),
         # one micro-batch after the other: 1 + 4 + 1
         ("round trips", Times([0.0, 1.0], [1.0, 4.0], 0), (0, 1), 2, 0.5, 1.5, 12),
-        ("area", Times([1.0, 3.0, 0.0, 0.0], [0.0, 0.0, 2.0, 2.0], [0.0, 2.0, 3.0, 4.0], 2.0), (0, 1, 0, 1), 3, 0.5, 2, 44.25),
+        ("area", Times([1.0, 3.0, 0.0, 0.0], [0.0, 0.0, 2.0, 2.0], [0.0, 2.0, 3.0, 4.0], 2.0), (0, 1, 0, 1), 3, 0.5, 2,
+         44.25),
     ],
 )  # fmt: skip
 def test_each_bound_is_the_greatest_somewhere(

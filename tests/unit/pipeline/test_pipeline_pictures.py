@@ -174,8 +174,9 @@ def test_what_takes_no_time_and_no_memory_is_drawn(tmp_path: Path) -> None:
         simulation = build("1f1b", ranks, 1).simulate(Times(0, 0, 0), Sizes(0))
         assert simulation.makespan == 0.0 == max(simulation.peak)
         root = picture(simulation, tmp_path)
-        assert sum(boxes(root, name) for name in COMPUTATIONS) == sum(e["ph"] == "X" and e["dur"] == 0 for e in trace(simulation)["traceEvents"]
-                                                                      if e.get("cat") != "message") == 2 * ranks  # fmt: skip
+        instants = [e for e in trace(simulation)["traceEvents"] if e["ph"] == "X" and e["dur"] == 0]
+        computed = sum(e.get("cat") != "message" for e in instants)
+        assert sum(boxes(root, name) for name in COMPUTATIONS) == computed == 2 * ranks
 
 
 def test_what_is_no_simulation_or_no_picture_is_refused(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_what_is_no_simulation_or_no_picture_is_refused(tmp_path: Path) -> None:
         lambda: draw(schedule, tmp_path / "a.svg"),
         lambda: trace(schedule),
         lambda: save_trace(schedule, tmp_path / "a.json"),
-    ):  # type: ignore[arg-type]
+    ):
         with pytest.raises(
             TypeError, match=r"is a PipelineSchedule; give a Simulation, as schedule\.simulate\(\) makes it"
         ):

@@ -73,7 +73,8 @@ def wraps(schedule: PipelineSchedule) -> list[Task]:
     p, last = schedule.ranks, schedule.stages - 1
     return [
         task for _, _, task in schedule.tasks()
-        if task.batch % p and ((task.kind == "FW" and task.stage and task.stage % p == 0) or (task.kind == "BW" and task.stage % p == p - 1 != last))
+        if task.batch % p and ((task.kind == "FW" and task.stage and task.stage % p == 0)
+                               or (task.kind == "BW" and task.stage % p == p - 1 != last))
     ]  # fmt: skip
 
 
@@ -237,9 +238,9 @@ def test_sizes_that_a_policy_cannot_have() -> None:
             build(*arguments)
     for wrong in (2.0, "2", True, None):
         with pytest.raises(TypeError, match="1f1b: ranks is a whole number, not"):
-            build("1f1b", wrong, 4)  # type: ignore[arg-type]
+            build("1f1b", wrong, 4)
     with pytest.raises(TypeError, match="a policy is a name, such as '1f1b', not None"):
-        build(None, 2, 2)  # type: ignore[arg-type]
+        build(None, 2, 2)
     with pytest.raises(ScheduleError, match="'optimised' is no policy of its own: call optimise"):
         build("optimised", 2, 2)
     assert build("1f1b", np.int64(2), np.int32(3)) == build("1f1b", 2, 3)

@@ -13,7 +13,7 @@ from autopar.pipeline import PipelineSchedule, Slot, Task, build
 
 def test_lists_become_tuples() -> None:
     schedule = build("1f1b", 2, 3)
-    other = PipelineSchedule([list(row) for row in schedule.slots], np.int64(3), iter([0, 1]), "1f1b")  # type: ignore[arg-type]
+    other = PipelineSchedule([list(row) for row in schedule.slots], np.int64(3), iter([0, 1]), "1f1b")
     assert other == schedule and hash(other) == hash(schedule)
 
 
@@ -37,24 +37,24 @@ FORWARD, BACKWARD = Slot((Task("FW", 0, 0),)), Slot((Task("BW", 0, 0),))
 ])  # fmt: skip
 def test_what_no_table_has(slots: object, batches: int, rank_of: tuple[int, ...], text: str) -> None:
     with pytest.raises(ScheduleError, match=text):
-        PipelineSchedule(slots, batches, rank_of)  # type: ignore[arg-type]
+        PipelineSchedule(slots, batches, rank_of)
 
 
 def test_wrong_types() -> None:
     for rank_of in (None, 0, "01", [0.0], [True]):
         with pytest.raises(TypeError, match="rank_of"):
-            PipelineSchedule([[FORWARD], [BACKWARD]], 1, rank_of)  # type: ignore[arg-type]
+            PipelineSchedule([[FORWARD], [BACKWARD]], 1, rank_of)
     with pytest.raises(TypeError, match="row 0, rank 0: this must be a Slot with tuples of tasks, not 3"):
-        PipelineSchedule([[3]], 1, (0,))  # type: ignore[list-item]
+        PipelineSchedule([[3]], 1, (0,))
     with pytest.raises(TypeError, match="a Slot with tuples of tasks"):
-        PipelineSchedule([[Slot([Task("FW", 0, 0)])]], 1, (0,))  # type: ignore[arg-type]
+        PipelineSchedule([[Slot([Task("FW", 0, 0)])]], 1, (0,))
     with pytest.raises(ScheduleError, match="the name of a schedule must be printable"):
         PipelineSchedule([[FORWARD], [BACKWARD]], 1, (0,), "a\0")
     with pytest.raises(TypeError, match="recompute is True or False, not 3"):
-        build("1f1b", 2, 2, recompute=3)  # type: ignore[arg-type]
+        build("1f1b", 2, 2, recompute=3)
     schedule = build("1f1b", 2, 2)
     with pytest.raises(TypeError, match="batch is a whole number, not '0'"):
-        schedule.events("0", 0, "F")  # type: ignore[arg-type]
+        schedule.events("0", 0, "F")
     with pytest.raises(ScheduleError, match="there is no stage -1, only 0 to 1"):
         schedule.slot(0, -1)
     with pytest.raises(TypeError, match=r"channels are those of autopar\.verify\.channels"):
@@ -110,11 +110,11 @@ def test_files(tmp_path: Path) -> None:
         with pytest.raises(
             TypeError, match=r"^a CSV is a text, not .*; read a file with PipelineSchedule\.load\(path\)$"
         ):
-            PipelineSchedule.from_csv(wrong)  # type: ignore[arg-type]
+            PipelineSchedule.from_csv(wrong)
         with pytest.raises(
             TypeError, match=r"^a document is a text, not .*; read a file with PipelineSchedule\.load\(path\)$"
         ):
-            PipelineSchedule.from_json(wrong)  # type: ignore[arg-type]
+            PipelineSchedule.from_json(wrong)
 
 
 def test_it_prints_what_it_is() -> None:
@@ -138,7 +138,7 @@ def test_a_slot_that_is_not_there_is_refused() -> None:
         with pytest.raises(ScheduleError, match=rf"^there is no stage {stage}, only 0 to 1$"):
             schedule.slot(0, stage)
     with pytest.raises(TypeError, match=r"^slot: time is a whole number, not 0\.5$"):
-        schedule.slot(0.5, 0)  # type: ignore[arg-type]
+        schedule.slot(0.5, 0)
     assert schedule.slot(rows - 1, 0) == schedule.slot(rows - 1, 0) and schedule.slot(0, 0).compute
     with pytest.raises(ScheduleError, match=r"^there is no row 0, since the schedule is empty; "):
         PipelineSchedule((), 1, (0,)).slot(0, 0)

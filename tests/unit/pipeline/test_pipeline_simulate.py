@@ -126,13 +126,13 @@ def test_what_is_no_time() -> None:
             Times(weight=number)
     for wrong in ("123", None, True):
         with pytest.raises(TypeError, match=r"Times\(backward=…\) is a number"):
-            Times(backward=wrong)  # type: ignore[arg-type]
+            Times(backward=wrong)
     schedule = build("1f1b", 2, 2)
     for arguments in ((2,), (Sizes(),), (None, Times())):
         with pytest.raises(TypeError, match=r"is a (Times|Sizes), not"):
             schedule.simulate(*arguments)
     with pytest.raises(ScheduleError, match="at_once is of tasks of the schedule, not 'F0'"):
-        schedule.simulate(at_once=["F0"])  # type: ignore[list-item]
+        schedule.simulate(at_once=["F0"])
 
 
 @settings(deadline=None)

@@ -185,6 +185,6 @@ optimised: 2 ranks, 3 micro-batches
 @pytest.mark.parametrize("objective", ["time", None, 3, ["span"]])
 def test_other_objectives_are_refused(objective: object) -> None:
     with pytest.raises(ScheduleError) as error:
-        optimise(Times(), 2, 2, objective=objective)  # type: ignore[arg-type]
+        optimise(Times(), 2, 2, objective=objective)
     assert str(error.value) == f"optimise: objective is 'makespan' or 'span', not {objective!r}"
     assert OBJECTIVES == ("makespan", "span")

@@ -40,7 +40,8 @@ class Torchs:
 
 
 scalings = st.builds(
-    LossScaling, st.sampled_from([2.0**16, 1.0, 3.7e37]), st.sampled_from([2.0, 1.1, 4.0]), st.sampled_from([0.5, 0.3]), st.integers(1, 4), st.just(1e-40)
+    LossScaling, st.sampled_from([2.0**16, 1.0, 3.7e37]), st.sampled_from([2.0, 1.1, 4.0]), st.sampled_from([0.5, 0.3]),
+    st.integers(1, 4), st.just(1e-40)
 )  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def test_repeated_overflows_are_an_error_that_says_so() -> None:
 )
 def test_scalings_that_make_no_sense_are_refused(options: dict[str, float], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
-        LossScaling(**options)  # type: ignore[arg-type]
+        LossScaling(**options)
 
 
 def test_states_that_lack_an_entry_are_refused() -> None:

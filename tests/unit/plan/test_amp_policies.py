@@ -24,29 +24,37 @@ from autopar.torch_private import pytree
 from autopar.verify.levels import verify
 
 TAKEN = {  # what torch's lists name → the captured ops that it is made of, which are on the list of the same kind
-    "linear": "addmm mm", "matmul": "mm bmm mv dot", "conv1d": "convolution", "conv2d": "convolution", "conv3d": "convolution",
-    "_convolution": "convolution", "conv_transpose1d": "convolution", "conv_transpose2d": "convolution", "conv_transpose3d": "convolution",
+    "linear": "addmm mm", "matmul": "mm bmm mv dot", "conv1d": "convolution", "conv2d": "convolution",
+    "conv3d": "convolution", "_convolution": "convolution", "conv_transpose1d": "convolution",
+    "conv_transpose2d": "convolution", "conv_transpose3d": "convolution",
     # made by convolution, below autocast
     "cudnn_convolution": "convolution", "cudnn_convolution_transpose": "convolution",
-    "prelu": "_prelu_kernel", "scaled_dot_product_attention": "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention bmm",
+    "prelu": "_prelu_kernel",
+    "scaled_dot_product_attention": "_scaled_dot_product_flash_attention_for_cpu "
+                                    "_scaled_dot_product_efficient_attention bmm",
     "einsum": "bmm", "chain_matmul": "mm", "linalg_multi_dot": "mm", "lstm_cell": "addmm _thnn_fused_lstm_cell",
-    "gru_cell": "addmm _thnn_fused_gru_cell", "rnn_tanh_cell": "addmm", "rnn_relu_cell": "addmm", "_native_multi_head_attention": "bmm addmm",
-    "nll_loss": "nll_loss_forward", "nll_loss2d": "nll_loss2d_forward", "multilabel_margin_loss": "multilabel_margin_loss_forward",
-    "cross_entropy_loss": "nll_loss_forward", "cdist": "_cdist_forward", "ctc_loss": "_ctc_loss", "adaptive_avg_pool3d": "_adaptive_avg_pool3d",
-    "max_pool3d": "max_pool3d_with_indices", "grid_sampler": "grid_sampler_2d grid_sampler_3d", "stack": "cat", "tensordot": "mm",
-    "fake_quantize_per_tensor_affine": "fake_quantize_per_tensor_affine_cachemask", "stft": "_fft_r2c", "qr": "linalg_qr", "svd": "_linalg_svd",
-    "inverse": "linalg_inv_ex", "pinverse": "_linalg_svd", "layer_norm": "native_layer_norm", "group_norm": "native_group_norm",
-    "softmax": "_softmax", "log_softmax": "_log_softmax", "pdist": "_pdist_forward", "norm": "linalg_vector_norm",
-    "frobenius_norm": "linalg_vector_norm", "linalg_matrix_norm": "linalg_vector_norm", "nuclear_norm": "linalg_vector_norm",
-    "cross": "linalg_cross", "bilinear": "_trilinear",
-    **{f"fft_{name}": "_fft_c2c _fft_r2c _fft_c2r" for name in ("fft", "fft2", "fftn", "hfft", "ifft", "ifft2", "ifftn", "ihfft", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftn")},
-    **{f"linalg_{name}": "_linalg_svd linalg_inv_ex" for name in ("cond", "matrix_rank", "svd", "svdvals", "tensorinv")},
-    "linalg_cholesky": "linalg_cholesky_ex", "linalg_inv": "linalg_inv_ex", "linalg_solve": "_linalg_solve_ex", "linalg_tensorsolve": "_linalg_solve_ex",
-    "linalg_eigh": "_linalg_eigh", "linalg_eigvalsh": "_linalg_eigh",
+    "gru_cell": "addmm _thnn_fused_gru_cell", "rnn_tanh_cell": "addmm", "rnn_relu_cell": "addmm",
+    "_native_multi_head_attention": "bmm addmm", "nll_loss": "nll_loss_forward", "nll_loss2d": "nll_loss2d_forward",
+    "multilabel_margin_loss": "multilabel_margin_loss_forward", "cross_entropy_loss": "nll_loss_forward",
+    "cdist": "_cdist_forward", "ctc_loss": "_ctc_loss", "adaptive_avg_pool3d": "_adaptive_avg_pool3d",
+    "max_pool3d": "max_pool3d_with_indices", "grid_sampler": "grid_sampler_2d grid_sampler_3d", "stack": "cat",
+    "tensordot": "mm", "fake_quantize_per_tensor_affine": "fake_quantize_per_tensor_affine_cachemask",
+    "stft": "_fft_r2c", "qr": "linalg_qr", "svd": "_linalg_svd", "inverse": "linalg_inv_ex", "pinverse": "_linalg_svd",
+    "layer_norm": "native_layer_norm", "group_norm": "native_group_norm", "softmax": "_softmax",
+    "log_softmax": "_log_softmax", "pdist": "_pdist_forward", "norm": "linalg_vector_norm",
+    "frobenius_norm": "linalg_vector_norm", "linalg_matrix_norm": "linalg_vector_norm",
+    "nuclear_norm": "linalg_vector_norm", "cross": "linalg_cross", "bilinear": "_trilinear",
+    **{f"fft_{name}": "_fft_c2c _fft_r2c _fft_c2r" for name in ("fft", "fft2", "fftn", "hfft", "ifft", "ifft2", "ifftn",
+                                                                "ihfft", "irfft", "irfft2", "irfftn", "rfft", "rfft2",
+                                                                "rfftn")},
+    **{f"linalg_{name}": "_linalg_svd linalg_inv_ex" for name in ("cond", "matrix_rank", "svd", "svdvals",
+                                                                  "tensorinv")},
+    "linalg_cholesky": "linalg_cholesky_ex", "linalg_inv": "linalg_inv_ex", "linalg_solve": "_linalg_solve_ex",
+    "linalg_tensorsolve": "_linalg_solve_ex", "linalg_eigh": "_linalg_eigh", "linalg_eigvalsh": "_linalg_eigh",
 }  # fmt: skip
 ABOVE = {  # taken apart by torch into ops of which some are on no list: precision.autocast.EXCEPTIONS
-    "l1_loss", "kl_div", "hinge_embedding_loss", "margin_ranking_loss", "triplet_margin_loss", "cosine_embedding_loss", "cosine_similarity",
-    "poisson_nll_loss", "quantile", "nanquantile", "linalg_vecdot",
+    "l1_loss", "kl_div", "hinge_embedding_loss", "margin_ranking_loss", "triplet_margin_loss", "cosine_embedding_loss",
+    "cosine_similarity", "poisson_nll_loss", "quantile", "nanquantile", "linalg_vecdot",
 }  # fmt: skip
 KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
@@ -139,7 +147,7 @@ def run(op: object, call: object, dtype: torch.dtype) -> None:
         return dtype if value is torch.float64 else value
 
     args, kwargs = pytree.tree_map(cast, call)
-    op(*args, **kwargs)  # type: ignore[operator]
+    op(*args, **kwargs)
 
 
 # -- dtypes that uses of a traced program require ------------------------------------------------------------------

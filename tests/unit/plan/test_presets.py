@@ -51,7 +51,8 @@ def test_without_a_plan_tp_gets_megatron_and_says_so() -> None:
     model = Attention().double()
     parallel = check_equal(model, MESH, None, (X.clone().requires_grad_(),))
     unmatched = parallel.reports["capture"].unmatched
-    matched = (f'the preset megatron splits 4 parameters over tp: q_proj 1, k_proj 1, v_proj 1, o_proj 1; {len(unmatched)} other names of it '
+    matched = (f'the preset megatron splits 4 parameters over tp: q_proj 1, k_proj 1, v_proj 1, o_proj 1; '
+               f'{len(unmatched)} other names of it '
                f'match nothing (reports["capture"].unmatched)')  # fmt: skip
     assert (
         len(unmatched) > 100
@@ -72,7 +73,10 @@ def test_a_model_without_the_presets_names() -> None:
         "does the same work; give a plan",
         BATCH,
     )  # fmt: skip
-    unused = "the axis tp splits nothing: its 2 ranks do the same work; a plan that names it, or a preset with the names of the model's layers, uses it"
+    unused = (
+        "the axis tp splits nothing: its 2 ranks do the same work; a plan that names it, or a preset with the "
+        "names of the model's layers, uses it"
+    )
     assert notes(Block(), {}) == (BATCH, unused)
     assert notes(Block(), "ddp") == (BATCH, unused)
     assert notes(Block(), {"up.weight": ("tp",)}) == (BATCH,)
@@ -81,7 +85,10 @@ def test_a_model_without_the_presets_names() -> None:
 
 def test_axes_that_split_nothing_are_named() -> None:
     """Whoever uses one in a plan is told nothing; nor is an axis of one rank worth a line."""
-    unused = 'the axis foo splits nothing: its 2 ranks do the same work; a plan that names it for an input or a parameter uses it, as in {"*.weight": ("foo", None)}'
+    unused = (
+        "the axis foo splits nothing: its 2 ranks do the same work; a plan that names it for an input or a "
+        'parameter uses it, as in {"*.weight": ("foo", None)}'
+    )
     assert notes(Block(), mesh=Mesh(dp=2, foo=2)) == (BATCH, unused)
     assert notes(Block(), mesh=Mesh(dp=2, foo=1)) == (BATCH,)
     assert notes(Block(), {"up.weight": ("foo", None)}, mesh=Mesh(dp=2, foo=2)) == (BATCH,)

@@ -116,7 +116,10 @@ def test_a_function_that_gives_no_rule(function: Any, text: str) -> None:
 
 
 def test_a_result_of_unknown_size() -> None:
-    text = r"rule 'a -> b': the factor 'b' of its result is in no operand, so no rank knows its piece; write 'b!' if it stays whole, or"
+    text = (
+        r"rule 'a -> b': the factor 'b' of its result is in no operand, so no rank knows its piece; write 'b!' if "
+        r"it stays whole, or"
+    )
     with pytest.raises(RuleError, match=text):
         register_rule("a -> b", halved)
     register_rule("a -> b!", halved)
@@ -179,27 +182,33 @@ def test_an_op_that_is_not_there(name: str) -> None:
     [
         (
             aten.i0.default,
-            '; if it works element by element, register one in a line:\n    autopar.register_rule("... -> ...", "aten::i0")',
+            '; if it works element by element, register one in a line:\n    autopar.register_rule("... -> ...", '
+            '"aten::i0")',
         ),
         (
             aten.nextafter.default,
-            '; if it works element by element, register one in a line:\n    autopar.register_rule("..., ... -> ...", "aten::nextafter")',
+            '; if it works element by element, register one in a line:\n    autopar.register_rule("..., ... -> ...", '
+            '"aten::nextafter")',
         ),
         (
             aten.frexp.Tensor,
-            '; if it works element by element, register one in a line:\n    autopar.register_rule("... -> ..., ...", "aten::frexp.Tensor")',
+            '; if it works element by element, register one in a line:\n    autopar.register_rule("... -> ..., ...", '
+            '"aten::frexp.Tensor")',
         ),
         (
             aten._foreach_exp.default,
-            '; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "aten::_foreach_exp")',
+            "; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "
+            '"aten::_foreach_exp")',
         ),
         (
             aten.block_diag.default,
-            '; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "aten::block_diag")',
+            "; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "
+            '"aten::block_diag")',
         ),
         (
             aten.eye.default,
-            '; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "aten::eye")',
+            "; register a function of its arguments that returns its pattern:\n    autopar.register_rule(pattern_of, "
+            '"aten::eye")',
         ),
         (len, ""),
     ],

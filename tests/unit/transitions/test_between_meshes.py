@@ -85,7 +85,8 @@ def test_only_what_a_rank_lacks_is_sent_to_it(data: st.DataObject) -> None:
                 given = transfers.arguments(node.target, node.args, node.kwargs)
                 for receiver, places in packing(Ends.of(given, program.meshes), rank).sends:
                     got[receiver] += size_of(places)
-    own, wanted = ({mesh.rank(at): set(numbers) for at, (_, numbers) in zip(mesh.points(), holdings(t.attr, t.shape, mesh), strict=True)}
+    own, wanted = ({mesh.rank(at): set(numbers) for at, (_, numbers) in zip(mesh.points(),
+        holdings(t.attr, t.shape, mesh), strict=True)}
                    for t in (source, target) for mesh in (t.layout.mesh,))  # fmt: skip
     lacks = {rank: len(need - own.get(rank, set())) for rank, need in wanted.items()}
     assert {rank: got[rank] for rank in lacks} == lacks

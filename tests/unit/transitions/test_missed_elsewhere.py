@@ -272,7 +272,7 @@ def test_all_ranks_create_groups_in_one_order(ranks: Sequence[int], monkeypatch:
         monkeypatch.setattr(distributed, "get_rank", lambda rank=rank: rank)
         monkeypatch.setattr(distributed, "group", SimpleNamespace(WORLD=SimpleNamespace(group_name="world")))
         along = SimpleNamespace(get_group=lambda axis: SimpleNamespace(group_name=axis))
-        found[rank] = job.groups_of(mesh, along, ProcessGroups(), [])  # type: ignore[arg-type]
+        found[rank] = job.groups_of(mesh, along, ProcessGroups(), [])
     assert len(calls[0]) == len(set(calls[0])) == 6
     assert all(made == calls[0] for made in calls.values())
     for left in axes:

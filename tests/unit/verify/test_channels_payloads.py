@@ -79,7 +79,10 @@ def test_one_thing_changed_on_one_rank_is_refused(case: str) -> None:
                         pytest.fail(f"{kind} of {name} on rank {rank} is accepted")
 
 
-TEXT = "program local on dp=2 at dp={}\n  x : {}[{} 8] = input\nforward:\n  y : {}[{} 8] = all_reduce(x, dp{})\n  return y\n"
+TEXT = (
+    "program local on dp=2 at dp={}\n  x : {}[{} 8] = input\nforward:\n  y : {}[{} 8] = all_reduce(x, dp{})\n  "
+    "return y\n"
+)
 OTHERS = {
     "shape": (("f32", 4, "f32", 4, ""), "shape", "[8 8]", "[4 8]"),
     "dtype": (("bf16", 8, "bf16", 8, ""), "dtype", "f32", "bf16"),
@@ -105,7 +108,10 @@ def test_the_error_names_ranks_lines_values_and_remedy(kind: str) -> None:
 
 
 def test_a_piece_is_as_long_as_all_members_say() -> None:
-    text = "program local on dp=2 at dp={}\n  x : f32[{}] = input\nforward:\n  y : f32[5] = all_gather(x, 0, dp, sizes=[3, 2])\n  return y\n"
+    text = (
+        "program local on dp=2 at dp={}\n  x : f32[{}] = input\nforward:\n  y : f32[5] = all_gather(x, 0, dp, "
+        "sizes=[3, 2])\n  return y\n"
+    )
     check_programs({rank: Program.parse(text.format(rank, 3 - rank)) for rank in (0, 1)})
     with pytest.raises(ChannelError) as caught:
         check_programs({rank: Program.parse(text.format(rank, 3)) for rank in (0, 1)})

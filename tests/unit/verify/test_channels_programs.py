@@ -38,7 +38,7 @@ def test_tasks_come_phase_by_phase_in_the_order_of_the_graph() -> None:
         Collective("b", "all_reduce", (0, 2)),
     ]
     assert tasks_of(program) == wanted
-    assert [task.ranks for task in tasks_of(program.at({"dp": 0, "tp": 1}))] == [(0, 1), (1, 3), (1, 3)]  # type: ignore[union-attr]
+    assert [task.ranks for task in tasks_of(program.at({"dp": 0, "tp": 1}))] == [(0, 1), (1, 3), (1, 3)]
 
 
 def test_two_collectives_swapped_on_one_rank() -> None:
@@ -152,7 +152,10 @@ def test_equal_sequences_on_other_meshes_are_not_alike() -> None:
     other = Program.parse(STAGES.format(1, 1, 1).replace("ranks 4 5 6 7", "ranks 4 6 5 7"))
     with pytest.raises(ChannelError, match=r"collective 1 of ranks 4 [56] [56] 7 is not the same on both"):
         check_programs({**programs, 7: other})
-    turned = "program local on dp=2 tp=2 ranks {} at dp={} tp={}\n  x : f32[4] = input\nforward:\n  y : f32[4] = all_reduce(x, (dp, tp))\n  return y\n"
+    turned = (
+        "program local on dp=2 tp=2 ranks {} at dp={} tp={}\n  x : f32[4] = input\nforward:\n  y : f32[4] = "
+        "all_reduce(x, (dp, tp))\n  return y\n"
+    )
     of_ranks = {
         rank: Program.parse(turned.format("0 1 2 3" if rank else "0 2 1 3", rank // 2, rank % 2)) for rank in range(4)
     }

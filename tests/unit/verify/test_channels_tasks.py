@@ -21,7 +21,7 @@ def test_crossing_sends_finish_with_room_or_in_a_group() -> None:
         "  rank 1 waits for rank 0 in send y to 0\n"
         "put the messages of all ranks into one order, or group those that cross and post groups together"
     )
-    grouped = {rank: [Group(tuple(own))] for rank, own in crossing.items()}  # type: ignore[arg-type]
+    grouped = {rank: [Group(tuple(own))] for rank, own in crossing.items()}
     assert finishing(grouped) == ["asynchronous", "2-buffered", "1-buffered", "grouped"]
     assert (
         "on grouped, 1-buffered, asynchronous channels they finish; put the messages of all ranks into one order"
@@ -39,7 +39,7 @@ def test_receives_first_finish_only_in_a_group() -> None:
         "  rank 1 waits for rank 0 in receive x from 0\n"
         "send earlier what another rank waits for"
     )
-    assert finishing({rank: [Group(tuple(own))] for rank, own in tasks.items()}) == [m.name for m in MODELS[:-1]]  # type: ignore[arg-type]
+    assert finishing({rank: [Group(tuple(own))] for rank, own in tasks.items()}) == [m.name for m in MODELS[:-1]]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7])

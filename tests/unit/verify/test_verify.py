@@ -116,7 +116,8 @@ BROKEN: dict[str, tuple[str, str]] = {
         "  the result of mm (m k, k n -> m n) is pending sum over tp, not reduced",
     ),
     "a transfer that does not apply": (
-        edited("all_reduce(mm_1, tp)", "all_reduce(relu, tp)").replace("mm_1_tp : f32[32/dp 64]", "mm_1_tp : f32[32/dp 256]"),
+        edited("all_reduce(mm_1, tp)", "all_reduce(relu, tp)").replace("mm_1_tp : f32[32/dp 64]",
+            "mm_1_tp : f32[32/dp 256]"),
         "this explicit program is inconsistent at mm_1_tp\n    relu : f32[32/dp 256/tp] = relu(mm)\n    mm_1_tp : "
         "f32[32/dp 256] = all_reduce(relu, tp)\n"
         "  the value is not pending sum over tp",
@@ -272,7 +273,8 @@ BROKEN: dict[str, tuple[str, str]] = {
         "the grad of x and has another shape",
     ),
     "a state of another shape": (
-        edited("b : f32[4] = state(d)", "b : f32[5] = state(d)", STATES).replace("  d : f32[4] = relu(b)", "  d : f32[4] = relu(x)").replace("grad x = b", "grad x = x"),
+        edited("b : f32[4] = state(d)", "b : f32[5] = state(d)", STATES).replace("  d : f32[4] = relu(b)",
+            "  d : f32[4] = relu(x)").replace("grad x = b", "grad x = x"),
         "this explicit program is inconsistent at output\n    b : f32[5] = state(d)\n    d : f32[4] = relu(x)\n  d is "
         "the state of b and has another shape",
     ),
@@ -323,5 +325,8 @@ def test_every_pass_is_named() -> None:
     ],
 )
 def test_no_phase_reads_what_a_later_one_makes(forward: str, backward: str, told: str) -> None:
-    text = f"program placed on dp=2 tp=2\n  x : f32[4] = input\n  d : f32[4] = tangent(0)\nforward:\n{forward}backward:\n{backward}  return x\n"
+    text = (
+        f"program placed on dp=2 tp=2\n  x : f32[4] = input\n  d : f32[4] = "
+        f"tangent(0)\nforward:\n{forward}backward:\n{backward}  return x\n"
+    )
     assert complaint(text).endswith(told)

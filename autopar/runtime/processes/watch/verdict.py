@@ -162,8 +162,8 @@ def _ended(states: Mapping[int, RankState], waiting: Sequence[int]) -> Verdict |
         return None
     return Verdict(
         tuple(ended),
-        f"autopar: {_ranks(ended)} ended; {_listed(_by_activity(states, waiting))}\n  all ranks must take the same number "
-        f"of steps: see how the data is split",
+        f"autopar: {_ranks(ended)} ended; {_listed(_by_activity(states, waiting))}\n  all ranks must take the same "
+        f"number of steps: see how the data is split",
     )
 
 

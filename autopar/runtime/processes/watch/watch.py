@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from types import TracebackType
+from typing import Any
 
 import torch.distributed as dist
 
@@ -67,7 +68,8 @@ class Watch:
 
     def __init__(self, store: dist.Store, rank: int, ranks: int, *, timeout: float = 60.0) -> None:
         self._holder = Holder(store)
-        self._store = dist.PrefixStore(PREFIX, store.clone())
+        copied: Any = store  # the stubs know neither its clone, nor that a value may be bytes
+        self._store: Any = dist.PrefixStore(PREFIX, copied.clone())
         self._rank, self._ranks, self._timeout = rank, ranks, timeout
         self._process = process_of(os.getpid())
         self._sequence = 0
