@@ -49,8 +49,8 @@ def parallelize(
             DTensor's placements; ``"*.module()"`` is for what a module returns. Or the name of a preset (``"ddp"``,
             ``"megatron"``, ``"megatron+sp"``), or a list of such plans, of which later ones override earlier ones.
             Tensors that the plan does not name are replicated. If it names no input, the batch, dim 0 of the inputs, is
-            split over the first axis that is not ``tp``, ``cp``, ``ep`` or ``pp``, and over ``ep``; the sequence, dim 1,
-            over ``cp``. Without a plan, an axis ``tp`` uses the preset ``megatron`` for the names that the model
+            split over the first axis that is not ``tp``, ``cp``, ``ep`` or ``pp``, and over ``ep``; the sequence, dim
+            1, over ``cp``. Without a plan, an axis ``tp`` uses the preset ``megatron`` for the names that the model
             has.
         example: the arguments of one call: a tuple, a dict of keywords, or both as a pair. With it, the call is
             captured now, and ``parallel.program`` can be printed; without it, the first call captures.

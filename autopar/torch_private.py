@@ -70,10 +70,7 @@ def running_backward_of() -> int | None:
 
 @contextlib.contextmanager
 def single_threaded_backward() -> Iterator[None]:
-    """Run backward on the calling thread, where the tracing modes are active.
-
-    Public; it is here because of its reason.
-    """
+    """Run backward on the calling thread, where the tracing modes are active. Public; here for its reason."""
     with torch.autograd.set_multithreading_enabled(False):
         yield
 
@@ -198,10 +195,7 @@ def are_saved_tensors_hooked() -> bool:
 
 
 def as_functional(tensor: torch.Tensor) -> torch.Tensor:
-    """Wrap a tensor like the arguments of ``torch.func.functionalize``, so that copies may be written.
-
-    Tried on 2.13.
-    """
+    """Wrap a tensor like the arguments of ``torch.func.functionalize``: copies may be written. Tried on 2.13."""
     level = torch._C._functorch.current_level()
     return torch._C._functorch._wrap_functional_tensor(tensor, level)
 
@@ -296,10 +290,7 @@ def without_function_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 def functional_name(op: OpOverload) -> tuple[str, str]:
-    """Return the packet and the overload of an in-place op's functional form.
-
-    For example ``("add", "Tensor")`` for ``add_.Tensor``. Tried on 2.13.
-    """
+    """Return packet and overload of an in-place op's functional form: ``("add", "Tensor")``. Tried on 2.13."""
     return op._opname.removesuffix("_"), op._overloadname
 
 
@@ -421,10 +412,7 @@ def has_kernel(op: OpOverload, device: str) -> bool:
 
 
 def steps_as(kind: type[torch.optim.Optimizer], base: type[torch.optim.Optimizer]) -> bool:
-    """Return whether a class of optimizers has the step and the state of a base. Tried on 2.13.
-
-    torch wraps ``step`` in each class.
-    """
+    """Return whether a class of optimizers has the step and the state of a base. Tried on 2.13."""
     return all(
         inspect.unwrap(getattr(kind, name, base)) is inspect.unwrap(getattr(base, name, base))
         for name in ("step", "_init_group")
@@ -482,20 +470,14 @@ def have_gradient_hooks(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor's memory was written to. Tried on 2.13.
-
-    It is 0 for an inference tensor, which has no count.
-    """
+    """Return how often a tensor's memory was written to; 0 for an inference tensor. Tried on 2.13."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def dtensor_around(
     piece: torch.Tensor, device_mesh: Any, placements: Sequence[Any], shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """Make a DTensor whose local tensor is ``piece``, on its device. Tried on 2.13.
-
-    ``from_local`` would move it to the mesh's device.
-    """
+    """Make a DTensor whose local tensor is ``piece``, on the piece's device. Tried on 2.13."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # tried on 2.13
 
@@ -597,10 +579,7 @@ def relink(
 
 @contextlib.contextmanager
 def compiled_parts_in_eager() -> Iterator[None]:
-    """Run functions of torch.compile that are traced in this block as plain Python.
-
-    Elsewhere torch refuses to trace them. Tried on 2.13.
-    """
+    """Run functions of torch.compile as plain Python while this block traces them. Tried on 2.13."""
     with torch._dynamo.config.patch(error_on_nested_fx_trace=False), warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", r"Using `torch\.compile\(module\)` when there are global hooks"

@@ -111,8 +111,8 @@ def _by_rank(pieces: Any, mesh: Mesh) -> dict[int, torch.Tensor]:
     if isinstance(pieces, Mapping):
         if sorted(pieces, key=str) != sorted(ranks, key=str):
             raise ValueError(
-                f"redistribute got pieces of the ranks {list(pieces)}, but the mesh ({mesh}) has the ranks {ranks}; give "
-                f"a piece for each"
+                f"redistribute got pieces of the ranks {list(pieces)}, but the mesh ({mesh}) has the ranks {ranks}; "
+                f"give a piece for each"
             )
         by_rank = {rank: pieces[rank] for rank in ranks}
     elif isinstance(pieces, Sequence) and not isinstance(pieces, str):
@@ -124,8 +124,8 @@ def _by_rank(pieces: Any, mesh: Mesh) -> dict[int, torch.Tensor]:
         by_rank = dict(zip(ranks, pieces, strict=True))
     else:
         raise TypeError(
-            f"redistribute takes this rank's piece, a tensor, or the pieces of all ranks, a list or a dict by rank, not "
-            f"a {type(pieces).__name__}"
+            f"redistribute takes this rank's piece, a tensor, or the pieces of all ranks, a list or a dict by rank, "
+            f"not a {type(pieces).__name__}"
         )
     for rank, piece in by_rank.items():
         _check_plain(piece, f"the piece of rank {rank}")

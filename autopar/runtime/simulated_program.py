@@ -129,8 +129,8 @@ def _in_order(program: Program, inputs: Any) -> list[torch.Tensor]:
             given[node.name] = torch.randint(2**63 - 1, (), dtype=torch.int64)
     if missing := [name_of(node) for node in nodes if node.name not in given]:
         raise ValueError(
-            f"simulate got no tensor for {', '.join(missing)}; give one for each placeholder of the program that is not "
-            f"a tangent"
+            f"simulate got no tensor for {', '.join(missing)}; give one for each placeholder of the program that is "
+            f"not a tangent"
         )
     for node in nodes:
         _check(name_of(node), given[node.name], record_of(node).type)
