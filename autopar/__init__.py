@@ -53,8 +53,10 @@ ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "opti
 
 
 class _Passes:
-    """Finds ``autopar.passes`` in a checkout without symbolic links (git on Windows, a zip file), where the link
-    ``autopar/passes`` to ``../passes`` is a small text file or is missing."""
+    """Finds ``autopar.passes`` in a checkout without symbolic links.
+
+    There (git on Windows, a zip file), the link ``autopar/passes`` to ``../passes`` is a small text file or is missing.
+    """
 
     here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "passes")
     there = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "passes")

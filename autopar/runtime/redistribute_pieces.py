@@ -40,8 +40,9 @@ TIMEOUT = 60.0  # seconds, as parallelize has
 def redistribute(
     piece: Pieces, mesh: Mesh | DeviceMesh, source: Given, target: Given, *, shape: Sequence[int] | None = None
 ) -> Pieces:
-    """Bring a tensor from one layout on ``mesh`` to another, through the transfers in which the worst rank receives the
-    fewest bytes.
+    """Bring a tensor from one layout on ``mesh`` to another.
+
+    It uses the transfers in which the worst rank receives the fewest bytes.
 
     >>> rows = autopar.redistribute(columns, mesh, (None, "tp"), ("tp", None))            # each rank gives its piece
 
