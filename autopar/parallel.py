@@ -174,10 +174,11 @@ class Parallel(ModelProxy):
     def train_step(self, optimizer: torch.optim.Optimizer, **options: Any) -> TrainStep:
         """Make the whole training step one static program: ``loss = step(batch)`` runs forward, backward and optimizer.
 
-            step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), microbatches=16, zero=1,
-            clip_norm=1.0) for batch in batches:
-                loss = step(batch)                # a dict, a tuple, or the model's own arguments
-                scheduler.step()                  # learning rates, betas, momentum and weight decay are read from the optimizer's groups
+            optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-3)
+            step = parallel.train_step(optimizer, microbatches=16, zero=1, clip_norm=1.0)
+            for batch in batches:
+                loss = step(batch)      # a dict, a tuple, or the model's own arguments
+                scheduler.step()        # rates, betas, momentum and weight decay are read from the optimizer's groups
 
         The model returns its loss: the first of its outputs that is one number. Parameters and ``optimizer.state`` are
         updated in place, so that state dicts, schedulers and evaluation with ``parallel(...)`` work beside it.

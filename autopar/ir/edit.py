@@ -125,15 +125,15 @@ class Edit:
         """Stage ``target(*args, **kwargs)`` in front of ``before``.
 
         Args:
-                type: the type of the result; only transfers infer theirs.
-                phase: by default that of ``before``.
-                uses: the requirements of the operands, for ops that are not transfers.
-                name: the base of the new name; by default, a transfer is named after its operand and axis, another op
-                after itself. about: the node from which the module path and source line are taken; by default the first
-                operand.
+            type: the type of the result; only transfers infer theirs.
+            phase: by default that of ``before``.
+            uses: the requirements of the operands, for ops that are not transfers.
+            name: the base of the new name; by default, a transfer is named after its operand and axis, another op after
+                itself.
+            about: the node from which the module path and source line are taken; by default the first operand.
 
         Raises:
-                EditError: the transfer does not apply, a node is not the program's, or the grammar reserves the name.
+            EditError: the transfer does not apply, a node is not the program's, or the grammar reserves the name.
         """
         self._check((before, *args, *kwargs.values()) if kwargs else (before, *args))
         if name is not None and not can_name(name):
