@@ -78,7 +78,7 @@ class _Passes:
 
 
 if not os.path.isdir(_Passes.here):
-    sys.meta_path.insert(0, _Passes)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Passes)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import logging
 import operator
 import warnings
 import weakref
@@ -135,6 +136,21 @@ def zero_tensors_viewed() -> Iterator[None]:
             for name in ("view", "_reshape_alias", "as_strided"):
                 library.impl(name, view, "ZeroTensor", allow_override=True)
         yield
+
+
+@contextlib.contextmanager
+def failed_ops_unlogged() -> Iterator[None]:
+    """Keep fake tensors from logging the stack of an op that fails, because its error is raised, too. Tried on 2.13."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def keeps(record: logging.LogRecord) -> bool:
+        return record.msg != "failed while attempting to run meta for %s"
+
+    logger.addFilter(keeps)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keeps)
 
 
 def node_of(tensor: torch.Tensor) -> fx.Node | None:

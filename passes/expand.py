@@ -64,19 +64,30 @@ class Expand(Pass):
         trial.run()
         if trial.split:
             new: dict[fx.Node, Value] = {}
+            places: dict[tuple[Any, ...], Value] = {}
             with program.edit() as edit:
-                for node, dim in trial.split.items():
-                    self.expand(edit, node, layout_of(mesh, DistAttr((dim,))), new)
+                for node in list(program.nodes):  # in order, so that what is shared comes before all its readers
+                    if (dim := trial.split.get(node)) is not None:
+                        self.expand(edit, node, layout_of(mesh, DistAttr((dim,))), new, places)
         return []
 
-    def expand(self, edit: Edit, node: fx.Node, split: Layout, new: dict[fx.Node, Value]) -> None:
+    def expand(
+        self,
+        edit: Edit,
+        node: fx.Node,
+        split: Layout,
+        new: dict[fx.Node, Value],
+        places: dict[tuple[Any, ...], Value] | None = None,
+    ) -> None:
         """Put an op's expansion in its place.
 
         Args:
             split: the Layout of the tensor that numbers the indices along the dim. The ops that read it know which
                 indices a rank has.
             new: old value → its replacement, which keeps the constraint of the old value.
+            places: what numbers the indices of a dim, by its size, Layout and phase; ops of one phase share it.
         """
+        places = {} if places is None else places
         required = iter(record_of(node).uses or [None] * len(operands(node)))  # dtypes of mixed precision
         args, kwargs = (
             map_operands(values, lambda operand: _required(typed(operand), next(required)))
@@ -104,6 +115,10 @@ class Expand(Pass):
             if step.target is ARANGE:
                 assert isinstance(type, TensorType)
                 type = replace(type, layout=split)
+                numbered = (repr((step.args, dict(step.kwargs))), type, record_of(node).phase)
+                if numbered in places:
+                    results.append(places[numbered])
+                    continue
             if expansion.results == (Ref(k),) and (layout := self.layout(node, split.mesh)) is not None:
                 assert isinstance(type, TensorType)
                 type = replace(type, layout=layout)
@@ -111,6 +126,8 @@ class Expand(Pass):
             uses = [needs[-ref.step - 1] if ref.step < 0 else None for ref in read]
             results.append(edit.insert(step.target, _filled(step.args, value), _filled(dict(step.kwargs), value),
                                        before=node, type=type, about=node, uses=uses if any(uses) else ()))  # fmt: skip
+            if step.target is ARANGE:
+                places[numbered] = results[-1]
         parts = (
             {0: node}
             if len(expansion.results) == 1 and not is_tuple(node)

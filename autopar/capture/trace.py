@@ -28,6 +28,7 @@ from autopar.torch_private import (
     FakeTensorMode,
     are_saved_tensors_hooked,
     compiled_parts_in_eager,
+    failed_ops_unlogged,
     make_fx,
     mutates,
     set_onednn,
@@ -142,6 +143,7 @@ class Tracer:
             caches_forgotten(self.model),
             self.beside.watched(),
             _outer_autograd_ignored(),
+            failed_ops_unlogged(),
             _plain_recurrences(),
             assignments_refused(),
         )

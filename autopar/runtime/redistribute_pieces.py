@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,12 +31,34 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Given = spec.Spec | DistAttr | Sequence[Any]  # a plan's tuple, a DistAttr, or placements
-Pieces = TypeVar("Pieces", torch.Tensor, Sequence[torch.Tensor], Mapping[int, torch.Tensor])
+Pieces = torch.Tensor | Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # this rank's piece, or those of all ranks
 
 EVEN = "the global shape is taken from the piece, as if all pieces were equal; give shape= where they are uneven"
 TIMEOUT = 60.0  # seconds, as parallelize has
 
 
+@overload
+def redistribute(
+    piece: torch.Tensor, mesh: Mesh | DeviceMesh, source: Given, target: Given, *, shape: Sequence[int] | None = None
+) -> torch.Tensor: ...
+@overload
+def redistribute(
+    piece: Mapping[int, torch.Tensor],
+    mesh: Mesh | DeviceMesh,
+    source: Given,
+    target: Given,
+    *,
+    shape: Sequence[int] | None = None,
+) -> dict[int, torch.Tensor]: ...
+@overload
+def redistribute(
+    piece: Sequence[torch.Tensor],
+    mesh: Mesh | DeviceMesh,
+    source: Given,
+    target: Given,
+    *,
+    shape: Sequence[int] | None = None,
+) -> Sequence[torch.Tensor]: ...
 def redistribute(
     piece: Pieces, mesh: Mesh | DeviceMesh, source: Given, target: Given, *, shape: Sequence[int] | None = None
 ) -> Pieces:
@@ -44,7 +66,7 @@ def redistribute(
 
     It uses the transfers in which the worst rank receives the fewest bytes.
 
-    >>> rows = autopar.redistribute(columns, mesh, (None, "tp"), ("tp", None))            # each rank gives its piece
+    >>> rows = autopar.redistribute(columns, mesh, (None, "tp"), ("tp", None))  # each rank gives its piece
 
     On the processes of a job (``torchrun``, or an initialised process group) each rank gives its piece and gets its new
     one. All ranks call it alike, and compare their calls before anything is sent. In a process that is alone, give the
@@ -76,7 +98,7 @@ def redistribute(
     """
     device_mesh: DeviceMesh | None = None
     if dtensor.is_device_mesh(mesh):
-        device_mesh, mesh = mesh, dtensor.mesh_of(mesh)  # type: ignore[arg-type,assignment]
+        device_mesh, mesh = mesh, dtensor.mesh_of(mesh)
     if not isinstance(mesh, Mesh):
         raise TypeError(f"redistribute takes an autopar.Mesh, as in Mesh(dp=2, tp=2), not {type(mesh).__name__}")
     if isinstance(piece, torch.Tensor):
@@ -89,9 +111,9 @@ def redistribute(
     by_rank = _by_rank(piece, mesh)
     made = _simulated(by_rank, mesh, source, target, shape)
     if isinstance(piece, Mapping):
-        return {rank: made[rank] for rank in piece}  # type: ignore[return-value]
+        return {rank: made[rank] for rank in piece}
     in_order = [made[rank] for rank in mesh.ranks]
-    return tuple(in_order) if isinstance(piece, tuple) else in_order  # type: ignore[return-value]
+    return tuple(in_order) if isinstance(piece, tuple) else in_order
 
 
 # -- on simulated ranks ------------------------------------------------------------------------------------------------
@@ -228,10 +250,10 @@ def _shape_of(source: Given, piece: torch.Tensor, mesh: Mesh) -> tuple[int, ...]
         dims: Sequence[Dim] = source.dims
     elif spec.is_placements(source):
         _attr("source", source, [0] * piece.dim(), mesh)  # refuses dims that are not there
-        axes = spec.axes_of(source, piece.dim(), mesh)  # type: ignore[arg-type]
+        axes = spec.axes_of(source, piece.dim(), mesh)
         dims = [((None, tuple(some)),) for some in axes]
     else:
-        dims = spec.dims_of(_subject("source", source), source, piece.dim(), mesh)  # type: ignore[arg-type]
+        dims = spec.dims_of(_subject("source", source), source, piece.dim(), mesh)
         dims = [*dims, *[WHOLE] * (piece.dim() - len(dims))][: piece.dim()]  # more dims are refused with the layout
     return tuple(_size_of(dim, n, mesh) for dim, n in zip(dims, piece.shape, strict=True))
 
@@ -246,7 +268,7 @@ def _attr(subject: str, given: Given, shape: Sequence[int], mesh: Mesh) -> DistA
     if isinstance(given, DistAttr):
         _check_attr(subject, given, len(shape), mesh)
         return given.normalize(shape, mesh)
-    return spec.attr_of(_subject(subject, given), given, "the value", shape, mesh, pending=True)  # type: ignore[arg-type]
+    return spec.attr_of(_subject(subject, given), given, "the value", shape, mesh, pending=True)
 
 
 def _subject(subject: str, given: Given) -> str:

@@ -100,7 +100,7 @@ class SimulatedStep:
             run_ranks(self.meshes, code, values)
 
     def join(self, values: Mapping[int, Values], name: str, type: TensorType) -> torch.Tensor:
-        pieces = {rank: values[rank][name] for rank in type.layout.mesh.ranks}
+        pieces = {rank: values[rank][name] for rank in type.mesh.ranks}
         if type.attr.pending:
             pieces = Redistribution(type, reduced(type)).simulate(pieces)
             type = reduced(type)

@@ -480,7 +480,8 @@ def test_a_failure_of_one_rank_is_one_of_all(tmp_path: Path) -> None:
     how, text = ranks(4).run(checkpoints.elsewhere, folder)[3]
     assert (
         how == "CheckpointError"
-        and "is not the file that a rank has written there; let all ranks have the same folder, on a file system that they share"
+        and "is not the file that a rank has written there; let all ranks have the same folder, on a file system that "
+        "they share"
         in text
     )
     assert placed(1, "one process")["step"] == 1

@@ -88,29 +88,130 @@ def test_gradients_flow_through() -> None:
 W = torch.arange(20.0).reshape(5, 4)
 UNEVEN = [W[:3], W[:3], W[3:], W[3:]]
 REFUSED = {
-    "uneven": ((UNEVEN, MESH, ("dp", None), (None, "dp")), {}, ValueError,
-        "rank 2 has a piece [3, 4], torch.float32 of f32[6/dp 4], but got [2, 4], torch.float32; the global shape is taken from the piece, as if all pieces were equal; give shape= where they are uneven"),
-    "another shape": ((UNEVEN, MESH, ("dp", None), (None, "dp")), {"shape": (6, 4)}, ValueError, "give the piece that source says, or another shape="),
-    "another number of dims": ((UNEVEN, MESH, ("dp", None), (None, "dp")), {"shape": (5,)}, ValueError, "shape=(5,) has 1 dim, but the piece is [3, 4]; give the global shape"),
-    "no shape": ((UNEVEN, MESH, ("dp", None), (None, "dp")), {"shape": 5}, TypeError, "shape=5 is not the global shape, a tuple of sizes, as in shape=(5, 4)"),
-    "another dtype": (([W, W.double(), W, W], MESH, (None, None), ("dp", None)), {}, ValueError, "give all pieces in one dtype"),
-    "an unknown axis": ((UNEVEN, MESH, ("dp", None), ("pt", None)), {"shape": (5, 4)}, PlanError,
-        "target=('pt', None): the mesh (dp=2 tp=2) has no axis 'pt'; its axes are dp, tp; did you mean 'tp'?"),
-    "an unknown axis of a DistAttr": (([W] * 4, MESH, DistAttr.split("pt", None), (None, None)), {}, PlanError, "source: the mesh (dp=2 tp=2) has no axis 'pt'"),
-    "an axis twice": (([W] * 4, MESH, DistAttr.split("dp", "dp"), (None, None)), {}, PlanError, "source uses the axis 'dp' twice"),
-    "too few dims": (([W] * 4, MESH, DistAttr.split("dp"), (None, None)), {}, PlanError, "source is a DistAttr of 1 dim, but the piece has 2; give one entry for each dim"),
-    "too many dims": (([W] * 4, MESH, ("dp", None, "tp"), (None, None)), {}, PlanError, "splits dim 2, but the value has the shape [10, 4] and only 2 dims"),
-    "a placement of no dim": (([W] * 4, MESH, (Shard(2), Replicate()), (None, None)), {}, PlanError, "use Replicate() or an existing dim"),
-    "too few placements": (([W] * 4, MESH, (Shard(0),), (None, None)), {}, PlanError, "1 placements for the axes dp, tp; give one for each axis of the mesh"),
-    "no tuple": (([W] * 4, MESH, "dp", (None, None)), {}, PlanError, "source='dp' is not a tuple with an axis or None for each dim"),
-    "another kind": (([W] * 4, MESH, (Partial("max"), Replicate()), (Partial("sum"), Replicate())), {}, TransitionError, "reduce the value over dp first"),
-    "too few ranks": ((UNEVEN[:3], MESH, ("dp", None), (None, None)), {}, ValueError, "redistribute got 3 pieces, but the mesh (dp=2 tp=2) has 4 ranks; give a piece for each, in the order of mesh.ranks"),
-    "other ranks": ((dict(enumerate(UNEVEN[:3])), MESH, ("dp", None), (None, None)), {}, ValueError, "redistribute got pieces of the ranks [0, 1, 2], but the mesh (dp=2 tp=2) has the ranks [0, 1, 2, 3]"),
-    "one piece": ((W, MESH, ("dp", None), (None, None)), {}, ValueError, "this process is alone and the mesh (dp=2 tp=2) has 4 ranks; give the pieces of all ranks, as a list or a dict by rank, or start a process for each, as with torchrun --nproc-per-node 4"),
-    "no piece": ((3, MESH, ("dp", None), (None, None)), {}, TypeError, "takes this rank's piece, a tensor, or the pieces of all ranks, a list or a dict by rank, not a int"),
-    "no tensor": (([W, W, W, 3], MESH, (None, None), (None, None)), {}, TypeError, "the piece of rank 3 is a int; redistribute takes plain tensors"),
-    "no mesh": (([W], 4, (None, None), (None, None)), {}, TypeError, "redistribute takes an autopar.Mesh, as in Mesh(dp=2, tp=2), not int"),
-}  # fmt: skip
+    "uneven": (
+        (UNEVEN, MESH, ("dp", None), (None, "dp")),
+        {},
+        ValueError,
+        "rank 2 has a piece [3, 4], torch.float32 of f32[6/dp 4], but got [2, 4], torch.float32; the global shape is "
+        "taken from the piece, as if all pieces were equal; give shape= where they are uneven",
+    ),
+    "another shape": (
+        (UNEVEN, MESH, ("dp", None), (None, "dp")),
+        {"shape": (6, 4)},
+        ValueError,
+        "give the piece that source says, or another shape=",
+    ),
+    "another number of dims": (
+        (UNEVEN, MESH, ("dp", None), (None, "dp")),
+        {"shape": (5,)},
+        ValueError,
+        "shape=(5,) has 1 dim, but the piece is [3, 4]; give the global shape",
+    ),
+    "no shape": (
+        (UNEVEN, MESH, ("dp", None), (None, "dp")),
+        {"shape": 5},
+        TypeError,
+        "shape=5 is not the global shape, a tuple of sizes, as in shape=(5, 4)",
+    ),
+    "another dtype": (
+        ([W, W.double(), W, W], MESH, (None, None), ("dp", None)),
+        {},
+        ValueError,
+        "give all pieces in one dtype",
+    ),
+    "an unknown axis": (
+        (UNEVEN, MESH, ("dp", None), ("pt", None)),
+        {"shape": (5, 4)},
+        PlanError,
+        "target=('pt', None): the mesh (dp=2 tp=2) has no axis 'pt'; its axes are dp, tp; did you mean 'tp'?",
+    ),
+    "an unknown axis of a DistAttr": (
+        ([W] * 4, MESH, DistAttr.split("pt", None), (None, None)),
+        {},
+        PlanError,
+        "source: the mesh (dp=2 tp=2) has no axis 'pt'",
+    ),
+    "an axis twice": (
+        ([W] * 4, MESH, DistAttr.split("dp", "dp"), (None, None)),
+        {},
+        PlanError,
+        "source uses the axis 'dp' twice",
+    ),
+    "too few dims": (
+        ([W] * 4, MESH, DistAttr.split("dp"), (None, None)),
+        {},
+        PlanError,
+        "source is a DistAttr of 1 dim, but the piece has 2; give one entry for each dim",
+    ),
+    "too many dims": (
+        ([W] * 4, MESH, ("dp", None, "tp"), (None, None)),
+        {},
+        PlanError,
+        "splits dim 2, but the value has the shape [10, 4] and only 2 dims",
+    ),
+    "a placement of no dim": (
+        ([W] * 4, MESH, (Shard(2), Replicate()), (None, None)),
+        {},
+        PlanError,
+        "use Replicate() or an existing dim",
+    ),
+    "too few placements": (
+        ([W] * 4, MESH, (Shard(0),), (None, None)),
+        {},
+        PlanError,
+        "1 placements for the axes dp, tp; give one for each axis of the mesh",
+    ),
+    "no tuple": (
+        ([W] * 4, MESH, "dp", (None, None)),
+        {},
+        PlanError,
+        "source='dp' is not a tuple with an axis or None for each dim",
+    ),
+    "another kind": (
+        ([W] * 4, MESH, (Partial("max"), Replicate()), (Partial("sum"), Replicate())),
+        {},
+        TransitionError,
+        "reduce the value over dp first",
+    ),
+    "too few ranks": (
+        (UNEVEN[:3], MESH, ("dp", None), (None, None)),
+        {},
+        ValueError,
+        "redistribute got 3 pieces, but the mesh (dp=2 tp=2) has 4 ranks; give a piece for each, in the order of "
+        "mesh.ranks",
+    ),
+    "other ranks": (
+        (dict(enumerate(UNEVEN[:3])), MESH, ("dp", None), (None, None)),
+        {},
+        ValueError,
+        "redistribute got pieces of the ranks [0, 1, 2], but the mesh (dp=2 tp=2) has the ranks [0, 1, 2, 3]",
+    ),
+    "one piece": (
+        (W, MESH, ("dp", None), (None, None)),
+        {},
+        ValueError,
+        "this process is alone and the mesh (dp=2 tp=2) has 4 ranks; give the pieces of all ranks, as a list or a "
+        "dict by rank, or start a process for each, as with torchrun --nproc-per-node 4",
+    ),
+    "no piece": (
+        (3, MESH, ("dp", None), (None, None)),
+        {},
+        TypeError,
+        "takes this rank's piece, a tensor, or the pieces of all ranks, a list or a dict by rank, not a int",
+    ),
+    "no tensor": (
+        ([W, W, W, 3], MESH, (None, None), (None, None)),
+        {},
+        TypeError,
+        "the piece of rank 3 is a int; redistribute takes plain tensors",
+    ),
+    "no mesh": (
+        ([W], 4, (None, None), (None, None)),
+        {},
+        TypeError,
+        "redistribute takes an autopar.Mesh, as in Mesh(dp=2, tp=2), not int",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -154,7 +255,8 @@ def test_on_processes_as_simulated() -> None:
 
 @pytest.mark.processes
 def test_processes_that_differ_all_get_an_error() -> None:
-    """Of uneven pieces without a shape, of a piece that is wrong on one rank, and of another target; then they go on."""
+    """Of uneven pieces without a shape, of a piece that is wrong on one rank, and of another target; then they go
+    on."""
     fit = [W[:3], W[:3], W[3:], W[3:]]
     cases = [
         (fit, ("dp", None), (None, "dp"), None),

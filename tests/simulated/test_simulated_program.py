@@ -176,17 +176,47 @@ forward:
 """
 REFUSED = {
     "no program": (3, [X, W], TypeError, "takes a Program, such as parallel.program or Program.parse(text), not int"),
-    "traced": ("program traced\n  x : f32[8 4] = input\n  return x\n", [X], ValueError, "localize takes an explicit program, this one is traced; run the passes first"),
-    "inconsistent": (TEXT.replace("return mm", "return mm as [8/dp 6]"), [X, W], VerifyError, "insert the transfers between them"),
-    "too few": (TEXT, [X], ValueError, "simulate got 1 tensor, but the program takes 2: x, w; give one for each, in this order or by name"),
+    "traced": (
+        "program traced\n  x : f32[8 4] = input\n  return x\n",
+        [X],
+        ValueError,
+        "localize takes an explicit program, this one is traced; run the passes first",
+    ),
+    "inconsistent": (
+        TEXT.replace("return mm", "return mm as [8/dp 6]"),
+        [X, W],
+        VerifyError,
+        "insert the transfers between them",
+    ),
+    "too few": (
+        TEXT,
+        [X],
+        ValueError,
+        "simulate got 1 tensor, but the program takes 2: x, w; give one for each, in this order or by name",
+    ),
     "missing": (TEXT, {"x": X}, ValueError, "simulate got no tensor for down.weight; give one for each placeholder"),
-    "unknown": (TEXT, {"x": X, "down.wait": W}, ValueError, "the program has no placeholder 'down.wait'; did you mean 'down.weight'?"),
+    "unknown": (
+        TEXT,
+        {"x": X, "down.wait": W},
+        ValueError,
+        "the program has no placeholder 'down.wait'; did you mean 'down.weight'?",
+    ),
     "twice": (TEXT, {"x": X, "down.weight": W, "w": W}, ValueError, "'w' is given twice"),
-    "a piece": (TEXT, {"x": X[:4], "w": W}, ValueError, "x is f32[8/dp 4] in the program, but got [4, 4], torch.float32; give the full tensor"),
-    "another dtype": (TEXT, {"x": X, "w": W.double()}, ValueError, "down.weight is f32[4 6/tp] in the program, but got [4, 6], torch.float64"),
+    "a piece": (
+        TEXT,
+        {"x": X[:4], "w": W},
+        ValueError,
+        "x is f32[8/dp 4] in the program, but got [4, 4], torch.float32; give the full tensor",
+    ),
+    "another dtype": (
+        TEXT,
+        {"x": X, "w": W.double()},
+        ValueError,
+        "down.weight is f32[4 6/tp] in the program, but got [4, 6], torch.float64",
+    ),
     "no tensor": (TEXT, {"x": X, "w": 3}, TypeError, "down.weight is a int; simulate takes full tensors"),
     "no inputs": (TEXT, X, TypeError, "are no tensors by name or in order; give a dict or a list, as in [x, w]"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -134,7 +134,8 @@ def test_no_name_that_says_nothing_and_no_long_file() -> None:
 
 
 def test_the_packages_are_those_of_the_tree() -> None:
-    """They are listed, because what finds packages follows the link ``autopar/passes``, and some checkouts have none."""
+    """They are listed, because what finds packages follows the link ``autopar/passes``, and some checkouts have
+    none."""
     listed = re.search(r"^packages = (\[.*?^\])", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
     assert listed is not None
     there = {".".join(path.parent.relative_to(ROOT).parts) for path in SOURCES if path.parent.name != "passes"}
@@ -167,8 +168,8 @@ def run_python(code: str, site: Path) -> str:
 
 @pytest.mark.parametrize("kind", ["a link", "a text file"])
 def test_a_built_wheel_holds_the_passes(kind: str, source: Path, tmp_path: Path) -> None:
-    """A wheel has the files of ``passes/`` as ``autopar.passes``, and no top-level ``passes``, also where a checkout has
-    no links."""
+    """A wheel has the files of ``passes/`` as ``autopar.passes``, and no top-level ``passes``, also where a checkout
+    has no links."""
     without_link(source, kind)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "-w", str(tmp_path), str(source)], check=True, capture_output=True)
@@ -191,7 +192,10 @@ def test_a_built_wheel_holds_the_passes(kind: str, source: Path, tmp_path: Path)
 @pytest.mark.parametrize("kind", ["a link", "a text file", "nothing"])
 def test_a_checkout_without_links_can_be_imported(kind: str, source: Path) -> None:
     without_link(source, kind)
-    code = "import autopar.passes.reshard as r; from autopar.passes import Reshard; print(Reshard is r.Reshard, r.__file__)"
+    code = (
+        "import autopar.passes.reshard as r; from autopar.passes import Reshard; "
+        "print(Reshard is r.Reshard, r.__file__)"
+    )
     folder = source / "autopar" / "passes" if kind == "a link" else source / "passes"
     assert run_python(code, source) == f"True {folder / 'reshard.py'}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch.nn.functional import one_hot
 
 import autopar
 from autopar import CaptureError, Mesh
+from autopar.capture import capture
 from autopar.capture.explained import EXPLAINED
 
 
@@ -238,3 +240,26 @@ def test_a_target_of_a_wrong_shape(
     first, second = note.splitlines()
     assert first == "while autopar captured the step, at"
     assert second.startswith("    test_explained.py:") and second.endswith(f"  {line}   in module {module}")
+
+
+def test_an_error_of_the_model_is_not_logged_too(capfd: pytest.CaptureFixture[str]) -> None:
+    """torch's fake tensors log the stack of an op that fails; other records of the logger are kept."""
+
+    class Mismatch(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logging.getLogger("torch._subclasses.fake_tensor").error("kept")
+            return x @ torch.ones(5, 5)
+
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(handler)
+    filters = list(logger.filters)
+    try:
+        with pytest.raises(RuntimeError, match="same reduction dim"):
+            capture(Mismatch(), (torch.ones(4, 4),))
+    finally:
+        logger.removeHandler(handler)
+    assert records == ["kept"] and logger.filters == filters
+    assert "failed while" not in capfd.readouterr().err

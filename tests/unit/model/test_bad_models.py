@@ -166,7 +166,8 @@ WRAPPED = {
     ),
     "data parallel inside": (
         lambda m: nn.Sequential(nn.DataParallel(m)),
-        r"parallelize takes the model itself, not DataParallel \(model\.0\); pass the module that it wraps, model\.0\.module",
+        r"parallelize takes the model itself, not DataParallel \(model\.0\); pass the module that it wraps, "
+        r"model\.0\.module",
     ),
     "scripted": (
         lambda m: torch.jit.trace(m, x, check_trace=False),
