@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.ir.record import Record, ValueType
+from autopar.ir.record import Record, TensorType, ValueType
 
 KEY = "autopar"  # autopar's only key in node.meta
 
@@ -20,6 +20,13 @@ def has_record(node: fx.Node) -> bool:
 
 def record_of(node: fx.Node) -> Record:
     return node.meta[KEY]
+
+
+def tensor_type(node: fx.Node) -> TensorType:
+    """Return the type of a node whose value is one tensor."""
+    type = record_of(node).type
+    assert isinstance(type, TensorType)
+    return type
 
 
 def name_of(placeholder: fx.Node) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -115,3 +116,21 @@ def _numbers(update: fx.Node) -> object:
     """Return what updates that run as one op have in common: the op, its numbers, and the shared operands."""
     dtypes = tuple(record_of(value).type.dtype for value in _written(update))  # type: ignore[union-attr]
     return update.target, update.args[-SHARED[update.target] :], tuple(update.kwargs.items()), dtypes
+
+
+def updated_together(updates: Sequence[fx.Node]) -> tuple[list[list[fx.Node]], tuple[Any, ...]]:
+    """Return the arguments of updates that run as one op: a list each of parameters, gradients and states, and the
+    arguments that they share."""
+    first = updates[0]
+    count = len(first.args) - SHARED[first.target]
+    columns = [[update.args[k] for update in updates] for k in range(count)]
+    return columns, first.args[count:]
+
+
+def overwritten(result: fx.Node) -> fx.Node:
+    """Return the operand of an update whose memory a result of it takes: the parameter, or a state behind the
+    gradient."""
+    update, element = result.args if is_getitem(result) else (result, 0)
+    value = update.args[element and element + 1]
+    assert isinstance(value, fx.Node)
+    return value
