@@ -71,7 +71,7 @@ class Header:
         self.streams.append(name)
 
     def _recall(self) -> None:
-        self.known = _types_under(self.level, self.mesh, tuple(self.stages.items()))
+        self.known = types_under(self.level, self.mesh, tuple(self.stages.items()))
 
     def _mesh(self, name: str | None) -> Mesh:
         cursor = self.cursor
@@ -143,7 +143,7 @@ class Header:
 
 
 @lru_cache(maxsize=64)
-def _types_under(
+def types_under(
     level: str, mesh: Mesh | None, stages: tuple[tuple[str, Mesh], ...]
 ) -> Memo[tuple[ValueType, Requirement | None]]:
     """Return what was read under equal headers before."""

@@ -14,7 +14,7 @@ from autopar.ir.nodes import set_record
 from autopar.ir.program_data import LEVELS, ProgramData
 from autopar.ir.record import PHASES
 from autopar.ir.text.definitions import Definition, read_definition, stays
-from autopar.ir.text.header import Header
+from autopar.ir.text.header import Header, types_under
 from autopar.ir.text.memo import Memo
 from autopar.ir.text.results import Results
 from autopar.ir.text.tokens import RESERVED, Cursor, can_name
@@ -29,6 +29,12 @@ _definitions: Memo[tuple[Definition, str | None]] = Memo()  # text behind "=" â†
 def parse_program(text: str, make: type[P]) -> P:
     """Return what ``make`` builds of a text; ``TextError`` names the line and what is wrong with it."""
     return _Parser().program(text, make)
+
+
+def forget() -> None:
+    """Forget all texts that were read, as a new process has none."""
+    _definitions.clear()
+    types_under.cache_clear()
 
 
 class _Parser:

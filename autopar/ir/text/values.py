@@ -11,7 +11,7 @@ from torch import fx
 
 from autopar.ir import transfers
 from autopar.ir.constant import Constant
-from autopar.ir.nodes import record_of, set_record
+from autopar.ir.nodes import make_node, record_of, set_record
 from autopar.ir.record import DTYPE_NAMES, PHASES, Record, Requirement, TensorType, ValueType
 from autopar.ir.text.definitions import Call, Content, Definition, Element, Need, Operand, Placeholder
 from autopar.ir.text.header import Header
@@ -50,22 +50,22 @@ class Values:
                 uses = self._uses_of(definition)
                 if definition.operands:
                     args, kwargs = self._filled(args), self._filled(kwargs)
-                node = graph.create_node("call_function", target, args, kwargs, name=name)
+                node = make_node(graph, name, "call_function", target, args, kwargs)
                 record = Record(type, uses, phase, stream=stream, started=definition.started)
             case Element(source, index):
                 value, need = self.use(source, self.header.may_require)
                 self._check_element(value, index)
-                node = graph.create_node("call_function", operator.getitem, (value, index), {}, name=name)
+                node = make_node(graph, name, "call_function", operator.getitem, (value, index), {})
                 record = Record(type, self.recorded([need]), phase, stream=stream)
             case Placeholder(role, after, position, user_name):
                 if after:
                     self.states[name] = (after, (self.cursor.number, self.cursor.line))
-                node = graph.create_node("placeholder", name, (), {}, name=name)
+                node = make_node(graph, name, "placeholder", name, (), {})
                 user_name = "" if user_name == name else user_name  # as the printer writes it
                 record = Record(type, (), phase, role, position, user_name, stream=stream)
             case Content(content):
                 self.constants[name] = self._constant(content, type)
-                node = graph.create_node("get_attr", name, (), {}, name=name)
+                node = make_node(graph, name, "get_attr", name, (), {})
                 record = Record(type, phase=phase, stream=stream)
         set_record(node, record)
         self.nodes[name], self.own[name] = node, own
