@@ -112,7 +112,7 @@ class Keeping(Compiler):
         self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, **options: Any
     ) -> tuple[LocalPrograms, list[PassReport]]:
         self.placed.append(program.copy())
-        run_passes(self.placed[-1], before_reshard(pipeline(self.mesh, attrs, device=device)))
+        run_passes(self.placed[-1], before_reshard(pipeline(self.mesh, attrs, device=device, **options)))
         return super().place(program, attrs, device, **options)
 
 

@@ -21,7 +21,7 @@ from autopar.ir.record import TensorType
 from autopar.ir.value_names import LOSS, count_name, gradient_name, input_of_batch
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
-from autopar.passes import Amp, Recompute, run_passes
+from autopar.passes import Amp, pipeline, run_passes
 from autopar.passes.amp import low_precision
 from autopar.report.passes import PassReport, Reports
 from autopar.report.progress import doing
@@ -143,9 +143,8 @@ class _MicroCompiler:
         zero = zero_of(options.zero, compiler.mesh, inputs)
         self._split(zero, micro, placeholders)
         count = self._count(traced, micro, inputs)
-        if options.recompute is not None:
-            self.reports += run_passes(micro.program, [Recompute(options.recompute, compiler.mesh, self.attrs)])
-        local, reports = compiler.place(micro.program, self.attrs, device, widen=options.reduce_dtype is not None)
+        wanted = {"recompute": options.recompute, "widen": options.reduce_dtype is not None}
+        local, reports = compiler.place(micro.program, self.attrs, device, **wanted)
         self.reports += reports
         types: dict[str, TensorType] = {name: record_of(node).type for name, node in placeholders.items()}  # type: ignore[misc]
         states = {name: zero.split("state", types[name].attr, types[name].shape) for name in micro.gradients}
@@ -168,8 +167,7 @@ class _MicroCompiler:
         traced = specialize(self.captured.program, frozenset({loss_of(self.captured)}), device)
         verify(traced, "specialize")
         renamed = _rename_inputs(traced)
-        if options.amp:
-            self.reports += run_passes(traced, [Amp(options.amp, options.keep, device=device)])
+        self.reports += run_passes(traced, pipeline(last=Amp, amp=options.amp, keep=options.keep, device=device))
         return traced, renamed
 
     def _micro(self, traced: Program, cut: Collection[str]) -> Micro:
