@@ -24,7 +24,8 @@ from autopar.passes import Pass, Reshard, pipeline, run_passes
 from autopar.plan.constraints import constraints
 from autopar.report.passes import PassReport, Reports
 from autopar.runtime.localize import LocalPrograms
-from autopar.step.compile import compile_micro, compile_update
+from autopar.step.compile import compile_micro
+from autopar.step.compile_update import compile_update
 from autopar.step.options import options_of
 from autopar.step.update import Trained
 
