@@ -1,11 +1,13 @@
 """List the passes in the order in which they run.
 
-Each takes a program of one level and gives one of the same or the next level. ``PIPELINE`` is the whole order. Capture
-comes before it, and ``localize`` (one program per class of ranks) after it.
+``PIPELINE`` is the whole order, and all that runs passes walks it. Capture comes before it, and ``localize`` (one
+program per class of ranks) after it.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -24,19 +26,75 @@ from autopar.passes.reshard import Reshard
 from autopar.passes.share import Share
 from autopar.passes.widen import Widen
 
-PIPELINE: tuple[type[Pass], ...] = (Expand, Place, Follow, Lift, Defer, Reshard, Fold, Share)
 
+class Row(NamedTuple):
+    """One pass of the order.
 
-def pipeline(mesh: Mesh | None = None, constraints: Mapping[str, DistAttr] | None = None, *, strict: bool = False,
-             whole: bool = False, device: torch.device | None = None, widen: bool = False) -> list[Pass]:  # fmt: skip
-    """Return the passes in order, with the options of ``expand`` and ``place``.
-
-    ``widen``: reduce partial sums of low precision in float32.
+    Attributes:
+        make: the pass.
+        reads: field of the pass → the option of ``pipeline`` that it is.
+        when: the option with which it runs; without one it always runs.
     """
-    place_options = (mesh, constraints or {}, strict, whole)
-    options: dict[type[Pass], tuple[Any, ...]] = {Place: place_options, Expand: (*place_options, device)}
-    order = [other for step in PIPELINE for other in ((Widen, step) if widen and step is Reshard else (step,))]
-    return [step(*options.get(step, ())) for step in order]
+
+    make: type[Pass]
+    reads: Mapping[str, str] = {}
+    when: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.make.name
+
+
+_WHERE = {"mesh": "mesh", "constraints": "constraints"}
+_PLACING = {**_WHERE, "strict": "strict", "whole": "whole"}
+
+PIPELINE: tuple[Row, ...] = (
+    Row(Amp, {"amp": "amp", "keep": "keep", "device": "device"}, when="amp"),
+    Row(Recompute, {"what": "recompute", **_WHERE}, when="recompute"),
+    Row(Expand, {**_PLACING, "device": "device"}),
+    Row(Place, _PLACING),
+    Row(Follow),
+    Row(Lift),
+    Row(Defer),
+    Row(Widen, when="widen"),
+    Row(Reshard),
+    Row(Fold),
+    Row(Share),
+)
+
+
+def pipeline(
+    mesh: Mesh | None = None,
+    constraints: Mapping[str, DistAttr] | None = None,
+    *,
+    strict: bool = False,
+    whole: bool = False,
+    device: torch.device | None = None,
+    widen: bool = False,
+    amp: str | None = None,
+    keep: Mapping[str, str] | None = None,
+    recompute: str | Sequence[str] | None = None,
+    last: type[Pass] = Share,
+) -> list[Pass]:
+    """Return the passes of ``PIPELINE`` that run with these options, in order.
+
+    Args:
+        mesh, constraints, strict, whole, device: as for ``place`` and ``expand``.
+        widen: whether partial sums of low precision are reduced in float32.
+        amp, keep: as for ``amp``.
+        recompute: what the backward computes again, as for ``recompute``.
+        last: where to end. A training step makes ``micro`` of a program between ``amp`` and the passes behind it.
+    """
+    options = {
+        "mesh": mesh, "constraints": constraints or {}, "strict": strict, "whole": whole, "device": device,
+        "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute,
+    }  # fmt: skip
+    end = [row.make for row in PIPELINE].index(last) + 1
+    return [
+        row.make(**{own: options[option] for own, option in row.reads.items()})
+        for row in PIPELINE[:end]
+        if not row.when or options[row.when] not in (None, False)
+    ]
 
 
 __all__ = [

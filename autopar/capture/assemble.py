@@ -23,7 +23,7 @@ from autopar.ir.ops.seeded_random import Draw, Random
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Result, TensorType, ValueType
 from autopar.ir.structure import Structure, unflatten
-from autopar.ir.text.parser import RESERVED
+from autopar.ir.text.tokens import RESERVED
 from autopar.ir.text.tree import tree_fragments
 from autopar.torch_private import default_generator, rename, storage_of
 

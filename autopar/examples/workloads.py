@@ -25,7 +25,8 @@ from autopar.plan.constraints import constraints
 from autopar.plan.plan import Plan
 from autopar.report.passes import PassReport, Reports
 from autopar.runtime.localize import LocalPrograms
-from autopar.step.compile import compile_micro, compile_update
+from autopar.step.compile import compile_micro
+from autopar.step.compile_update import compile_update
 from autopar.step.options import options_of
 from autopar.step.update import Trained
 
@@ -113,7 +114,7 @@ class Keeping(Compiler):
         self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, **options: Any
     ) -> tuple[LocalPrograms, list[PassReport]]:
         self.placed.append(program.copy())
-        run_passes(self.placed[-1], before_reshard(pipeline(self.mesh, attrs, device=device)))
+        run_passes(self.placed[-1], before_reshard(pipeline(self.mesh, attrs, device=device, **options)))
         return super().place(program, attrs, device, **options)
 
 

@@ -46,8 +46,15 @@ def make_node(
 
     FX gives another name if this one was used in the graph before. FX then knows the name, so that setting it
     afterwards cannot collide with names that FX gives later.
+
+    The arguments are set afterwards, because ``create_node`` walks over those that it is given, in search of symbolic
+    sizes, which takes as long as all the rest (torch 2.13).
     """
-    node = graph.create_node(op, target, args, dict(kwargs), name=name)
+    node = graph.create_node(op, target, name=name)
+    if args:
+        node.args = args
+    if kwargs:
+        node.kwargs = dict(kwargs)
     if node.name != name:
         node.name = name
     return node
@@ -97,6 +104,20 @@ def map_operands(value: Any, function: Callable[[fx.Node], Any]) -> Any:
     if isinstance(value, Mapping):
         return {key: map_operands(v, function) for key, v in value.items()}
     return value
+
+
+def alike(value: Any, other: Any) -> bool:
+    """Whether two arguments mean the same: operands have the same name, and numbers the same type, sign and digits."""
+    kind = value.__class__
+    if kind is not other.__class__:
+        return False
+    if kind is fx.Node:
+        return value.name == other.name
+    if isinstance(value, (tuple, list)):
+        return len(value) == len(other) and all(map(alike, value, other))
+    if isinstance(value, dict):
+        return list(value) == list(other) and all(map(alike, value.values(), other.values()))
+    return value == other if kind in (int, bool, str) else repr(value) == repr(other)
 
 
 def is_getitem(node: fx.Node) -> bool:

@@ -11,7 +11,7 @@ from torch import fx
 
 from autopar.ir.constant import Constant
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import make_node, map_operands, record_of, set_record
+from autopar.ir.nodes import alike, make_node, map_operands, record_of, set_record
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -125,7 +125,7 @@ class ProgramData:
         if not isinstance(other, ProgramData):
             return NotImplemented
         return self._facts() == other._facts() and all(
-            a == b for a, b in zip(self._lines(), other._lines(), strict=True)
+            self._means(node, other, another) for node, another in zip(self.nodes, other.nodes, strict=True)
         )
 
     __hash__ = None  # type: ignore[assignment]  # mutable
@@ -136,12 +136,17 @@ class ProgramData:
             None if self.coordinates is None else tuple(self.coordinates.items()), self.tree, len(self.graph.nodes),
         )  # fmt: skip
 
-    def _lines(self) -> Iterator[tuple[object, ...]]:
-        for node in self.graph.nodes:
-            args = (map_operands(node.args, _by_name), map_operands(dict(node.kwargs), _by_name))
-            constant = self.constants[node.target].meaning if node.op == "get_attr" else None
-            target = node.target if node.op == "call_function" else constant
-            yield node.op, node.name, target, repr(args), record_of(node).meaning
+    def _means(self, node: fx.Node, other: ProgramData, another: fx.Node) -> bool:
+        """Whether a node means the same as another one, of another program."""
+        if (node.op, node.name) != (another.op, another.name) or record_of(node).meaning != record_of(another).meaning:
+            return False
+        if node.op == "call_function" and node.target != another.target:
+            return False
+        if node.op == "get_attr":
+            constant, its_constant = self.constants[str(node.target)], other.constants[str(another.target)]
+            if constant.meaning != its_constant.meaning:
+                return False
+        return alike(node.args, another.args) and alike(node.kwargs, another.kwargs)
 
     def copy(self) -> Self:
         """Return the same program on new nodes. Records are shared; they never change."""
@@ -155,7 +160,3 @@ class ProgramData:
             set_record(new, record_of(node))
         return type(self)(graph, self.level, self.mesh, stages=self.stages, streams=self.streams,
                           coordinates=self.coordinates, tree=self.tree, constants=self.constants)  # fmt: skip
-
-
-def _by_name(node: fx.Node) -> object:
-    return ("%", node.name)

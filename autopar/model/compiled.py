@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -131,15 +132,16 @@ class Compiler:
         )
 
     def place(
-        self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, *, widen: bool = False
+        self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, **options: Any
     ) -> tuple[LocalPrograms, list[PassReport]]:
         """Run all passes after capture: the program gets its layouts and transfers, and each rank its local program.
 
-        ``attrs``: node → its layout, of the nodes that the plan decides.
+        Args:
+            attrs: node → its layout, of the nodes that the plan decides.
+            options: further options of ``passes.pipeline``.
         """
-        reports = run_passes(
-            program, pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=device, widen=widen)
-        )
+        passes = pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=device, **options)
+        reports = run_passes(program, passes)
         local, report = self.localize(program)
         return local, [*reports, report]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -107,32 +107,43 @@ def resolve(
             twice, a dim that does not exist, or two globs in one dict that split one value differently (in a preset the
             later one is used).
     """
-    resolved, named = Constraints(), set[str]()
-    matcher = _Matcher(
-        mesh, {**parameters, **(inputs or {}), **(outputs or {})}, aliases or {}, through, {part.name for part in parts}
-    )
-    for layer in _layers(plan, mesh):
-        misfits: dict[str, str] = {}
-        choices = matcher.choices(
-            layer, misfits, lambda glob: inputs is not None and (calls or not glob.endswith("()"))
-        )
-        if layer.preset:
-            if inputs is not None:
-                _note_preset(resolved, layer, choices, misfits)
-        else:
-            named |= choices.keys()
-        resolved.attrs |= {name: choice.attr for name, choice in choices.items()}
-    for part in parts:
-        if (
-            part.name not in named
-            and part.base in resolved.attrs
-            and (part.name in parameters or part.name in (outputs or {}))
-        ):
-            resolved.attrs[part.name] = part.attr(resolved.attrs[part.base])
+    shapes = {**parameters, **(inputs or {}), **(outputs or {})}
+    matcher = _Matcher(mesh, shapes, aliases or {}, through, {part.name for part in parts})
+    resolved = Constraints()
+    named = _match(matcher, _layers(plan, mesh), resolved, inputs is not None, calls)
+    _follow_bases(resolved, [part for part in parts if part.name not in named], {*parameters, *(outputs or {})})
     input_axes = _axes_of_inputs(plan, mesh, {name: len(shape) for name, shape in (inputs or {}).items()})
     if inputs and not any(map(any, input_axes.values())):
         _split_batch(resolved, mesh, {name: shape for name, shape in inputs.items() if name not in input_axes})
     return resolved
+
+
+def _match(
+    matcher: _Matcher, layers: Sequence[_Layer], resolved: Constraints, with_inputs: bool, with_calls: bool
+) -> set[str]:
+    """Give ``resolved`` the layouts of all dicts; later ones override earlier ones. Returns the names of the values
+    that dicts of the user split.
+
+    Args:
+        with_inputs, with_calls: whether inputs and outputs are known; a glob without a match may mean an unknown one.
+    """
+    named: set[str] = set()
+    for layer in layers:
+        misfits: dict[str, str] = {}
+        choices = matcher.choices(layer, misfits, lambda glob: with_inputs and (with_calls or not glob.endswith("()")))
+        if not layer.preset:
+            named |= choices.keys()
+        elif with_inputs:
+            _note_preset(resolved, layer, choices, misfits)
+        resolved.attrs |= {name: choice.attr for name, choice in choices.items()}
+    return named
+
+
+def _follow_bases(resolved: Constraints, parts: Sequence[Part], known: Collection[str]) -> None:
+    """Split tensors as the tensors that they are parts of."""
+    for part in parts:
+        if part.base in resolved.attrs and part.name in known:
+            resolved.attrs[part.name] = part.attr(resolved.attrs[part.base])
 
 
 @dataclass(frozen=True)

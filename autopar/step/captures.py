@@ -16,7 +16,9 @@ from autopar.model.captures import Captures, about_recapture
 from autopar.model.inputs import CallInputs, CallKey
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches
-from autopar.step.compile import MicroBatch, StepUpdate, compile_micro, compile_update
+from autopar.step.compile import compile_micro
+from autopar.step.compile_update import compile_update
+from autopar.step.compiled_step import MicroBatch, StepUpdate
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions
 from autopar.step.trainable import refuse_untrainable

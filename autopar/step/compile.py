@@ -1,11 +1,11 @@
-"""Compile the programs of a training step from a captured call, for each rank."""
+"""Compile the programs of a micro-batch from a captured call, for each rank."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -15,90 +15,36 @@ from autopar.capture.specialize import specialize
 from autopar.errors import at_line
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr, layout_of
-from autopar.ir.nodes import name_of, operands, record_of, set_record, tensor_type
+from autopar.ir.nodes import name_of, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import LOSS, count_name, gradient_name, input_of_batch
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
-from autopar.passes import Amp, Recompute, run_passes
+from autopar.passes import Amp, pipeline, run_passes
 from autopar.passes.amp import low_precision
-from autopar.report.passes import PassReport, Reports
+from autopar.report.passes import PassReport
 from autopar.report.progress import doing
-from autopar.runtime.localize import LocalPrograms
+from autopar.step.compiled_step import MicroBatch, Placed, about, merged
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
-from autopar.step.merged_programs import merge_programs
 from autopar.step.micro import Micro, micro_of
 from autopar.step.options import StepOptions
-from autopar.step.outputs import Output, about_outputs, loss_of, names_of
-from autopar.step.program import Step
-from autopar.step.update import Norm, Trained, Untrained, update_of
+from autopar.step.outputs import about_outputs, loss_of, names_of
+from autopar.step.update import Untrained
 from autopar.step.zero import Zero, split_over, zero_of
 from autopar.verify.levels import verify
 
-Placed = tuple[Program, LocalPrograms]
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """The programs of one micro-batch on the mesh.
-
-    Attributes:
-        captured: the call that was captured.
-        program: ``micro`` with its transfers.
-        local: ``micro`` of each rank.
-        count: the program of the counts and its local programs; ``None`` if the step has none.
-        copy: the program of the low-precision copies and its local programs; ``None`` if the step has none.
-        first: ``count`` merged with the first of several micro-batches, and its local programs.
-        parameters: the types of the trained parameters between steps, by the user's names.
-        gradients: the types of the sums of their gradients.
-        states: the layouts of their optimizer state.
-        untrained: the other parameters whose gradients are measured.
-        loss: the type of the state in which losses add up.
-        outputs: the outputs of the model that ``micro`` returns.
-        reports: what each pass did.
-    """
-
-    captured: Captured
-    program: Program
-    local: LocalPrograms
-    count: Placed | None
-    copy: Placed | None
-    first: Placed | None
-    parameters: dict[str, TensorType]
-    gradients: dict[str, TensorType]
-    states: dict[str, DistAttr]
-    untrained: tuple[Untrained, ...]
-    loss: TensorType
-    outputs: tuple[Output, ...]
-    reports: tuple[PassReport, ...]
-
-
-@dataclass(frozen=True)
-class StepUpdate:
-    """The programs that end a step on the mesh.
-
-    Attributes:
-        program: the update with its transfers.
-        local: the update of each rank.
-        last: the last micro-batch merged with the update, and its local programs.
-        states: the names of the states that the update replaces.
-        returns: the names of the values that the update returns.
-        reports: what each pass did.
-    """
-
-    program: Program
-    local: LocalPrograms
-    last: Placed
-    states: frozenset[str]
-    returns: tuple[str, ...]
-    reports: tuple[PassReport, ...]
-
 
 @doing("train_step")
-def compile_micro(compiler: Compiler, call: CallInputs, options: StepOptions, trained: Sequence[str],
-                  cut: Collection[str], notes: Sequence[str] = ()) -> MicroBatch:  # fmt: skip
+def compile_micro(
+    compiler: Compiler,
+    call: CallInputs,
+    options: StepOptions,
+    trained: Sequence[str],
+    cut: Collection[str],
+    notes: Sequence[str] = (),
+) -> MicroBatch:
     """Capture the call of one micro-batch, and place it on the mesh.
 
     Args:
@@ -125,8 +71,15 @@ class _MicroCompiler:
         reports: of all passes so far.
     """
 
-    def __init__(self, compiler: Compiler, options: StepOptions, trained: Sequence[str], captured: Captured,
-                 attrs: dict[str, DistAttr], report: PassReport) -> None:  # fmt: skip
+    def __init__(
+        self,
+        compiler: Compiler,
+        options: StepOptions,
+        trained: Sequence[str],
+        captured: Captured,
+        attrs: dict[str, DistAttr],
+        report: PassReport,
+    ) -> None:
         self.compiler, self.options, self.trained = compiler, options, trained
         self.captured, self.attrs, self.reports = captured, attrs, [report]
 
@@ -143,24 +96,33 @@ class _MicroCompiler:
         zero = zero_of(options.zero, compiler.mesh, inputs)
         self._split(zero, micro, placeholders)
         count = self._count(traced, micro, inputs)
-        if options.recompute is not None:
-            self.reports += run_passes(micro.program, [Recompute(options.recompute, compiler.mesh, self.attrs)])
-        local, reports = compiler.place(micro.program, self.attrs, device, widen=options.reduce_dtype is not None)
+        wanted = {"recompute": options.recompute, "widen": options.reduce_dtype is not None}
+        local, reports = compiler.place(micro.program, self.attrs, device, **wanted)
         self.reports += reports
-        types: dict[str, TensorType] = {name: tensor_type(node) for name, node in placeholders.items()}
+        types: dict[str, TensorType] = {name: record_of(node).type for name, node in placeholders.items()}  # type: ignore[misc]
         states = {name: zero.split("state", types[name].attr, types[name].shape) for name in micro.gradients}
         trained = {name: types[name] for name in micro.gradients if name in self.trained}
         copy, masters = self._copy(micro, types, {name: states[name] for name in trained})
         first = self._first(count, micro)
         return MicroBatch(
-            self.captured, micro.program, local, count, copy, first,
+            self.captured,
+            micro.program,
+            local,
+            count,
+            copy,
+            first,
             parameters={name: masters.get(name, type) for name, type in trained.items()},
             gradients={name: types[gradient_name(name)] for name in trained},
             states={name: states[name] for name in trained},
-            untrained=tuple(Untrained(name, types[gradient_name(name)],
-                                      states[name]) for name in micro.gradients if name not in trained),
-            loss=types[LOSS], outputs=micro.outputs, reports=tuple(self.reports),
-        )  # fmt: skip
+            untrained=tuple(
+                Untrained(name, types[gradient_name(name)], states[name])
+                for name in micro.gradients
+                if name not in trained
+            ),
+            loss=types[LOSS],
+            outputs=micro.outputs,
+            reports=tuple(self.reports),
+        )
 
     def _loss_alone(self) -> tuple[Program, dict[str, str]]:
         """The traced program with the gradients of the loss alone, in mixed precision; and the inputs that were
@@ -169,8 +131,7 @@ class _MicroCompiler:
         traced = specialize(self.captured.program, frozenset({loss_of(self.captured)}), device)
         verify(traced, "specialize")
         renamed = _rename_inputs(traced)
-        if options.amp:
-            self.reports += run_passes(traced, [Amp(options.amp, options.keep, device=device)])
+        self.reports += run_passes(traced, pipeline(last=Amp, amp=options.amp, keep=options.keep, device=device))
         return traced, renamed
 
     def _micro(self, traced: Program, cut: Collection[str]) -> Micro:
@@ -205,7 +166,7 @@ class _MicroCompiler:
         targets = [(name, name) for name in self.trained if name in placeholders and "parameter" in zero.parts]
         targets += [(gradient_name(name), name) for name in micro.gradients if "gradient" in zero.parts]
         for target, parameter in targets:
-            shape = tensor_type(placeholders[target]).shape
+            shape = record_of(placeholders[target]).type.shape  # type: ignore[union-attr]
             attr = self.attrs.get(placeholders[parameter].name, DistAttr.replicated(len(shape)))
             self.attrs[placeholders[target].name] = split_over(attr, shape, zero.mesh, zero.axis)
 
@@ -222,7 +183,7 @@ class _MicroCompiler:
             if (name := input_of_batch(record_of(node).name)) in inputs
         }
         local, reports = self.compiler.place(program, attrs, self.captured.device)
-        self.reports += _of("count", reports)
+        self.reports += about("count", reports)
         return program, local
 
     def _copy(
@@ -247,17 +208,17 @@ class _MicroCompiler:
         program, attrs = copy_program(masters, copies, self.captured.device)
         verify(program, "copy")
         local, reports = self.compiler.place(program, attrs, self.captured.device)
-        self.reports += _of("copy", reports)
+        self.reports += about("copy", reports)
         return (program, local), masters
 
     def _first(self, count: Placed | None, micro: Micro) -> Placed | None:
         """Merge ``count`` with the first of several micro-batches."""
         if count is None or self.options.microbatches == 1:
             return None
-        first, reports = _merge(
+        first, reports = merged(
             self.compiler, count[0], micro.program, [*map(count_name, range(len(micro.terms.counts)))]
         )
-        self.reports += _of("count", reports)
+        self.reports += about("count", reports)
         return first
 
 
@@ -266,18 +227,6 @@ def _measured(traced: Program, options: StepOptions) -> list[str]:
     if not options.measured or options.clip_parameters == "optimizer":
         return []
     return [name_of(node) for node in traced.placeholders if record_of(node).role == "param"]
-
-
-def _merge(
-    compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()
-) -> tuple[Placed, list[PassReport]]:
-    start = time.perf_counter()
-    with gc_paused():
-        merged = merge_programs(first, second, handed)
-    ms = (time.perf_counter() - start) * 1e3
-    verify(merged, "join")
-    local, report = compiler.localize(merged)
-    return (merged, local), [PassReport("join", ms), replace(report, name="join localize")]
 
 
 def _rename_inputs(traced: Program) -> dict[str, str]:
@@ -313,51 +262,3 @@ def _about_the_mean(micro: Micro) -> tuple[str, ...]:
         f"{at_line(record.source, record.module)}\n  write it as a mean of terms of one row each, or use microbatches=1"
         for why, record in reasons[:1]
     )
-
-
-@doing("update")
-def compile_update(
-    compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: StepOptions
-) -> StepUpdate:
-    """Compile the optimizer's step that follows such micro-batches."""
-    device = micro.captured.device
-    norm = Norm(options.clip_norm, micro.untrained) if options.measured else None
-    ending = update_of(
-        trained, micro.loss, device, norm=norm, scaling=options.loss_scale if options.scaled else None, ema=options.ema
-    )
-    _give_loss_its_source(ending.program, micro.program)
-    verify(ending.program, "update")
-    local, reports = compiler.place(ending.program, ending.constraints, device)
-    last, more = _merge(compiler, micro.program, ending.program)
-    reports += more
-    states = frozenset(name_of(node) for node in ending.program.placeholders if record_of(node).role == "state")
-    return StepUpdate(ending.program, local, last, states, ending.returns, tuple(reports))
-
-
-def _give_loss_its_source(update: Program, micro: Program) -> None:
-    """Give the update's sum of losses the user's line of the loss. Errors often quote it, because ranks often wait in
-    its reduction."""
-    rows = zip(operands(micro.output), record_of(micro.output).results, strict=True)
-    next_states = {result.of: record_of(node) for node, result in rows if result.kind == "state"}
-    in_update, in_micro = (
-        next(node for node in program.placeholders if name_of(node) == LOSS) for program in (update, micro)
-    )
-    loss = next_states[in_micro.name]
-    set_record(in_update, record_of(in_update)._replace(source=loss.source, module=loss.module))
-
-
-def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:
-    """The programs of a micro-batch and an update, as one step."""
-    return Step(
-        microbatches, micro.program, update.program, micro.count and micro.count[0], micro.copy and micro.copy[0]
-    )
-
-
-def reports_of(micro: MicroBatch, update: StepUpdate) -> Reports:
-    """What each pass did. Passes over ``micro`` have their own names; those over other programs are called as ``update
-    reshard``."""
-    return Reports((*micro.reports, *_of("update", update.reports)))
-
-
-def _of(program: str, reports: Sequence[PassReport]) -> list[PassReport]:
-    return [replace(report, name=f"{program} {report.name}") for report in reports]

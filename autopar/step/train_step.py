@@ -20,7 +20,7 @@ from autopar.runtime.whole import Pieces
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures
-from autopar.step.compile import MicroBatch, StepUpdate, reports_of, step_of
+from autopar.step.compiled_step import MicroBatch, StepUpdate, reports_of, step_of
 from autopar.step.loss import as_loss
 from autopar.step.memory import StepMemory, memory_of_step, with_copies
 from autopar.step.optimizer_state import OptimizerState

@@ -160,9 +160,9 @@ def warm(flight: int) -> None:
 
 
 def copied(flight: int) -> None:
-    from autopar.runtime.lowering import lower
+    from autopar.runtime.lowering import communication
 
-    lower.start_all_reduce_in_place = lower.start_all_reduce
+    communication.start_all_reduce_in_place = communication.start_all_reduce
     warm(flight)
 
 

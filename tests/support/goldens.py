@@ -13,7 +13,6 @@ from pathlib import Path
 from autopar.ir.nodes import record_of, set_record
 from autopar.ir.program import Program
 from autopar.passes import (
-    PIPELINE,
     Amp,
     Defer,
     Expand,
@@ -26,6 +25,7 @@ from autopar.passes import (
     Reshard,
     Share,
     Widen,
+    pipeline,
     run_passes,
 )
 from autopar.report.passes import PassReport
@@ -87,7 +87,7 @@ def expected(folder: str, text: str) -> list[str]:
         program, _ = run_pass(folder, text)
     made = [] if folder == "whole" else [str(program)]
     if folder in ("whole", "amp"):
-        run_passes(program, [step() for step in PIPELINE])
+        run_passes(program, pipeline())
         made.append(str(program))
     return made
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import autopar.model.compiled
 from autopar import Mesh
-from autopar.passes import Pass, Recompute, pipeline
+from autopar.passes import Pass, pipeline
 
 
 @contextlib.contextmanager
@@ -22,7 +22,7 @@ def recomputing(what: str | Sequence[str] | None) -> Iterator[None]:
     """What is compiled in the block computes again what ``Recompute(what)`` says; ``None``: nothing."""
 
     def with_recompute(mesh: Mesh, attrs: Any, **options: Any) -> list[Pass]:
-        return [*[Recompute(what, mesh, attrs)] * (what is not None), *pipeline(mesh, attrs, **options)]
+        return pipeline(mesh, attrs, **{**options, "recompute": what})
 
     with mock.patch.object(autopar.model.compiled, "pipeline", with_recompute):
         yield

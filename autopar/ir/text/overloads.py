@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from torch import fx
@@ -14,9 +15,13 @@ from autopar.ir.text.printer import target_name
 from autopar.torch_private import OpOverload, mutates, tensor_arguments
 
 
-def misplaced(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the arguments, and which overloads take them; ``None`` if all is right."""
-    places = [place for place, value in (*enumerate(args), *kwargs.items()) if _has_value(value)]
+def misplaced(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], kind: type = fx.Node) -> str | None:
+    """Return what is wrong with the arguments, and which overloads take them; ``None`` if all is right.
+
+    Args:
+        kind: the class of values among the arguments.
+    """
+    places = [place for place, value in (*enumerate(args), *kwargs.items()) if _has_value(value, kind)]
     wrong = [place for place in places if place not in _takes_tensors(op)]
     if not wrong:
         return None
@@ -27,11 +32,12 @@ def misplaced(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return f"{target_name(op)} takes no tensor as its argument {wrong[0]}{remedy}"
 
 
-def _takes_tensors(op: OpOverload) -> set[int | str]:
-    return {place for position, name, _ in tensor_arguments(op) for place in (position, name)}
+@cache
+def _takes_tensors(op: OpOverload) -> frozenset[int | str]:
+    return frozenset(place for position, name, _ in tensor_arguments(op) for place in (position, name))
 
 
-def _has_value(argument: object) -> bool:
+def _has_value(argument: object, kind: type) -> bool:
     if isinstance(argument, (list, tuple)):
-        return any(map(_has_value, argument))
-    return isinstance(argument, fx.Node)
+        return any(_has_value(part, kind) for part in argument)
+    return isinstance(argument, kind)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,14 +16,14 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program_data import ProgramData
-from autopar.ir.record import DTYPE_NAMES, Record, Requirement, Result, TensorType, ValueType
+from autopar.ir.record import DTYPE_NAMES, Record, Requirement, TensorType, ValueType
 from autopar.ir.text.tokens import LITERALS, RESERVED
 from autopar.torch_private import OpOverload
 
 
 def print_program(program: ProgramData, *, comments: bool = False) -> str:
     lines = _header(program)
-    phase = ""
+    phase, next_values = "", _next_values(program)
     for node in program.nodes:
         record = record_of(node)
         if node.op == "output":
@@ -32,7 +33,7 @@ def print_program(program: ProgramData, *, comments: bool = False) -> str:
         if not introduced and record.phase != phase:
             phase = record.phase
             lines.append(f"{phase}:")
-        line = print_node(program, node)
+        line = _line(program, node, record, next_values)
         if comments and (about := "  ".join(part for part in (record.module, record.source) if part)):
             line += f"  # {about}"
         lines.append(line)
@@ -59,8 +60,20 @@ def _mesh(mesh: Mesh) -> str:
 def print_node(program: ProgramData, node: fx.Node) -> str:
     """Return the line of one value."""
     record = record_of(node)
+    return _line(program, node, record, _next_values(program) if record.role == "state" else {})
+
+
+def _next_values(program: ProgramData) -> dict[str, str]:
+    """Return the next value of each state, by name."""
+    if not any(record_of(node).role == "state" for node in program.placeholders):
+        return {}
+    results = zip(operands(program.output), record_of(program.output).results, strict=False)
+    return {result.of: value.name for value, result in reversed([*results]) if result.kind == "state"}
+
+
+def _line(program: ProgramData, node: fx.Node, record: Record, next_values: Mapping[str, str]) -> str:
     if node.op == "placeholder":
-        definition = _placeholder(program, node, record)
+        definition = _placeholder(node, record, next_values)
     elif node.op == "get_attr":
         constant = program.constants[str(node.target)]
         content = constant.content
@@ -71,27 +84,25 @@ def print_node(program: ProgramData, node: fx.Node) -> str:
     return f"  {node.name} : {print_type(record.type)} = {definition}{stream}"
 
 
-def _placeholder(program: ProgramData, node: fx.Node, record: Record) -> str:
+def _placeholder(node: fx.Node, record: Record, next_values: Mapping[str, str]) -> str:
     inner = [repr(record.name)] if record.name not in ("", node.name) else []
     if record.index is not None:
         inner.insert(0, str(record.index))
     if record.role == "state":
-        results = zip(operands(program.output), record_of(program.output).results, strict=False)
-        inner.insert(0, next((value.name for value, result in results if result == Result("state", node.name)), "?"))
+        inner.insert(0, next_values.get(node.name, "?"))
     return f"{record.role}({', '.join(inner)})" if inner else record.role
 
 
 def _call(node: fx.Node, record: Record) -> str:
-    operand = _Operands(node, record)
+    operand, target = _Operands(node, record), node.target
     if is_getitem(node):
         return f"{operand(node.args[0])}[{node.args[1]}]"
-    transfer = transfers.BY_FUNCTION.get(node.target)
-    write = (
-        (lambda value: _argument(value, operand, bare=True)) if transfer else (lambda value: _argument(value, operand))
-    )
-    args = [write(a) for a in node.args] + [f"{k}={write(v)}" for k, v in node.kwargs.items()]
+    bare = target in transfers.BY_FUNCTION
+    args = [_argument(value, operand, bare) for value in node.args]
+    if kwargs := node.kwargs:
+        args += [f"{key}={_argument(value, operand, bare)}" for key, value in kwargs.items()]
     start = "start " if record.started else ""
-    return f"{start}{target_name(node.target)}({', '.join(args)})"
+    return f"{start}{target_name(target)}({', '.join(args)})"
 
 
 class _Operands:
@@ -103,12 +114,12 @@ class _Operands:
     def __call__(self, operand: Any) -> str:
         self.position += 1
         need = self.uses[self.position] if self.uses else None
+        if need is None:
+            return operand.name
         value = record_of(operand).type
-        if (
-            need is None
-            or not isinstance(value, TensorType)
-            or (need.layout, need.dtype) == (value.layout, value.dtype)
-        ):
+        if not isinstance(value, TensorType) or (need.layout is value.layout and need.dtype is value.dtype):
+            return operand.name
+        if (need.layout, need.dtype) == (value.layout, value.dtype):
             return operand.name
         return f"{operand.name} as {print_requirement(need, value)}"
 
@@ -131,6 +142,8 @@ def _brackets(value: Sequence[Any], inner: list[str]) -> str:
 
 def print_literal(value: Any) -> str:
     """Return a scalar argument as text; ``TypeError`` if the grammar has no form for it."""
+    if value.__class__ is int:
+        return repr(value)
     if isinstance(value, (tuple, list)):
         return _brackets(value, [print_literal(v) for v in value])
     if isinstance(value, (bool, torch.dtype, torch.layout, torch.memory_format, type(None))) and value in LITERALS:
@@ -177,9 +190,12 @@ def print_type(value: ValueType) -> str:
         return "None"
     if isinstance(value, tuple):
         return f"({', '.join(map(print_type, value))})"
-    return DTYPE_NAMES[value.dtype] + _placed(
-        value.shape, value.attr, None if value.layout is None else value.layout.mesh
-    )
+    return _print_tensor(value)
+
+
+@lru_cache(maxsize=65536)
+def _print_tensor(type: TensorType) -> str:
+    return DTYPE_NAMES[type.dtype] + _placed(type.shape, type.attr, None if type.layout is None else type.layout.mesh)
 
 
 def print_requirement(need: Requirement, value: TensorType) -> str:

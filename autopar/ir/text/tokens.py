@@ -75,17 +75,23 @@ class Cursor:
         self.tokens: list[Token] = []
         self.at = 0
 
-    def open(self, number: int, line: str) -> None:
-        """Go to the start of a line; a comment ends it."""
+    def open(self, number: int, line: str, start: int = 0) -> None:
+        """Split a line into tokens, from a position on; a comment ends it."""
         self.number, self.line, self.tokens, self.at = number, line, [], 0
-        position = 0
-        while (rest := line[position:].lstrip()) and not rest.startswith("#"):
-            match = _TOKEN.match(line, position)
-            if match is None:
-                raise self.error(f"{rest.rstrip()[:12]!r} is not part of the grammar")
+        position = start
+        for match in _TOKEN.finditer(line, start):
+            if match.start() != position:
+                break
             kind = match.lastgroup or ""
-            self.tokens.append(Token(kind, match[kind], match.start(kind), match.end()))
             position = match.end()
+            self.tokens.append(Token(kind, match[kind], match.start(kind), position))
+        rest = line[position:].lstrip()
+        if rest and not rest.startswith("#"):
+            raise self.error(f"{rest.rstrip()[:12]!r} is not part of the grammar")
+
+    def begin(self, number: int, line: str) -> None:
+        """Go to a line that was read before, so that errors quote it."""
+        self.number, self.line, self.tokens, self.at = number, line, [], 0
 
     def close(self) -> None:
         """Check that the whole line has been read."""
@@ -93,6 +99,10 @@ class Cursor:
             raise self.error(f"{self.tokens[self.at].text!r} is left over")
 
     # -- looking -------------------------------------------------------------------------------------------------
+
+    def follows(self) -> bool:
+        """Return whether the line goes on."""
+        return self.at < len(self.tokens)
 
     def kind(self) -> str:
         """Return the kind of the next token; "" at the end of the line."""

@@ -230,7 +230,7 @@ def exchange(function: Target, arguments: Mapping[str, Any], piece: Shape, resul
         ranks: the number of ranks of the group.
         group: the name of the process group.
     """
-    view = tuple(n for dim in arguments["parts"] for n in dim) if arguments.get("parts") else tuple(piece)
+    view = flat_view(arguments, piece)
     dim, sizes = arguments.get("dim"), tuple(arguments.get("sizes") or ())
     shape = tuple(result)
     if function in (transfers.all_reduce, transfers.reduce_scatter):
@@ -269,6 +269,11 @@ def exchange(function: Target, arguments: Mapping[str, Any], piece: Shape, resul
     received = tuple(math.prod(piece) for piece in pieces)
     return Exchange(start_all_to_all, (view, target, new_sizes, received, group), finish_all_to_all,
                     (shape, source, pieces, dtype))  # fmt: skip
+
+
+def flat_view(arguments: Mapping[str, Any], shape: Shape) -> tuple[int, ...]:
+    """Return the shape of a piece with merged dims split into their parts, to which the dims of a transfer refer."""
+    return tuple(n for dim in arguments["parts"] for n in dim) if arguments.get("parts") else tuple(shape)
 
 
 def redistribution(plan: Packing, ranks: Sequence[int], dtype: torch.dtype, group: str) -> Exchange:

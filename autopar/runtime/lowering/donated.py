@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
 
-from autopar.ir.nodes import called_op, is_getitem, node_at, operands, record_of, tensor_type
+from autopar.ir.nodes import called_op, element_of, is_getitem, node_at, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE, SHARED
 from autopar.rules.registry import rule_of
@@ -121,3 +122,20 @@ def _numbers(update: fx.Node) -> object:
     """Return what updates that run as one op have in common: the op, its numbers, and the shared operands."""
     dtypes = tuple(tensor_type(value).dtype for value in _written(update))
     return update.target, update.args[-SHARED[called_op(update)] :], tuple(update.kwargs.items()), dtypes
+
+
+def updated_together(updates: Sequence[fx.Node]) -> tuple[list[list[Any]], tuple[Any, ...]]:
+    """Return the arguments of updates that run as one op: a list for each operand, and what they share."""
+    first = updates[0]
+    count = len(first.args) - SHARED[called_op(first)]
+    columns = [[update.args[k] for update in updates] for k in range(count)]
+    return columns, first.args[count:]
+
+
+def overwritten(result: fx.Node) -> fx.Node:
+    """Return the operand of an update whose memory a result of it takes: the parameter, or a state behind the
+    gradient."""
+    update, element = element_of(result) if is_getitem(result) else (result, 0)
+    value = update.args[element and element + 1]
+    assert isinstance(value, fx.Node)
+    return value

@@ -19,7 +19,8 @@ from autopar.ir.nodes import element_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE, OFFLOADED
 from autopar.report.liveness import HIDDEN_VIEWS, START, Lifetimes, Storage, size
-from autopar.runtime.lowering import buckets, collectives, lower
+from autopar.runtime.lowering import bucket_collectives as buckets
+from autopar.runtime.lowering import collectives, local_transfers
 from autopar.runtime.lowering.lower import Lowered
 from autopar.torch_private import OpOverload, returns_alias
 
@@ -70,7 +71,7 @@ MEMORY: dict[
     collectives.start_reduce_scatter: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
     collectives.finish_reduce_scatter: lambda args, sizes, own: LoweredMemory(own),
     collectives.start_all_to_all: lambda args, sizes, own: LoweredMemory(own, sizes(args[0])),
-    lower.own_piece: lambda args, sizes, own: LoweredMemory(
+    local_transfers.own_piece: lambda args, sizes, own: LoweredMemory(
         None if args[2] == 0 and tuple(args[1][1:]) == tuple(args[5][1:]) else own
     ),
     torch.reshape: lambda args, sizes, own: LoweredMemory(None),

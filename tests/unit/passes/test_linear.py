@@ -36,7 +36,8 @@ def looked_at(layers: int, plan: dict[str, tuple[str | None, ...]], monkeypatch:
     with monkeypatch.context() as patch:
         for name in ("expand", "place", "follow", "lift", "defer", "reshard", "share"):
             patch.setattr(importlib.import_module(f"autopar.passes.{name}"), "operands", counting, raising=False)
-        patch.setattr(importlib.import_module("autopar.verify.levels"), "operands", counting)
+        for name in ("every_level", "layouts", "pieces", "streams"):
+            patch.setattr(importlib.import_module(f"autopar.verify.{name}"), "operands", counting)
         for step in pipeline(MESH, attrs):
             count = 0
             run_passes(captured.program, [step])

@@ -1,0 +1,65 @@
+"""Compile the graph of a lowered function, and register its source: for tracebacks, and for the op of each line."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import fx
+
+from autopar.ir.program import Program
+from autopar.runtime import current_op
+from autopar.runtime.simulation.simulate import line_of
+
+Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+_NUMBERS = itertools.count()
+
+
+def compiled(graph: fx.Graph, title: str, program: Program, origins: Mapping[str, fx.Node]) -> Run:
+    """Compile a function.
+
+    Args:
+        title: what it is, for tracebacks.
+        origins: name of a value of the function → the node of the program whose line an error quotes.
+    """
+    code = graph.python_code("self")
+    file = f"<autopar {title} {next(_NUMBERS)}>"
+    scope = dict(code.globals)
+    exec(compile(code.src, file, "exec"), scope)
+    function = scope["forward"]
+    lines = code.src.splitlines(keepends=True)
+    linecache.cache[file] = (len(code.src), None, lines, file)
+    current_op.register(function.__code__, _Lines(program, origins, lines))
+
+    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        try:
+            return function(None, tensors)
+        except Exception as error:
+            current_op.add_op(error)
+            raise
+
+    return run
+
+
+class _Lines(Mapping[int, str]):
+    """Line of generated code → the line of the program, the user's line and module; texts are made on demand."""
+
+    def __init__(self, program: Program, names: Mapping[str, fx.Node], lines: list[str]) -> None:
+        self.program = program
+        self.nodes = {
+            number: names[name]
+            for number, line in enumerate(lines, 1)
+            if (name := line.strip().partition(" ")[0].partition(":")[0]) in names
+        }
+
+    def __getitem__(self, number: int) -> str:
+        return line_of(self.program, self.nodes[number])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)

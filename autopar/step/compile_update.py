@@ -1,0 +1,46 @@
+"""Compile the programs that end a step: the update, and the last micro-batch merged with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.ir.nodes import name_of, operands, record_of, set_record
+from autopar.ir.program import Program
+from autopar.ir.value_names import LOSS
+from autopar.model.compiled import Compiler
+from autopar.report.progress import doing
+from autopar.step.compiled_step import MicroBatch, StepUpdate, merged
+from autopar.step.options import StepOptions
+from autopar.step.update import Norm, Trained, update_of
+from autopar.verify.levels import verify
+
+
+@doing("update")
+def compile_update(
+    compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: StepOptions
+) -> StepUpdate:
+    """Compile the optimizer's step that follows such micro-batches."""
+    device = micro.captured.device
+    norm = Norm(options.clip_norm, micro.untrained) if options.measured else None
+    ending = update_of(
+        trained, micro.loss, device, norm=norm, scaling=options.loss_scale if options.scaled else None, ema=options.ema
+    )
+    _give_loss_its_source(ending.program, micro.program)
+    verify(ending.program, "update")
+    local, reports = compiler.place(ending.program, ending.constraints, device)
+    last, more = merged(compiler, micro.program, ending.program)
+    reports += more
+    states = frozenset(name_of(node) for node in ending.program.placeholders if record_of(node).role == "state")
+    return StepUpdate(ending.program, local, last, states, ending.returns, tuple(reports))
+
+
+def _give_loss_its_source(update: Program, micro: Program) -> None:
+    """Give the update's sum of losses the user's line of the loss. Errors often quote it, because ranks often wait in
+    its reduction."""
+    rows = zip(operands(micro.output), record_of(micro.output).results, strict=True)
+    next_states = {result.of: record_of(node) for node, result in rows if result.kind == "state"}
+    in_update, in_micro = (
+        next(node for node in program.placeholders if name_of(node) == LOSS) for program in (update, micro)
+    )
+    loss = next_states[in_micro.name]
+    set_record(in_update, record_of(in_update)._replace(source=loss.source, module=loss.module))

@@ -1,0 +1,110 @@
+"""Hold the compiled programs of a step: those of a micro-batch, and those that end the step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autopar.capture import Captured
+from autopar.gc_pause import gc_paused
+from autopar.ir.layout import DistAttr
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.model.compiled import Compiler
+from autopar.report.passes import PassReport, Reports
+from autopar.runtime.localize import LocalPrograms
+from autopar.step.merged_programs import merge_programs
+from autopar.step.outputs import Output
+from autopar.step.program import Step
+from autopar.step.update import Untrained
+from autopar.verify.levels import verify
+
+Placed = tuple[Program, LocalPrograms]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The programs of one micro-batch on the mesh.
+
+    Attributes:
+        captured: the call that was captured.
+        program: ``micro`` with its transfers.
+        local: ``micro`` of each rank.
+        count: the program of the counts and its local programs; ``None`` if the step has none.
+        copy: the program of the low-precision copies and its local programs; ``None`` if the step has none.
+        first: ``count`` merged with the first of several micro-batches, and its local programs.
+        parameters: the types of the trained parameters between steps, by the user's names.
+        gradients: the types of the sums of their gradients.
+        states: the layouts of their optimizer state.
+        untrained: the other parameters whose gradients are measured.
+        loss: the type of the state in which losses add up.
+        outputs: the outputs of the model that ``micro`` returns.
+        reports: what each pass did.
+    """
+
+    captured: Captured
+    program: Program
+    local: LocalPrograms
+    count: Placed | None
+    copy: Placed | None
+    first: Placed | None
+    parameters: dict[str, TensorType]
+    gradients: dict[str, TensorType]
+    states: dict[str, DistAttr]
+    untrained: tuple[Untrained, ...]
+    loss: TensorType
+    outputs: tuple[Output, ...]
+    reports: tuple[PassReport, ...]
+
+
+@dataclass(frozen=True)
+class StepUpdate:
+    """The programs that end a step on the mesh.
+
+    Attributes:
+        program: the update with its transfers.
+        local: the update of each rank.
+        last: the last micro-batch merged with the update, and its local programs.
+        states: the names of the states that the update replaces.
+        returns: the names of the values that the update returns.
+        reports: what each pass did.
+    """
+
+    program: Program
+    local: LocalPrograms
+    last: Placed
+    states: frozenset[str]
+    returns: tuple[str, ...]
+    reports: tuple[PassReport, ...]
+
+
+def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:
+    """The programs of a micro-batch and an update, as one step."""
+    return Step(
+        microbatches, micro.program, update.program, micro.count and micro.count[0], micro.copy and micro.copy[0]
+    )
+
+
+def reports_of(micro: MicroBatch, update: StepUpdate) -> Reports:
+    """What each pass did. Passes over ``micro`` have their own names; those over other programs are called as ``update
+    reshard``."""
+    return Reports((*micro.reports, *about("update", update.reports)))
+
+
+def merged(
+    compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()
+) -> tuple[Placed, list[PassReport]]:
+    """Merge two programs into one, and make each rank's program of it."""
+    start = time.perf_counter()
+    with gc_paused():
+        program = merge_programs(first, second, handed)
+    ms = (time.perf_counter() - start) * 1e3
+    verify(program, "join")
+    local, report = compiler.localize(program)
+    return (program, local), [PassReport("join", ms), replace(report, name="join localize")]
+
+
+def about(program: str, reports: Sequence[PassReport]) -> list[PassReport]:
+    """Name the program in the reports of its passes."""
+    return [replace(report, name=f"{program} {report.name}") for report in reports]

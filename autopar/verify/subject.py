@@ -1,0 +1,51 @@
+"""Hold the program that is verified, and make the errors about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from autopar.errors import VerifyError
+from autopar.ir.layout import Layout
+from autopar.ir.nodes import has_record, record_of
+from autopar.ir.program import Program
+from autopar.ir.text.printer import print_node
+
+
+@dataclass
+class Subject:
+    """A program that is verified.
+
+    Attributes:
+        made_by: the pass that made it, which errors name.
+        unwaited: the collectives that are started and not waited for yet.
+        right: Layouts that are right for values of a shape. A program has few.
+    """
+
+    program: Program
+    made_by: str
+    unwaited: dict[fx.Node, None] = field(default_factory=dict)
+    right: set[tuple[Layout, tuple[int, ...]]] = field(default_factory=set)
+
+    def head(self, name: str = "") -> str:
+        """Return the first line of an error: ``reshard left relu inconsistent``, or without the pass if it is not
+        known."""
+        if self.made_by:
+            return f"{self.made_by} left {name or 'the program'} inconsistent\n"
+        return f"this {self.program.level} program is inconsistent{name and f' at {name}'}\n"
+
+    def error(self, node: fx.Node, why: str, *operands: object) -> VerifyError:
+        """Return an error with the offending lines, the user's source line, the rule and the remedy."""
+        lines = []
+        for value in dict.fromkeys((*operands, node)):
+            if isinstance(value, fx.Node) and value.op != "output" and has_record(value):
+                source = record_of(value).source if value is node else ""
+                lines.append(f"  {self.line(value)}{source and f'          {source}'}\n")
+        return VerifyError(f"{self.head(node.name)}{''.join(lines)}  {why}")
+
+    def line(self, node: fx.Node) -> str:
+        try:
+            return print_node(self.program, node)
+        except (KeyError, TypeError, ValueError):  # a record that is broken
+            return f"  {node.name} does not print"
