@@ -73,17 +73,19 @@ class SimulatedStep:
         values = {rank: self.cut(tensors_by_name, rank) for rank in self.mesh.ranks}
         for name in self.interface.arguments:
             if (type := self.interface.types[name]).attr.pending:
-                mesh = type.layout.mesh  # type: ignore[union-attr]
+                mesh = type.mesh
                 whole = {rank: values[rank][name] for rank in mesh.ranks}
                 for rank, addend in Redistribution(reduced(type), type).simulate(whole).items():
                     values[rank][name] = addend
         return values
 
-    def cut(self, tensors: Mapping[str, torch.Tensor], rank: int) -> Values:
+    def cut(self, tensors: Mapping[str, torch.Tensor | None], rank: int) -> Values:
+        """Return the rank's pieces of full tensors; only a subclass knows what ``None`` stands for."""
         pieces = {}
         for name, tensor in tensors.items():
+            assert tensor is not None, name
             type = self.interface.types[name]
-            mesh = type.layout.mesh  # type: ignore[union-attr]
+            mesh = type.mesh
             if rank in mesh:  # else it is on a stage without this rank
                 piece = cut(tensor.detach(), type, mesh.coordinates(rank))
                 pieces[name] = piece.clone() if name in self.interface.states else piece
@@ -141,9 +143,7 @@ class _Step(torch.autograd.Function):
                 for rank, rank_values in values.items()
             }
             step.run("forward", values)
-        tangents = {
-            name: gradient for k, name in step.interface.tangents.items() if (gradient := gradients[k]) is not None
-        }
+        tangents = {name: gradients[k] for k, name in step.interface.tangents.items()}
         values = {rank: {**rank_values, **step.cut(tangents, rank)} for rank, rank_values in values.items()}
         step.run("backward", values)
         results = {
