@@ -129,7 +129,7 @@ STEPS: dict[str, Any] = {
 }
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 4)), min_size=1, max_size=8),
     st.sampled_from(["bf16", "fp16"]),

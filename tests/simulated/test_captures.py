@@ -161,7 +161,7 @@ values = st.recursive(leaves,
 
 
 @given(values)
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_flattened_and_rebuilt(value: Any) -> None:
     found, spec = flatten(value)
     again, other = flatten(unflatten(found, spec))

@@ -86,7 +86,7 @@ def test_every_way_to_split_one_block() -> None:
     assert 7 * 7 * 5 / 2 < len(seen) < 7 * 7 * 5
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_models_meshes_and_plans(data: st.DataObject) -> None:
     sizes = st.integers(1, 6)

@@ -144,7 +144,7 @@ class Parts(nn.Module):
         return x.square().mean()
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ways=st.lists(st.integers(0, 6), min_size=1, max_size=6), what=st.sampled_from([None, "*", "min-cut"]))
 def test_random_views(ways: list[int], what: str | None) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Parts(ways))

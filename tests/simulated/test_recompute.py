@@ -248,7 +248,7 @@ def check_structure(program: Program, before: Program, what: Any) -> None:
         assert not any(is_getitem(node) and record_of(value).phase != "backward" for value in operands(node))
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_models_and_regions(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 99)))

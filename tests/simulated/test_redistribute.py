@@ -34,7 +34,7 @@ def forms(attr: DistAttr, mesh: Mesh, shape: tuple[int, ...]) -> list[Any]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_the_pieces_are_those_of_the_same_value(data: st.DataObject) -> None:
     """From and to splits and partial sums, even or not; the oracle cuts the full tensor with ``torch.chunk``."""

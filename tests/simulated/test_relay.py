@@ -69,7 +69,7 @@ def value_of(pieces: dict[int, torch.Tensor], type: TensorType, weights: torch.T
     return total / averaged_over(type)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(pairs(), st.randoms())
 def test_the_gradient_of_a_transition(pair: tuple[TensorType, TensorType], random: object) -> None:
     """Each addend has the gradient of the value, and a change of one changes the value as its gradient says."""
@@ -194,7 +194,7 @@ class Chain(torch.nn.Module):
         return torch.cos(torch.sin(x) * 2) * torch.exp(x)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_in_the_joint_graph(data: st.DataObject) -> None:
     """Values of a step are put into Layouts of any kind, forward and backward; the gradients are those of one

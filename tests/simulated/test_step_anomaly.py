@@ -309,7 +309,7 @@ def torch_finds_one(model: nn.Module, x: torch.Tensor) -> bool:
     return False
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(
     st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=3),
     st.integers(0, 99),

@@ -283,7 +283,7 @@ def _devices(values: Any) -> set[str]:
     return {leaf.device.type for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     name=st.sampled_from([*UPDATES, "averaged"]), seed=st.integers(0, 9),
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),

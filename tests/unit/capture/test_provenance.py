@@ -26,6 +26,7 @@ def known(program: Program, phase: str, paths: set[str]) -> float:
     return sum(bool(r.source) and r.module in paths for r in records) / len(records)
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_nodes_know_their_module_and_line(make: Any) -> None:
     model = make()
@@ -35,6 +36,7 @@ def test_nodes_know_their_module_and_line(make: Any) -> None:
     assert known(program, "backward", paths) >= 0.95
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_a_gradient_comes_from_its_parameters_module(make: Any) -> None:
     """Not only known, but right: the node that makes a gradient names the module that owns the parameter."""

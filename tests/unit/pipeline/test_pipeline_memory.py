@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -191,8 +192,13 @@ def test_buffers_of_channels_are_what_intervals_say(schedule: PipelineSchedule) 
 # -- what grows with the micro-batches ---------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=64)
+def schedule_of(name: str, ranks: int, batches: int, chunks: int, recompute: bool) -> PipelineSchedule:
+    return build(name, ranks, batches, chunks, recompute=recompute)
+
+
 def peaks(name: str, ranks: int, batches: int, chunks: int, recompute: bool, sizes: Sizes) -> tuple[float, ...]:
-    return memory(build(name, ranks, batches, chunks, recompute=recompute), sizes).peak
+    return memory(schedule_of(name, ranks, batches, chunks, recompute), sizes).peak
 
 
 @pytest.mark.simulated

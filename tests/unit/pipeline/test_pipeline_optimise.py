@@ -357,6 +357,7 @@ def test_buffers_of_messages_count() -> None:
     assert max(memory(without.schedule, Sizes(boundary=0.25, fixed=0.5)).peak) > limit >= max(within.simulation.peak)
 
 
+@pytest.mark.simulated
 def test_more_memory_is_not_worse_and_messages_take_little_of_it() -> None:
     times, limits = Times(18.522, 18.086, 9.337, 0.601), (10.5, 12.5, 14.5, 18.5)
     without, within = (
@@ -367,6 +368,7 @@ def test_more_memory_is_not_worse_and_messages_take_little_of_it() -> None:
     assert all(one <= 1.011 * least for one, least in zip(within, without, strict=True))
 
 
+@pytest.mark.simulated
 def test_the_search_of_a_large_schedule_tries_fewer_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[PriorityRule] = []
     search = import_module("autopar.pipeline.optimiser.search")

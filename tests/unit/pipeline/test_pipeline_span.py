@@ -95,6 +95,7 @@ PUBLISHED = (
 )
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(("ranks", "batches", "times", "hidden", "heads", "rate"), PUBLISHED)
 def test_zero_bubbles_published_spans(
     ranks: int, batches: int, times: tuple[float, ...], hidden: int, heads: int, rate: float
@@ -129,6 +130,7 @@ def test_where_w_keeps_everything_no_schedule_has_zero_bubbles_rate() -> None:
     )
 
 
+@pytest.mark.simulated
 def test_more_memory_is_not_worse_and_no_policy_is_better() -> None:
     times, sizes = Times(18.522, 18.086, 9.337, 0.601), Sizes(for_weights=0.4, boundary=0.02)
     for chunks, limits in ((1, (5, 6, 7, 9)), (2, (4.5, 5, 6))):

@@ -154,6 +154,7 @@ def moved(schedule: PipelineSchedule, place: tuple[int, int, Task], row: int) ->
     )
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(right(4, 8, frees=True), randoms)
 def test_releases_are_tight(schedule: PipelineSchedule, choose: random.Random) -> None:
@@ -240,6 +241,7 @@ def test_a_wrong_schedule_stays_wrong() -> None:
 # -- a run by brute force ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 def test_it_says_what_all_runs_say() -> None:
     verdicts: Counter[bool] = Counter()
 

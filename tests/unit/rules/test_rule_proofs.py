@@ -40,6 +40,7 @@ def proven(name: str) -> list[Proof]:
     return [prove(overload(name), *made(spec, name)) for spec in TABLE[name]]
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", TABLE)
 def test_rule_holds_and_needs_its_whole_factors(name: str) -> None:
     proofs = proven(name)

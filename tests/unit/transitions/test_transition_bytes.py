@@ -89,6 +89,7 @@ def pairs(draw: st.DrawFn, shapes: list[tuple[int, ...]], pending: tuple[str, ..
     return TensorType(shape, torch.int64, Layout(mesh, source)), TensorType(shape, torch.int64, Layout(mesh, target))
 
 
+@pytest.mark.simulated
 @settings(max_examples=200, deadline=None)
 @given(pairs([(24,), (24, 48)], ("sum",)))
 def test_no_search_finds_fewer_bytes_for_even_pieces(free_starts: None, pair: tuple[TensorType, TensorType]) -> None:
