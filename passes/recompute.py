@@ -79,9 +79,11 @@ class Recompute(Pass):
         saved = [
             n for n in program.nodes if n.op == "call_function" and record_of(n).phase == "forward" and _is_kept(n)
         ]
-        return [f"{len(new) - len(moved)} ops of the forward run again in the backward, {len(moved)} have moved "
-                f"there; {_bytes(first):,} bytes of "
-                f"values are computed again, {_bytes(saved):,} are kept (whole values, views counted too)"]  # fmt: skip
+        return [
+            f"{len(new) - len(moved)} ops of the forward run again in the backward, {len(moved)} have moved there; "
+            f"{_bytes(first):,} bytes of values are computed again, {_bytes(saved):,} are kept (whole values, views "
+            f"counted too)"
+        ]
 
     def type(self, node: fx.Node) -> ValueType:
         """Return the type of a copy: the type of the value, with its constraint."""

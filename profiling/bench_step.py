@@ -191,10 +191,13 @@ def profiled(tool: str, call: Callable[[], Any], steps: int) -> str:
         ):
             own.add(name)
     return (
-        listed("of a step, by own time", sorted(rows.items(), key=lambda row: -row[1][1])[:25]) + "\n"
-        + listed("of a step, of autopar's functions by "
-                 "time", sorted(((n, row) for n, row in rows.items() if n in own), key=lambda row: -row[1][2])[:40])
-    )  # fmt: skip
+        listed("of a step, by own time", sorted(rows.items(), key=lambda row: -row[1][1])[:25])
+        + "\n"
+        + listed(
+            "of a step, of autopar's functions by time",
+            sorted(((n, row) for n, row in rows.items() if n in own), key=lambda row: -row[1][2])[:40],
+        )
+    )
 
 
 def listed(title: str, rows: list[tuple[str, list[float]]]) -> str:

@@ -77,9 +77,10 @@ class MemoryReport(tuple[PhasePeak, ...]):
         raise KeyError(f"no phase {name!r} in the program; it has {', '.join(row.phase for row in self)}")
 
     def __str__(self) -> str:
-        return (f"{tables(self)}bytes of one rank, {self.held:,} of them held by the caller; with fixed places, the "
-                f"{self.made:,} that are made "
-                f"and in use at the peak take {self.arena:,}\n")  # fmt: skip
+        return (
+            f"{tables(self)}bytes of one rank, {self.held:,} of them held by the caller; "
+            f"with fixed places, the {self.made:,} that are made and in use at the peak take {self.arena:,}\n"
+        )
 
 
 def tables(rows: Sequence[PhasePeak]) -> str:

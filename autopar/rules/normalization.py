@@ -20,9 +20,13 @@ rule(to.layer_norm("... k, ... k, ... 1, k", "... k, k", 2), "_fused_rms_norm_ba
 
 GROUPS = {3: "n", 4: "g c", 6: "g"}
 rule(to.group_norm("image, (g c!), (g c!)", "image, n g, n g", 0), "native_group_norm", sizes=GROUPS, empty=False)
-rule(to.group_norm("image, image, n g, n g, (g "
-                   "c!)", "image, (g c!), (g c!)", 1), "native_group_norm_backward", linear="0",
-     sizes={k + 2: size for k, size in GROUPS.items()}, empty=False)  # fmt: skip
+rule(
+    to.group_norm("image, image, n g, n g, (g c!)", "image, (g c!), (g c!)", 1),
+    "native_group_norm_backward",
+    linear="0",
+    sizes={k + 2: size for k, size in GROUPS.items()},
+    empty=False,
+)
 
 rule(to.weight_norm("v, g", "v, g", 0, 2), "_weight_norm_interface", empty=False)
 rule(to.weight_norm("v, v, g, g", "v, g", 1, 4), "_weight_norm_interface_backward", linear="0", empty=False)

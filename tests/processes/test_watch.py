@@ -288,12 +288,22 @@ def test_verdict(case: str) -> None:
     assert (None if verdict is None else verdict.ranks) == blamed, verdict
 
 
-@pytest.mark.parametrize(("first", "said"), [
-    (REDUCE, "autopar: rank 1 ended; rank 0 waits in all_reduce(mm, tp)\n  all ranks must take the same number of "
-             "steps: see how the data is split"),
-    (USERS, "autopar: no progress for 60 s: rank 0 is outside of a step, at train.py:7  load(); rank 1 has ended; "
-            "rank 2 waits in mm(x, t)"),
-], ids=["all wait", "one is outside"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (
+            REDUCE,
+            "autopar: rank 1 ended; rank 0 waits in all_reduce(mm, tp)\n  all ranks must take the same number of "
+            "steps: see how the data is split",
+        ),
+        (
+            USERS,
+            "autopar: no progress for 60 s: rank 0 is outside of a step, at train.py:7  load(); rank 1 has ended; "
+            "rank 2 waits in mm(x, t)",
+        ),
+    ],
+    ids=["all wait", "one is outside"],
+)
 def test_a_rank_that_ended_is_named_however_long_its_connections_last(first: CurrentOp, said: str) -> None:
     others = {2: seen(MM, still=61.0)} if first is USERS else {}
     verdict = judge({0: seen(first, still=61.0), 1: seen(USERS, ENDED, RUNNING, silent=61.0), **others}, timeout=60.0)

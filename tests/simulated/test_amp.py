@@ -385,14 +385,17 @@ def test_unknown_spellings_are_refused(amp: Any, options: dict[str, Any], error:
 @pytest.mark.parametrize(
     ("model", "args", "text"),
     [
-        (nn.Linear(4, 4).double(), (f(2, 4).double(),), "amp='bf16-O1' is for a model and data in float32; the "
-                                                        "parameter weight is f64\n  make it float32: model.float(); "
-                                                        "or leave amp=None"),
+        (
+            nn.Linear(4, 4).double(),
+            (f(2, 4).double(),),
+            "amp='bf16-O1' is for a model and data in float32; the parameter weight is f64\n  make it float32: "
+            "model.float(); or leave amp=None",
+        ),
         (nn.Linear(4, 4).bfloat16(), (f(2, 4).bfloat16(),), "the parameter weight is bf16\n"),
         (Function(lambda x, a: x.float() @ a, (4, 4)), (f(2, 4).double(),), "the input inputs is f64\n"),
         (Function(lambda x, a: x.real @ a, (4, 4)), (f(2, 4).cfloat(),), "the input inputs is c64\n"),
     ],
-)  # fmt: skip
+)
 def test_models_in_other_dtypes_are_refused(model: nn.Module, args: Any, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         traced(model, args, "bf16")

@@ -50,42 +50,83 @@ def test_random_models_equal_one_device_or_are_refused(r: random.Random) -> None
 
 FOUND: dict[str, Case] = {
     "a gradient that no tangent reaches is zero only where the loss depends on it": Case(
-        ("v = torch.copysign(a, b)", "w = c * 2"), "(v, w)",
-        {"a": "real(3, grad=True)", "b": "real(3, grad=True)", "c": "real(3, grad=True)"}, {"dp": 2}, {}, given=(1,)),
+        ("v = torch.copysign(a, b)", "w = c * 2"),
+        "(v, w)",
+        {"a": "real(3, grad=True)", "b": "real(3, grad=True)", "c": "real(3, grad=True)"},
+        {"dp": 2},
+        {},
+        given=(1,),
+    ),
     "the same where the loss is of it": Case(
-        ("v = torch.copysign(a, b)", "w = c * 2"), "(v, w)",
-        {"a": "real(3, grad=True)", "b": "real(3, grad=True)", "c": "real(3, grad=True)"}, {"dp": 2}, {}, given=(0,)),
+        ("v = torch.copysign(a, b)", "w = c * 2"),
+        "(v, w)",
+        {"a": "real(3, grad=True)", "b": "real(3, grad=True)", "c": "real(3, grad=True)"},
+        {"dp": 2},
+        {},
+        given=(0,),
+    ),
     "repeated beside a split dim of size one": Case(("v = a.tile((2,))",), "v", {"a": "real(1, 1, 2)"}, {"dp": 2}, {}),
-    "as_strided": Case(("v = a.as_strided(a.shape, a.stride())",), "v", {"a": "real(3, 3, 4, grad=True)"}, {"dp": 2},
-                       {}),
+    "as_strided": Case(
+        ("v = a.as_strided(a.shape, a.stride())",), "v", {"a": "real(3, 3, 4, grad=True)"}, {"dp": 2}, {}
+    ),
     "a view that needs more of a pending value than its sum": Case(
-        ("v = F.linear(self.p, self.w, "
-         "self.b)", "u = v.abs()", "w = v.view(3, 2)"), "(u, w)", {"a": "real(3)"}, {"dp": 2, "cp": 2},
-        {"w": (None, "cp"), "b": ("dp",)}, ("self.p = nn.Parameter(torch.randn(2, "
-         "4))", "self.w = nn.Parameter(torch.randn(3, 4))", "self.b = nn.Parameter(torch.randn(3))")),
+        ("v = F.linear(self.p, self.w, self.b)", "u = v.abs()", "w = v.view(3, 2)"),
+        "(u, w)",
+        {"a": "real(3)"},
+        {"dp": 2, "cp": 2},
+        {"w": (None, "cp"), "b": ("dp",)},
+        (
+            "self.p = nn.Parameter(torch.randn(2, 4))",
+            "self.w = nn.Parameter(torch.randn(3, 4))",
+            "self.b = nn.Parameter(torch.randn(3))",
+        ),
+    ),
     "a plan for what a norm returns, beside a write": Case(
-        ("w = b.clone()", "w.add_(1)", "v = self.l(a)"), "(v, w)", {"a": "real(4, 4)", "b": "real(3)"}, {"tp": 2},
-        {"*.l()": (None, "tp")}, ("self.l = nn.LayerNorm(4)",)),
+        ("w = b.clone()", "w.add_(1)", "v = self.l(a)"),
+        "(v, w)",
+        {"a": "real(4, 4)", "b": "real(3)"},
+        {"tp": 2},
+        {"*.l()": (None, "tp")},
+        ("self.l = nn.LayerNorm(4)",),
+    ),
     "dropout of what lies transposed": Case(
-        ("v = F.dropout(self.l(a.transpose(0, 1)).transpose(0, 1), "
-         "0.3)",), "v", {"a": "real(3, 6, 6)"}, {"dp": 2}, {}, ("self.l = nn.Linear(6, 6)",),
-        options={"random": "single"}),
+        ("v = F.dropout(self.l(a.transpose(0, 1)).transpose(0, 1), 0.3)",),
+        "v",
+        {"a": "real(3, 6, 6)"},
+        {"dp": 2},
+        {},
+        ("self.l = nn.Linear(6, 6)",),
+        options={"random": "single"},
+    ),
     "dropout in layers that turn the batch": Case(
-        ("v = self.l(a)",), "v", {"a": "real(6, 2, 6)"}, {"tp": 2}, {}, ("self.l = nn.TransformerEncoderLayer(6, 3, "
-                                                                         "12, dropout=0.2, "
-                                                                         "batch_first=True)",),
-        options={"random": "single"}),
+        ("v = self.l(a)",),
+        "v",
+        {"a": "real(6, 2, 6)"},
+        {"tp": 2},
+        {},
+        ("self.l = nn.TransformerEncoderLayer(6, 3, 12, dropout=0.2, batch_first=True)",),
+        options={"random": "single"},
+    ),
     "numbers drawn for what lies transposed, where they do not": Case(
-        ("v = F.gumbel_softmax(a.mT)",), "v", {"a": "real(4, 6, grad=True)"}, {"dp": 2}, {},
-        options={"random": "single"}),
+        ("v = F.gumbel_softmax(a.mT)",),
+        "v",
+        {"a": "real(4, 6, grad=True)"},
+        {"dp": 2},
+        {},
+        options={"random": "single"},
+    ),
     "numbers drawn into what lies transposed": Case(
-        ("v = a.mT + "
-         "torch.empty_like(a.mT).exponential_()",), "v", {"a": "real(4, 6, grad=True)"}, {"dp": 2}, {},
-        options={"random": "single"}),
-    "a view of a view, in "
-    "place": Case(("v = a.reshape(-1).clone()", "v.unsqueeze(0).mul_(3)"), "v", {"a": "real(3, grad=True)"}, {"dp": 2},
-                  {}),
-}  # fmt: skip
+        ("v = a.mT + torch.empty_like(a.mT).exponential_()",),
+        "v",
+        {"a": "real(4, 6, grad=True)"},
+        {"dp": 2},
+        {},
+        options={"random": "single"},
+    ),
+    "a view of a view, in place": Case(
+        ("v = a.reshape(-1).clone()", "v.unsqueeze(0).mul_(3)"), "v", {"a": "real(3, grad=True)"}, {"dp": 2}, {}
+    ),
+}
 
 
 @pytest.mark.parametrize("case", FOUND.values(), ids=FOUND)

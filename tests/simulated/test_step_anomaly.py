@@ -85,55 +85,75 @@ def write(step: Any, of: str, value: float) -> None:
 # if it has pieces
 CASES: dict[str, tuple[dict[str, Any], Callable[[Any], Any] | None, Callable[[], torch.Tensor], str]] = {
     "an op of the forward": (
-        {"activation": logarithm, "microbatches": 2}, None, batch,
-        r"log makes a NaN on rank 0, in the forward of micro-batch 1 of 2\n"
-        r"    log : f32\[\d 16\] = log\(sub\)\n"
-        r"    test_step_anomaly\.py:\d+  return torch\.log\(x - 10\)   in module the root\n"
-        r"  (\d+) of \1 elements of log are NaN; none of its operands has one:\n"
-        r"    sub from -1[\d.]+ to -[\d.]+, no inf\n"
-        r"  keep the operands where the op is defined, as with clamp or an epsilon; ",
+        {"activation": logarithm, "microbatches": 2},
+        None,
+        batch,
+        r"log makes a NaN on rank 0, in the forward of micro-batch 1 of 2\n    log : f32\[\d 16\] = log\(sub\)\n    "
+        r"test_step_anomaly\.py:\d+  return torch\.log\(x - 10\)   in module the root\n  (\d+) of \1 elements of log "
+        r"are NaN; none of its operands has one:\n    sub from -1[\d.]+ to -[\d.]+, no inf\n  keep the operands where "
+        r"the op is defined, as with clamp or an epsilon; ",
     ),
     "an op of the backward": (
-        {"activation": root_of_square}, None, batch,
-        r"mul\.Tensor makes a NaN on rank 0, in the backward\n"
-        r".*\n    test_step_anomaly\.py:\d+  return torch\.sqrt\(torch\.relu\(x\)\.square\(\)\)   in module the root\n"
-        r".*\n    div_\d from .*, [1-9]\d* inf\n    mul_\d from 0 to .*, no inf\n",
+        {"activation": root_of_square},
+        None,
+        batch,
+        r"mul\.Tensor makes a NaN on rank 0, in the backward\n.*\n    test_step_anomaly\.py:\d+  return "
+        r"torch\.sqrt\(torch\.relu\(x\)\.square\(\)\)   in module the root\n.*\n    div_\d from .*, [1-9]\d* inf\n    "
+        r"mul_\d from 0 to .*, no inf\n",
     ),
     "the update": (
-        {"microbatches": 2}, lambda step: write(step, "down.bias:exp_avg_sq", -1.0), batch,
-        r"autopar::adamw of down\.bias makes a NaN on rank 0, in the update\n"
-        r"    adamw\w* : .* = autopar::adamw\(down_bias, .*\n  1 of 8 elements of .* are NaN; none of its operands "
-        r"has one:\n"
-        r"    down\.bias (from .*, no inf|was overwritten)\n",
+        {"microbatches": 2},
+        lambda step: write(step, "down.bias:exp_avg_sq", -1.0),
+        batch,
+        r"autopar::adamw of down\.bias makes a NaN on rank 0, in the update\n    adamw\w* : .* = "
+        r"autopar::adamw\(down_bias, .*\n  1 of 8 elements of .* are NaN; none of its operands has one:\n    "
+        r"down\.bias (from .*, no inf|was overwritten)\n",
     ),
-    "the "
-    "input": ({}, None, lambda: spoiled(batch()),
-              r"the input xR comes in with NaN: 1 of 64 elements\n  look at how the batch is made; "),
-    "the input of a "
-    "micro-batch": ({"microbatches": 2}, None, lambda: spoiled(batch()),
-                    r"the input x of micro-batch 2 of 2R comes in with NaN: 1 of 32 elements\n"),
+    "the input": (
+        {},
+        None,
+        lambda: spoiled(batch()),
+        r"the input xR comes in with NaN: 1 of 64 elements\n  look at how the batch is made; ",
+    ),
+    "the input of a micro-batch": (
+        {"microbatches": 2},
+        None,
+        lambda: spoiled(batch()),
+        r"the input x of micro-batch 2 of 2R comes in with NaN: 1 of 32 elements\n",
+    ),
     "a parameter": (
-        {}, lambda step: write(step, "up.weight", torch.nan), batch,
+        {},
+        lambda step: write(step, "up.weight", torch.nan),
+        batch,
         r"the parameter up\.weightR comes in with NaN: 8 of 128 elements\n  its initialisation, a checkpoint or an "
         r"earlier step left it there; ",
     ),
-    "a "
-    "buffer": ({}, lambda step: write(step, "shift", torch.nan), batch,
-               r"the buffer shiftR comes in with NaN: 1 of 8 elements\n"),
+    "a buffer": (
+        {},
+        lambda step: write(step, "shift", torch.nan),
+        batch,
+        r"the buffer shiftR comes in with NaN: 1 of 8 elements\n",
+    ),
     "the optimizer's state": (
-        {}, lambda step: write(step, "up.weight:exp_avg", torch.nan), batch, r"the state up\.weight\.exp_avgR comes "
-                                                                             r"in with NaN: 8 of 128 elements\n",
+        {},
+        lambda step: write(step, "up.weight:exp_avg", torch.nan),
+        batch,
+        r"the state up\.weight\.exp_avgR comes in with NaN: 8 of 128 elements\n",
     ),
     "a constant": (
-        {"activation": lambda x: x + torch.tensor([torch.nan] * 16)}, None, batch,
+        {"activation": lambda x: x + torch.tensor([torch.nan] * 16)},
+        None,
+        batch,
         r"the constant _tensor_constant0 makes a NaN on rank 0, in the forward\n    _tensor_constant0 : f32\[16\] = "
         r"constant\(.*\n",
     ),
     "a cast of too much": (
-        {"amp": "fp16-O2", "loss_scale": 8.0}, None, lambda: batch() * 1e5,
+        {"amp": "fp16-O2", "loss_scale": 8.0},
+        None,
+        lambda: batch() * 1e5,
         r"addmm makes a NaN on rank 0, in the forward\n(.*\n)*    x_float16 from .*, [1-9]\d* inf\n",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("called", [False, True], ids=["simulated", "called"])

@@ -182,9 +182,14 @@ def convolution(m: Models) -> None:
             x,
         )
     else:
-        pools = ("AvgPool{}d(2)", "MaxPool{}d(2)", "MaxPool{}d(3, stride=1, "
-                                                   "padding=1)", "AdaptiveAvgPool{}d(1)", "AdaptiveMaxPool{}d(2)",
-                 "AvgPool{}d(2, 1, count_include_pad=False, padding=1)")  # fmt: skip
+        pools = (
+            "AvgPool{}d(2)",
+            "MaxPool{}d(2)",
+            "MaxPool{}d(3, stride=1, padding=1)",
+            "AdaptiveAvgPool{}d(1)",
+            "AdaptiveMaxPool{}d(2)",
+            "AvgPool{}d(2, 1, count_include_pad=False, padding=1)",
+        )
         _layer(m, f"nn.{m.r.choice(pools).format(n)}", x)
 
 

@@ -116,9 +116,10 @@ def causal_attention(
     return FLASH_FOR_CPU[0](query, key, value, 0.0, False, attn_mask=_causal_mask(rows, key, query.dtype), scale=scale)
 
 
-@_op("causal_attention_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out, Tensor "
-     "logsumexp, Tensor rows, "
-     "float? scale) -> (Tensor, Tensor, Tensor)")  # fmt: skip
+@_op(
+    "causal_attention_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
+    "Tensor rows, float? scale) -> (Tensor, Tensor, Tensor)"
+)
 def causal_attention_backward(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                               out: torch.Tensor, logsumexp: torch.Tensor, rows: torch.Tensor,
                               scale: float | None) -> Any:  # fmt: skip

@@ -219,10 +219,13 @@ def _read(cell: str, line: int, column: int) -> Cell:
 
 def _read_action(text: str, line: int, column: int) -> Action:
     if (match := _ACTION.fullmatch(text)) is None:
-        _refuse(line, column, text, "there is no such action; write stage, action and micro-batch with numbers from "
-                                    "0, as in 2F0, 2I0, 2B0, 2W0, "
-                                    "1SEND_F0, 2RECV_F0, 2SEND_B0, 1RECV_B0, or 2REDUCE_GRAD, 2UNSHARD, 2RESHARD, or "
-                                    "(0F1;3B0)OVERLAP_F_B")  # fmt: skip
+        _refuse(
+            line,
+            column,
+            text,
+            "there is no such action; write stage, action and micro-batch with numbers from 0, as in 2F0, 2I0, 2B0, "
+            "2W0, 1SEND_F0, 2RECV_F0, 2SEND_B0, 1RECV_B0, or 2REDUCE_GRAD, 2UNSHARD, 2RESHARD, or (0F1;3B0)OVERLAP_F_B",
+        )
     stage, name, batch, on_parameters = match.groups()
     return Action(text, name or on_parameters, int(stage), -1 if batch is None else int(batch), line, column)
 

@@ -103,13 +103,20 @@ def buffered(k: int) -> Channels:
 
 
 ASYNCHRONOUS = Channels("asynchronous", None, True, "only receives wait", "send earlier what another rank waits for")
-GROUPED = Channels("grouped", 0, True, "both ends of a message wait for each other, and all of a group are posted "
-                                       "together",
-                   "put messages that cross into one group, on each rank")  # fmt: skip
-BLOCKING = Channels("blocking", 0, False, "both ends of a message wait for each other, and a rank does one after the "
-                                          "other",
-                    "put the messages of all ranks into one order, or group those that cross and post groups "
-                    "together")  # fmt: skip
+GROUPED = Channels(
+    "grouped",
+    0,
+    True,
+    "both ends of a message wait for each other, and all of a group are posted together",
+    "put messages that cross into one group, on each rank",
+)
+BLOCKING = Channels(
+    "blocking",
+    0,
+    False,
+    "both ends of a message wait for each other, and a rank does one after the other",
+    "put the messages of all ranks into one order, or group those that cross and post groups together",
+)
 ALL = (ASYNCHRONOUS, buffered(1), GROUPED, BLOCKING)
 
 

@@ -217,14 +217,28 @@ def straight(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors take notes from 3.11 on")
 @pytest.mark.filterwarnings("ignore:Using a target size")
-@pytest.mark.parametrize(("loss", "target", "message", "line", "module"), [
-    (straight, torch.randn(6, 3), "must match the size of tensor b "
-                                  "(3)", "return nn.functional.mse_loss(z, y)", "the root"),
-    (nn.MSELoss(), torch.randn(6, 3), "must match the size of tensor b (3)", "return self.loss(z, y)", "loss"),
-    (nn.BCEWithLogitsLoss(), torch.rand(6, 3), "must be the same as input size", "return self.loss(z, y)", "loss"),
-    (nn.CrossEntropyLoss(), torch.zeros(5, dtype=torch.int64), "Expected input batch_size (6) to match target "
-                                                               "batch_size (5)", "return self.loss(z, y)", "loss"),
-], ids=["function", "mse", "bce", "cross-entropy"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loss", "target", "message", "line", "module"),
+    [
+        (
+            straight,
+            torch.randn(6, 3),
+            "must match the size of tensor b (3)",
+            "return nn.functional.mse_loss(z, y)",
+            "the root",
+        ),
+        (nn.MSELoss(), torch.randn(6, 3), "must match the size of tensor b (3)", "return self.loss(z, y)", "loss"),
+        (nn.BCEWithLogitsLoss(), torch.rand(6, 3), "must be the same as input size", "return self.loss(z, y)", "loss"),
+        (
+            nn.CrossEntropyLoss(),
+            torch.zeros(5, dtype=torch.int64),
+            "Expected input batch_size (6) to match target batch_size (5)",
+            "return self.loss(z, y)",
+            "loss",
+        ),
+    ],
+    ids=["function", "mse", "bce", "cross-entropy"],
+)
 @pytest.mark.parametrize("step", [False, True], ids=["call", "step"])
 def test_a_target_of_a_wrong_shape(
     loss: Any, target: torch.Tensor, message: str, line: str, module: str, step: bool

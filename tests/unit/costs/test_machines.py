@@ -161,29 +161,50 @@ BAD: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("machines", 0, "outside"), 1e9, "machines[0].outside: an object is wanted, not 1000000000.0"),
     (("machines", 0, "inside", "latency"), -1e-6, "machines[0].inside.latency: a number ≥ 0 is wanted, not -1e-06"),
     (("machines", 0, "inside", "bandwidth"), 0, "machines[0].inside.bandwidth: a number > 0 is wanted, not 0"),
-    (("machines", 0, "memory", "bandwidth"), "fast", "machines[0].memory.bandwidth: a number > 0 is wanted, not "
-                                                     "'fast'"),
-    (("machines", 0, "memory", "bandwidth"), float("nan"), "machines[0].memory.bandwidth: a number > 0 is wanted, not "
-                                                           "nan"),
-    (("machines", 0, "memory", "bandwidth"), float("inf"), "machines[0].memory.bandwidth: a number > 0 is wanted, not "
-                                                           "inf"),
-    (("machines", 0, "memory", "size"), 1, "machines[0].memory.size: there is no such field; there are latency, "
-                                           "bandwidth"),
-    (("machines", 0, "peak", "f33"), 1e12, f"machines[0].peak.f33: there is no such field; there are "
-                                           f"{', '.join(DTYPES)}"),
+    (
+        ("machines", 0, "memory", "bandwidth"),
+        "fast",
+        "machines[0].memory.bandwidth: a number > 0 is wanted, not 'fast'",
+    ),
+    (
+        ("machines", 0, "memory", "bandwidth"),
+        float("nan"),
+        "machines[0].memory.bandwidth: a number > 0 is wanted, not nan",
+    ),
+    (
+        ("machines", 0, "memory", "bandwidth"),
+        float("inf"),
+        "machines[0].memory.bandwidth: a number > 0 is wanted, not inf",
+    ),
+    (
+        ("machines", 0, "memory", "size"),
+        1,
+        "machines[0].memory.size: there is no such field; there are latency, bandwidth",
+    ),
+    (
+        ("machines", 0, "peak", "f33"),
+        1e12,
+        f"machines[0].peak.f33: there is no such field; there are {', '.join(DTYPES)}",
+    ),
     (("machines", 0, "peak", "f32"), True, "machines[0].peak.f32: a number > 0 is wanted, not True"),
-    (("machines", 0, "measured", 1, "operation"), "broadcast", f"machines[0].measured[1].operation: 'broadcast' is "
-                                                               f"none of {', '.join(MEASURABLE)}"),
+    (
+        ("machines", 0, "measured", 1, "operation"),
+        "broadcast",
+        f"machines[0].measured[1].operation: 'broadcast' is none of {', '.join(MEASURABLE)}",
+    ),
     (("machines", 0, "measured", 1, "operation"), "all_reduce", "machines[0].measured: all_reduce is measured twice"),
     (("machines", 0, "measured", 0, "ranks"), 1, "machines[0].measured[0].ranks: an integer ≥ 2 is wanted, not 1"),
     (("machines", 0, "measured", 0, "half"), None, "machines[0].measured[0].half: missing"),
     (("machines", 0, "aliases"), "cpu", "machines[0].aliases: a list is wanted, not 'cpu'"),
     (("machines", 0, "aliases", 0), 1, "machines[0].aliases[0]: a string is wanted, not 1"),
     (("machines", 0, "aliases", 0), "my server", "machines[0]: the name 'my server' is given twice"),
-    (("machines", 0, "cores"), 2, "machines[0].cores: there is no such field; there are name, kind, ranks_per_node, "
-                                  "inside, outside, "
-                                  "memory, peak, measured, aliases, source, note"),
-]  # fmt: skip
+    (
+        ("machines", 0, "cores"),
+        2,
+        "machines[0].cores: there is no such field; there are name, kind, ranks_per_node, inside, outside, memory, "
+        "peak, measured, aliases, source, note",
+    ),
+]
 
 
 @pytest.mark.parametrize(("field", "value", "text"), BAD, ids=[text for *_, text in BAD])

@@ -219,8 +219,13 @@ def test_wrong_types() -> None:
     refuses(
         TypeError, r"parallelize takes an autopar\.Mesh, as in autopar\.Mesh\(dp=2, tp=2\), not int", Block(), mesh=4
     )
-    refuses(TypeError, r"example is the arguments of one call: a tuple \(x,\), a dict of keywords, or both "
-                       r"\(\(x,\), \{'labels': y\}\), not a Tensor", Block(), example=x)  # fmt: skip
+    refuses(
+        TypeError,
+        r"example is the arguments of one call: a tuple \(x,\), a dict of keywords, or both \(\(x,\), \{'labels': "
+        r"y\}\), not a Tensor",
+        Block(),
+        example=x,
+    )
     with pytest.raises(TypeError, match=r"parallelize takes a torch\.nn\.Module, not function"):
         autopar.parallelize(lambda x: x, Mesh(dp=2))
 

@@ -223,9 +223,13 @@ def test_a_stage_is_not_the_mesh() -> None:
 
 
 def test_tensors_that_are_not_dense() -> None:
-    refuses(CaptureError, r"argument x is a sparse_coo tensor, which has no pieces\n  make it dense: to_dense\(\), or "
-                          r"sparse=False in an embedding", Block(),
-            example=(x.to_sparse(),))  # fmt: skip
+    refuses(
+        CaptureError,
+        r"argument x is a sparse_coo tensor, which has no pieces\n  make it dense: to_dense\(\), or sparse=False in "
+        r"an embedding",
+        Block(),
+        example=(x.to_sparse(),),
+    )
 
 
 def test_simulating_without_data() -> None:

@@ -255,27 +255,53 @@ def test_a_class_that_inherits_its_step_is_known() -> None:
     assert definition_of(optimizer).update(optimizer.param_groups[0]).op is UPDATES["adamw"]
 
 
-@pytest.mark.parametrize(("make", "kind", "message"), [
-    (lambda: Own(parameters()), TypeError, "Own cannot be part of a step's graph: it does not change the parameters "
-                                           "of its groups; train it in the plain loop, "),
-    (lambda: torch.optim.LBFGS(parameters()), TypeError, "LBFGS cannot be part of a step's graph: it calls the model "
-                                                         "several times in a step, through a closure; "),
-    (lambda: torch.optim.SparseAdam(parameters()), TypeError, "it takes sparse gradients, and those of a step are "
-                                                              "dense; train it in the plain loop, "),
-    (lambda: nn.Linear(2, 2), TypeError, "is a Linear and no torch.optim.Optimizer; make one from "
-                                         "parallel.parameters()"),
-    (lambda: Adam(parameters(), differentiable=True), ValueError, "group 0 of Adam has differentiable=True: gradients "
-                                                                  "do not flow"),
-    (lambda: SGD([{"params": parameters()}, {"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]}]),
-     ValueError, "parameter 0 in group 1 of SGD is complex64; parameters of a step in the graph are dense and of a "
-                 "floating dtype"),
-    (lambda: SGD([("table", nn.Parameter(torch.eye(3).to_sparse()))]), ValueError, "parameter table in group 0 of SGD "
-                                                                                   "is sparse"),
-    (lambda: AdamW(parameters(), betas=(torch.tensor(0.9), torch.tensor(0.99))), ValueError, "beta1 of AdamW is a "
-                                                                                             "tensor, but the graph "
-                                                                                             "would keep its value; "
-                                                                                             "give a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (
+            lambda: Own(parameters()),
+            TypeError,
+            "Own cannot be part of a step's graph: it does not change the parameters of its groups; train it in the "
+            "plain loop, ",
+        ),
+        (
+            lambda: torch.optim.LBFGS(parameters()),
+            TypeError,
+            "LBFGS cannot be part of a step's graph: it calls the model several times in a step, through a closure; ",
+        ),
+        (
+            lambda: torch.optim.SparseAdam(parameters()),
+            TypeError,
+            "it takes sparse gradients, and those of a step are dense; train it in the plain loop, ",
+        ),
+        (
+            lambda: nn.Linear(2, 2),
+            TypeError,
+            "is a Linear and no torch.optim.Optimizer; make one from parallel.parameters()",
+        ),
+        (
+            lambda: Adam(parameters(), differentiable=True),
+            ValueError,
+            "group 0 of Adam has differentiable=True: gradients do not flow",
+        ),
+        (
+            lambda: SGD([{"params": parameters()}, {"params": [nn.Parameter(torch.ones(2, dtype=torch.complex64))]}]),
+            ValueError,
+            "parameter 0 in group 1 of SGD is complex64; parameters of a step in the graph are dense and of a "
+            "floating dtype",
+        ),
+        (
+            lambda: SGD([("table", nn.Parameter(torch.eye(3).to_sparse()))]),
+            ValueError,
+            "parameter table in group 0 of SGD is sparse",
+        ),
+        (
+            lambda: AdamW(parameters(), betas=(torch.tensor(0.9), torch.tensor(0.99))),
+            ValueError,
+            "beta1 of AdamW is a tensor, but the graph would keep its value; give a number",
+        ),
+    ],
+)
 def test_what_is_refused(make: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=re.escape(message)):
         definition_of(make())

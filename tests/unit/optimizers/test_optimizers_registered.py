@@ -164,17 +164,29 @@ def test_a_second_definition_takes_the_place_of_the_first() -> None:
     assert definition_of(AdamW([nn.Parameter(torch.ones(2))])).update({}).op is None
 
 
-@pytest.mark.parametrize(("given", "error", "message"), [
-    ((nn.Linear,), TypeError, "is no subclass of torch.optim.Optimizer; give the class of your optimizer"),
-    ((Lion(params=[nn.Parameter(torch.ones(2))]),), TypeError, "is no subclass of torch.optim.Optimizer"),
-    ((Lion, "lion"), TypeError, "the update of Lion is a function of (param, grad, state, lr), not 'lion'"),
-    ((Lion, lion, "exp_avg", "step"), ValueError, "'step' is shared, but no state of Lion; its states are exp_avg: "
-                                                  "name it in state too"),
-    ((Lion, lion, "exp_avg", "", "decay"), ValueError, "'decay' is scheduled, but no option of Lion; its options are "
-                                                       "betas weight_decay: name it in options too"),
-    ((Lion, lion, "exp_avg", "", "lr"), ValueError, "'lr' is scheduled, but no option of Lion; a step has one of its "
-                                                    "own"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ((nn.Linear,), TypeError, "is no subclass of torch.optim.Optimizer; give the class of your optimizer"),
+        ((Lion(params=[nn.Parameter(torch.ones(2))]),), TypeError, "is no subclass of torch.optim.Optimizer"),
+        ((Lion, "lion"), TypeError, "the update of Lion is a function of (param, grad, state, lr), not 'lion'"),
+        (
+            (Lion, lion, "exp_avg", "step"),
+            ValueError,
+            "'step' is shared, but no state of Lion; its states are exp_avg: name it in state too",
+        ),
+        (
+            (Lion, lion, "exp_avg", "", "decay"),
+            ValueError,
+            "'decay' is scheduled, but no option of Lion; its options are betas weight_decay: name it in options too",
+        ),
+        (
+            (Lion, lion, "exp_avg", "", "lr"),
+            ValueError,
+            "'lr' is scheduled, but no option of Lion; a step has one of its own",
+        ),
+    ],
+)
 def test_what_cannot_be_registered(given: tuple[Any, ...], error: type[Exception], message: str) -> None:
     kind, update, state, shared, scheduled = (*given, *(None, lion, "exp_avg", (), ())[len(given) :])
     with pytest.raises(error, match=re.escape(message)):

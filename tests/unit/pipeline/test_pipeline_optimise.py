@@ -438,20 +438,22 @@ optimised: 2 ranks, 2 micro-batches, 2 stages a rank: 0 1 1 0
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"limit": 0.5}, "no schedule keeps within limit=0.5 on rank 0: one micro-batch alone needs 1 there (1 of "
-                         "activations); raise the limit to that, "
-                         "or make micro-batches or stages smaller"),
-        ({"limit": [9, 3, 9], "sizes": Sizes(1, None, 0.25, 2), "chunks": 2}, "limit=3 on rank 1: one micro-batch "
-                                                                              "alone needs 6.5 there "
-                                                                              "(2 of activations, 0.5 of messages, 4 "
-                                                                              "fixed)"),
+        (
+            {"limit": 0.5},
+            "no schedule keeps within limit=0.5 on rank 0: one micro-batch alone needs 1 there (1 of activations); "
+            "raise the limit to that, or make micro-batches or stages smaller",
+        ),
+        (
+            {"limit": [9, 3, 9], "sizes": Sizes(1, None, 0.25, 2), "chunks": 2},
+            "limit=3 on rank 1: one micro-batch alone needs 6.5 there (2 of activations, 0.5 of messages, 4 fixed)",
+        ),
         ({"limit": [1, 2]}, "limit has 2 numbers, but there are 3 ranks"),
         ({"limit": -1}, "limit is -1.0; it must be a number from 0, or None for no limit"),
         ({"ranks": 0}, "optimise: ranks=0; there is at least one"),
         ({"tries": -1}, "optimise: tries=-1; the number of rules to try must be at least 0"),
         ({"times": Times([1.0, 2.0])}, "forward has 2 numbers, and there are 3"),
     ],
-)  # fmt: skip
+)
 def test_errors(arguments: dict, text: str) -> None:
     with pytest.raises(ScheduleError, match=re.escape(text)):
         optimise(**{"times": Times(), "ranks": 3, "batches": 4, **arguments})

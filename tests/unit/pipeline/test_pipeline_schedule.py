@@ -20,21 +20,33 @@ def test_lists_become_tuples() -> None:
 FORWARD, BACKWARD = Slot((Task("FW", 0, 0),)), Slot((Task("BW", 0, 0),))
 
 
-@pytest.mark.parametrize(("slots", "batches", "rank_of", "text"), [
-    ([[FORWARD], [BACKWARD]], 1, (), "a schedule has at least one stage"),
-    ([[FORWARD], [BACKWARD]], 1, (1,), r"the stages are on ranks \[1\]: number the ranks from 0 without gaps"),
-    ([[FORWARD], [BACKWARD]], 0, (0,), "at least one micro-batch, not 0"),
-    ([[FORWARD, BACKWARD]], 1, (0,), "row 0 has 2 slots, but there are 1 ranks"),
-    ([[Slot((Task("FW", 1, 0),))]], 1, (0,), "row 0, rank 0: FW00 of stage 1: there is no stage 1, only 0 to 0"),
-    ([[Slot((Task("FW", 0, 1),))]], 1, (0,), "there is no micro-batch 1, only 0 to 0"),
-    ([[Slot(), FORWARD]], 1, (0, 1), "row 0, rank 1: FW00 of stage 0, but that stage is on rank 0"),
-    ([[Slot((Task("QW", 0, 0),))]], 1, (0,), r"row 0, rank 0: Task\(kind='QW', .* is no task; a Task has one of the "
-                                             r"kinds BR, BS, BW, FR, FS, FW, WW"),
-    ([[Slot((Task("", 0, 0),))]], 1, (0,), "is no task"),
-    ([[Slot(("FW0",))]], 1, (0,), "'FW0' is no task"),
-    ([[Slot(free=("x",))]], 1, (0,), "the buffer of 'x' is released, but that is no send"),
-    ([[Slot(parameters=("REDUCE_GRAD",))]], 1, (0,), "'REDUCE_GRAD' among the parameters must be a name and a stage"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("slots", "batches", "rank_of", "text"),
+    [
+        ([[FORWARD], [BACKWARD]], 1, (), "a schedule has at least one stage"),
+        ([[FORWARD], [BACKWARD]], 1, (1,), r"the stages are on ranks \[1\]: number the ranks from 0 without gaps"),
+        ([[FORWARD], [BACKWARD]], 0, (0,), "at least one micro-batch, not 0"),
+        ([[FORWARD, BACKWARD]], 1, (0,), "row 0 has 2 slots, but there are 1 ranks"),
+        ([[Slot((Task("FW", 1, 0),))]], 1, (0,), "row 0, rank 0: FW00 of stage 1: there is no stage 1, only 0 to 0"),
+        ([[Slot((Task("FW", 0, 1),))]], 1, (0,), "there is no micro-batch 1, only 0 to 0"),
+        ([[Slot(), FORWARD]], 1, (0, 1), "row 0, rank 1: FW00 of stage 0, but that stage is on rank 0"),
+        (
+            [[Slot((Task("QW", 0, 0),))]],
+            1,
+            (0,),
+            r"row 0, rank 0: Task\(kind='QW', .* is no task; a Task has one of the kinds BR, BS, BW, FR, FS, FW, WW",
+        ),
+        ([[Slot((Task("", 0, 0),))]], 1, (0,), "is no task"),
+        ([[Slot(("FW0",))]], 1, (0,), "'FW0' is no task"),
+        ([[Slot(free=("x",))]], 1, (0,), "the buffer of 'x' is released, but that is no send"),
+        (
+            [[Slot(parameters=("REDUCE_GRAD",))]],
+            1,
+            (0,),
+            "'REDUCE_GRAD' among the parameters must be a name and a stage",
+        ),
+    ],
+)
 def test_what_no_table_has(slots: object, batches: int, rank_of: tuple[int, ...], text: str) -> None:
     with pytest.raises(ScheduleError, match=text):
         PipelineSchedule(slots, batches, rank_of)

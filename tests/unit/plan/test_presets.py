@@ -147,43 +147,100 @@ def test_presets_are_data() -> None:
 @pytest.mark.parametrize(
     ("plan", "mesh", "text"),
     [
-        ("megatorn", MESH, "no preset 'megatorn'; presets are ddp, megatron, megatron+sp, and a plan of your own is a "
-                           "dict from globs; did you mean 'megatron'?"),
-        (["ddp", "mine"], MESH, "no preset 'mine'; presets are ddp, megatron, megatron+sp, and a plan of your own is "
-                                "a dict from globs"),
-        ("megatron", Mesh(dp=2), "the preset 'megatron' splits over an axis named tp, and the mesh (dp=2) has none; "
-                                 "name one so: Mesh(tp=2)"),
-        (["ddp", {"nothing": ("tp",)}], MESH, "the plan's glob 'nothing' matches no parameter or input; near it: "
-                                              "down.weight"),
-        ({"dwn()": ("?",)}, MESH, "the plan's glob 'dwn()' matches no module that is called and returns one tensor, "
-                                  "which the step needs; near it: down(), (), up()"),
-        ({"up.weight": ("?",)}, MESH, "the plan's 'up.weight': ('?',) leaves a dim undecided ('?'), which only a "
-                                      "module's output may be; give an axis or None"),
-        ({"up.weight": ("(3 tp)",)}, MESH, "the plan's 'up.weight': ('(3 tp)',) has '(3 tp)', which is no merged dim; "
-                                           "write sizes and axes, as in \"(3 -1/tp)\""),
-        ({"up.weight": ("(5 -1/tp)",)}, MESH, "the plan's 'up.weight': ('(5 -1/tp)',): the parts do not make up a dim "
-                                              "of 12, as up.weight has it"),
-        ({"up.weight": ("(3 5/tp)",)}, MESH, "the plan's 'up.weight': ('(3 5/tp)',): the parts do not make up a dim "
-                                             "of 12, as up.weight has it"),
-        ({"up.weight": ("(-1 -1/tp)",)}, MESH, "the plan's 'up.weight': ('(-1 -1/tp)',): the parts do not make up a "
-                                               "dim of 12, as up.weight has it; leave one size open"),
-        ({"up.weight": ("(3 4/tq)",)}, MESH, "the plan's 'up.weight': ('(3 4/tq)',): the mesh (dp=2 tp=2) has no axis "
-                                             "'tq'; its axes are dp, tp; did you mean 'tp'?"),
-        ({"up.weight": ("(3/tp 4/tp)",)}, MESH, "the plan's 'up.weight': ('(3/tp 4/tp)',) uses the axis 'tp' twice on "
-                                                "up.weight; write parts of one size once, as in \"(3 -1/tp)\"; if the "
-                                                "parts have different sizes, split the dim as one, \"tp\": the parts "
-                                                "are moved where an op separates them"),
-        ({"up()": ("tp", "tp")}, MESH, "the plan's 'up()': ('tp', 'tp') uses the axis 'tp' twice on up(); an axis "
-                                       "splits one dim of a value once"),
-        ({"up.weight": (None, "tp", None)}, MESH, "the plan's 'up.weight': (None, 'tp', None) has 3 entries, but "
-                                                  "up.weight has the shape [12, 8] and only 2 dims"),
-        ({"up.weight": (None, None, "tp", None)}, MESH, "the plan's 'up.weight': (None, None, 'tp', None) splits dim "
-                                                        "2, but up.weight has the shape [12, 8] and only 2 dims"),
-        ({"up()": (None, None, None, "tp")}, MESH, "the plan's 'up()': (None, None, None, 'tp') splits dim 3, but "
-                                                   "up() has the shape [4, 6, 12] and only 3 dims"),
+        (
+            "megatorn",
+            MESH,
+            "no preset 'megatorn'; presets are ddp, megatron, megatron+sp, and a plan of your own is a dict from "
+            "globs; did you mean 'megatron'?",
+        ),
+        (
+            ["ddp", "mine"],
+            MESH,
+            "no preset 'mine'; presets are ddp, megatron, megatron+sp, and a plan of your own is a dict from globs",
+        ),
+        (
+            "megatron",
+            Mesh(dp=2),
+            "the preset 'megatron' splits over an axis named tp, and the mesh (dp=2) has none; name one so: Mesh(tp=2)",
+        ),
+        (
+            ["ddp", {"nothing": ("tp",)}],
+            MESH,
+            "the plan's glob 'nothing' matches no parameter or input; near it: down.weight",
+        ),
+        (
+            {"dwn()": ("?",)},
+            MESH,
+            "the plan's glob 'dwn()' matches no module that is called and returns one tensor, which the step needs; "
+            "near it: down(), (), up()",
+        ),
+        (
+            {"up.weight": ("?",)},
+            MESH,
+            "the plan's 'up.weight': ('?',) leaves a dim undecided ('?'), which only a module's output may be; give "
+            "an axis or None",
+        ),
+        (
+            {"up.weight": ("(3 tp)",)},
+            MESH,
+            "the plan's 'up.weight': ('(3 tp)',) has '(3 tp)', which is no merged dim; write sizes and axes, as in "
+            '"(3 -1/tp)"',
+        ),
+        (
+            {"up.weight": ("(5 -1/tp)",)},
+            MESH,
+            "the plan's 'up.weight': ('(5 -1/tp)',): the parts do not make up a dim of 12, as up.weight has it",
+        ),
+        (
+            {"up.weight": ("(3 5/tp)",)},
+            MESH,
+            "the plan's 'up.weight': ('(3 5/tp)',): the parts do not make up a dim of 12, as up.weight has it",
+        ),
+        (
+            {"up.weight": ("(-1 -1/tp)",)},
+            MESH,
+            "the plan's 'up.weight': ('(-1 -1/tp)',): the parts do not make up a dim of 12, as up.weight has it; "
+            "leave one size open",
+        ),
+        (
+            {"up.weight": ("(3 4/tq)",)},
+            MESH,
+            "the plan's 'up.weight': ('(3 4/tq)',): the mesh (dp=2 tp=2) has no axis 'tq'; its axes are dp, tp; did "
+            "you mean 'tp'?",
+        ),
+        (
+            {"up.weight": ("(3/tp 4/tp)",)},
+            MESH,
+            "the plan's 'up.weight': ('(3/tp 4/tp)',) uses the axis 'tp' twice on up.weight; write parts of one size "
+            'once, as in "(3 -1/tp)"; if the parts have different sizes, split the dim as one, "tp": the parts '
+            "are moved where an op separates them",
+        ),
+        (
+            {"up()": ("tp", "tp")},
+            MESH,
+            "the plan's 'up()': ('tp', 'tp') uses the axis 'tp' twice on up(); an axis splits one dim of a value once",
+        ),
+        (
+            {"up.weight": (None, "tp", None)},
+            MESH,
+            "the plan's 'up.weight': (None, 'tp', None) has 3 entries, but up.weight has the shape [12, 8] and only 2 "
+            "dims",
+        ),
+        (
+            {"up.weight": (None, None, "tp", None)},
+            MESH,
+            "the plan's 'up.weight': (None, None, 'tp', None) splits dim 2, but up.weight has the shape [12, 8] and "
+            "only 2 dims",
+        ),
+        (
+            {"up()": (None, None, None, "tp")},
+            MESH,
+            "the plan's 'up()': (None, None, None, 'tp') splits dim 3, but up() has the shape [4, 6, 12] and only 3 "
+            "dims",
+        ),
     ],
     ids=lambda value: str(value)[:30],
-)  # fmt: skip
+)
 def test_plans_that_are_refused(plan: Any, mesh: Mesh, text: str) -> None:
     with pytest.raises(PlanError) as caught:
         autopar.parallelize(Block().double(), mesh, plan, example=(X,))

@@ -63,10 +63,18 @@ WRONG: list[tuple[str, Rule, Call, str]] = [  # what the message must say
     ("an additive relu", Rule("relu", "... -> ...", "0"), call(F(4, 5)), "a sum over 2 ranks passes through 0"),
     ("an additive ceiling", Rule("ceil", "... -> ...", "0"), call(F(4, 5)), "a sum over 2 ranks passes through 0"),
     ("an additive gelu", Rule("gelu", "... -> ...", "0"), call(F(4, 5)), "a sum over 2 ranks passes through 0"),
-    ("an addition that takes one "
-     "sum", Rule("add.Tensor", "..., ... -> ...", "0"), call(F(4, 5), F(5)), "passes through 0"),
-    ("a jointly additive product", Rule("mul.Tensor", "..., ... -> ...", "0+1"), call(F(4, 5), F(5)),
-     "passes through 0+1"),
+    (
+        "an addition that takes one sum",
+        Rule("add.Tensor", "..., ... -> ...", "0"),
+        call(F(4, 5), F(5)),
+        "passes through 0",
+    ),
+    (
+        "a jointly additive product",
+        Rule("mul.Tensor", "..., ... -> ...", "0+1"),
+        call(F(4, 5), F(5)),
+        "passes through 0+1",
+    ),
     ("a quotient of sums", Rule("div.Tensor", "..., ... -> ...", "0, 1"), call(F(4, 5), P(5)), "passes through 1"),
     ("a narrowing cast", Rule("_to_copy", "... -> ...", "0"), call(F(4, 5), dtype=torch.float32), "passes through 0"),
     ("a product with its result turned", Rule("mm", "m k, k n -> n m"), call(F(4, 5), F(5, 4)), "splits over"),
@@ -75,34 +83,76 @@ WRONG: list[tuple[str, Rule, Call, str]] = [  # what the message must say
     ("a maximum that is a minimum", Rule("amax", "a b -> a by min"), call(F(4, 6), [1]), "b splits"),
     ("a mean of means", Rule("mean.dim", "a b -> a"), call(F(4, 5), [1]), "b splits"),
     ("a bias counted twice", Rule("addmm", "n, m k, k n -> m n"), call(F(6), F(4, 5), F(5, 6)), "k splits"),
-    ("a convolution's bias counted "
-     "twice", Rule("convolution", "n i s!, o i k!, o -> n o t!"), convolution(*CONVOLUTIONS[0]), "i splits"),
-    ("a bias's gradient that is whole", Rule("convolution_backward", "n o t!, n i s!, o i k! -> n i s!, o i k!, "
-                                                                     "o"), convolution_backward(*CONVOLUTIONS[0],
-                                                                         mask=(True, True, True)), "i splits"),
-    ("a bias that is split with the "
-     "rows", Rule("addmm", "m, m k, k n -> m n"), call(F(4), F(4, 5), F(5, 4)), "m splits"),
+    (
+        "a convolution's bias counted twice",
+        Rule("convolution", "n i s!, o i k!, o -> n o t!"),
+        convolution(*CONVOLUTIONS[0]),
+        "i splits",
+    ),
+    (
+        "a bias's gradient that is whole",
+        Rule("convolution_backward", "n o t!, n i s!, o i k! -> n i s!, o i k!, o"),
+        convolution_backward(*CONVOLUTIONS[0], mask=(True, True, True)),
+        "i splits",
+    ),
+    (
+        "a bias that is split with the rows",
+        Rule("addmm", "m, m k, k n -> m n"),
+        call(F(4), F(4, 5), F(5, 4)),
+        "m splits",
+    ),
     ("a view without its sizes", Rule("view", "a b -> (a b)", "0"), call(F(4, 6), [24]), "a splits"),
-    ("a view that keeps the minor "
-     "half", Rule("view", lambda *_: ("(a b) -> b a", {"a": 4, "b": 4}), "0", {1: "*"}), call(F(16), [4, 4]), "splits"),
+    (
+        "a view that keeps the minor half",
+        Rule("view", lambda *_: ("(a b) -> b a", {"a": 4, "b": 4}), "0", {1: "*"}),
+        call(F(16), [4, 4]),
+        "splits",
+    ),
     ("factories without their sizes", Rule("full", "-> a b"), call([4, 5], 2.0), "a splits"),
-    ("a vocabulary that is split", Rule("embedding", "v d, ... -> ... d", "0"), call(F(6, 5), I(4, below=6)),
-     "v splits"),
-    ("a loss over split classes", Rule("nll_loss_forward", "b c, b, c -> (), ()"),
-     call(F(5, 6), I(5, below=6), None, SUM, -100), "c splits"),
-    ("a loss that is a mean", Rule("nll_loss_forward", "b c!, b, c! -> (), ()"),
-     call(F(5, 6), I(5, below=6), None, 1, -100), "b splits"),
+    (
+        "a vocabulary that is split",
+        Rule("embedding", "v d, ... -> ... d", "0"),
+        call(F(6, 5), I(4, below=6)),
+        "v splits",
+    ),
+    (
+        "a loss over split classes",
+        Rule("nll_loss_forward", "b c, b, c -> (), ()"),
+        call(F(5, 6), I(5, below=6), None, SUM, -100),
+        "c splits",
+    ),
+    (
+        "a loss that is a mean",
+        Rule("nll_loss_forward", "b c!, b, c! -> (), ()"),
+        call(F(5, 6), I(5, below=6), None, 1, -100),
+        "b splits",
+    ),
     ("running sums that come apart", Rule("cumsum", "a b -> a b"), call(F(4, 5), 1), "b splits"),
-    ("halves that are one dim", Rule("glu", lambda *_: ("a (b half!) -> a b", {"half": 2})), call(F(4, 6), 1),
-     "b splits"),
-    ("a layer norm that comes apart", Rule("native_layer_norm_backward", "b k, b k, b 1, b 1, k, k -> b k, k, "
-                                                                         "k"), layer_norm_backward(*NORMS[0]),
-     "k splits"),
-    ("parts of a dim that come "
-     "apart", Rule("cat", lambda *_: ("a b, a b -> a (b n)", {"n": 2})), call([F(4, 5), F(4, 5)], 1), "b splits"),
-    ("rows chosen from a split "
-     "table", Rule("index_select", "v d, i -> i d", "0"), call(F(6, 5), 0, I(4, below=6)), "v splits"),
-]  # fmt: skip
+    (
+        "halves that are one dim",
+        Rule("glu", lambda *_: ("a (b half!) -> a b", {"half": 2})),
+        call(F(4, 6), 1),
+        "b splits",
+    ),
+    (
+        "a layer norm that comes apart",
+        Rule("native_layer_norm_backward", "b k, b k, b 1, b 1, k, k -> b k, k, k"),
+        layer_norm_backward(*NORMS[0]),
+        "k splits",
+    ),
+    (
+        "parts of a dim that come apart",
+        Rule("cat", lambda *_: ("a b, a b -> a (b n)", {"n": 2})),
+        call([F(4, 5), F(4, 5)], 1),
+        "b splits",
+    ),
+    (
+        "rows chosen from a split table",
+        Rule("index_select", "v d, i -> i d", "0"),
+        call(F(6, 5), 0, I(4, below=6)),
+        "v splits",
+    ),
+]
 
 
 @pytest.mark.parametrize(("what", "wrong", "spec", "claim"), WRONG, ids=[row[0].replace(" ", "-") for row in WRONG])

@@ -281,13 +281,18 @@ def test_transfers_that_do_not_apply(before: str, function: Any, arguments: dict
         ((4,), DistAttr.split("dp", pending=["dp"]), "f32[4/dp] +dp uses the axis dp twice"),
         ((-4,), DistAttr.split(None), "a value has no shape [-4]"),
         ((12,), DistAttr((((5, ("dp",)), (2, ())),)), "the parts of f32[(5/dp 2)] do not make a dim of 12"),
-        ((4,), DistAttr.split(None, pending={"dp": "xor"}), "there is no reduction 'xor'; there are sum, avg, max, "
-                                                            "min, prod"),
-        ((4,), DistAttr.split(None, pending={"dp": "max", "tp": "sum"}), "f32[4] +max:dp +tp is pending max and sum "
-                                                                         "at once, and these do not commute; reduce "
-                                                                         "one first"),
+        (
+            (4,),
+            DistAttr.split(None, pending={"dp": "xor"}),
+            "there is no reduction 'xor'; there are sum, avg, max, min, prod",
+        ),
+        (
+            (4,),
+            DistAttr.split(None, pending={"dp": "max", "tp": "sum"}),
+            "f32[4] +max:dp +tp is pending max and sum at once, and these do not commute; reduce one first",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_nothing_lies_as_is_refused_even_where_both_ends_are_alike(
     shape: tuple[int, ...], attr: DistAttr, why: str
 ) -> None:
