@@ -39,7 +39,7 @@ from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_dims, print_pending
-from autopar.transitions import draft, reductions, relayouts, way
+from autopar.transitions import chain, draft, reductions, relayouts
 from autopar.transitions import plan as planning
 
 LINES = [planning._chosen, reductions.draft_reductions]
@@ -227,7 +227,7 @@ def forget() -> None:
     """Clears the caches of both planners."""
     for one in (
         one
-        for module in (planning, draft, relayouts, way, boxes, messages, layout, transfers, mesh)
+        for module in (planning, draft, relayouts, chain, boxes, messages, layout, transfers, mesh)
         for one in vars(module).values()
     ):
         getattr(one, "cache_clear", int)()
