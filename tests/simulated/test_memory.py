@@ -56,5 +56,5 @@ def test_the_peak_of_a_step(name: str) -> None:
 def test_many_steps() -> None:
     """On four processes, 200 steps with a megabyte in each of several collectives: no more tensors, no more memory."""
     for tensors, grown in ranks(4).run(calls.many_steps, 200):
-        assert tensors == 0
+        assert tensors <= 0
         assert grown < 32 * 2**20
