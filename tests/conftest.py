@@ -46,15 +46,20 @@ TIERS = {
 def pytest_configure(config: pytest.Config) -> None:
     for tier, meaning in TIERS.items():
         config.addinivalue_line("markers", f"{tier}: {meaning}")
+    config.addinivalue_line("markers", "sweep(reason): one more combination; it runs with --sweep only")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with the tier of its folder, before pytest selects by ``-m``."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with the tier of its folder, before pytest selects by ``-m``, and leave sweeps out."""
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             folder = item.path.relative_to(Path(__file__).parent).parts[0]
             item.add_marker(FOLDERS[folder])
+    if not config.getoption("--sweep"):
+        sweeps = [item for item in items if item.get_closest_marker("sweep")]
+        config.hook.pytest_deselected(items=sweeps)
+        items[:] = [item for item in items if not item.get_closest_marker("sweep")]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -72,6 +77,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite the expected half of tests/golden files")
+    parser.addoption("--sweep", action="store_true", help="run the tests with the marker sweep too")
 
 
 @pytest.fixture

@@ -71,3 +71,9 @@ def test_a_marker_names_no_tier_below_its_folders() -> None:
         if tier in order:
             below = "|".join(order[: order.index(tier)]) or "(?!)"
             assert not re.search(rf"\bmark\.({below})\b", path.read_text()), path
+
+
+def test_each_sweep_gives_its_reason() -> None:
+    """A case that does not run by default says which other test shows the same."""
+    for path in FILES:
+        assert not re.search(r"mark\.sweep(?!\(\s*\"[^\"]{20,})", path.read_text()), path
