@@ -143,7 +143,7 @@ def tested(flight: int) -> None:
     import loops
 
     while True:
-        loops.ten_steps("llama sequence", {"dp": 2, "tp": 2})
+        loops.loop_alike("llama sequence", {"dp": 2, "tp": 2})
         print(REPEATED)
 
 

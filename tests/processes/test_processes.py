@@ -16,20 +16,42 @@ import weights
 import zoo_on_processes
 from processes import ranks
 
-TWO, FOUR = [{"dp": 2}, {"tp": 2}], [{"dp": 2, "tp": 2}, {"tp": 4}]
-STEPS = [(name, sizes) for name in loops.MODELS for sizes in (*FOUR, *TWO * (name in ("mlp", "llama")))]
+STEPS = [
+    ("mlp", {"dp": 2}),
+    ("mlp", {"dp": 2, "tp": 2}),
+    ("llama", {"tp": 2}),
+    ("llama", {"dp": 2, "tp": 2}),
+    ("llama sequence", {"tp": 4}),
+    ("gpt2", {"dp": 2, "tp": 2}),
+    ("bert", {"tp": 4}),
+    ("resnet", {"dp": 2, "tp": 2}),
+]
+MORE_STEPS = [
+    pytest.param(name, sizes, marks=pytest.mark.sweep("each model runs on another mesh, each mesh another model"))
+    for name in loops.MODELS
+    for sizes in ({"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}, {"tp": 4})
+    if (name, sizes) not in STEPS and (name in ("mlp", "llama") or math.prod(sizes.values()) == 4)
+]
 
 
-@pytest.mark.parametrize(("name", "sizes"), STEPS, ids=str)
-def test_ten_steps(name: str, sizes: dict[str, int]) -> None:
-    ranks(math.prod(sizes.values())).run(loops.ten_steps, name, sizes)
+@pytest.mark.parametrize(("name", "sizes"), [*STEPS, *MORE_STEPS], ids=str)
+def test_loop(name: str, sizes: dict[str, int]) -> None:
+    """Of one layer: that layers follow each other is seen by simulated ranks."""
+    ranks(math.prod(sizes.values())).run(loops.loop_alike, name, sizes, 1, 3)
 
 
 @pytest.mark.parametrize("sizes", [{"dp": 1}, {"dp": 1, "tp": 1}], ids=str)
-@pytest.mark.parametrize("name", loops.MODELS)
-def test_ten_steps_of_one_process(name: str, sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize("name", ["mlp", "llama"])
+def test_loop_of_one_process(name: str, sizes: dict[str, int]) -> None:
     """A mesh of one rank needs no process group."""
-    loops.ten_steps(name, sizes)
+    loops.loop_alike(name, sizes, 1, 3)
+
+
+@pytest.mark.sweep("a mesh of one rank needs no process group for mlp and llama, and all models run on more ranks")
+@pytest.mark.parametrize("sizes", [{"dp": 1}, {"dp": 1, "tp": 1}], ids=str)
+@pytest.mark.parametrize("name", [name for name in loops.MODELS if name not in ("mlp", "llama")])
+def test_loop_of_another_model_of_one_process(name: str, sizes: dict[str, int]) -> None:
+    loops.loop_alike(name, sizes, 1, 3)
 
 
 CALLS = ["inputs_and_outputs", "inputs_with_gradients", "gradients_of_some_outputs", "frozen_and_tied",

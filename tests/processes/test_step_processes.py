@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import calls_of_steps
@@ -10,24 +11,44 @@ import steps
 from processes import ranks
 
 CASES = [
-    ("mlp", {"dp": 2, "tp": 2}, 3), ("mlp", {"dp": 4}, 2), ("llama", {"dp": 2, "tp": 2}, 1),
-    ("llama sequence", {"dp": 2, "tp": 2}, 3), ("llama", {"dp": 4}, 0), ("gpt2", {"dp": 2, "tp": 2}, 2),
-    ("gpt2", {"dp": 4}, 3), ("bert", {"dp": 2, "tp": 2}, 0), ("bert", {"dp": 4}, 1),
-    ("resnet", {"dp": 2, "tp": 2}, 1), ("mlp", {"dp": 2}, 1),
-]  # fmt: skip
+    ("mlp", {"dp": 2}, 1),
+    ("mlp", {"dp": 2, "tp": 2}, 3),
+    ("llama", {"dp": 2, "tp": 2}, 1),
+    ("llama sequence", {"dp": 2, "tp": 2}, 3),
+    ("gpt2", {"dp": 4}, 2),
+    ("bert", {"dp": 2, "tp": 2}, 0),
+    ("resnet", {"dp": 2, "tp": 2}, 1),
+]
+MORE = [
+    pytest.param(name, sizes, zero, marks=pytest.mark.sweep("gpt2 runs on dp=4, and each way of ZeRO with another"))
+    for name, sizes, zero in (
+        ("mlp", {"dp": 4}, 2),
+        ("llama", {"dp": 4}, 0),
+        ("gpt2", {"dp": 2, "tp": 2}, 2),
+        ("gpt2", {"dp": 4}, 3),
+        ("bert", {"dp": 4}, 1),
+    )
+]
 
 
-@pytest.mark.parametrize(("name", "sizes", "zero"), CASES, ids=str)
-def test_ten_steps(name: str, sizes: dict[str, int], zero: int) -> None:
+@pytest.mark.parametrize(("name", "sizes", "zero"), [*CASES, *MORE], ids=str)
+def test_steps(name: str, sizes: dict[str, int], zero: int) -> None:
+    """Of one layer: that layers follow each other is seen by simulated ranks."""
     options = {"microbatches": 1 if name == "resnet" else 2, "zero": zero, "clip_norm": 0.5}
-    ranks(math.prod(sizes.values())).run(steps.steps_alike, name, sizes, options)
+    run_steps = functools.partial(steps.steps_alike, count=3, layers=1)
+    ranks(math.prod(sizes.values())).run(run_steps, name, sizes, options)
 
 
 @pytest.mark.parametrize("name", steps.MODELS)
 def test_one_process(name: str) -> None:
     """A mesh of one rank needs no process group."""
     steps.steps_alike(
-        name, {"dp": 1}, {"microbatches": 1 if name == "resnet" else 2, "clip_norm": 0.5}, count=3, called=True
+        name,
+        {"dp": 1},
+        {"microbatches": 1 if name == "resnet" else 2, "clip_norm": 0.5},
+        count=3,
+        called=True,
+        layers=1,
     )
 
 

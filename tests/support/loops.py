@@ -42,13 +42,13 @@ def images(step: int) -> dict[str, torch.Tensor]:
     return {"x": torch.randn(4, 3, 9, 9, dtype=torch.float64)}
 
 
-MODELS: dict[str, tuple[Any, Any, Any]] = {  # how it is made, its batches, its plan
-    "mlp": (lambda: Residual(8, 12).double(), vectors, COLUMN_ROW),
-    "llama": (lambda: llama(kv=2, layers=2), text, "megatron"),
-    "llama sequence": (lambda: llama(kv=2, layers=2), text, "megatron+sp"),
-    "gpt2": (lambda: gpt2(layers=2), text, "megatron"),
-    "bert": (lambda: bert(layers=2), text, "megatron"),
-    "resnet": (lambda: Net().double(), images, None),
+MODELS: dict[str, tuple[Any, Any, Any]] = {  # how it is made, of how many layers; its batches, its plan
+    "mlp": (lambda layers=2: Residual(8, 12, layers).double(), vectors, COLUMN_ROW),
+    "llama": (lambda layers=2: llama(kv=2, layers=layers), text, "megatron"),
+    "llama sequence": (lambda layers=2: llama(kv=2, layers=layers), text, "megatron+sp"),
+    "gpt2": (lambda layers=2: gpt2(layers=layers), text, "megatron"),
+    "bert": (lambda layers=2: bert(layers=layers), text, "megatron"),
+    "resnet": (lambda layers=2: Net().double(), images, None),
 }
 
 
@@ -72,7 +72,7 @@ class Loop:
     def __init__(self, model: nn.Module, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW) -> None:
         self.model = model
         self.optimizer = optimizer(groups_of(model), lr=1e-2)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
 
     def step(self, batch: dict[str, torch.Tensor], promoted: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss and the norm of the gradients."""
@@ -91,11 +91,12 @@ def whole_loss(outputs: torch.Tensor) -> torch.Tensor:
     return loss_of(whole(outputs))
 
 
-def ten_steps(name: str, sizes: dict[str, int]) -> None:
-    """Losses, norms, parameters and buffers equal the single-device loop's after each of ten steps."""
+def loop_alike(name: str, sizes: dict[str, int], layers: int = 2, count: int = 10) -> None:
+    """Losses and norms equal the single-device loop's after each of so many steps, and at their end parameters and
+    buffers; then what it evaluates to."""
     torch.manual_seed(0)
     make, batches, plan = MODELS[name]
-    model = make()
+    model = make(layers)
     mesh = Mesh(sizes)
     single = Loop(copy.deepcopy(model))
     if isinstance(plan, str) and "tp" not in sizes:
@@ -107,14 +108,14 @@ def ten_steps(name: str, sizes: dict[str, int]) -> None:
     alone = not torch.distributed.is_initialized()  # then parameters are the model's own
     assert all(isinstance(p, nn.Parameter) and is_dtensor(p) != alone for p in parallel.parameters())
     loop = Loop(parallel)
-    for step in range(10):
+    for step in range(count):
         ours, theirs = loop.step(batches(step)), single.step(batches(step))
         for a, b in zip(ours, theirs, strict=True):
             assert type(a) is torch.Tensor and relative(a, b) <= 1e-9, (step, a, b)
-        for (where, a), b in zip(parallel.named_parameters(), single.model.parameters(), strict=True):
-            assert relative(whole(a), b) <= 1e-9, (step, where)
-        for (where, a), b in zip(parallel.named_buffers(), single.model.buffers(), strict=True):
-            assert relative(whole(a), b) <= 1e-9, (step, where)
+    for (where, a), b in zip(parallel.named_parameters(), single.model.parameters(), strict=True):
+        assert relative(whole(a), b) <= 1e-9, where
+    for (where, a), b in zip(parallel.named_buffers(), single.model.buffers(), strict=True):
+        assert relative(whole(a), b) <= 1e-9, where
     assert parallel.captures == 1
     parallel.eval()
     single.model.eval()

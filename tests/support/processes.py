@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +22,7 @@ from autopar import Mesh
 from autopar.runtime.processes.groups import process_groups
 
 LIMIT = 120  # seconds for one function
-PRELOADED = [
-    "transformers_models",
-    "calls",
-    "calls_of_steps",
-    "steps",
-    "loops",
-]  # imported once, before ranks are forked
+PRELOADED = ["calls", "calls_of_steps", "zoo_architectures", "weights", "warmed"]  # before ranks are forked
 THREADS = 300  # of a rank, above which it has made so many process groups that their idle loops slow down all tests
 
 
@@ -33,8 +30,8 @@ class Ranks:
     """``count`` processes of one gloo world. ``run`` calls a function of a test module on all of them."""
 
     def __init__(self, count: int) -> None:
+        _start_forkserver()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         store = tempfile.mktemp(prefix="autopar-test-")
         self.pipes, self.processes = [], []
         for rank in range(count):
@@ -69,6 +66,19 @@ class Ranks:
         WORLDS.pop(len(self.processes), None)
         for process in self.processes:
             process.kill()
+
+
+@functools.cache
+def _start_forkserver() -> None:
+    """It imports before it has our ``sys.path``, passes over what it does not find, and so is given it here."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    forkserver.set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
 
 
 def _threads(pid: int | None) -> int:

@@ -50,10 +50,10 @@ def vectors(step: int) -> dict[str, torch.Tensor]:
     return {"x": torch.randn(12, 8, dtype=torch.float64)}
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], Any]] = {
+MODELS: dict[str, tuple[Callable[..., nn.Module], Callable[[int], Batch], Any]] = {
     **loops.MODELS,
-    "mlp": (lambda: Squared(loops.MODELS["mlp"][0]()), vectors, loops.MODELS["mlp"][2]),
-    "resnet": (lambda: Squared(loops.MODELS["resnet"][0]()), loops.images, None),
+    "mlp": (lambda layers=2: Squared(loops.MODELS["mlp"][0](layers)), vectors, loops.MODELS["mlp"][2]),
+    "resnet": (lambda layers=2: Squared(loops.MODELS["resnet"][0](layers)), loops.images, None),
 }
 
 
@@ -101,19 +101,19 @@ def differences(step: Any, single: Single) -> dict[str, float]:
 
 def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count: int = 10,
                 optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, tolerance: float = 1e-9,
-                called: bool = False) -> None:  # fmt: skip
+                called: bool = False, layers: int = 2) -> None:  # fmt: skip
     """Losses, norms, parameters, buffers and the optimizer's state equal those of a single device after so many
     steps."""
     torch.manual_seed(0)
     make, batches, plan = MODELS[name]
-    model = make()
+    model = make(layers)
     if "tp" not in sizes:
         plan = None
     alone = copy.deepcopy(model)
     parallel = autopar.parallelize(model, Mesh(sizes), plan)
     step = parallel.train_step(optimizer(parallel), **options)
     single = Single(alone, optimizer(alone), options.get("clip_norm"))
-    schedules = [torch.optim.lr_scheduler.StepLR(one.optimizer, 3, 0.5) for one in (step, single)]
+    schedules = [torch.optim.lr_scheduler.StepLR(one.optimizer, 2, 0.5) for one in (step, single)]
     for k in range(count):
         batch = batches(k)
         ours, (loss, norm) = run(step, batch, called=called), single(**batch)
