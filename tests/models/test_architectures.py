@@ -36,8 +36,17 @@ def float64(promoted_casts: None) -> Iterator[None]:  # noqa: F811
     torch.set_default_dtype(torch.float32)
 
 
+ON_ALL_MESHES = "llama tied"
+ALSO = [("t5", "tp=4"), ("resnet", "dp=4"), ("mixtral", "2x2x2")]  # beside the square
 CASES = [
-    pytest.param(name, mesh, id=f"{name} {label}")
+    pytest.param(
+        name,
+        mesh,
+        id=f"{name} {label}",
+        marks=()
+        if name == ON_ALL_MESHES or mesh is SQUARE or (name, label) in ALSO
+        else pytest.mark.sweep("it runs on the square, and on this mesh others run"),
+    )
     for name in NAMED
     for label, mesh in MESHES.items()
     if "cp" not in mesh.names or ARCHITECTURES[name].sequence

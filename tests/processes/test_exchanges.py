@@ -64,14 +64,14 @@ def cases(draw: st.DrawFn, count: int, between: bool) -> Case:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_as_the_simulator(count: int, data: st.DataObject) -> None:
     check(data.draw(st.lists(cases(count, False), max_size=12)))
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_between_stages_as_the_simulator(count: int, data: st.DataObject) -> None:
     check(data.draw(st.lists(cases(count, True), max_size=12)))

@@ -98,13 +98,20 @@ def test_the_readmes_loop() -> None:
     ranks(4).run(calls.readme_loop, code)
 
 
-NAMED = ["llama tied", "gpt2", "bert", "t5", "vit", "resnet", "mixtral"]
+NAMED = [*((name, {"dp": 2, "tp": 2}) for name in ("llama tied", "t5", "vit", "mixtral")), ("resnet", {"dp": 4})]
+MORE_NAMED = [
+    pytest.param(
+        name, sizes, marks=pytest.mark.sweep("test_loop runs gpt2 and bert; t5 and resnet run on another mesh")
+    )
+    for name, sizes in (
+        ("gpt2", {"dp": 2, "tp": 2}),
+        ("bert", {"dp": 2, "tp": 2}),
+        ("resnet", {"dp": 2, "tp": 2}),
+        ("t5", {"tp": 4}),
+    )
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [*((name, {"dp": 2, "tp": 2}) for name in NAMED), ("t5", {"tp": 4}), ("resnet", {"dp": 4})],
-    ids=str,
-)
+@pytest.mark.parametrize(("name", "sizes"), [*NAMED, *MORE_NAMED], ids=str)
 def test_architectures(name: str, sizes: dict[str, int]) -> None:
     ranks(4).run(zoo_on_processes.same_numbers, name, sizes)

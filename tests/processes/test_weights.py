@@ -20,13 +20,24 @@ from autopar import Mesh
 from autopar.ir.layout import DistAttr
 from autopar.model.weights import parts_of
 
+INITIALIZED = [
+    *((name, "own", "dp2 tp2") for name in MODELS),
+    ("llama uneven", "own", "tp4"),
+    ("llama", "own", "dp4"),
+    ("mlp", "function", "dp4"),
+    ("gpt2", "function", "tp4"),
+]
+MORE_INITIALIZED = [
+    pytest.param(name, init, mesh, marks=pytest.mark.sweep("it runs on another mesh, and on this one others run"))
+    for name, init in [*((name, "own") for name in MODELS), ("mlp", "function"), ("gpt2", "function")]
+    for mesh in MESHES
+    if (name, init, mesh) not in INITIALIZED
+]
 
-@pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
-@pytest.mark.parametrize(
-    ("name", "init"), [*((name, "own") for name in MODELS), ("mlp", "function"), ("gpt2", "function")]
-)
-def test_initialize(name: str, init: str, sizes: dict[str, int]) -> None:
-    ranks(4).run(weights.initialized, name, init, sizes)
+
+@pytest.mark.parametrize(("name", "init", "mesh"), [*INITIALIZED, *MORE_INITIALIZED])
+def test_initialize(name: str, init: str, mesh: str) -> None:
+    ranks(4).run(weights.initialized, name, init, MESHES[mesh])
 
 
 @pytest.mark.parametrize("sizes", [{"dp": 2, "tp": 2}, {"dp": 1, "tp": 4}], ids=str)
@@ -57,20 +68,27 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("llama", "one"),
-        ("llama", "shards"),
-        ("llama tied", "shards"),
-        ("llama tied", "one"),
-        ("gpt2", "one"),
-        ("gpt2", "shards"),
-    ],
-)
-def test_load(name: str, kind: str, sizes: dict[str, int], folders: Path) -> None:
-    ranks(4).run(weights.loaded, name, str(folders / f"{name} {kind}"), sizes, kind == "shards" or name == "llama")
+LOADED = [
+    ("llama", "one", "dp2 tp2"),
+    ("llama", "shards", "tp4"),
+    ("llama tied", "shards", "dp2 tp2"),
+    ("llama tied", "one", "dp4"),
+    ("gpt2", "one", "tp4"),
+    ("gpt2", "shards", "dp2 tp2"),
+]
+MORE_LOADED = [
+    pytest.param(name, kind, mesh, marks=pytest.mark.sweep("it runs on another mesh, and on this one others run"))
+    for name in ("llama", "llama tied", "gpt2")
+    for kind in ("one", "shards")
+    for mesh in MESHES
+    if (name, kind, mesh) not in LOADED
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "mesh"), [*LOADED, *MORE_LOADED])
+def test_load(name: str, kind: str, mesh: str, folders: Path) -> None:
+    empty = kind == "shards" or name == "llama"
+    ranks(4).run(weights.loaded, name, str(folders / f"{name} {kind}"), MESHES[mesh], empty)
 
 
 def test_bad_files(folders: Path) -> None:

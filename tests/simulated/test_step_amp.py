@@ -34,7 +34,8 @@ CASES = [
 ]  # fmt: skip
 ON_PROCESSES = [
     ("mlp", {"dp": 2, "tp": 2}, "fp16-O2", 3), ("llama", {"dp": 2, "tp": 2}, "bf16-O2", 1),
-    ("llama", {"dp": 2, "tp": 2}, "fp16-O1", 2), ("gpt2", {"dp": 4}, "fp16-O2", 1),
+    ("llama", {"dp": 2, "tp": 2}, "fp16-O1", 2),
+    pytest.param("gpt2", {"dp": 4}, "fp16-O2", 1, marks=pytest.mark.sweep("mlp runs in fp16-O2")),
 ]  # fmt: skip
 
 
@@ -45,8 +46,8 @@ def test_five_steps(name: str, sizes: dict[str, int], amp: str, zero: int) -> No
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "sizes", "amp", "zero"), ON_PROCESSES, ids=str)
-def test_five_steps_on_processes(name: str, sizes: dict[str, int], amp: str, zero: int) -> None:
-    ranks(4).run(steps.mixed_alike, name, sizes, amp, {**OPTIONS, "zero": zero})
+def test_steps_on_processes(name: str, sizes: dict[str, int], amp: str, zero: int) -> None:
+    ranks(4).run(steps.mixed_alike, name, sizes, amp, {**OPTIONS, "zero": zero}, steps.sgd, 2.0, 3)
 
 
 def test_adamw_in_mixed_precision() -> None:

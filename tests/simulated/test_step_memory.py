@@ -105,11 +105,24 @@ ROWS, TOKENS = (8, 64), (2, 8)  # most memory is that of activations; of paramet
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("options", "shape"), [
-    *(({"zero": zero, "microbatches": n}, ROWS) for zero, n in [(0, 1), (0, 2), (1, 2), (2, 2), (3, 1), (3, 2)]),
-    *(({"zero": zero, "amp": amp}, shape) for zero, amp in [(3, "bf16-O1"), (2, "fp16-O2")] for shape in (ROWS,
-        TOKENS)),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        *(({"zero": zero, "microbatches": n}, ROWS) for zero, n in [(0, 1), (1, 2), (2, 2), (3, 2)]),
+        ({"zero": 3, "amp": "bf16-O1"}, TOKENS),
+        ({"zero": 2, "amp": "fp16-O2"}, ROWS),
+        *(
+            pytest.param(options, shape, marks=pytest.mark.sweep("each option and each shape runs with another one"))
+            for options, shape in [
+                ({"zero": 0, "microbatches": 2}, ROWS),
+                ({"zero": 3, "microbatches": 1}, ROWS),
+                ({"zero": 3, "amp": "bf16-O1"}, ROWS),
+                ({"zero": 2, "amp": "fp16-O2"}, TOKENS),
+            ]
+        ),
+    ],
+    ids=str,
+)
 def test_the_peak_of_ranks(options: dict[str, Any], shape: tuple[int, int]) -> None:
     """With buckets, and what is gathered ahead."""
     for predicted, measured in ranks(2).run(alike_on_processes, options, shape):

@@ -36,7 +36,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.01)
 
 
-def ten_steps() -> None:
+def several_steps(count: int) -> None:
     """Beside two loops of a single device in plain torch, with 16 micro-batches: one with the same options, one in
     float32. Losses and norms are no further from float32 than the former's, or a rounding of fp16; parameters at most a
     fifth of what they moved."""
@@ -51,7 +51,7 @@ def ten_steps() -> None:
     step = parallel.train_step(adamw(parallel), **OPTIONS)
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one.optimizer, 10) for one in (step, low, exact)]
     rounding = torch.finfo(torch.float16).eps / 2
-    for k in range(10):
+    for k in range(count):
         batch = loops.text(k, rows=2 * MICROBATCHES)
         ours = run(step, batch, promoted=False), step.grad_norm
         theirs, truth = low(**batch), exact(**batch)
@@ -73,8 +73,8 @@ def ten_steps() -> None:
 
 @pytest.mark.processes
 def test_configuration_of_paddle_60022() -> None:
-    ten_steps()
-    ranks(4).run(ten_steps)
+    several_steps(10)
+    ranks(4).run(several_steps, 3)
 
 
 def test_the_program_of_that_configuration() -> None:

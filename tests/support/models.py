@@ -36,10 +36,10 @@ class Residual(nn.Module):
 class Language(nn.Module):
     """Embedding in, cross-entropy out; returns a dict."""
 
-    def __init__(self, vocabulary: int = 11, dim: int = 8, hidden: int = 12) -> None:
+    def __init__(self, vocabulary: int = 11, dim: int = 8, hidden: int = 12, layers: int = 2) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, dim)
-        self.body = Residual(dim, hidden)
+        self.body = Residual(dim, hidden, layers)
         self.head = nn.Linear(dim, vocabulary, bias=False)
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -25,13 +25,13 @@ MESHES: dict[str, dict[str, int]] = {"dp2 tp2": {"dp": 2, "tp": 2}, "tp4": {"tp"
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "mlp": (lambda: Residual(8, 12), COLUMN_ROW),
     "mlp uneven": (lambda: Residual(5, 7), COLUMN_ROW),
-    "llama": (lambda: llama(kv=2, layers=2), "megatron"),
+    "llama": (lambda: llama(kv=2), "megatron"),
     "llama uneven": (
         lambda: llama(heads=3, kv=3, head=2, hidden=11),
         [{"*.embed_tokens.weight": ("tp", None)}, "megatron"],
     ),
     "llama tied": (lambda: llama(tie_word_embeddings=True), "megatron"),
-    "gpt2": (lambda: gpt2(layers=2), "megatron"),
+    "gpt2": (lambda: gpt2(), "megatron"),
 }
 
 
