@@ -45,7 +45,7 @@ def preset_cases() -> Iterator[Any]:
 
 
 @float64
-@pytest.mark.parametrize(("model", "preset", "mesh"), preset_cases())
+@pytest.mark.parametrize(("model", "preset", "mesh"), [*preset_cases()])
 def test_presets(model: str, preset: str, mesh: Mesh) -> None:
     check_equal(MODELS[model](), mesh, [preset, SEQUENCE] if "cp" in mesh.names else preset, (), batch())
 

@@ -35,7 +35,7 @@ CASES = [
 ON_PROCESSES = [
     ("mlp", {"dp": 2, "tp": 2}, "fp16-O2", 3), ("llama", {"dp": 2, "tp": 2}, "bf16-O2", 1),
     ("llama", {"dp": 2, "tp": 2}, "fp16-O1", 2),
-    pytest.param("gpt2", {"dp": 4}, "fp16-O2", 1, marks=pytest.mark.sweep("mlp runs in fp16-O2")),
+    pytest.param("gpt2", {"dp": 4}, "fp16-O2", 1, marks=pytest.mark.sweep("mlp runs in fp16-O2 on processes")),
 ]  # fmt: skip
 
 
