@@ -38,6 +38,7 @@ def test_as_many_transfers_of_each_kind(layers: int) -> None:
     assert program.counts.inserted == kinds.total() == len(program.graph.nodes) - len(placed(layers).graph.nodes)
 
 
+@pytest.mark.simulated
 def test_the_modes_print_the_same_bytes() -> None:
     texts = {resharded(2, mode).text(comments=True) for mode in MODES}
     assert len(texts) == 1
