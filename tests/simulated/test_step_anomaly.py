@@ -428,6 +428,7 @@ def test_on_processes() -> None:
     ranks(4).run(everywhere)
 
 
+@pytest.mark.processes
 def test_one_rank_finds_it_and_all_end(capfd: pytest.CaptureFixture[str]) -> None:
     program = """
         import torch, autopar

@@ -80,7 +80,16 @@ STEPS = {  # options → the tolerance that is printed, of losses and of norms
 }
 
 
-@pytest.mark.parametrize("options", STEPS)
+PRESET = ("--amp bf16-O1 --microbatches 2", "--amp fp16-O2 --microbatches 4 --clip-norm 1")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, marks=[pytest.mark.sweep("a preset has the same mode")] if options in PRESET else [])
+        for options in STEPS
+    ],
+)
 def test_steps(options: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--mesh", "dp=2", *SHORT, *options.split()) == 0
     losses, norms = STEPS[options]
