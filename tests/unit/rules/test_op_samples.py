@@ -66,6 +66,7 @@ def test_every_rule_holds_on_torchs_samples(
     assert sum(shown.values()) >= claims, sum(shown.values())
 
 
+@pytest.mark.simulated
 def test_every_rule_is_shown_somewhere(samples: Samples) -> None:
     """By hand, by torch's samples, or, of kernels that do not run here, by the schema."""
     rules = {rule.op for rule in ours().values()}
