@@ -12,6 +12,7 @@ import torch
 from casts import PromotedCasts
 from equality import relative
 from torch import nn
+from transformers_models import bert, gpt2
 
 import autopar
 from autopar import Mesh
@@ -54,6 +55,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], Any]] =
     **loops.MODELS,
     "mlp": (lambda: Squared(loops.MODELS["mlp"][0]()), vectors, loops.MODELS["mlp"][2]),
     "resnet": (lambda: Squared(loops.MODELS["resnet"][0]()), loops.images, None),
+    "gpt2": (gpt2, *loops.MODELS["gpt2"][1:]),  # of one layer: that of Llama are two
+    "bert": (bert, *loops.MODELS["bert"][1:]),
 }
 
 

@@ -47,7 +47,7 @@ def test_the_published_events() -> None:
 
 
 @pytest.mark.simulated
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 30))
 def test_events_follow_the_slots_of_a_rank(stages: int, batches: int) -> None:
     """A slot waits for what the slot before it recorded; in the table of computations there are two of each."""

@@ -365,7 +365,7 @@ def test_buffers_of_messages_count() -> None:
 def test_more_memory_is_not_worse_and_messages_take_little_of_it() -> None:
     times, limits = Times(18.522, 18.086, 9.337, 0.601), (10.5, 12.5, 14.5, 18.5)
     without, within = (
-        [optimise(times, 8, 16, sizes=Sizes(boundary=one), limit=limit, tries=100).makespan for limit in limits]
+        [optimise(times, 8, 16, sizes=Sizes(boundary=one), limit=limit, tries=30).makespan for limit in limits]
         for one in (0.0, 0.1)
     )
     assert within == sorted(within, reverse=True)
@@ -378,7 +378,7 @@ def test_the_search_of_a_large_schedule_tries_fewer_rules(monkeypatch: pytest.Mo
     search = import_module("autopar.pipeline.optimiser.search")
     monkeypatch.setattr(search, "follow", lambda rule, *_: tried.append(rule))
     monkeypatch.setattr(search, "MOVES", 0)
-    optimise(Times(2, 2, 1, 0.1), 16, 64, chunks=2, sizes=Sizes(boundary=0.02), limit=80)
+    optimise(Times(2, 2, 1, 0.1), 16, 48, chunks=2, sizes=Sizes(boundary=0.02), limit=80)
     assert 0 < len(tried) <= 400
 
 

@@ -112,7 +112,7 @@ def test_zero_bubbles_published_rates(
 
 
 @pytest.mark.simulated
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 4), *[st.integers(1, 9)] * 3)
 def test_bubbles_are_those_of_the_formulas(p: int, m: int, v: int, f: int, b: int, w: int) -> None:
     def run(policy: str, batches: int = m, chunks: int | None = None):

@@ -136,7 +136,7 @@ def test_more_memory_is_not_worse_and_no_policy_is_better() -> None:
     for chunks, limits in ((1, (5, 6, 7, 9)), (2, (4.5, 5, 6))):
         each = Times(*(one / chunks for one in (18.522, 18.086, 9.337)), 0.601) if chunks > 1 else times
         found = [
-            optimise(each, 4, 12, chunks=chunks, sizes=sizes, limit=limit * chunks, tries=60, objective="span")
+            optimise(each, 4, 12, chunks=chunks, sizes=sizes, limit=limit * chunks, tries=20, objective="span")
             for limit in limits
         ]
         spans = [one.span for one in found]
