@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -25,22 +25,26 @@ def kind(value: Any) -> Any:
     return (value.shape, value.dtype, value.requires_grad) if isinstance(value, torch.Tensor) else repr(value)
 
 
+def captured(make: Callable[..., Captured], model: nn.Module, flat: Sequence[Any], *options: Any) -> Captured:
+    """What ``make()`` captures of the model with these arguments, made once, with a program to edit."""
+    key = (*map(kind, flat), *options, model.training, torch.is_grad_enabled())
+    known = CAPTURES.setdefault(model, {})
+    if key not in known:
+        known[key] = make()
+    return replace(known[key], program=known[key].program.copy())
+
+
 @pytest.fixture
 def shared_captures() -> Iterator[None]:
     """A model that an earlier case has captured, in the same mode and with arguments of the same kind, is not captured
     again: passes begin with a copy of its program. For models that keep their parameters and Python values."""
     capture_call = autopar.model.compiled.capture_call
 
-    def shared(
-        model: nn.Module, arguments: Arguments, random: Any = "parallel", numbers: Sequence[Any] = ()
-    ) -> Captured:
-        if numbers:
+    def shared(model: nn.Module, arguments: Arguments, random: Any = "parallel", numbers: Any = ()) -> Captured:
+        def make() -> Captured:
             return capture_call(model, arguments, random, numbers)
-        key = (*map(kind, arguments.flat), str(arguments.spec), random, model.training, torch.is_grad_enabled())
-        known = CAPTURES.setdefault(model, {})
-        if key not in known:
-            known[key] = capture_call(model, arguments, random, numbers)
-        return replace(known[key], program=known[key].program.copy())
+
+        return make() if numbers else captured(make, model, arguments.flat, str(arguments.spec), random)
 
     with mock.patch.object(autopar.model.compiled, "capture_call", shared):
         yield
