@@ -34,7 +34,7 @@ SIZES = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_atte
              vocab_size=32, max_position_embeddings=64)  # fmt: skip
 MODELS: dict[str, Any] = {
     "grows": (LlamaForCausalLM, LlamaConfig(**SIZES)),
-    "slides": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=4)),
+    "slides": (MistralForCausalLM, MistralConfig(**{**SIZES, "num_hidden_layers": 1}, sliding_window=4)),
 }
 
 
