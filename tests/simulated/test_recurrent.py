@@ -225,7 +225,7 @@ def calls_of(function: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    "model", [lambda steps: nn.RNN(3, 4), lambda steps: Loop(nn.GRUCell, steps)], ids=["layer", "loop"]
+    "model", [lambda steps: nn.RNN(3, 4), lambda steps: Loop(nn.RNNCell, steps)], ids=["layer", "loop"]
 )
 def test_work_is_linear_in_steps(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of capture and all passes; and one trace is enough, since no op writes."""
