@@ -39,17 +39,17 @@ def rows() -> dict[str, torch.Tensor]:
     return {"x": torch.randn(8, 8)}
 
 
+@functools.cache
+def one_llama() -> nn.Module:
+    return llama(kv=2, layers=1).float()
+
+
 # how it is made, its batch, its plan, what is computed again
 MODELS: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
     "dropout": (Dropping, rows, COLUMN_ROW, ("blocks", "*.act", "min-cut")),
     "states": (Normed, rows, None, ("blocks", "*")),
-    "llama": (lambda: llama(kv=2, layers=2).float(), lambda: loops.text(0), "megatron", ("blocks", "*.mlp")),
-    "llama sequence": (
-        lambda: llama(kv=2, layers=1).float(),
-        lambda: loops.text(0),
-        "megatron+sp",
-        ("blocks", "min-cut"),
-    ),
+    "llama": (one_llama, lambda: loops.text(0), "megatron", ("blocks", "*.mlp")),
+    "llama sequence": (one_llama, lambda: loops.text(0), "megatron+sp", ("blocks", "min-cut")),
     "gpt2": (lambda: gpt2(layers=1).float(), lambda: loops.text(0), "megatron", ("blocks",)),
 }
 MESHES = [Mesh(dp=2), Mesh(tp=2), Mesh(dp=2, tp=2)]
