@@ -23,7 +23,7 @@ from autopar.optimizers import definition_of
 
 
 def trained(
-    name: str, sizes: dict[str, int], called: bool = False, count: int = 4, **options: Any
+    name: str, sizes: dict[str, int], called: bool = False, count: int = 6, **options: Any
 ) -> tuple[Any, Single, Any]:
     """A step and the loop of a single device, after some steps with a schedule."""
     make, batches, plan = steps.MODELS["mlp"]
