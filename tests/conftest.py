@@ -37,7 +37,7 @@ FOLDERS = {
 }
 TIERS = {
     "fast": "a unit, the structure of the sources, or a golden file; a few seconds at most",
-    "simulated": "a whole model or step on simulated ranks, in one process; or a unit that takes more than 3 s",
+    "simulated": "a whole model or step on simulated ranks, in one process; or a unit that takes more than a second",
     "processes": "starts processes: ranks, jobs of torchrun, what is killed",
     "models": "large models, and the zoo of architectures",
 }

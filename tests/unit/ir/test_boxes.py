@@ -200,6 +200,7 @@ def test_each_rank_is_sent_what_it_lacks(pair: tuple[Layout, Layout, tuple[int, 
     assert max(got.values(), default=0) == most_lacked(source, target, shape)
 
 
+@pytest.mark.simulated
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_messages_stay_where_a_value_is_pending(data: st.DataObject) -> None:
@@ -356,6 +357,7 @@ def test_of_idle_replicas_the_nearest_sends() -> None:
 # -- axes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_messages_travel_along_these_axes_and_all_of_them(data: st.DataObject) -> None:

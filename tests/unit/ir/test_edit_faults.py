@@ -185,6 +185,7 @@ def test_an_interrupt_while_an_edit_is_undone_leaves_the_program_as_it_was(kind:
     assert place > 50
 
 
+@pytest.mark.simulated
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from(["sync", "explicit", "batched"]), st.floats(0, 1, exclude_max=True))
 def test_an_interrupt_of_a_random_edit(data: st.DataObject, mode: str, place: float) -> None:

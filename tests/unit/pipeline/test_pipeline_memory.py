@@ -265,6 +265,7 @@ LIVE: dict[str, Live] = {
 }
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", POLICIES)
 def test_live_micro_batches(name: str) -> None:
     """In units of a rank's share of the model. Interleaved: with incomplete groups it may be less, until there are 2p

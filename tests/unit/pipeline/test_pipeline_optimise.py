@@ -148,6 +148,7 @@ def test_nothing_is_below_the_bounds(choose: random.Random) -> None:
             assert bound(costs(times, rank_of, sizes, [limit] * ranks), batches) <= optimum * (1 + 1e-9), name
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     ("cases", "all_of", "shortest_of", "worst"), [(ONE_STAGE, 40, 39, 1.05), (TWO_STAGES, 12, 9, 1.15)]
 )
@@ -192,6 +193,7 @@ def test_each_bound_is_the_greatest_somewhere(
 # -- on paper --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_paper_is_the_simulation(data: st.DataObject) -> None:
@@ -262,6 +264,7 @@ def test_paper_knows_the_memory_of_messages_too(data: st.DataObject) -> None:
 # -- optimised -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=10)
 @given(st.data())
 def test_it_is_right_within_the_limit_and_no_slower_than_what_is_fixed(data: st.DataObject) -> None:
@@ -347,6 +350,7 @@ def test_it_leaves_backwards_whole_where_splitting_them_is_for_nothing() -> None
     assert with_joined_backwards([[0, 0, 1, 1, 2, 2], orders[1]], paper)[0] == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.simulated
 def test_buffers_of_messages_count() -> None:
     """The same limit is met where messages are nothing with more micro-batches under way, and so sooner."""
     times, limit = Times(10, 10, 6, 3), 6.5
@@ -485,6 +489,7 @@ def test_other_types(arguments: dict, text: str) -> None:
         optimise(**{"times": Times(), "ranks": 3, "batches": 4, **arguments})
 
 
+@pytest.mark.simulated
 def test_a_limit_within_which_nothing_is_found_is_told_with_one_that_will_do() -> None:
     sizes = Sizes(1, 0.5, [2.0, 0.0, 0.0])
     with pytest.raises(

@@ -282,6 +282,7 @@ def told(schedule: PipelineSchedule) -> list[str]:
     return [name for name, cycle in schedule.verify().finishes.items() if not cycle]
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=300)
 @given(disordered())
 def test_it_says_on_which_channels_all_runs_finish(schedule: PipelineSchedule) -> None:

@@ -22,6 +22,8 @@ from autopar.runtime.discovery import proof
 from autopar.runtime.discovery.proof import MESHES, SPLIT, Proof, prove
 from autopar.torch_private import FakeTensorMode, OpOverload
 
+pytestmark = pytest.mark.simulated  # importing the samples takes ten seconds
+
 # calls that a rule does not bind, and why
 UNBOUND = {
     "index.Tensor": "a mask as an index: the shape of the result depends on values",
@@ -39,7 +41,6 @@ def samples() -> Samples:
     return sampled()
 
 
-@pytest.mark.simulated
 def test_every_rule_holds_on_torchs_samples(samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     """What must stay whole is not split here: some kernels would write past an end."""
     monkeypatch.setattr(proof._Call, "tests_whole", lambda self, factor: False)
@@ -69,7 +70,6 @@ def test_every_rule_is_shown_somewhere(samples: Samples) -> None:
     assert rules == TABLE.keys() | (reached & rules) | BY_SCHEMA
 
 
-@pytest.mark.simulated
 def test_whole_factors_of_sampled_ops_are_needed(samples: Samples) -> None:
     """Of ops that have no calls by hand, each ``!`` is needed by a sample."""
     for op, rule in ours().items():

@@ -95,6 +95,7 @@ def test_only_what_a_rank_lacks_is_sent_to_it(data: st.DataObject) -> None:
         assert cost(source, target) == 4 * max(lacks.values())
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     ("source", "target", "sent"),
     [

@@ -106,6 +106,7 @@ def test_no_search_finds_fewer_bytes_for_even_pieces(free_starts: None, pair: tu
     )
 
 
+@pytest.mark.simulated
 @settings(max_examples=100, deadline=None)
 @given(pairs([(24,), (24, 48), (12, 7), (5,), (24, 5)], ()))
 def test_no_search_finds_fewer_bytes_between_splits(pair: tuple[TensorType, TensorType]) -> None:
