@@ -37,8 +37,8 @@ def main(
     """An ordinary PyTorch model on a mesh of devices, with the same numbers."""
 
 
-app.command(help=WHAT, epilog=EXAMPLES)(train)
-app.command(help=SCHEDULE, epilog=SCHEDULE_EXAMPLES)(schedule)
+app.command("train", help=WHAT, epilog=EXAMPLES)(train)
+app.command("schedule", help=SCHEDULE, epilog=SCHEDULE_EXAMPLES)(schedule)
 app.add_typer(checkpoints, name="checkpoint")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 import torch
 from captured import Apply, returned, same
 from equality import TOLERANCE, relative
+from shared_captures import shared_captures  # noqa: F401
+from torch import nn
 from transformers import (
     DynamicCache,
     LlamaConfig,
@@ -31,16 +34,22 @@ SIZES = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_atte
              vocab_size=32, max_position_embeddings=64)  # fmt: skip
 MODELS: dict[str, Any] = {
     "grows": (LlamaForCausalLM, LlamaConfig(**SIZES)),
-    "slides": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=4)),
+    "slides": (MistralForCausalLM, MistralConfig(**{**SIZES, "num_hidden_layers": 1}, sliding_window=4)),
 }
 
 
+@functools.cache
+def cached(name: str) -> nn.Module:
+    kind, config = MODELS[name]
+    return kind._from_config(config, attn_implementation="eager").double()
+
+
+@pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("which", ["passed", "returned"])
 def test_a_cache_comes_out_and_goes_in(name: str, which: str) -> None:
     """Prefill, then two tokens, each with the cache of the call before. The one passed in is extended, as in eager."""
-    kind, config = MODELS[name]
-    model = kind._from_config(config, attn_implementation="eager").double()
+    model, config = cached(name), MODELS[name][1]
     parallel = autopar.parallelize(model, Mesh(dp=2))
     ids, cache, expected = torch.randint(0, 32, (4, 6)), DynamicCache(config=config), DynamicCache(config=config)
     for _ in range(3):
@@ -57,7 +66,9 @@ def test_a_cache_comes_out_and_goes_in(name: str, which: str) -> None:
 
 
 def test_two_caches_in_one() -> None:
-    config = T5Config(d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, vocab_size=32, dropout_rate=0.0)
+    config = T5Config(
+        d_model=16, d_kv=4, d_ff=32, num_layers=1, num_decoder_layers=2, num_heads=4, vocab_size=32, dropout_rate=0.0
+    )
     model = T5ForConditionalGeneration._from_config(config, attn_implementation="eager").double().eval()
     ids = torch.randint(0, 32, (4, 5))
     call = {"input_ids": ids, "decoder_input_ids": ids}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -11,6 +12,7 @@ from equality import check_equal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from models import COLUMN_ROW, Block, Language, Residual
+from shared_captures import shared_captures  # noqa: F401
 from torch import nn
 
 from autopar import Mesh
@@ -36,19 +38,68 @@ def plan_for(mesh: Mesh) -> dict[str, Any]:
     return plan
 
 
-@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
-@pytest.mark.parametrize(
-    ("batch", "dim", "hidden"), [(12, 8, 24), (5, 7, 9), (1, 3, 2), (7, 4, 3)], ids=["even", "uneven", "tiny", "odd"]
+residual, language = (
+    functools.cache(lambda *sizes: Residual(*sizes).double()),
+    functools.cache(lambda vocabulary: Language(vocabulary).double()),
 )
-def test_residual_mlp(mesh: Mesh, batch: int, dim: int, hidden: int) -> None:
-    x = torch.randn(batch, 6, dim, dtype=torch.float64, requires_grad=True)
-    check_equal(Residual(dim, hidden).double(), mesh, plan_for(mesh), (x,))
+SIZES = {"even": (12, 8, 24), "uneven": (5, 7, 9), "tiny": (1, 3, 2), "odd": (7, 4, 3)}  # batch, dim, hidden
+MORE = pytest.mark.sweep("the mesh with uneven sizes, and these sizes on other meshes, are in the list")
 
 
-@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
-@pytest.mark.parametrize(("batch", "vocabulary"), [(4, 16), (5, 11)], ids=["even", "uneven"])
-@pytest.mark.parametrize("split", ["batch", "tp", "vocabulary"])
-def test_language_model(mesh: Mesh, batch: int, vocabulary: int, split: str) -> None:
+@pytest.mark.usefixtures("shared_captures")
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [
+        *(("uneven", name) for name in MESHES),
+        *((size, name) for size in ("even", "tiny", "odd") for name in ("4", "4tp", "2x2", "2x2x2")),
+        *(
+            pytest.param(size, name, marks=MORE)
+            for size in ("even", "tiny", "odd")
+            for name in MESHES
+            if name not in ("4", "4tp", "2x2", "2x2x2")
+        ),
+    ],
+)
+def test_residual_mlp(size: str, name: str) -> None:
+    mesh, (batch, dim, hidden) = MESHES[name], SIZES[size]
+    model, x = residual(dim, hidden), torch.randn(batch, 6, dim, dtype=torch.float64, requires_grad=True)
+    model.zero_grad()
+    check_equal(model, mesh, plan_for(mesh), (x,))
+
+
+WITHOUT_TP = [name for name, mesh in MESHES.items() if "tp" not in mesh.names]
+
+
+@pytest.mark.usefixtures("shared_captures")
+@pytest.mark.parametrize(
+    ("split", "size", "name"),
+    [
+        *(("batch", size, name) for size in ("even", "uneven") for name in (*WITHOUT_TP, "2x2x2")),
+        *(("vocabulary", "uneven", name) for name in MESHES if name not in WITHOUT_TP),
+        *(("vocabulary", "even", name) for name in ("4tp", "2x2")),
+        *(("tp", size, name) for size in ("even", "uneven") for name in ("4tp", "2x2")),
+        *(
+            pytest.param(split, size, name, marks=pytest.mark.sweep("a mesh without tp has the same plan as batch"))
+            for split in ("tp", "vocabulary")
+            for size in ("even", "uneven")
+            for name in WITHOUT_TP
+        ),
+        *(
+            pytest.param(split, size, name, marks=pytest.mark.sweep("vocabulary, uneven is on each of these meshes"))
+            for split, size, taken in (
+                ("batch", "even", ("2x2x2",)),
+                ("batch", "uneven", ("2x2x2",)),
+                ("tp", "even", ("4tp", "2x2")),
+                ("tp", "uneven", ("4tp", "2x2")),
+                ("vocabulary", "even", ("4tp", "2x2")),
+            )
+            for name in MESHES
+            if name not in WITHOUT_TP and name not in taken
+        ),
+    ],
+)
+def test_language_model(split: str, size: str, name: str) -> None:
+    mesh, (batch, vocabulary) = MESHES[name], {"even": (4, 16), "uneven": (5, 11)}[size]
     plan: dict[str, Any] = {}
     if "tp" in mesh.names and split != "batch":
         plan |= COLUMN_ROW
@@ -57,7 +108,9 @@ def test_language_model(mesh: Mesh, batch: int, vocabulary: int, split: str) -> 
     ids = torch.randint(vocabulary, (batch, 6))
     labels = torch.randint(vocabulary, (batch, 6))
     labels[0, :3] = -100
-    check_equal(Language(vocabulary).double(), mesh, plan, (ids,), {"labels": labels})
+    model = language(vocabulary)
+    model.zero_grad()
+    check_equal(model, mesh, plan, (ids,), {"labels": labels})
 
 
 def test_fully_split_parameters() -> None:
@@ -68,9 +121,13 @@ def test_fully_split_parameters() -> None:
     assert text.count("reduce_scatter(") == 4 and "all_reduce(" not in text
 
 
-def test_every_way_to_split_one_block() -> None:
+@pytest.mark.usefixtures("shared_captures")
+@pytest.mark.parametrize(
+    "every", ["pair of choices", pytest.param("way", marks=pytest.mark.sweep("each two of three choices meet already"))]
+)
+def test_every_way_to_split_one_block(every: str) -> None:
     """All ways to split the dims of a block's parameters and input over two axes; of two that differ in the axes'
-    names, one."""
+    names, one. Or of all ways so many that each two choices meet."""
     choices = [None, "dp", "tp"]
     x = torch.randn(5, 3, dtype=torch.float64)
     model = Block(3, 4).double()
@@ -78,12 +135,15 @@ def test_every_way_to_split_one_block() -> None:
     inputs = ((None, None), ("dp", None), ("tp", "dp"), (("tp", "dp"), None), (("dp", "tp"), None))
     other = str.maketrans("dt", "td")
     seen: set[str] = set()
-    for up, down, first in itertools.product(ways, ways, inputs):
+    for (i, up), (j, down), (k, first) in itertools.product(*map(list, map(enumerate, (ways, ways, inputs)))):
+        if every == "pair of choices" and (2 * i + j) % len(inputs) != k:  # each i and j, i and k, j and k
+            continue
         if repr((up, down, first)).translate(other) not in seen:
             seen.add(repr((up, down, first)))
             model.zero_grad()
             check_equal(model, Mesh(dp=2, tp=2), {"up.weight": up, "down.weight": down, "x": first}, (x,))
-    assert 7 * 7 * 5 / 2 < len(seen) < 7 * 7 * 5
+    if every == "way":
+        assert 7 * 7 * 5 / 2 < len(seen) < 7 * 7 * 5
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from equality import check_equal
 from rule_calls import TABLE, Call, call, made
 from rule_calls import F as floats
 from rule_calls import I as integers
+from shared_captures import shared_captures  # noqa: F401
 from torch import nn
 
 import autopar
@@ -83,12 +85,29 @@ class Once(nn.Module):
         return tuple(results(NAMES[self.name](*args, **kwargs))[: counted(self.name, args)])
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@functools.cache
+def once(name: str) -> list[tuple[nn.Module, Any, Any]]:
+    """A model of each call of an op, with its arguments."""
+    return [(Once(name, args, kwargs), args, kwargs) for args, kwargs in calls_of(name)]
+
+
+@pytest.mark.usefixtures("shared_captures")
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        *((name, 3) for name in NAMES),
+        *(
+            pytest.param(
+                name, 2, marks=pytest.mark.sweep("the rows of the other losses and 3 ranks") if "nll" in name else ()
+            )
+            for name in NAMES
+        ),
+    ],
+)
 def test_split_dim_is_not_gathered(name: str, ranks: int) -> None:
     """Operands that have the factor are split along it."""
     seen = 0
-    for args, kwargs in calls_of(name):
+    for model, args, kwargs in once(name):
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         types = pytree.tree_map_only(torch.Tensor, lambda t: TensorType(tuple(t.shape), t.dtype), (args, kwargs))
         outs = [TensorType(tuple(t.shape), t.dtype) for t in results(NAMES[name](*args, **kwargs))]
@@ -96,17 +115,17 @@ def test_split_dim_is_not_gathered(name: str, ranks: int) -> None:
         ((factor, least),) = EXPANSIONS[NAMES[name]].opened(bound, *types) or (("", 0),)
         if bound.sizes.get(factor, 0) < max(least, ranks):
             continue
-        names = bind_arguments(Once(name, args, kwargs), tensors, {}).names
+        names = bind_arguments(model, tensors, {}).names
         plan = {
             arg: tuple("tp" if dim == (factor,) and len(dims) > 1 else None for dim in dims)
             for arg, dims in zip(names, bound.operands, strict=True)
         }
         if not any("tp" in spec for spec in plan.values()):  # the rows of an embedding's gradient: no operand has them
             continue
-        parallel = autopar.parallelize(Once(name, args, kwargs), Mesh(tp=ranks), plan, example=tuple(tensors))
+        parallel = autopar.parallelize(model, Mesh(tp=ranks), plan, example=tuple(tensors))
         with torch.no_grad():
             found = parallel.simulate(*tensors)
-        for a, b in zip(results(found), results(Once(name, args, kwargs)(*tensors)), strict=True):
+        for a, b in zip(results(found), results(model(*tensors)), strict=True):
             assert difference(a, b) <= 1e-11
         moved = {row.transfer for row in parallel.transfers} & {"all_gather", "redistribute", "all_to_all"}
         assert not moved or "attention" in name, f"{name}: {moved}\n{parallel.program}"
@@ -164,13 +183,25 @@ OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+HEADS = {options.get("reduction") or "-".join(options) or "mean": options for options in OPTIONS}
+assert len(HEADS) == len(OPTIONS)
+
+
+@functools.cache
+def head(name: str) -> nn.Module:
+    return Head(11, **HEADS[name]).double()
+
+
+@pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize("mesh", [Mesh(tp=2), Mesh(tp=4), Mesh(dp=2, tp=3), Mesh(tp=2, dp=2)], ids=str)
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "mean")
-def test_cross_entropy_over_split_classes(options: dict[str, Any], mesh: Mesh) -> None:
+@pytest.mark.parametrize("name", HEADS)
+def test_cross_entropy_over_split_classes(name: str, mesh: Mesh) -> None:
+    model, options = head(name), HEADS[name]
+    model.zero_grad()
     ids, labels = torch.randint(11, (4, 6)), torch.randint(11, (4, 6))
     ids[0, :2] = 1
     labels[0] = options.get("ignore_index", -100)
-    parallel = check_equal(Head(11, **options).double(), mesh, {"embed.weight": ("tp", None)}, (ids, labels))
+    parallel = check_equal(model, mesh, {"embed.weight": ("tp", None)}, (ids, labels))
     moved = {row.transfer for row in parallel.transfers if "tp" in row.axis}
     assert moved <= {"all_reduce", "slice", "pend"}, str(parallel.transfers)
 

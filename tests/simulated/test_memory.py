@@ -26,7 +26,7 @@ def rows(count: int, *shape: int) -> dict[str, torch.Tensor]:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] = {
-    "llama": (lambda: llama(heads=4, kv=2, head=16, hidden=176, layers=4).float(), lambda: loops.text(0, 4, 32)),
+    "llama": (lambda: llama(heads=4, kv=2, head=16, hidden=176, layers=2).float(), lambda: loops.text(0, 4, 32)),
     "mlp": (lambda: Residual(64, 256, layers=4), lambda: rows(256, 64)),
     "resnet": (lambda: Net(), lambda: rows(8, 3, 33, 33)),
 }

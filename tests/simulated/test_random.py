@@ -4,6 +4,7 @@ possible."""
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from equality import loss_of, relative
+from shared_captures import shared_captures  # noqa: F401
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -69,7 +71,6 @@ RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     ),
     "checkpoint": lambda x: checkpoint(lambda x: F.dropout(torch.tanh(F.dropout(x, 0.3)), 0.3), x, use_reentrant=False),
 }
-MESHES = [Mesh(dp=2), Mesh(tp=2), Mesh(dp=2, tp=2), Mesh(dp=3)]
 PLAN = {"up.weight": ("tp", None), "up.bias": ("tp",), "down.weight": (None, "tp")}
 
 
@@ -77,10 +78,32 @@ def plan_for(mesh: Mesh) -> dict[str, Any]:
     return PLAN if "tp" in mesh.names else {}
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("name", RANDOM)
+@functools.cache
+def apply(name: str) -> nn.Module:
+    return Apply(RANDOM[name]).double()
+
+
+TURNED = ("attention", "in memory order", "checkpoint", "in place", "dropout")
+
+
+@pytest.mark.usefixtures("shared_captures")
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        *((name, mesh) for name in RANDOM for mesh in (Mesh(dp=2, tp=2), Mesh(dp=3))),
+        *((name, mesh) for name in TURNED for mesh in (Mesh(dp=2), Mesh(tp=2))),
+        *(
+            pytest.param(name, mesh, marks=pytest.mark.sweep("the axis is there beside the other one"))
+            for name in RANDOM
+            if name not in TURNED
+            for mesh in (Mesh(dp=2), Mesh(tp=2))
+        ),
+    ],
+    ids=str,
+)
 def test_single_draws_what_a_single_device_draws(name: str, mesh: Mesh) -> None:
-    model, x = Apply(RANDOM[name]).double(), torch.randn(6, 8, dtype=torch.float64)
+    model, x = apply(name), torch.randn(6, 8, dtype=torch.float64)
+    model.zero_grad()
     eager = copy.deepcopy(model)
     parallel = autopar.parallelize(model, mesh, plan_for(mesh), random="single")
     for seed in (0, 1):

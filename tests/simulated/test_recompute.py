@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from models import COLUMN_ROW, Block, Residual
 from recomputing import Dropping, Normed, recomputing, results, same
+from shared_captures import shared_captures  # noqa: F401
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers_models import gpt2, llama
@@ -37,22 +39,30 @@ def rows() -> dict[str, torch.Tensor]:
     return {"x": torch.randn(8, 8)}
 
 
+@functools.cache
+def one_llama() -> nn.Module:
+    return llama(kv=2, layers=1).float()
+
+
 # how it is made, its batch, its plan, what is computed again
 MODELS: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
     "dropout": (Dropping, rows, COLUMN_ROW, ("blocks", "*.act", "min-cut")),
     "states": (Normed, rows, None, ("blocks", "*")),
-    "llama": (lambda: llama(kv=2, layers=2).float(), lambda: loops.text(0), "megatron", ("blocks", "*.mlp")),
-    "llama sequence": (
-        lambda: llama(kv=2, layers=2).float(),
-        lambda: loops.text(0),
-        "megatron+sp",
-        ("blocks", "min-cut"),
-    ),
-    "gpt2": (lambda: gpt2(layers=2).float(), lambda: loops.text(0), "megatron", ("blocks",)),
+    "llama": (one_llama, lambda: loops.text(0), "megatron", ("blocks", "*.mlp")),
+    "llama sequence": (one_llama, lambda: loops.text(0), "megatron+sp", ("blocks", "min-cut")),
+    "gpt2": (lambda: gpt2(layers=1).float(), lambda: loops.text(0), "megatron", ("blocks",)),
 }
 MESHES = [Mesh(dp=2), Mesh(tp=2), Mesh(dp=2, tp=2)]
 
 
+@functools.cache
+def made(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """A model, and the values that it begins with."""
+    model = MODELS[name][0]()
+    return model, copy.deepcopy(model.state_dict())
+
+
+@pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [(name, mesh) for name in MODELS for mesh in (MESHES if name == "dropout" else MESHES[2:])],
@@ -60,13 +70,14 @@ MESHES = [Mesh(dp=2), Mesh(tp=2), Mesh(dp=2, tp=2)]
 )
 def test_the_same_numbers(name: str, mesh: Mesh) -> None:
     """Loss, gradients and states, as without, bit by bit."""
-    make, batch, plan, whats = MODELS[name]
-    model, given = make(), batch()
+    _, batch, plan, whats = MODELS[name]
+    (model, begin), given = made(name), batch()
     plan = plan if "tp" in mesh.names else None
     found = {}
     for what in (None, *whats):
+        model.load_state_dict(begin)
         with recomputing(what):
-            parallel = autopar.parallelize(copy.deepcopy(model), mesh, plan, example=given)
+            parallel = autopar.parallelize(model, mesh, plan, example=given)
         found[what] = results(parallel, given)
         assert ("_again" in str(parallel.program)) == (what is not None)
     for what in whats:

@@ -17,17 +17,31 @@ from autopar import Mesh
 from autopar.step.program import Step
 
 MESHES: list[dict[str, int]] = [{"dp": 4}, {"dp": 2, "tp": 2}, {"dp": 2, "cp": 2, "tp": 2}]
-NAMES = ["mlp", "llama", "gpt2", "bert"]
+CASES = [*((name, MESHES[k], zero, count) for name, k, zero, count in [
+    ("mlp", 0, 0, 10), ("mlp", 1, 1, 10), ("mlp", 2, 2, 10), ("llama", 2, 3, 4), ("gpt2", 1, 3, 4), ("bert", 0, 3, 4),
+])]  # fmt: skip
+MORE = [
+    (name, MESHES[k], zero, 10) for name, k, zero in [
+        ("llama", 0, 1), ("llama", 1, 2), ("gpt2", 0, 2), ("gpt2", 2, 0), ("bert", 1, 0), ("bert", 2, 1),
+    ]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "zero"),
-    [(name, sizes, (k + j) % 4) for j, name in enumerate(NAMES) for k, sizes in enumerate(MESHES)],
+    ("name", "sizes", "zero", "count"),
+    [
+        *CASES,
+        *(
+            pytest.param(*case, marks=pytest.mark.sweep("its model, its mesh and its stage of ZeRO occur in CASES"))
+            for case in MORE
+        ),
+    ],
     ids=str,
 )
-def test_ten_steps(name: str, sizes: dict[str, int], zero: int) -> None:
-    """Rows have unequal numbers of labels; parameter groups, clipping, a schedule of the learning rate."""
-    steps_alike(name, sizes, {"microbatches": 2, "zero": zero, "clip_norm": 0.5})
+def test_steps(name: str, sizes: dict[str, int], zero: int, count: int) -> None:
+    """Rows have unequal numbers of labels; parameter groups, clipping, a schedule of the learning rate that changes it
+    behind the third step."""
+    steps_alike(name, sizes, {"microbatches": 2, "zero": zero, "clip_norm": 0.5}, count)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

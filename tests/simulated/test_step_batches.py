@@ -50,8 +50,16 @@ PLANS: list[tuple[Any, dict[str, int]]] = [
 ]
 
 
-@pytest.mark.parametrize("microbatches", [2, 4])
-@pytest.mark.parametrize(("plan", "sizes"), PLANS)
+@pytest.mark.parametrize(
+    ("plan", "sizes", "microbatches"),
+    [
+        *((*PLANS[k], number) for k, number in [(0, 2), (1, 4), (2, 2), (3, 4), (4, 2), (5, 4)]),
+        *(
+            pytest.param(*PLANS[k], number, marks=pytest.mark.sweep("the same plan runs with another number of them"))
+            for k, number in [(0, 4), (1, 2), (2, 4), (3, 2), (4, 4), (5, 2)]
+        ),
+    ],
+)
 def test_what_the_plan_names_whole_is_not_cut(plan: Any, sizes: dict[str, int], microbatches: int) -> None:
     """Though its dim 0 is as long as the batch; and what the plan does not name is split as without it."""
     model, data = Masked(), masked()

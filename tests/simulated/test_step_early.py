@@ -60,7 +60,7 @@ def first_code(step: Any, **batch: Any) -> list[str]:
 def test_a_count_travels_in_the_second_half_of_the_forward(microbatches: int) -> None:
     """It begins behind some of the forward's products, and is waited for behind others, before those of the
     backward."""
-    step = made(llama(layers=3), Mesh(dp=2), microbatches=microbatches)
+    step = made(llama(layers=2), Mesh(dp=2), microbatches=microbatches)
     lines = (code if microbatches == 1 else first_code)(step, **text())
     begun, waited, products = (
         places(lines, "start_all_reduce"),
@@ -132,8 +132,8 @@ def test_a_program_without_counts_stays() -> None:
 @pytest.mark.parametrize(("sizes", "zero"), [({"dp": 2}, 0), ({"dp": 2, "tp": 2}, 3)], ids=str)
 def test_the_first_is_counts_and_then_micro(sizes: dict[str, int], zero: int) -> None:
     """Bit for bit, on all ranks: the counts that it hands on, the sums, buffers."""
-    make, batches, plan = steps.MODELS["llama"]
-    step = made(make(), Mesh(sizes), plan if "tp" in sizes else None, zero=zero, microbatches=2)
+    _, batches, plan = steps.MODELS["llama"]
+    step = made(llama(kv=2), Mesh(sizes), plan if "tp" in sizes else None, zero=zero, microbatches=2)
     step.capture(**batches(0))
     micro = step._current()[0]
     assert micro.count is not None and micro.first is not None

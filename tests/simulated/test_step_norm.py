@@ -23,8 +23,20 @@ CASES: list[tuple[dict[str, int], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("clip_parameters", [None, "all", "optimizer"])
-@pytest.mark.parametrize(("sizes", "options"), CASES, ids=str)
+KEPT = [*((*CASES[k], which) for k, which in
+          [(0, None), (1, "all"), (1, "optimizer"), (2, None), (3, "all"), (3, "optimizer")])]  # fmt: skip
+MORE = [(*CASES[k], which) for k, which in
+        [(0, "all"), (0, "optimizer"), (1, None), (2, "all"), (2, "optimizer"), (3, None)]]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "clip_parameters"),
+    [
+        *KEPT,
+        *(pytest.param(*case, marks=pytest.mark.sweep("its mesh and what is clipped occur in KEPT")) for case in MORE),
+    ],
+    ids=str,
+)
 def test_an_optimizer_over_a_part_of_the_model(
     sizes: dict[str, int], options: dict[str, Any], clip_parameters: str | None
 ) -> None:

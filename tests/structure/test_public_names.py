@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 MODULES = ("autopar", "autopar.checkpoint", "autopar.optimizers", "autopar.passes", "autopar.pipeline", "autopar.rules")
 NAMES = Path(__file__).with_name("public_names.txt")
 ROOT = Path(__file__).parent.parent.parent
@@ -82,6 +84,7 @@ def bound_by(*words: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split("\n")[:2]
 
 
+@pytest.mark.processes
 def test_rules_load_alone_and_discovery_registers_itself() -> None:
     assert bound_by() == ["x0d0! x0d1! -> y0d0! y0d1!", "False"]
     assert "!" not in bound_by("whole")[0]

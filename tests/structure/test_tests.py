@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from source_trees import imports
+
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 FILES = sorted(TESTS.glob("**/*.py"))
@@ -16,7 +18,7 @@ FOLDERS = ("golden", "models", "processes", "simulated", "structure")  # beside 
 def imported_by(path: Path) -> set[str]:
     """The first part of the name of each module that a file imports, inside functions too."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports(path):
         if isinstance(node, ast.Import):
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -145,3 +146,4 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
                                 (8, 8)), (f(5, 8),)),
     "transformer": lambda: (Transformer(), (i(2, 4, below=11),)),
 }  # fmt: skip
+CASES = {name: functools.cache(make) for name, make in CASES.items()}  # a model is captured once for all tests

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from shared_captures import captured
 from torch import nn
 
 from autopar import Mesh
@@ -33,7 +34,7 @@ class Step:
 
 def traced(model: nn.Module, args: Sequence[Any], amp: str | None, **options: Any) -> Program:
     """A capture of the model after the pass ``amp``; what it says is verified, printed and parsed back."""
-    program = capture(model, args).program
+    program = captured(lambda: capture(model, args), model, args).program
     run_passes(program, [Amp(amp, **options)])
     return program
 
@@ -49,9 +50,9 @@ def run(
 ) -> Step:
     """Forward and backward of the first tensor returned, summed if it is not a scalar. ``passes`` go in front of
     ``reshard``."""
-    captured = capture(model, args)
-    program = captured.program
-    attrs, _ = constraints(plan, model, mesh, captured, {})
+    call = captured(lambda: capture(model, args), model, args)
+    program = call.program
+    attrs, _ = constraints(plan, model, mesh, call, {})
     run_passes(program, [Amp(amp, **options)])
     steps = pipeline(mesh, attrs)
     at = [step.name for step in steps].index("reshard")

@@ -12,6 +12,7 @@ import torch
 from casts import PromotedCasts
 from equality import relative
 from torch import nn
+from transformers_models import bert, gpt2
 
 import autopar
 from autopar import Mesh
@@ -54,6 +55,8 @@ MODELS: dict[str, tuple[Callable[..., nn.Module], Callable[[int], Batch], Any]] 
     **loops.MODELS,
     "mlp": (lambda layers=2: Squared(loops.MODELS["mlp"][0](layers)), vectors, loops.MODELS["mlp"][2]),
     "resnet": (lambda layers=2: Squared(loops.MODELS["resnet"][0](layers)), loops.images, None),
+    "gpt2": (lambda layers=1: gpt2(layers=layers), *loops.MODELS["gpt2"][1:]),  # of one layer: that of Llama are two
+    "bert": (lambda layers=1: bert(layers=layers), *loops.MODELS["bert"][1:]),
 }
 
 
@@ -101,12 +104,12 @@ def differences(step: Any, single: Single) -> dict[str, float]:
 
 def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count: int = 10,
                 optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, tolerance: float = 1e-9,
-                called: bool = False, layers: int = 2) -> None:  # fmt: skip
+                called: bool = False, layers: int | None = None) -> None:  # fmt: skip
     """Losses, norms, parameters, buffers and the optimizer's state equal those of a single device after so many
     steps."""
     torch.manual_seed(0)
     make, batches, plan = MODELS[name]
-    model = make(layers)
+    model = make() if layers is None else make(layers)
     if "tp" not in sizes:
         plan = None
     alone = copy.deepcopy(model)

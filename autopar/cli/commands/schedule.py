@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
-
 import typer
-from typer import Option
 
+from autopar.cli.commands.option_table import OptionRow, command, parameter
 from autopar.cli.schedule import BATCHES, RANKS, Request
-from autopar.pipeline.bounds import Objective
 from autopar.pipeline.policies import POLICIES
-
-REQUEST = Request()
-PIPELINE, TIMES, RESULT = "Pipeline", "Times and sizes, in any unit", "Result"
 
 SCHEDULE = (
     "Make a pipeline schedule, or load one; verify it, simulate it, and print, draw or keep it.\n\n"
@@ -39,108 +33,42 @@ SCHEDULE_EXAMPLES = """
 0: done.  2: the options were refused, or the schedule is wrong.
 """
 
+OPTIONS = {
+    "Pipeline": (
+        OptionRow("ranks", "NUMBER", "Of the pipeline.", f"{RANKS}, or what the file says"),
+        OptionRow("batches", "NUMBER", "Micro-batches per step.", f"{BATCHES}, or as in the file"),
+        OptionRow("chunks", "NUMBER", "Stages per rank.", "as in the policy"),
+        OptionRow("recompute", "", "Each backward runs its forward again."),
+        OptionRow("limit", "BYTES", "The memory limit of a rank, for optimised.", "no limit"),
+        OptionRow(
+            "objective", "NAME", "What optimised minimises: the makespan, or the longest span of a rank.", "makespan"
+        ),
+    ),
+    "Times and sizes, in any unit": (
+        OptionRow("forward", "TIME,…", "The time of a forward; one, or one for each stage."),
+        OptionRow("backward", "TIME,…", "The time of the gradient of the input."),
+        OptionRow("weight", "TIME,…", "The time of the gradient of the weights."),
+        OptionRow("transfer", "TIME,…", "The time of a message; one, or one for each pair of neighbours."),
+        OptionRow("activation", "BYTES,…", "The memory that a micro-batch needs on a stage."),
+        OptionRow("for_weights", "BYTES,…", "The part of it that the gradient of the weights needs.", "all of it"),
+        OptionRow("boundary", "BYTES,…", "The size of a message."),
+    ),
+    "Result": (
+        OptionRow("down", "", "Print the table with time downwards."),
+        OptionRow("events", "", "Print what each slot waits for and records."),
+        OptionRow("draw", "FILE", "Draw the schedule: .svg, .png or .pdf."),
+        OptionRow("trace", "FILE", "Write a trace for Perfetto."),
+        OptionRow("save", "FILE", "Save the schedule: .json, or .csv for torch."),
+    ),
+}
 
-def schedule(
-    source: Annotated[
-        str, typer.Argument(metavar="POLICY|FILE", help="A policy, or a saved file: .json, or .csv in torch's format.")
-    ] = REQUEST.source,
-    ranks: Annotated[
-        int | None,
-        Option(
-            metavar="NUMBER",
-            rich_help_panel=PIPELINE,
-            help="Of the pipeline.",
-            show_default=f"{RANKS}, or what the file says",
-        ),
-    ] = REQUEST.ranks,
-    batches: Annotated[
-        int | None,
-        Option(
-            metavar="NUMBER",
-            rich_help_panel=PIPELINE,
-            help="Micro-batches per step.",
-            show_default=f"{BATCHES}, or as in the file",
-        ),
-    ] = REQUEST.batches,
-    chunks: Annotated[
-        int | None,
-        Option(metavar="NUMBER", rich_help_panel=PIPELINE, help="Stages per rank.", show_default="as in the policy"),
-    ] = REQUEST.chunks,
-    recompute: Annotated[
-        bool, Option("--recompute", metavar="", rich_help_panel=PIPELINE, help="Each backward runs its forward again.")
-    ] = REQUEST.recompute,
-    limit: Annotated[
-        float | None,
-        Option(
-            metavar="BYTES",
-            rich_help_panel=PIPELINE,
-            help="The memory limit of a rank, for optimised.",
-            show_default="no limit",
-        ),
-    ] = REQUEST.limit,
-    objective: Annotated[
-        str,
-        Option(
-            metavar="NAME",
-            rich_help_panel=PIPELINE,
-            help="What optimised minimises: the makespan, or the longest span of a rank.",
-            show_default="makespan",
-        ),
-    ] = REQUEST.objective,
-    forward: Annotated[
-        str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="The time of a forward; one, or one for each stage.")
-    ] = REQUEST.forward,
-    backward: Annotated[
-        str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="The time of the gradient of the input.")
-    ] = REQUEST.backward,
-    weight: Annotated[
-        str, Option(metavar="TIME,…", rich_help_panel=TIMES, help="The time of the gradient of the weights.")
-    ] = REQUEST.weight,
-    transfer: Annotated[
-        str,
-        Option(
-            metavar="TIME,…",
-            rich_help_panel=TIMES,
-            help="The time of a message; one, or one for each pair of neighbours.",
-        ),
-    ] = REQUEST.transfer,
-    activation: Annotated[
-        str, Option(metavar="BYTES,…", rich_help_panel=TIMES, help="The memory that a micro-batch needs on a stage.")
-    ] = REQUEST.activation,
-    for_weights: Annotated[
-        str | None,
-        Option(
-            metavar="BYTES,…",
-            rich_help_panel=TIMES,
-            help="The part of it that the gradient of the weights needs.",
-            show_default="all of it",
-        ),
-    ] = REQUEST.for_weights,
-    boundary: Annotated[
-        str, Option(metavar="BYTES,…", rich_help_panel=TIMES, help="The size of a message.")
-    ] = REQUEST.boundary,
-    down: Annotated[
-        bool, Option("--down", metavar="", rich_help_panel=RESULT, help="Print the table with time downwards.")
-    ] = REQUEST.down,
-    events: Annotated[
-        bool, Option("--events", metavar="", rich_help_panel=RESULT, help="Print what each slot waits for and records.")
-    ] = REQUEST.events,
-    draw: Annotated[
-        str | None, Option(metavar="FILE", rich_help_panel=RESULT, help="Draw the schedule: .svg, .png or .pdf.")
-    ] = REQUEST.draw,
-    trace: Annotated[
-        str | None, Option(metavar="FILE", rich_help_panel=RESULT, help="Write a trace for Perfetto.")
-    ] = REQUEST.trace,
-    save: Annotated[
-        str | None, Option(metavar="FILE", rich_help_panel=RESULT, help="Save the schedule: .json, or .csv for torch.")
-    ] = REQUEST.save,
-) -> None:
-    """Run the options."""
+SOURCE = typer.Argument(metavar="POLICY|FILE", help="A policy, or a saved file: .json, or .csv in torch's format.")
+
+
+def _run(context: typer.Context) -> int:
     from autopar.cli.schedule import run
 
-    raise typer.Exit(run(Request(
-        source=source, ranks=ranks, batches=batches, chunks=chunks, recompute=recompute, limit=limit,
-        objective=cast(Objective, objective), forward=forward, backward=backward, weight=weight, transfer=transfer,
-        activation=activation, for_weights=for_weights, boundary=boundary, down=down, events=events, draw=draw,
-        trace=trace, save=save,
-    )))  # fmt: skip
+    return run(Request(**context.params))
+
+
+schedule = command(Request(), OPTIONS, _run, parameter("source", str, SOURCE, Request.source))

@@ -115,6 +115,7 @@ TAKING_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", TAKING_FUNCTIONS)
 def test_operators_that_take_functions(name: str) -> None:
     _, what, remedy = next(row for row in EXPLAINED if row[0] == f"HigherOrderOperator {name}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import pytest
 import torch
@@ -26,22 +26,26 @@ def known(program: Program, phase: str, paths: set[str]) -> float:
     return sum(bool(r.source) and r.module in paths for r in records) / len(records)
 
 
+@functools.cache
+def captured(name: str) -> tuple[nn.Module, Program]:
+    model = MODELS[name]()
+    return model, autopar.parallelize(model, MESH, "ddp", example=batch()).program
+
+
 @pytest.mark.simulated
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_nodes_know_their_module_and_line(make: Any) -> None:
-    model = make()
+@pytest.mark.parametrize("name", MODELS)
+def test_nodes_know_their_module_and_line(name: str) -> None:
+    model, program = captured(name)
     paths = {path for path, _ in model.named_modules()}
-    program = autopar.parallelize(model, MESH, example=batch()).program
     assert known(program, "forward", paths) >= 0.95
     assert known(program, "backward", paths) >= 0.95
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_a_gradient_comes_from_its_parameters_module(make: Any) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gradient_comes_from_its_parameters_module(name: str) -> None:
     """Not only known, but right: the node that makes a gradient names the module that owns the parameter."""
-    model = make()
-    program = autopar.parallelize(model, MESH, "ddp", example=batch()).program
+    model, program = captured(name)
     owners: dict[str, set[str]] = {}  # a tied parameter has several, and its gradient is the sum of theirs
     first = {id(parameter): name for name, parameter in reversed(list(model.named_parameters(remove_duplicate=False)))}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -150,6 +150,7 @@ sizes = st.integers(0, 1 << 40)
 counts = st.integers(1, 1 << 12)
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", FORMS)
 @quick
 @given(st.sampled_from(sorted(MACHINES)), sizes, sizes, counts, counts, st.integers(1, 16))

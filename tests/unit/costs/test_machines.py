@@ -288,6 +288,7 @@ def test_a_fit_does_not_fall_where_times_do() -> None:
     assert 2e-3 <= fit.seconds(4096) <= 4e-3
 
 
+@pytest.mark.processes
 def test_calibrate_writes_a_machine(tmp_path: Path) -> None:
     """Of any figures: what is measured is what runs here, now."""
     parser = argparse.ArgumentParser()

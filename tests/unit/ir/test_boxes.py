@@ -63,7 +63,7 @@ def ends(draw: st.DrawFn) -> tuple[Layout, Layout, tuple[int, ...]]:
 
 
 @pytest.mark.simulated
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_box_is_what_the_rank_holds(data: st.DataObject) -> None:
     """In the order of its piece; each set of indices is written in one way only, with the fewest runs."""
@@ -139,7 +139,7 @@ def test_a_value_without_dims_is_one_element() -> None:
 
 
 @pytest.mark.simulated
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(ends())
 def test_what_the_worst_rank_lacks(pair: tuple[Layout, Layout, tuple[int, ...]]) -> None:
     source, target, shape = pair
@@ -189,7 +189,7 @@ def check_fair(sent: Sequence[Message], own: dict[int, list[int]]) -> None:
 
 
 @pytest.mark.simulated
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(ends())
 def test_each_rank_is_sent_what_it_lacks(pair: tuple[Layout, Layout, tuple[int, ...]]) -> None:
     source, target, shape = pair
@@ -200,6 +200,7 @@ def test_each_rank_is_sent_what_it_lacks(pair: tuple[Layout, Layout, tuple[int, 
     assert max(got.values(), default=0) == most_lacked(source, target, shape)
 
 
+@pytest.mark.simulated
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_messages_stay_where_a_value_is_pending(data: st.DataObject) -> None:
@@ -237,7 +238,7 @@ def test_replicas_send_equal_shares() -> None:
 
 
 @pytest.mark.simulated
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_between_meshes_replicas_send_about_equal_shares(data: st.DataObject) -> None:
     """Never more than with whole boxes, nor than a share, a row of the divided box and two of the smallest parts."""
@@ -356,6 +357,7 @@ def test_of_idle_replicas_the_nearest_sends() -> None:
 # -- axes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_messages_travel_along_these_axes_and_all_of_them(data: st.DataObject) -> None:

@@ -37,7 +37,7 @@ def snapshot(program: Program) -> list[Any]:
 
 
 @pytest.mark.simulated
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data(), st.sampled_from(["sync", "explicit", "batched"]))
 def test_nothing_is_left_of_an_edit_that_fails(data: st.DataObject, mode: str) -> None:
     """An exception of the user's, or an operation that is refused, after any number of operations."""

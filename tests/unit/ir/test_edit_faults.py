@@ -139,16 +139,22 @@ def play(program: Program, calls: list[Call], mode: str) -> None:
         play_in(edit, calls, edit.commit if mode == "explicit" else lambda: None)
 
 
+EACH_LINE = pytest.mark.sweep("other kinds have most of these lines too, and every third or thirteenth is interrupted")
+
+
 @pytest.mark.simulated
-@pytest.mark.parametrize("mode", ["batched", "explicit", "sync"])
+@pytest.mark.parametrize(("mode", "step"), [
+    ("batched", 3), ("explicit", 13), ("sync", 13),
+    *(pytest.param(mode, step, marks=EACH_LINE) for mode, step in [("batched", 1), ("explicit", 5), ("sync", 5)]),
+])  # fmt: skip
 @pytest.mark.parametrize("kind", SCRIPTS)
-def test_an_interrupt_at_any_line_of_an_edit_leaves_the_program_as_it_was(kind: str, mode: str) -> None:
-    """Beginning, staging, commit, end: the line is the next one each time (one of the next), until the edit runs
-    through."""
+def test_an_interrupt_at_any_line_of_an_edit_leaves_the_program_as_it_was(kind: str, mode: str, step: int) -> None:
+    """Beginning, staging, commit, end: the line is one of the next each time, until the edit runs through. A kind
+    begins at a line of its own."""
     whole, program = base(), base()
     play(whole, SCRIPTS[kind], mode)
     before = exact(program)
-    for place in itertools.count(step=1 if mode == "batched" else 5):
+    for place in itertools.count(list(SCRIPTS).index(kind) % step, step):
         with contextlib.suppress(KeyboardInterrupt, SystemError), fault_at(place) as lines:
             play(program, SCRIPTS[kind], mode)
         if len(lines) <= place:
@@ -185,6 +191,7 @@ def test_an_interrupt_while_an_edit_is_undone_leaves_the_program_as_it_was(kind:
     assert place > 50
 
 
+@pytest.mark.simulated
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from(["sync", "explicit", "batched"]), st.floats(0, 1, exclude_max=True))
 def test_an_interrupt_of_a_random_edit(data: st.DataObject, mode: str, place: float) -> None:

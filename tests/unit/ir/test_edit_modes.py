@@ -85,7 +85,7 @@ def test_a_transfer_may_apply_only_after_what_is_staged_before_it() -> None:
 
 
 @pytest.mark.simulated
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_all_modes_give_the_same_program(data: st.DataObject) -> None:
     script, fine = draw_script(data, data.draw(st.integers(1, 8)))

@@ -103,6 +103,7 @@ def test_normalisation_keeps_what_each_rank_holds(data: st.DataObject) -> None:
     assert {a for a, _ in normal.pending} == {a for a, _ in attr.pending if mesh.sizes[a] > 1}
 
 
+@pytest.mark.simulated
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_equal_normal_forms_hold_the_same_and_different_ones_do_not(data: st.DataObject) -> None:
@@ -158,6 +159,7 @@ def test_every_dim_has_one_normal_form(sizes: tuple[int, ...], size: int) -> Non
 # -- a dim seen as parts -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(("sizes", "size"), EXHAUSTIVE)
 def test_align_finds_the_axes_wherever_there_are_any(sizes: tuple[int, ...], size: int) -> None:
     mesh = Mesh(dict(zip(NAMES, sizes, strict=False)))

@@ -18,6 +18,7 @@ from autopar.ir.record import TensorType
 from autopar.runtime.simulation.pieces import cut, join
 
 
+@pytest.mark.simulated
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_joining_the_pieces_gives_the_whole(data: st.DataObject) -> None:

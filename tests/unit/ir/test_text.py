@@ -119,7 +119,7 @@ def read_literal(text: str) -> object:
 
 
 @pytest.mark.simulated
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(ARGUMENTS)
 def test_literals(value: object) -> None:
     text = print_literal(value)
@@ -145,7 +145,7 @@ def test_what_the_grammar_has_no_form_for(value: object) -> None:
 
 
 @pytest.mark.simulated
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(programs())
 def test_random_programs(program: Program) -> None:
     check(program)

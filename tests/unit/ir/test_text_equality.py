@@ -19,7 +19,7 @@ from autopar.ir.text.tokens import Cursor
 
 
 @pytest.mark.simulated
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(programs(), st.data())
 def test_any_single_change_is_seen(program: Program, data: st.DataObject) -> None:
     """Records, arguments, order and header: a changed copy differs from the program, and so does its text."""

@@ -48,6 +48,6 @@ def looked_at(layers: int, plan: dict[str, tuple[str | None, ...]], monkeypatch:
 @pytest.mark.simulated
 @pytest.mark.parametrize("name", PLANS)
 def test_operands_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (looked_at(layers, PLANS[name], monkeypatch) for layers in (4, 16))
+    few, many = (looked_at(layers, PLANS[name], monkeypatch) for layers in (2, 8))
     for step, count in few.items():
         assert 0 < many[step] <= 4.4 * count, step

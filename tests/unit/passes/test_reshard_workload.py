@@ -29,6 +29,7 @@ def resharded(layers: int, mode: str) -> Program:
     return program
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("layers", GOLDEN)
 def test_as_many_transfers_of_each_kind(layers: int) -> None:
     program = resharded(layers, "batched")
@@ -37,6 +38,7 @@ def test_as_many_transfers_of_each_kind(layers: int) -> None:
     assert program.counts.inserted == kinds.total() == len(program.graph.nodes) - len(placed(layers).graph.nodes)
 
 
+@pytest.mark.simulated
 def test_the_modes_print_the_same_bytes() -> None:
     texts = {resharded(2, mode).text(comments=True) for mode in MODES}
     assert len(texts) == 1

@@ -97,6 +97,7 @@ def mispaired(made: Actions, rank_of: tuple[int, ...]) -> bool:
     return sent != received
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", CLASSES)
 def test_exactly_what_deferral_breaks_is_refused(name: str) -> None:
     broken = []

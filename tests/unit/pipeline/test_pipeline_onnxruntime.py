@@ -47,7 +47,7 @@ def test_the_published_events() -> None:
 
 
 @pytest.mark.simulated
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 30))
 def test_events_follow_the_slots_of_a_rank(stages: int, batches: int) -> None:
     """A slot waits for what the slot before it recorded; in the table of computations there are two of each."""
@@ -126,6 +126,7 @@ def test_messages_stand_in_the_newest_row_that_may_have_them(stages: int, batche
             assert time[send] == t and send.stage == task.peer
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(st.integers(1, 8), st.integers(20, 30))
 def test_its_memory_is_not_that_of_1f1b(stages: int, batches: int) -> None:

@@ -148,6 +148,7 @@ def test_arrows_are_drawn_where_there_are_few(tmp_path: Path) -> None:
     assert (arrows(4), arrows(32)) == (24, 0)
 
 
+@pytest.mark.simulated
 def test_a_picture_is_the_same_each_time_and_changes_no_setting(tmp_path: Path) -> None:
     simulation = simulated()
     for suffix in METADATA:

@@ -54,6 +54,7 @@ def torchs(kind: str, ranks: int, batches: int, chunks: int) -> list[list[str]]:
     return [[str(action) for action in made._calculate_single_rank_operations(rank) if action] for rank in range(ranks)]
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(st.integers(1, 7), st.integers(1, 20), st.integers(1, 3))
 def test_torchs_own_orders(ranks: int, batches: int, chunks: int) -> None:
@@ -90,6 +91,7 @@ PUBLISHED = (
 )
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(("batches", "times", "chunks", "rates"), PUBLISHED)
 def test_zero_bubbles_published_rates(
     batches: int, times: tuple[float, ...], chunks: int, rates: tuple[float, ...]
@@ -110,7 +112,7 @@ def test_zero_bubbles_published_rates(
 
 
 @pytest.mark.simulated
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 4), *[st.integers(1, 9)] * 3)
 def test_bubbles_are_those_of_the_formulas(p: int, m: int, v: int, f: int, b: int, w: int) -> None:
     def run(policy: str, batches: int = m, chunks: int | None = None):
@@ -149,6 +151,7 @@ def test_eager_1f1b_hides_transfers() -> None:
     assert exposed["eager-1f1b"] < exposed["1f1b"] / 3
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(st.sampled_from(sorted(POLICIES)), st.integers(1, 8), st.integers(1, 20), st.integers(1, 4))
 def test_any_number_of_micro_batches_and_chunks(policy: str, p: int, m: int, v: int) -> None:

@@ -155,7 +155,7 @@ def moved(schedule: PipelineSchedule, place: tuple[int, int, Task], row: int) ->
 
 
 @pytest.mark.simulated
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(right(4, 8, frees=True), randoms)
 def test_releases_are_tight(schedule: PipelineSchedule, choose: random.Random) -> None:
     """Each buffer is released in the first slot that may: in no earlier row, in any later."""
@@ -245,7 +245,7 @@ def test_a_wrong_schedule_stays_wrong() -> None:
 def test_it_says_what_all_runs_say() -> None:
     verdicts: Counter[bool] = Counter()
 
-    @settings(deadline=None, max_examples=600)
+    @settings(deadline=None, max_examples=200)
     @given(
         st.one_of(right(2, 3, messages=None), right(2, 3, frees=True), right(3, 2, frees=True), disordered()),
         st.integers(0, 2),
@@ -282,6 +282,7 @@ def told(schedule: PipelineSchedule) -> list[str]:
     return [name for name, cycle in schedule.verify().finishes.items() if not cycle]
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=300)
 @given(disordered())
 def test_it_says_on_which_channels_all_runs_finish(schedule: PipelineSchedule) -> None:

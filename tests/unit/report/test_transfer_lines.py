@@ -59,7 +59,7 @@ def test_bounds_that_are_reached(before: str, after: str) -> None:
 
 
 @pytest.mark.simulated
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_no_transition_is_below_its_bound(data: st.DataObject) -> None:
     """And those between splits are at it."""

@@ -178,6 +178,7 @@ def without_whole(rule: Rule) -> Rule:
 UNBOUNDED = {"embedding_dense_backward"}
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", [name for name in TABLE if name not in UNBOUNDED])
 def test_no_whole_factor_is_idle(name: str) -> None:
     """Without any ``!`` some call fails, wherever an operand has a factor that must stay whole."""

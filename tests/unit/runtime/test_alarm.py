@@ -92,6 +92,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "before", ["", "if os.fork(): os._exit(-os.waitstatus_to_exitcode(os.wait()[1]))"], ids=["process", "fork"]
 )
@@ -114,5 +115,6 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
 """
 
 
+@pytest.mark.processes
 def test_a_fork_ends_as_any_process() -> None:
     subprocess.run([sys.executable, "-c", FORKED], timeout=120, check=True)

@@ -17,6 +17,7 @@ from autopar.ir.layout import DistAttr
 from autopar.step.zero import STAGES, data_axis, split_over
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
 def test_one_more_dim_is_split(data: st.DataObject) -> None:

@@ -48,7 +48,7 @@ def pairs(draw: st.DrawFn, first: torch.dtype, second: torch.dtype) -> tuple[Ten
 
 
 @pytest.mark.simulated
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_rank_holds_its_piece(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(EVERY))
@@ -57,7 +57,7 @@ def test_every_rank_holds_its_piece(data: st.DataObject) -> None:
 
 
 @pytest.mark.simulated
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_casts_keep_the_value_and_stand_where_fewer_bytes_move(data: st.DataObject) -> None:
     two = st.tuples(st.sampled_from(EVERY), st.sampled_from(EVERY)).filter(
@@ -71,7 +71,7 @@ def test_casts_keep_the_value_and_stand_where_fewer_bytes_move(data: st.DataObje
 
 
 @pytest.mark.simulated
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_only_what_a_rank_lacks_is_sent_to_it(data: st.DataObject) -> None:
     """As the local programs have it, rank by rank; and the worst rank is what is paid for."""
@@ -95,6 +95,7 @@ def test_only_what_a_rank_lacks_is_sent_to_it(data: st.DataObject) -> None:
         assert cost(source, target) == 4 * max(lacks.values())
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     ("source", "target", "sent"),
     [

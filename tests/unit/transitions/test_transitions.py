@@ -48,7 +48,7 @@ ANY = st.tuples(st.sampled_from(EVERY), st.sampled_from(EVERY)).filter(
 
 
 @pytest.mark.simulated
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_every_rank_holds_its_piece(data: st.DataObject) -> None:
     mesh, shape = data.draw(meshes(max_ranks=12, permuted=True)), data.draw(shapes())
@@ -56,7 +56,7 @@ def test_every_rank_holds_its_piece(data: st.DataObject) -> None:
 
 
 @pytest.mark.simulated
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_casts_keep_the_value(data: st.DataObject) -> None:
     mesh, shape = data.draw(meshes(max_ranks=8)), data.draw(shapes(2))
@@ -67,7 +67,7 @@ def test_casts_keep_the_value(data: st.DataObject) -> None:
 
 
 @pytest.mark.simulated
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_types_follow_from_the_transfers(data: st.DataObject) -> None:
     mesh, shape = data.draw(meshes()), data.draw(shapes())

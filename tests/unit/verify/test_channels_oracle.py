@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from channel_programs import MODELS, Tasks, finishing, grouped, passes, schedules
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,6 +85,7 @@ def disordered(draw: st.DrawFn) -> Tasks:
     return {rank: grouped(own, choose) for rank, own in tasks.items()} if draw(st.booleans()) else tasks
 
 
+@pytest.mark.simulated
 def test_it_says_what_all_interleavings_say() -> None:
     verdicts: Counter[tuple[str, bool]] = Counter()
 
