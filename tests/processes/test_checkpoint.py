@@ -300,15 +300,6 @@ def test_a_folder_that_cannot_be_tidied_is_told(tmp_path: Path) -> None:
 # -- what does not fit, and what is there --------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the checkpoints of steps 1 and 2, that one process of four has written in pieces."""
-    folder = tmp_path_factory.mktemp("two")
-    for step in (1, 2):
-        ranks(4).run(saved, str(folder), step, "dp=2 tp=2")
-    return folder
-
-
 def test_a_state_that_does_not_fit_is_refused_untouched(two: Path) -> None:
     state = empty(2, "one process")
     model = state["model"]

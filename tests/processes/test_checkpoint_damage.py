@@ -17,7 +17,7 @@ from typing import Any
 import checkpoints
 import pytest
 import torch
-from checkpoints import check, empty, loaded, same, saved
+from checkpoints import check, empty, loaded, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import ranks
@@ -26,15 +26,6 @@ from autopar import checkpoint
 from autopar.checkpoint import manifest, parsing, values
 from autopar.cli.train.saved import check_resumed
 from autopar.errors import CheckpointError
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the checkpoints of steps 1 and 2, which four ranks have written in pieces."""
-    folder = tmp_path_factory.mktemp("two")
-    for step in (1, 2):
-        ranks(4).run(saved, str(folder), step, "dp=2 tp=2")
-    return folder
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from autopar.runtime.processes.watch.beat import (
     Process,
     broke_off,
     process_of,
-)
+)  # fmt: skip
 from autopar.runtime.processes.watch.verdict import GRACE, SILENCE, FollowedRank, RankState, judge
 
 RANKS = 3

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import pytest
 from channel_programs import MODELS, Tasks, finishing, reason
+from function_calls import function_calls
 
 from autopar.verify.channels import ASYNCHRONOUS, BLOCKING, GROUPED, Collective, Group, Receive, Send, buffered, check
 
@@ -147,18 +147,7 @@ def test_it_is_linear_in_the_tasks() -> None:
         for value, rank in itertools.product("abcdefghijklmnopqrst", range(n - 1)):
             tasks[rank].append(Send(value, rank + 1))
             tasks[rank + 1].append(Receive(value, rank))
-        calls = 0
-
-        def count(frame: object, event: str, argument: object) -> None:
-            nonlocal calls
-            calls += event in ("call", "c_call")
-
-        sys.setprofile(count)
-        try:
-            check(tasks, MODELS)
-        finally:
-            sys.setprofile(None)
-        return calls
+        return function_calls(lambda: check(tasks, MODELS), builtins=True)
 
     assert 6 * work(20) < work(160) < 10 * work(20)
 
