@@ -17,6 +17,7 @@ from zoo import (
     TOKENS,
     VOCABULARY,
     Architecture,
+    Batch,
     classes,
     decoder,
     encoder,
@@ -27,6 +28,12 @@ from zoo import (
     unlabelled,
     unmasked,
 )
+
+
+def questions() -> Batch:
+    """A batch of texts, and where in each the answer begins and ends."""
+    return unlabelled() | {name: torch.randint(LENGTH, (ROWS,)) for name in ("start_positions", "end_positions")}
+
 
 DEEPSEEK = EXPERTS | {
     "kv_lora_rank": 4,
@@ -459,25 +466,9 @@ ENCODERS = {
     "yoso": encoder("YosoForMaskedLM", use_expectation=True),
     "nomic bert": encoder("NomicBertForMaskedLM"),
     "eurobert": encoder("EuroBertForMaskedLM"),
-    "splinter": Architecture(
-        "SplinterForQuestionAnswering",
-        TEXT,
-        lambda: (
-            unlabelled()
-            | {"start_positions": torch.randint(LENGTH, (ROWS,)), "end_positions": torch.randint(LENGTH, (ROWS,))}
-        ),
-        (),
-    ),
+    "splinter": Architecture("SplinterForQuestionAnswering", TEXT, questions, ()),
     "bert classes": Architecture("BertForSequenceClassification", TEXT | {"num_labels": 3}, classes, ()),
-    "bert questions": Architecture(
-        "BertForQuestionAnswering",
-        TEXT,
-        lambda: (
-            unlabelled()
-            | {"start_positions": torch.randint(LENGTH, (ROWS,)), "end_positions": torch.randint(LENGTH, (ROWS,))}
-        ),
-        (),
-    ),
+    "bert questions": Architecture("BertForQuestionAnswering", TEXT, questions, ()),
     "llama classes": Architecture("LlamaForSequenceClassification", GROUPED | {"num_labels": 3}, classes, ()),
 }
 
