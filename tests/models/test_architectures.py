@@ -37,7 +37,7 @@ def float64(promoted_casts: None) -> Iterator[None]:  # noqa: F811
 
 
 ON_ALL_MESHES = "llama tied"
-ALSO = [("t5", "tp=4"), ("resnet", "dp=4"), ("mixtral", "2x2x2")]  # beside the square
+ALSO = [("resnet", "dp=4"), ("mixtral", "2x2x2")]  # beside the square
 CASES = [
     pytest.param(
         name,
@@ -72,7 +72,13 @@ def test_dropout(name: str) -> None:
 
 
 # beside test_transformers.py
-LIKE_AN_EXPERT = ["nn.Transformer", "t5", "vit", "resnet", "mixtral", "gpt neo", "codegen", "qwen3", "modernbert"]
+LIKE_AN_EXPERT = [
+    "nn.Transformer", "t5", "resnet", "mixtral", "codegen", "modernbert",
+    *(
+        pytest.param(name, marks=pytest.mark.sweep("its layer has what those of nn.Transformer or of codegen have"))
+        for name in ("vit", "gpt neo", "qwen3")
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("float64")
