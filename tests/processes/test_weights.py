@@ -21,7 +21,7 @@ from autopar.ir.layout import DistAttr
 from autopar.model.weights import parts_of
 
 INITIALIZED = [
-    *((name, "own", "dp2 tp2") for name in ("mlp uneven", "llama tied", "gpt2")),
+    *((name, "own", "dp2 tp2") for name in ("mlp uneven", "llama tied")),
     ("llama uneven", "own", "tp4"),
     ("llama", "own", "dp4"),
     ("mlp", "function", "dp4"),
