@@ -43,7 +43,9 @@ def test_steps(name: str, sizes: dict[str, int], zero: int) -> None:
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=() if name in ("mlp", "llama", "resnet") else pytest.mark.sweep("llama is a model of transformers too"))
+    pytest.param(
+        name, marks=() if name in ("mlp", "llama", "resnet") else pytest.mark.sweep("llama is of transformers too")
+    )
     for name in steps.MODELS
 ])  # fmt: skip
 def test_one_process(name: str) -> None:
