@@ -22,9 +22,11 @@ STEPS = [
     ("mlp", {"dp": 2, "tp": 2}),
     ("mlp", {"tp": 4}),
     ("llama sequence", {"tp": 2}),
-    ("gpt2", {"dp": 2}),
-    ("bert", {"tp": 2}),
     ("resnet", {"dp": 2}),
+    *(
+        pytest.param(*case, marks=pytest.mark.sweep("test_step_processes trains it, and llama runs in this loop"))
+        for case in [("gpt2", {"dp": 2}), ("bert", {"tp": 2})]
+    ),
 ]
 MORE_STEPS = [
     pytest.param(name, sizes, marks=pytest.mark.sweep("each model runs on another mesh, each mesh has another model"))
