@@ -73,7 +73,7 @@ def several_steps(count: int, layers: int) -> None:
 
 @pytest.mark.processes
 def test_configuration_of_paddle_60022() -> None:
-    several_steps(5, layers=2)
+    several_steps(3, layers=2)
     ranks(4).run(several_steps, 2, 1)
 
 
