@@ -1,4 +1,4 @@
-"""Define the places that forward reads, and the guards that compare their values.
+"""Define the variables and attributes of Python that forward reads, and the guards that compare their values.
 
 A place is an attribute, an entry of a dict, a global or a closure variable.
 """
