@@ -18,7 +18,7 @@ from autopar.ir.ops.sharded_lookup import within
 from autopar.torch_private import value_checks_replaced
 
 
-class Beside:
+class PythonEffects:
     """Watches a forward for value checks and for random numbers that are not tensors.
 
     Attributes:

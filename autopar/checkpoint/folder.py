@@ -27,9 +27,9 @@ from autopar.checkpoint.manifest import NAME, DamageError, Manifest, problem_of
 from autopar.checkpoint.parsing import parse
 from autopar.errors import CheckpointError
 
-WHOLE, WRITING, REMOVING = "checkpoint-", ".writing-", ".removing-"
+COMPLETE, WRITING, REMOVING = "checkpoint-", ".writing-", ".removing-"
 LATEST = "latest"
-NUMBERED = re.compile(rf"({WHOLE}|{re.escape(WRITING)}|{re.escape(REMOVING)})(\d+)(?:-[0-9a-f]+)?")
+NUMBERED = re.compile(rf"({COMPLETE}|{re.escape(WRITING)}|{re.escape(REMOVING)})(\d+)(?:-[0-9a-f]+)?")
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def incompleteness_of(checkpoint: Path) -> str:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the folders that have the name of a complete checkpoint, the newest first."""
-    return [path for number, kind, path in sorted(_entries(folder), reverse=True) if kind == WHOLE and path.is_dir()]
+    return [path for number, kind, path in sorted(_entries(folder), reverse=True) if kind == COMPLETE and path.is_dir()]
 
 
 def _entries(folder: Path) -> Iterator[tuple[int, str, Path]]:
@@ -131,7 +131,7 @@ def begin(folder: Path) -> Path:
     files.make(folder)
     entries = list(_entries(folder))
     for _, kind, path in entries:
-        if kind != WHOLE:
+        if kind != COMPLETE:
             files.remove(path)
     number = 1 + max((number for number, _, _ in entries), default=0)
     # differs from the name of an interrupted save, which may still be writing
@@ -142,7 +142,7 @@ def begin(folder: Path) -> Path:
 
 def finished_name(place: Path) -> Path:
     """Return the path that a checkpoint gets when it is complete."""
-    return place.with_name(WHOLE + place.name.removeprefix(WRITING).partition("-")[0])
+    return place.with_name(COMPLETE + place.name.removeprefix(WRITING).partition("-")[0])
 
 
 def finish(place: Path, manifest: Manifest) -> Path:
@@ -197,7 +197,7 @@ def tidy(checkpoint: Path, keep: int | None) -> None:
         files.force_names(folder)
         whole = [path for path in checkpoints_in(folder) if not incompleteness_of(path)]
         for path in whole[keep:] if keep is not None else ():
-            removed = path.with_name(REMOVING + path.name.removeprefix(WHOLE))
+            removed = path.with_name(REMOVING + path.name.removeprefix(COMPLETE))
             files.rename(path, removed)
             files.force_names(folder)
             files.remove(removed)
