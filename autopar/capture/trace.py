@@ -12,7 +12,7 @@ from torch import fx
 
 from autopar.capture.arguments import Arguments
 from autopar.capture.caches import caches_forgotten
-from autopar.capture.checks import PythonEffects, ClassesChecked, assignments_refused, hooked_weights_refused
+from autopar.capture.checks import ClassesChecked, PythonEffects, assignments_refused, hooked_weights_refused
 from autopar.capture.decompose.strides import STRIDES
 from autopar.capture.decompose.unknown import decomposition_table
 from autopar.capture.explained import explained, values_read

@@ -346,7 +346,7 @@ def torch_finds_one(model: nn.Module, x: torch.Tensor) -> bool:
 )
 @pytest.mark.filterwarnings("ignore:Error detected in")
 def test_it_is_the_first_of_the_first_rank(names: list[str], seed: int, wild: list[bool]) -> None:
-    """PythonEffects eager, on rows of a rank from 0 to 1, or wild ones: each rank runs to the end before the next one does; a
+    """Beside eager, on rows of a rank from 0 to 1, or wild ones: each rank runs to the end before the next one does; a
     backward has a NaN where torch finds one."""
     torch.manual_seed(seed)
     x = torch.cat(

@@ -37,7 +37,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def several_steps(count: int) -> None:
-    """PythonEffects two loops of a single device in plain torch, with 16 micro-batches: one with the same options, one in
+    """Beside two loops of a single device in plain torch, with 16 micro-batches: one with the same options, one in
     float32. Losses and norms are no further from float32 than the former's, or a rounding of fp16; parameters at most a
     fifth of what they moved."""
     torch.manual_seed(0)
