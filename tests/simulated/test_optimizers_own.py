@@ -67,7 +67,16 @@ def test_they_have_the_numbers_of_a_single_device(name: str, zero: int) -> None:
     assert autopar.step.program.Step.parse(text) == step.program
 
 
-@pytest.mark.parametrize("name", MADE)
+LOOPS = ("rmsprop", "radam", "asgd", "muon", "lion", "replacing")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in LOOPS else pytest.mark.sweep("the same update runs on simulated ranks"))
+        for name in MADE
+    ],
+)
 def test_in_place(name: str) -> None:
     """As processes run it: many parameters in one call of the class's step."""
     step, single, _ = trained(name, {"dp": 1}, count=STEPS.get(name, 4), called=True)

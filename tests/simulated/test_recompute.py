@@ -67,10 +67,13 @@ def made(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     ("name", "mesh"),
     [
         *((name, MESHES[2]) for name in ("dropout", "states", "llama sequence")),
-        *(("dropout", mesh) for mesh in MESHES[:2]),
         *(
             pytest.param(name, MESHES[2], marks=pytest.mark.sweep("llama with its sequence split has such blocks"))
             for name in ("llama", "gpt2")
+        ),
+        *(
+            pytest.param("dropout", mesh, marks=pytest.mark.sweep("each axis is there beside the other"))
+            for mesh in MESHES[:2]
         ),
     ],
     ids=str,
