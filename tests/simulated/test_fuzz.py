@@ -166,7 +166,7 @@ def _unreduced(xs: list[torch.Tensor], givens: Any, there: Any) -> list[torch.Te
 def test_a_lost_all_reduce_is_caught_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all-reduces that return the first rank's addend cases fail; the smallest is a few lines on one axis."""
     monkeypatch.setitem(effects.COLLECTIVE, transfers.all_reduce, _unreduced)
-    cases = (random_case(random.Random(seed)) for seed in range(22, 60))  # no earlier one fails
+    cases = (random_case(random.Random(seed)) for seed in range(40))
     failed = next(case for case in cases if 3 <= len(case.lines) <= 6 and check(case).reason.startswith(OTHER))
     small = smallest(failed, seconds=60)
     assert check(small).kind == FAILED and len(small.lines) <= 3 and len(small.mesh) == 1, small.literal()
