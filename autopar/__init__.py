@@ -1,4 +1,4 @@
-"""Put an ordinary PyTorch model on a mesh of devices, with the same numbers.
+"""Put an ordinary PyTorch model on a mesh of devices, with the results of a single device.
 
 >>> parallel = autopar.parallelize(model, autopar.Mesh(dp=2, tp=2), plan={"*.up.weight": ("tp", None)}, example=(x,))
 

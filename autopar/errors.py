@@ -38,11 +38,11 @@ class TextError(AutoparError, ValueError):
 
 
 class SimulationError(AutoparError, RuntimeError):
-    """The simulated ranks disagree or wait for each other for ever."""
+    """The simulated ranks disagree or wait for each other forever."""
 
 
 class ChannelError(AutoparError, RuntimeError):
-    """The ranks' collectives or messages do not fit together, or the ranks would wait for each other for ever."""
+    """The ranks' collectives or messages do not fit together, or the ranks would wait for each other forever."""
 
 
 class ScheduleError(AutoparError, ValueError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -19,15 +19,14 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import element_of, map_operands, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType
-from autopar.passes.manager import Pass
-from autopar.plan.propagation import LayoutPropagation, PropagationOptions
+from autopar.passes.manager import LayoutPass
 from autopar.rules.binding import typed
 
 ARANGE = torch.ops.aten.arange.default
 
 
 @dataclass(frozen=True)
-class Expand(Pass):
+class Expand(LayoutPass):
     """Write softmax, cross-entropy, look-ups and causal attention with ops that can be split, where their dim is split.
 
         table : f32[100/tp 64] = param                         table : f32[100/tp 64] = param
@@ -37,7 +36,7 @@ class Expand(Pass):
     A trial layout propagation, in which such ops may be split, finds these ops. Its Layouts are not kept.
 
     Attributes:
-        mesh, constraints, strict, whole: as for ``place``.
+        mesh, constraints, strict, whole: as in ``LayoutPass``.
         device: the device of tensors that ops create; ``None``: the CPU.
     """
 
@@ -45,23 +44,13 @@ class Expand(Pass):
     takes: ClassVar[str] = "traced"
     gives: ClassVar[str] = "traced"
 
-    mesh: Mesh | None = None
-    constraints: Mapping[str, DistAttr] = field(default_factory=dict)
-    strict: bool = False
-    whole: bool = False
     device: torch.device | None = None
 
     def run(self, program: Program) -> list[str]:
-        mesh = self.mesh or program.mesh
-        if mesh is None:
-            raise ValueError("expand needs a mesh: Expand(mesh=Mesh(dp=2))")
-        program.mesh = mesh
+        mesh = self._put_on_mesh(program)
         if not any(node.target in EXPANSIONS for node in program.nodes):
             return []
-        trial = LayoutPropagation(
-            program, PropagationOptions(mesh, self.constraints, self.strict, self.whole), expanding=True
-        )
-        trial.run()
+        trial = self._propagation(program, mesh, expanding=True)
         if trial.split:
             new: dict[fx.Node, Value] = {}
             places: dict[tuple[Any, ...], Value] = {}

@@ -28,8 +28,9 @@ class Fold(Pass):
         y : f32[8 4/dp] = relu(x_dp_dp)                              y : f32[8 4/dp] = relu(x_dp_1)
 
     Such chains are a gather and a slice over the same axis, a transfer and its inverse, or two transitions in a row.
-    They come from edits and from programs of other tools, because a single transition has none. Only the bytes of
-    transfers that nothing else reads are counted. Chains do not cross phases, and contain no casts, which round.
+    A single transition has none of them: they come from edits, from programs written by hand, and where two transitions
+    meet. A transfer with other readers stays, so its bytes do not count. Chains do not cross phases, and contain no
+    casts, which round.
     """
 
     name: ClassVar[str] = "fold"
@@ -53,7 +54,7 @@ class Fold(Pass):
                 assert isinstance(have, TensorType) and isinstance(want, TensorType)
                 try:
                     steps = transitions(have, want)
-                except TransitionError:  # a max that was reduced, and then became a pending sum
+                except TransitionError:  # a pending maximum cannot become a pending sum
                     continue
                 if (sum(step.bytes for step in steps), len(steps)) >= (sum(map(_received, unshared)), len(unshared)):
                     continue

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from autopar.gc_pause import gc_paused
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
+from autopar.plan.propagation import LayoutPropagation, PropagationOptions
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis
@@ -29,6 +33,44 @@ class Pass:
     def run(self, program: Program) -> Iterable[str] | None:
         """Change the program in place, through at most one commit. Returns sentences for the report, if any."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LayoutPass(Pass):
+    """A pass that gives Layouts to the values of a program by layout propagation.
+
+    Attributes:
+        mesh: the mesh; by default the program's own.
+        constraints: node → DistAttr; a Layout that a node of the traced program already has is a constraint too. Other
+            placeholders are replicated. All readers of a constrained result read it in this layout; dims with ``?`` are
+            free.
+        strict: refuse ops without a rule. Otherwise a rule is discovered by running the op; if none is found, the op
+            runs on whole operands on every rank. The report notes both.
+        whole: whether returned values are gathered.
+    """
+
+    mesh: Mesh | None = None
+    constraints: Mapping[str, DistAttr] = field(default_factory=dict)
+    strict: bool = False
+    whole: bool = False
+
+    def _put_on_mesh(self, program: Program) -> Mesh:
+        """Make the mesh of the pass that of the program.
+
+        Raises:
+            ValueError: neither has a mesh.
+        """
+        mesh = self.mesh or program.mesh
+        if mesh is None:
+            raise ValueError(f"{self.name} needs a mesh: {type(self).__name__}(mesh=Mesh(dp=2))")
+        program.mesh = mesh
+        return mesh
+
+    def _propagation(self, program: Program, mesh: Mesh, expanding: bool = False) -> LayoutPropagation:
+        options = PropagationOptions(mesh, self.constraints, self.strict, self.whole)
+        propagation = LayoutPropagation(program, options, expanding=expanding)
+        propagation.run()
+        return propagation
 
 
 def run_passes(program: Program, passes: Iterable[Pass]) -> list[PassReport]:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import fx
 
-from autopar.ir.layout import DistAttr
-from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import called_op, is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.passes.manager import Pass
-from autopar.plan.propagation import LayoutPropagation, PropagationOptions, where
+from autopar.passes.manager import LayoutPass
+from autopar.plan.propagation import where
 from autopar.rules.binding import Bound, bind_node
 from autopar.rules.registry import rule_of
 from autopar.transitions import cost
 
 
 @dataclass(frozen=True)
-class Place(Pass):
+class Place(LayoutPass):
     """Propagate the user's constraints to all values, in graph order.
 
         x : f32[32/dp 64] = input                              x : f32[32/dp 64] = input
@@ -37,32 +34,15 @@ class Place(Pass):
     returned in its parameter's Layout, and computed in it over the axes on which parameters stay. Returned values are
     reduced. Values without operands are replicated.
 
-    Attributes:
-        mesh: the mesh; by default the program's own.
-        constraints: node → DistAttr; a Layout that a node of the traced program already has is a constraint too. Other
-            placeholders are replicated. All readers of a constrained result read it in this layout; dims with ``?`` are
-            free.
-        strict: refuse ops without a rule. Otherwise a rule is discovered by running the op; if none is found, the op
-            runs on whole operands on every rank. The report notes both.
-        whole: whether returned values are gathered.
+    The attributes are those of ``LayoutPass``.
     """
 
     name: ClassVar[str] = "place"
     takes: ClassVar[str] = "traced"
     gives: ClassVar[str] = "placed"
 
-    mesh: Mesh | None = None
-    constraints: Mapping[str, DistAttr] = field(default_factory=dict)
-    strict: bool = False
-    whole: bool = False
-
     def run(self, program: Program) -> list[str]:
-        mesh = self.mesh or program.mesh
-        if mesh is None:
-            raise ValueError("place needs a mesh: Place(mesh=Mesh(dp=2))")
-        program.mesh = mesh
-        propagation = LayoutPropagation(program, PropagationOptions(mesh, self.constraints, self.strict, self.whole))
-        propagation.run()
+        propagation = self._propagation(program, self._put_on_mesh(program))
         with program.edit() as edit:
             for node, type in propagation.types.items():
                 edit.annotate(node, type=type, uses=propagation.uses.get(node, ()))

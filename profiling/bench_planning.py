@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from bench_transitions import forget
-from profilers import positive
+from profilers import function_calls, positive
 
 from autopar import transitions
 from autopar.errors import TransitionError
@@ -94,18 +93,7 @@ def _new(others: list[Any], pairs: list[Any], measure: Callable[[TensorType, Ten
 
 
 def _calls(source: TensorType, target: TensorType) -> int:
-    count = 0
-
-    def entered(frame: Any, event: str, arg: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(entered)
-    try:
-        _plan(source, target)
-    finally:
-        sys.setprofile(None)
-    return count
+    return function_calls(lambda: _plan(source, target), ("call", "c_call"))
 
 
 def _milliseconds(source: TensorType, target: TensorType) -> float:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from profilers import function_calls
 from torch import nn
 
 import autopar
@@ -32,7 +31,7 @@ def run(options: argparse.Namespace) -> str:
             start = time.process_time()
             made = _parallel(kind, steps)
             seconds = time.process_time() - start
-            calls = _calls(lambda kind=kind, steps=steps: _parallel(kind, steps)) if steps <= MOST else 0
+            calls = function_calls(lambda kind=kind, steps=steps: _parallel(kind, steps)) if steps <= MOST else 0
             lines, shown = (
                 len(list(made.program.nodes)),
                 f"{calls:12,} {calls / steps:11,.0f}" if calls else f"{'–':>12} {'–':>11}",
@@ -44,18 +43,3 @@ def run(options: argparse.Namespace) -> str:
 def _parallel(kind: str, steps: int) -> Any:
     torch.manual_seed(0)
     return autopar.parallelize(KINDS[kind](8, 16, batch_first=True), Mesh(dp=2), example=(torch.randn(4, steps, 8),))
-
-
-def _calls(function: Callable[[], Any]) -> int:
-    count = 0
-
-    def entered(frame: Any, event: str, arg: Any) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(entered)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count

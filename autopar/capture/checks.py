@@ -18,7 +18,7 @@ from autopar.ir.ops.sharded_lookup import within
 from autopar.torch_private import value_checks_replaced
 
 
-class Beside:
+class PythonEffects:
     """Watches a forward for value checks and for random numbers that are not tensors.
 
     Attributes:
@@ -39,16 +39,17 @@ class Beside:
 
     def notes(self) -> list[str]:
         checks = [
-            f"the captured step does not check values, as it is done here\n    {line}"
+            f"this line checks values of tensors, and the captured step leaves the check out\n    {line}"
             for line in dict.fromkeys(self.unchecked)
         ]
         return checks + [
-            f"forward draws numbers from {name}; the captured step keeps those of the first call" for name in self.drawn
+            f"forward draws numbers from {name}; the captured step keeps the numbers of the first call"
+            for name in self.drawn
         ]
 
 
 class ClassesChecked(TorchFunctionMode):
-    """Puts an op that checks the classes into the graph: ``one_hot`` does not check those of a fake tensor."""
+    """Adds an op that checks the classes to the graph: ``one_hot`` cannot check those of a fake tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -62,7 +63,7 @@ class ClassesChecked(TorchFunctionMode):
 @contextlib.contextmanager
 def assignments_refused() -> Iterator[None]:
     """Refuse ``x.data = y``: it is no op, so the captured step would leave it out."""
-    kind: Any = torch.Tensor  # of no type, because its property is replaced
+    kind: Any = torch.Tensor  # Any, because its property is replaced
     data, own_data = kind.data, vars(kind).get("data")  # one capture may run inside another
 
     def refuse(self: torch.Tensor, value: torch.Tensor) -> None:
@@ -77,7 +78,7 @@ def assignments_refused() -> Iterator[None]:
         yield
     finally:
         if own_data is None:
-            del kind.data  # uncovers that of the base class
+            del kind.data  # restores the property of the base class
         else:
             kind.data = own_data
 

@@ -12,7 +12,7 @@ from torch import fx
 
 from autopar.capture.arguments import Arguments
 from autopar.capture.caches import caches_forgotten
-from autopar.capture.checks import Beside, ClassesChecked, assignments_refused, hooked_weights_refused
+from autopar.capture.checks import ClassesChecked, PythonEffects, assignments_refused, hooked_weights_refused
 from autopar.capture.decompose.strides import STRIDES
 from autopar.capture.decompose.unknown import decomposition_table
 from autopar.capture.explained import explained, values_read
@@ -71,7 +71,7 @@ class Tracer:
         self.buffers = dict(model.named_buffers())
         self.recorder = Recorder(model, random)
         self.model_swap = ModelSwap(model)
-        self.beside = Beside()
+        self.beside = PythonEffects()
         self.unroller = Unroller(self.recorder.running)
         self.compiled = any(
             hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None

@@ -17,7 +17,7 @@ State = dict[str, Any]
 def as_saved(state: State) -> State:
     """Convert any of these forms to that of ``TrainStep.state_dict``.
 
-    A state inside of an application's object, ``{"app": {…}}``, is unwrapped.
+    A single wrapper key, as in ``{"app": {…}}``, is removed.
     """
     inner = next(iter(state.values()), None)
     if len(state) == 1 and isinstance(inner, dict) and {"model", "optim", "optimizer"} & set(inner):

@@ -1,9 +1,10 @@
-"""Manage a folder of checkpoints on disk, in which each checkpoint is complete, whenever the processes are ended.
+"""Manage a folder of checkpoints on disk, in which every checkpoint is complete, even if a process is killed at any
+time.
 
     checkpoint-000011/     checkpoint.json  rank-00000.safetensors  rank-00001.safetensors
     checkpoint-000012/     …
     latest                 checkpoint-000012
-    .writing-000013-9f2c/  an unfinished save: never read, removed by the next save
+    .writing-000013-9f2c01ab/  an unfinished save: never read, removed by the next save
 
 A checkpoint is written under a temporary name. Its files and then its folder are forced to disk, and only then is the
 folder renamed, which a file system does atomically. So a folder ``checkpoint-…`` is complete. Old checkpoints are
@@ -26,16 +27,17 @@ from autopar.checkpoint.manifest import NAME, DamageError, Manifest, problem_of
 from autopar.checkpoint.parsing import parse
 from autopar.errors import CheckpointError
 
-WHOLE, WRITING, REMOVING = "checkpoint-", ".writing-", ".removing-"
+COMPLETE, WRITING, REMOVING = "checkpoint-", ".writing-", ".removing-"
 LATEST = "latest"
-NUMBERED = re.compile(rf"({WHOLE}|{re.escape(WRITING)}|{re.escape(REMOVING)})(\d+)(?:-[0-9a-f]+)?")
+NUMBERED = re.compile(rf"({COMPLETE}|{re.escape(WRITING)}|{re.escape(REMOVING)})(\d+)(?:-[0-9a-f]+)?")
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
 
 
 def latest(folder: str | os.PathLike[str]) -> Path | None:
-    """Return the newest complete checkpoint of a folder, or ``None``. Only the sizes of its files are checked."""
+    """Return the newest complete checkpoint of a folder, or ``None``. Checks the manifest's SHA-256 and the sizes of
+    its files, and reads no tensor."""
     return next((path for path in checkpoints_in(folder_of(folder)) if not incompleteness_of(path)), None)
 
 
@@ -45,7 +47,7 @@ def folder_of(path: str | os.PathLike[str]) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise CheckpointError(
-            f"{path} begins with the folder of a user who does not exist on this machine; write the path in full"
+            f"{path} begins with the home folder of an unknown user; write the path in full"
         ) from error
 
 
@@ -71,7 +73,7 @@ def checkpoints_at(path: Path) -> list[Path]:
     if checkpoints := checkpoints_in(path):
         return checkpoints
     raise FileNotFoundError(
-        f"{path} has no whole checkpoint\n  name the folder that you passed to autopar.checkpoint.save"
+        f"{path} has no complete checkpoint\n  name the folder that you passed to autopar.checkpoint.save"
     )
 
 
@@ -111,7 +113,7 @@ def incompleteness_of(checkpoint: Path) -> str:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the folders that have the name of a complete checkpoint, the newest first."""
-    return [path for number, kind, path in sorted(_entries(folder), reverse=True) if kind == WHOLE and path.is_dir()]
+    return [path for number, kind, path in sorted(_entries(folder), reverse=True) if kind == COMPLETE and path.is_dir()]
 
 
 def _entries(folder: Path) -> Iterator[tuple[int, str, Path]]:
@@ -129,7 +131,7 @@ def begin(folder: Path) -> Path:
     files.make(folder)
     entries = list(_entries(folder))
     for _, kind, path in entries:
-        if kind != WHOLE:
+        if kind != COMPLETE:
             files.remove(path)
     number = 1 + max((number for number, _, _ in entries), default=0)
     # differs from the name of an interrupted save, which may still be writing
@@ -140,7 +142,7 @@ def begin(folder: Path) -> Path:
 
 def finished_name(place: Path) -> Path:
     """Return the path that a checkpoint gets when it is complete."""
-    return place.with_name(WHOLE + place.name.removeprefix(WRITING).partition("-")[0])
+    return place.with_name(COMPLETE + place.name.removeprefix(WRITING).partition("-")[0])
 
 
 def finish(place: Path, manifest: Manifest) -> Path:
@@ -162,7 +164,7 @@ def finish(place: Path, manifest: Manifest) -> Path:
     path = finished_name(place)
     if path.exists():
         raise CheckpointError(
-            f"{path} is there already, so two jobs save into {place.parent}; give each a folder of its own"
+            f"{path} is there already: another job may be saving into {place.parent}; give each a folder of its own"
         )
     files.rename(place, path)
     try:
@@ -195,12 +197,12 @@ def tidy(checkpoint: Path, keep: int | None) -> None:
         files.force_names(folder)
         whole = [path for path in checkpoints_in(folder) if not incompleteness_of(path)]
         for path in whole[keep:] if keep is not None else ():
-            removed = path.with_name(REMOVING + path.name.removeprefix(WHOLE))
+            removed = path.with_name(REMOVING + path.name.removeprefix(COMPLETE))
             files.rename(path, removed)
             files.force_names(folder)
             files.remove(removed)
     except OSError as error:
-        warnings.warn(f"{checkpoint} is whole, but the folder could not be tidied: {error}", stacklevel=2)
+        warnings.warn(f"{checkpoint} is complete, but old checkpoints could not be removed: {error}", stacklevel=2)
 
 
 def abandon(place: Path) -> None:

@@ -1,7 +1,8 @@
 """Describe a checkpoint by a manifest: one JSON file with everything but the elements of the tensors.
 
-It has the state without its tensors; for each tensor dtype, shape and chunks, which are boxes of it at a position in a
-file; and for each file its size and its CRC-32. A SHA-256 of all that is checked before anything in it is used.
+It has the state without its tensors; for each tensor its dtype, its shape and its chunks; a chunk is a box of the
+tensor, stored at an offset in a file; and for each file its size and its CRC-32. A SHA-256 of all that is checked
+before anything in it is used.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class DamageError(CheckpointError):
     @classmethod
     def changed(cls, path: Path, how: str) -> DamageError:
         """Return the error for a file whose bytes have changed."""
-        return cls(f"{path} has been changed since it was written: {how}")
+        return cls(f"{path} is damaged: it has changed since it was written: {how}")
 
 
 def problem_of(error: CheckpointError) -> str:

@@ -40,7 +40,7 @@ def newest_whole(path: Path, check: Callable[[Path, Manifest], None], group: Gro
         damages.append(problem_of(error))
     lines = "".join(f"\n    {damage}" for damage in damages)
     raise CheckpointError(
-        f"{path} has no whole checkpoint{lines}\n  restore the files from a copy, or name a folder with another "
+        f"{path} has no complete checkpoint{lines}\n  restore the files from a copy, or name a folder with another "
         f"checkpoint"
     )
 

@@ -13,7 +13,7 @@ from autopar.cli.commands.schedule import SCHEDULE, SCHEDULE_EXAMPLES, schedule
 from autopar.cli.commands.train import EXAMPLES, WHAT, train
 
 app = typer.Typer(
-    help="An ordinary PyTorch model on a mesh of devices, with the same numbers.",
+    help="Run an ordinary PyTorch model on a mesh of devices, with the results of a single device.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -34,7 +34,7 @@ def main(
         bool, Option("--version", metavar="", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """An ordinary PyTorch model on a mesh of devices, with the same numbers."""
+    """Run an ordinary PyTorch model on a mesh of devices, with the results of a single device."""
 
 
 app.command("train", help=WHAT, epilog=EXAMPLES)(train)

@@ -70,7 +70,7 @@ def _lines(path: Path, check: bool) -> Iterator[str]:
             ]
         )
         if newest is None:
-            raise CheckpointError(f"{path} has no whole checkpoint")
+            raise CheckpointError(f"{path} has no complete checkpoint")
         yield ""
     else:
         newest = path

@@ -18,7 +18,7 @@ def rows(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
         orders: the slots of each rank, in their order.
 
     Raises:
-        ScheduleError: ranks wait for each other for ever; the error shows the cycle.
+        ScheduleError: ranks wait for each other forever; the error shows the cycle.
     """
     present = {task for slots in orders for slot in slots for task in slot.tasks}
     time: dict[Task, int] = {}
@@ -101,6 +101,6 @@ def _cycle(
         rank = other
     ring = list(lines)[list(lines).index(rank) :]
     return (
-        f"ranks wait for each other for ever:\n{''.join(lines[member] for member in ring)}change the order of the "
+        f"ranks wait for each other forever:\n{''.join(lines[member] for member in ring)}change the order of the "
         f"tasks on one of them"
     )

@@ -66,7 +66,7 @@ def verify(schedule: Schedule, *, channels: Iterable[Channels] = ()) -> Verifica
 
     Raises:
         ScheduleError: a task is missing, doubled, or before a task that it reads; a message has only one end, has no
-            reader, or is not received in the order in which it was sent; ranks wait for each other for ever; a buffer
+            reader, or is not received in the order in which it was sent; ranks wait for each other forever; a buffer
             is released too early; gradients are not reduced; parameters are used before they are gathered, gathered
             twice, or freed twice.
     """

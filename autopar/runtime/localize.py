@@ -5,7 +5,7 @@
     y : f32[32/dp 256] = all_gather(h, 1, tp)              →      y : f32[16 256] = all_gather(h, 1, tp, sizes=[128, 128])
 
 Size arguments become those of the piece, and transfers get explicit piece sizes. Ranks whose pieces have equal sizes
-share a program (a *class*); the runtime gets their coordinates, in which they differ, as an input. A send and a recv
+share a program (a *class*); their coordinates, in which they differ, are an input at run time. A send and a recv
 become one exchange at the line of the recv, so that all ranks of both stages run the exchanges in the order of the
 program.
 """  # noqa: E501
@@ -65,7 +65,7 @@ class LocalPrograms(Mapping[int, Program]):
         check: called with each local program when it has been made.
 
     Raises:
-        ChannelError: ranks would meet in different collectives, or wait for ever; raised on first use.
+        ChannelError: ranks would meet in different collectives, or wait forever; raised on first use.
     """
 
     def __init__(self, program: Program, check: Callable[[Program], None]) -> None:
@@ -88,7 +88,7 @@ class LocalPrograms(Mapping[int, Program]):
         return program
 
     def _make(self) -> None:
-        """Localize all classes: that no rank waits for ever can only be checked for all together."""
+        """Localize all classes: the check for deadlocks needs all classes together."""
         mesh = _mesh(self._program)
         with gc_paused():
             self._made = {
@@ -114,7 +114,7 @@ def localize(program: Program, coordinates: Mapping[str, int]) -> Program:
         ValueError: the program is not explicit.
     """
     if program.level != "explicit":
-        raise ValueError(f"localize takes an explicit program, this one is {program.level}")
+        raise ValueError(f"localize takes an explicit program, and this one is {program.level}")
     rank = _mesh(program).rank(coordinates)
     return _Localizer(program, rank).run(coordinates)
 

@@ -36,7 +36,7 @@ def localize(program: Program) -> Mapping[int, Program]:
     Raises:
         ValueError: the program is not explicit, or there is no such rank.
         VerifyError: the program breaks a promise of its level.
-        ChannelError: ranks would meet in different collectives, or wait for ever; when the first is asked for.
+        ChannelError: ranks would meet in different collectives, or wait forever; when the first is asked for.
     """
     return LocalPrograms(_explicit(program, "localize").copy(), lambda made: verify(made, "localize"))
 
@@ -67,7 +67,7 @@ def simulate(program: Program, inputs: Mapping[str, torch.Tensor] | Sequence[tor
             program says.
         TypeError: an input is no plain tensor.
         VerifyError: the program breaks a promise of its level.
-        ChannelError, SimulationError: ranks meet in different collectives, wait for ever, or disagree about a value.
+        ChannelError, SimulationError: ranks meet in different collectives, wait forever, or disagree about a value.
     """
     step = _Simulated(program, localize(program))
     tensors = _in_order(program, inputs)

@@ -35,7 +35,7 @@ CHECK_EVERY = 100  # steps between checks of a scale on an accelerator, because 
 
 
 class TrainStep:
-    """Forward, backward and optimizer of a batch, as one static program. Made by ``parallel.train_step``.
+    """Forward, backward and optimizer of a batch, compiled into static programs. Made by ``parallel.train_step``.
 
     Attributes:
         parallel: the model on the mesh; its parameters are updated in place.
@@ -78,8 +78,8 @@ class TrainStep:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise TypeError(
-            "a training step is not copied: its optimizer has the parameters of one model; copy that, and make "
-            "another step of it"
+            "a training step cannot be copied: its optimizer belongs to one model; copy the model, and call "
+            "train_step on the copy"
         )
 
     def __repr__(self) -> str:
@@ -105,7 +105,8 @@ class TrainStep:
 
     @property
     def captures(self) -> int:
-        """The number of captured micro-batches: one for each structure, shapes and dtypes of arguments, and mode."""
+        """The number of captured micro-batches: The number of captures that are kept. They differ in structure, shapes
+        or dtypes of arguments, mode, guarded Python values or parameter groups."""
         return len(self._captured.micros)
 
     def local(self, rank: int) -> Step:
@@ -133,7 +134,7 @@ class TrainStep:
         return self._captured.latest
 
     def capture(self, *args: Any, **kwargs: Any) -> Step:
-        """Capture the step of such a batch and place it, unless it was captured before. All ranks call it.
+        """Capture the step for such a batch and choose its layouts, unless that was done before. All ranks call it.
 
         Nothing is computed.
         """

@@ -292,21 +292,16 @@ def test_two_jobs_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_folder_that_cannot_be_tidied_is_told(tmp_path: Path) -> None:
     (tmp_path / "latest").mkdir()
-    with pytest.warns(UserWarning, match=r"checkpoint-000001 is whole, but the folder could not be tidied: .*latest"):
+    with pytest.warns(
+        UserWarning,
+        match=r"checkpoint-000001 is complete, but old checkpoints could not be removed: "
+        r".*latest",
+    ):
         saved(str(tmp_path), 1, "one process")
     loaded(str(tmp_path), 1, "one process")
 
 
 # -- what does not fit, and what is there --------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the checkpoints of steps 1 and 2, that one process of four has written in pieces."""
-    folder = tmp_path_factory.mktemp("two")
-    for step in (1, 2):
-        ranks(4).run(saved, str(folder), step, "dp=2 tp=2")
-    return folder
 
 
 def test_a_state_that_does_not_fit_is_refused_untouched(two: Path) -> None:
@@ -365,8 +360,8 @@ def test_the_command_tells_what_is_there(two: Path, tmp_path: Path) -> None:
     assert asked(str(two))[0] == 0
     assert asked(str(two / "checkpoint-000002"), "--verify")[::2] == (
         2,
-        f"autopar: {broken} has been changed since it was written: its CRC-32 differs; load another checkpoint, by "
-        f"its own path\n",
+        f"autopar: {broken} is damaged: it has changed since it was written: its CRC-32 differs; load another "
+        f"checkpoint, by its own path\n",
     )
     broken.write_bytes(before[:-1])
     status, out, _ = asked(str(two))

@@ -17,7 +17,7 @@ from typing import Any
 import checkpoints
 import pytest
 import torch
-from checkpoints import check, empty, loaded, same, saved
+from checkpoints import check, empty, loaded, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import ranks
@@ -26,15 +26,6 @@ from autopar import checkpoint
 from autopar.checkpoint import manifest, parsing, values
 from autopar.cli.train.saved import check_resumed
 from autopar.errors import CheckpointError
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the checkpoints of steps 1 and 2, which four ranks have written in pieces."""
-    folder = tmp_path_factory.mktemp("two")
-    for step in (1, 2):
-        ranks(4).run(saved, str(folder), step, "dp=2 tp=2")
-    return folder
 
 
 @contextmanager
@@ -106,8 +97,8 @@ def test_all_ranks_load_the_same(two: Path) -> None:
     with changed(file, flipped(file, -1)):
         told = ranks(4).run(checkpoints.loaded_with_warnings, str(two), None)
     text = (
-        f"{file} has been changed since it was written: its CRC-32 differs; checkpoint-000001 is taken, which is "
-        f"the newest whole one"
+        f"{file} is damaged: it has changed since it was written: its CRC-32 differs; checkpoint-000001 is taken, "
+        f"which is the newest whole one"
     )
     assert told == [(1, [text]), (1, []), (1, []), (1, [])]
     told = ranks(4).run(checkpoints.loaded_with_warnings, str(two), 2)
@@ -120,14 +111,14 @@ def test_where_all_are_damaged_each_is_told(two: Path) -> None:
     state = empty(2, "one process")
     with changed(newest, newest.read_bytes()[:-9]), changed(older, flipped(older, -1)):
         assert error_of(lambda: checkpoint.load(two, state)) == (
-            f"CheckpointError: {two} has no whole checkpoint"
-            f"\n    {newest} has been changed since it was written: its SHA-256 differs"
-            f"\n    {older} has been changed since it was written: its CRC-32 differs"
+            f"CheckpointError: {two} has no complete checkpoint"
+            f"\n    {newest} is damaged: it has changed since it was written: its SHA-256 differs"
+            f"\n    {older} is damaged: it has changed since it was written: its CRC-32 differs"
             f"\n  restore the files from a copy, or name a folder with another checkpoint"
         )
         options = SimpleNamespace(resume=True, checkpoint=str(two))
         assert error_of(lambda: check_resumed(SimpleNamespace(options=options))).startswith(
-            f"CheckpointError: {two} has no whole checkpoint"
+            f"CheckpointError: {two} has no complete checkpoint"
         ), "it would begin anew"
     same(state, empty(2, "one process"))
     options.checkpoint = str(two / "none")
@@ -169,7 +160,7 @@ def test_errors_name_what_is_wrong(two: Path, tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"x")
     assert (
         error(tmp_path)
-        == f"FileNotFoundError: {tmp_path} has no whole checkpoint\n  name the folder that you passed to "
+        == f"FileNotFoundError: {tmp_path} has no complete checkpoint\n  name the folder that you passed to "
         f"autopar.checkpoint.save"
     )
     assert error(tmp_path / "none").startswith(
@@ -177,8 +168,8 @@ def test_errors_name_what_is_wrong(two: Path, tmp_path: Path) -> None:
     )
     assert (
         error(Path("~nobody-of-this-name/x"))
-        == "CheckpointError: ~nobody-of-this-name/x begins with the folder of a user who does not exist on this "
-        "machine; write the path in full"
+        == "CheckpointError: ~nobody-of-this-name/x begins with the home folder of an unknown user; write the path in "
+        "full"
     )
     assert (
         error(Path("a" * 300))
@@ -190,7 +181,7 @@ def test_errors_name_what_is_wrong(two: Path, tmp_path: Path) -> None:
     with changed(file, flipped(file, -1)):
         assert (
             error(newest)
-            == f"DamageError: {file} has been changed since it was written: its CRC-32 differs; load another "
+            == f"DamageError: {file} is damaged: it has changed since it was written: its CRC-32 differs; load another "
             f"checkpoint, by its own path"
         )
     with changed(file, before[:-1]):
@@ -208,7 +199,8 @@ def test_errors_name_what_is_wrong(two: Path, tmp_path: Path) -> None:
         "newer one",
         whole_text.replace(
             "exp_avg", "exp_abg", 1
-        ): "has been changed since it was written: its SHA-256 differs; load another checkpoint, by its own path",
+        ): "is damaged: it has changed since it was written: its SHA-256 differs; load another checkpoint, by its own "
+        "path",
         "{}": 'is no manifest of a checkpoint: line 1: it has no "format": "autopar checkpoint"; load another '
         "checkpoint, by its own path",
     }.items():

@@ -73,7 +73,8 @@ def test_a_save_onto_a_full_disk_at_any_operation(source: Path, tmp_path: Path) 
         else:
             assert (
                 error == "none: "
-                and "is whole, but the folder could not be tidied: [Errno 28] No space left on device" in warned[0]
+                and "is complete, but old checkpoints could not be removed: [Errno 28] No space left on device"
+                in warned[0]
             )
     assert steps == sorted(steps) and set(steps) == {1, 2}
     assert sorted(one.name for one in source.iterdir()) == before

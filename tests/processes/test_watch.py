@@ -32,7 +32,7 @@ from autopar.runtime.processes.watch.beat import (
     Process,
     broke_off,
     process_of,
-)
+)  # fmt: skip
 from autopar.runtime.processes.watch.verdict import GRACE, SILENCE, FollowedRank, RankState, judge
 
 RANKS = 3
@@ -238,7 +238,7 @@ def seen(
 
 NEW = RankState(None, UNKNOWN, 500.0, 500.0, 500.0)
 VERDICTS: dict[str, tuple[list[RankState], tuple[int, ...] | None]] = {
-    "all outside, for ever": ([seen(USERS, still=5000.0)] * 3, None),
+    "all outside, forever": ([seen(USERS, still=5000.0)] * 3, None),
     "a rank alone may take long": ([seen(MM, still=5000.0)], None),
     "one waits": ([seen(REDUCE, still=59.0), seen(USERS, still=900.0)], None),
     "one has waited": ([seen(REDUCE, still=61.0), seen(USERS, still=900.0)], (1,)),

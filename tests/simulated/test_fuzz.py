@@ -235,7 +235,7 @@ def test_a_printed_case_runs_by_itself(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_template_can_be_a_line(family: str) -> None:
-    """Each template can be filled and run, so that none is passed over for ever."""
+    """Each template can be filled and run, so that none is passed over forever."""
     r = random.Random(0)
     never = set(FAMILIES[family][1])
     for _ in range(60):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from typing import Any
 
 import pytest
 import torch
 from equality import check_equal, relative
+from function_calls import function_calls
 from processes import ranks
 from shared_captures import shared_captures  # noqa: F401
 from torch import nn
@@ -234,22 +234,6 @@ def test_lengths_of_packed_sequences_are_values() -> None:
         capture(Packed(), (torch.randn(2, 3, 3),))
 
 
-def calls_of(function: Any) -> int:
-    """How many functions Python enters meanwhile."""
-    count = 0
-
-    def entered(frame: Any, event: str, arg: Any) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(entered)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 @pytest.mark.parametrize(
     "model", [lambda steps: nn.RNN(3, 4), lambda steps: Loop(nn.RNNCell, steps)], ids=["layer", "loop"]
 )
@@ -262,7 +246,7 @@ def test_work_is_linear_in_steps(model: Any, monkeypatch: pytest.MonkeyPatch) ->
 
     def work(steps: int) -> int:
         x = torch.randn(steps, 2, 3) if isinstance(model(steps), nn.RNN) else torch.randn(2, 3)
-        return calls_of(lambda: autopar.parallelize(model(steps), Mesh(dp=2), example=(x,)))
+        return function_calls(lambda: autopar.parallelize(model(steps), Mesh(dp=2), example=(x,)))
 
     work(1)  # what is found out once
     few, twice, again = work(2), work(4), work(8)

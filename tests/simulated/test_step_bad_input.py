@@ -350,8 +350,8 @@ REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor, torch.Tensor], Any], type[
                "x is on the meta device and has no values; to_empty() and init it"),
     "a deep copy": (
         lambda step, x, y: copy.deepcopy(step), TypeError,
-        "a training step is not copied: its optimizer has the parameters of one model; copy that, and make another "
-        "step of it",
+        "a training step cannot be copied: its optimizer belongs to one model; copy the model, and call train_step on "
+        "the copy",
     ),
 }  # fmt: skip
 

@@ -25,7 +25,7 @@ from autopar.verify.channels import (
     Task,
     buffered,
     check,
-)
+)  # fmt: skip
 
 Tasks = dict[int, list[Task]]
 MODELS = (ASYNCHRONOUS, buffered(2), buffered(1), GROUPED, BLOCKING)

@@ -223,7 +223,7 @@ def told(function: Callable[[], Any]) -> tuple[str, str]:
 
 
 def refused(folder: str) -> dict[str, tuple[str, str]]:
-    """States that cannot be saved or loaded, each wrong on rank 2 alone, or on all; no rank waits for ever."""
+    """States that cannot be saved or loaded, each wrong on rank 2 alone, or on all; no rank waits forever."""
     rank, mesh = distributed.get_rank(), processes.device_mesh(Mesh(dp=4))
     bad = rank == 2
     good = {"w": distribute_tensor(torch.ones(8), mesh, [Shard(0)]), "step": 1}

@@ -126,7 +126,7 @@ def one_closes_another_calls() -> None:
 
 
 def meshes_in_different_orders() -> None:
-    """A rank would wait for ever for the others to make its groups, or to take part in what follows where it has
+    """A rank would wait forever for the others to make its groups, or to take part in what follows where it has
     them."""
     known = on(dp=2, tp=2)
     for here, others in (({"tp": 2, "cp": 2}, {"tp": 4}), ({"dp": 2, "tp": 2}, {"tp": 2, "cp": 2})):

@@ -17,6 +17,7 @@ from zoo import (
     TOKENS,
     VOCABULARY,
     Architecture,
+    Batch,
     classes,
     decoder,
     encoder,
@@ -27,6 +28,25 @@ from zoo import (
     unlabelled,
     unmasked,
 )
+
+
+def questions() -> Batch:
+    """A batch of texts, and where in each the answer begins and ends."""
+    return unlabelled() | {name: torch.randint(LENGTH, (ROWS,)) for name in ("start_positions", "end_positions")}
+
+
+DEEPSEEK = EXPERTS | {
+    "kv_lora_rank": 4,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 4,
+    "n_routed_experts": 4,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 0,
+    "num_key_value_heads": 4,
+}
 
 DECODERS = {
     "llama": decoder("LlamaForCausalLM"),
@@ -118,39 +138,8 @@ MIXTURES = {
     "olmoe": decoder("OlmoeForCausalLM", EXPERTS, block=(4, 5)),
     "phimoe": decoder("PhimoeForCausalLM", EXPERTS, block=(2, 3)),
     "granite moe": decoder("GraniteMoeForCausalLM", EXPERTS, block=(2, 3)),
-    "deepseek v2": decoder(
-        "DeepseekV2ForCausalLM",
-        EXPERTS,
-        kv_lora_rank=4,
-        q_lora_rank=8,
-        qk_rope_head_dim=4,
-        qk_nope_head_dim=4,
-        v_head_dim=4,
-        n_routed_experts=4,
-        n_group=1,
-        topk_group=1,
-        topk_method="greedy",
-        n_shared_experts=1,
-        first_k_dense_replace=0,
-        num_key_value_heads=4,
-        block=(2, 5),
-    ),
-    "deepseek v3": decoder(
-        "DeepseekV3ForCausalLM",
-        EXPERTS,
-        kv_lora_rank=4,
-        q_lora_rank=8,
-        qk_rope_head_dim=4,
-        qk_nope_head_dim=4,
-        v_head_dim=4,
-        n_routed_experts=4,
-        n_group=2,
-        topk_group=1,
-        n_shared_experts=1,
-        first_k_dense_replace=0,
-        num_key_value_heads=4,
-        block=(2, 5),
-    ),
+    "deepseek v2": decoder("DeepseekV2ForCausalLM", DEEPSEEK, n_group=1, topk_method="greedy", block=(2, 5)),
+    "deepseek v3": decoder("DeepseekV3ForCausalLM", DEEPSEEK, n_group=2, block=(2, 5)),
     "glm4 moe": decoder(
         "Glm4MoeForCausalLM",
         EXPERTS,
@@ -477,25 +466,9 @@ ENCODERS = {
     "yoso": encoder("YosoForMaskedLM", use_expectation=True),
     "nomic bert": encoder("NomicBertForMaskedLM"),
     "eurobert": encoder("EuroBertForMaskedLM"),
-    "splinter": Architecture(
-        "SplinterForQuestionAnswering",
-        TEXT,
-        lambda: (
-            unlabelled()
-            | {"start_positions": torch.randint(LENGTH, (ROWS,)), "end_positions": torch.randint(LENGTH, (ROWS,))}
-        ),
-        (),
-    ),
+    "splinter": Architecture("SplinterForQuestionAnswering", TEXT, questions, ()),
     "bert classes": Architecture("BertForSequenceClassification", TEXT | {"num_labels": 3}, classes, ()),
-    "bert questions": Architecture(
-        "BertForQuestionAnswering",
-        TEXT,
-        lambda: (
-            unlabelled()
-            | {"start_positions": torch.randint(LENGTH, (ROWS,)), "end_positions": torch.randint(LENGTH, (ROWS,))}
-        ),
-        (),
-    ),
+    "bert questions": Architecture("BertForQuestionAnswering", TEXT, questions, ()),
     "llama classes": Architecture("LlamaForSequenceClassification", GROUPED | {"num_labels": 3}, classes, ()),
 }
 

@@ -126,7 +126,7 @@ def _run_all(schedule: PipelineSchedule) -> None:
     assert len(ends) == 1, "one run decides for all"
     ((at, stores, queues),) = ends
     if any(done < len(own) for done, own in zip(at, steps, strict=True)) or queues:
-        raise Wrong("ranks wait for ever, or messages are left")
+        raise Wrong("ranks wait forever, or messages are left")
     _ended_right(schedule, stores, reduced=True)
 
 

@@ -42,6 +42,11 @@ def normal(type: TensorType) -> TensorType:
     return replace(type, layout=Layout(type.layout.mesh, type.attr.normalize(type.shape, type.layout.mesh)))
 
 
+def names(source: TensorType, target: TensorType) -> list[str]:
+    """Return the names of the transfers from one layout to another: ``["reduce_scatter", "cast"]``."""
+    return [step.function.__name__ for step in transitions(source, target)]
+
+
 def read(text: str, on: str, **stages: str) -> TensorType:
     """``f32[4/dp 8] +tp`` as a type."""
     program = Program.parse(f"program placed on {on}\n{heads(stages)}  x : {text} = input\n  return x\n")

@@ -5,6 +5,15 @@ from __future__ import annotations
 import torch
 from zoo import DEPTH, GPT, ROWS, SIDE, VISION, Architecture, pixels, tokens, video, vision
 
+SWIN = {
+    "image_size": SIDE,
+    "patch_size": 2,
+    "embed_dim": 8,
+    "depths": [DEPTH, DEPTH],
+    "num_heads": [2, 4],
+    "window_size": 2,
+    "num_labels": 3,
+}
 VISIONS = {
     "vit": vision("ViTForImageClassification"),
     "vit eager": vision("ViTForImageClassification", attn_implementation="eager"),
@@ -31,32 +40,8 @@ VISIONS = {
     "vivit": Architecture("VivitForVideoClassification", VISION | {"num_frames": 4, "tubelet_size": [2, 4, 4]}, video),
     "videomae": Architecture("VideoMAEForVideoClassification", VISION | {"num_frames": 4, "tubelet_size": 2}, video),
     "timesformer": Architecture("TimesformerForVideoClassification", VISION | {"num_frames": 4}, video, (), (3, 3)),
-    "swin": vision(
-        "SwinForImageClassification",
-        {
-            "image_size": SIDE,
-            "patch_size": 2,
-            "embed_dim": 8,
-            "depths": [DEPTH, DEPTH],
-            "num_heads": [2, 4],
-            "window_size": 2,
-            "num_labels": 3,
-        },
-        (4, 4),
-    ),
-    "swin v2": vision(
-        "Swinv2ForImageClassification",
-        {
-            "image_size": SIDE,
-            "patch_size": 2,
-            "embed_dim": 8,
-            "depths": [DEPTH, DEPTH],
-            "num_heads": [2, 4],
-            "window_size": 2,
-            "num_labels": 3,
-        },
-        (4, 4),
-    ),
+    "swin": vision("SwinForImageClassification", SWIN, (4, 4)),
+    "swin v2": vision("Swinv2ForImageClassification", SWIN, (4, 4)),
     "convnext": vision(
         "ConvNextForImageClassification",
         {"depths": [DEPTH, DEPTH], "hidden_sizes": [8, 16], "num_stages": 2, "patch_size": 2, "num_labels": 3},

@@ -206,7 +206,7 @@ VISION = {
     "num_channels": 3,
     "num_labels": 3,
 }
-PAIR = {
+ENCODER_DECODER = {
     "d_model": 16,
     "encoder_layers": DEPTH,
     "decoder_layers": DEPTH,
@@ -214,6 +214,8 @@ PAIR = {
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 24,
     "decoder_ffn_dim": 24,
+}
+PAIR = ENCODER_DECODER | {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 32,
     "use_cache": False,

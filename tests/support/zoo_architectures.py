@@ -12,6 +12,7 @@ from zoo import (
     AUDIO,
     CAUSAL,
     DEPTH,
+    ENCODER_DECODER,
     GROUPED,
     LENGTH,
     PAIR,
@@ -190,27 +191,15 @@ MULTIMODAL = {
     ),
 }
 
+FORECASTER = ENCODER_DECODER | {
+    "prediction_length": 4,
+    "context_length": 4,
+    "lags_sequence": [1, 2],
+    "num_time_features": 2,
+    "num_parallel_samples": 2,
+}
 SERIES = {
-    "time series": Architecture(
-        "TimeSeriesTransformerForPrediction",
-        {
-            "prediction_length": 4,
-            "context_length": 4,
-            "lags_sequence": [1, 2],
-            "num_time_features": 2,
-            "d_model": 16,
-            "encoder_layers": DEPTH,
-            "decoder_layers": DEPTH,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 24,
-            "decoder_ffn_dim": 24,
-            "num_parallel_samples": 2,
-        },
-        forecast,
-        (),
-        (5, 5),
-    ),
+    "time series": Architecture("TimeSeriesTransformerForPrediction", FORECASTER, forecast, (), (5, 5)),
     "patchtst": Architecture(
         "PatchTSTForPrediction",
         {
@@ -242,47 +231,9 @@ SERIES = {
         (),
         None,
     ),
-    "informer": Architecture(
-        "InformerForPrediction",
-        {
-            "prediction_length": 4,
-            "context_length": 4,
-            "lags_sequence": [1, 2],
-            "num_time_features": 2,
-            "d_model": 16,
-            "encoder_layers": DEPTH,
-            "decoder_layers": DEPTH,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 24,
-            "decoder_ffn_dim": 24,
-            "num_parallel_samples": 2,
-        },
-        forecast,
-        (),
-        (5, 5),
-    ),
+    "informer": Architecture("InformerForPrediction", FORECASTER, forecast, (), (5, 5)),
     "autoformer": Architecture(
-        "AutoformerForPrediction",
-        {
-            "prediction_length": 4,
-            "context_length": 4,
-            "lags_sequence": [1, 2],
-            "num_time_features": 2,
-            "d_model": 16,
-            "encoder_layers": DEPTH,
-            "decoder_layers": DEPTH,
-            "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4,
-            "encoder_ffn_dim": 24,
-            "decoder_ffn_dim": 24,
-            "label_length": 2,
-            "moving_average": 3,
-            "num_parallel_samples": 2,
-        },
-        forecast,
-        (),
-        (5, 5),
+        "AutoformerForPrediction", FORECASTER | {"label_length": 2, "moving_average": 3}, forecast, (), (5, 5)
     ),
     "decision transformer": Architecture(
         "DecisionTransformerModel",

@@ -1,1 +1,2 @@
-"""Decompose ops at capture: an op that no sharding rule could describe becomes ops that have rules."""
+"""Replace ops by simpler ones: at capture, where no sharding rule describes an op, and in the pass expand, where a dim
+is split."""

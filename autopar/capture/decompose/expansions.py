@@ -33,7 +33,7 @@ class Expansion:
 
     Attributes:
         function: computes the op by other ops.
-        dim: a function from the op's arguments to the dim that need not be whole.
+        dim: a function from the op's arguments to the dim that may be split once the op is expanded.
         operand: the operand that has this dim; -1: the result has it.
         least: the fewest elements of the dim for which expanding is better than gathering.
         applies: whether a call, with its arguments by position, can be expanded.

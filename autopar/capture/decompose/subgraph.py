@@ -48,7 +48,8 @@ _KNOWN: dict[Any, Subgraph] = {}
 def subgraph(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
 ) -> Subgraph:
-    """Run ``function`` once on fake tensors, and return its ops; calls with equal shapes share the result.
+    """Run ``function`` once on fake tensors, and return its ops; calls with equal arguments, types and devices share
+    the result.
 
     Args:
         args, kwargs: the arguments, with a type in the place of each tensor.
@@ -91,7 +92,7 @@ class _Recorder(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         result = func(*args, **(kwargs or {}))
-        if not isinstance(result, (torch.Tensor, tuple, list)):  # a query of a device or a dtype is no op
+        if not isinstance(result, (torch.Tensor, tuple, list)):  # queries of device and dtype are not recorded
             return result
         args, options = pytree.tree_map_only(torch.Tensor, lambda t: self.refs[id(t)], (args, kwargs or {}))
         several = isinstance(result, (tuple, list))

@@ -29,7 +29,7 @@ WRAPPED = (types.MethodType, functools.partial, staticmethod, classmethod, prope
 
 
 class Functions:
-    """Examines functions, each once.
+    """Collect the Python values that functions may read. Each function is examined once.
 
     Attributes:
         watched: whether ``begins`` is called for each function that runs; then a function is only examined when it
@@ -111,7 +111,7 @@ class Functions:
     def end(self) -> None:
         """Examine the functions that ran and were not found before, and drop all references.
 
-        Some functions may hold results of forward.
+        Drop the functions, because some may hold results of forward.
         """
         examined = {
             id(function.__code__) for function in self._examined.values() if isinstance(function, types.FunctionType)
@@ -190,7 +190,7 @@ class Functions:
                 self._attributes(value, names)
 
     def _attributes(self, owner: Any, names: set[str]) -> None:
-        """Note the numbers of a library's module or class that a function can read by these names."""
+        """Note the values of a library's module or class that a function can read by these names."""
         for base in owner.__mro__ if isinstance(owner, type) else (owner,):
             root = base.__module__ if isinstance(base, type) else base.__name__
             attributes = self.namespaces.attributes_of(base)

@@ -1,4 +1,4 @@
-"""Define the places that forward reads, and the guards that compare their values.
+"""Define the variables and attributes of Python that forward reads, and the guards that compare their values.
 
 A place is an attribute, an entry of a dict, a global or a closure variable.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from autopar.capture.guards.values import Contents, frozen, is_container, is_fixed, is_scalar, shown
 
 
-class _Sign:
+class _Sentinel:
     def __init__(self, text: str) -> None:
         self.text = text
 
@@ -21,8 +21,8 @@ class _Sign:
         return self.text
 
 
-MISSING = _Sign("missing")
-UNKNOWN = _Sign("unknown")  # the value was not read while forward ran
+MISSING = _Sentinel("missing")
+UNKNOWN = _Sentinel("unknown")  # the value was not read while forward ran
 # attributes that are stored outside of an object's dict, and are not computed at each read
 STORED = ("__class__", "__defaults__", "__kwdefaults__")
 

@@ -9,7 +9,7 @@ from autopar.cli.schedule import BATCHES, RANKS, Request
 from autopar.pipeline.policies import POLICIES
 
 SCHEDULE = (
-    "Make a pipeline schedule, or load one; verify it, simulate it, and print, draw or keep it.\n\n"
+    "Make a pipeline schedule, or load one; verify it, simulate it, and print, draw or save it.\n\n"
     f"Policies: {', '.join(POLICIES)}; torch's names for them work too. With [bold]optimised[/bold], autopar searches "
     f"for the best order for these times "
     "within a memory limit."
@@ -30,12 +30,12 @@ SCHEDULE_EXAMPLES = """
 
 [bold]Exit status[/bold]
 
-0: done.  2: the options were refused, or the schedule is wrong.
+0: done.  1: the reader of the output closed it.  2: the options were refused, or the schedule is wrong.
 """
 
 OPTIONS = {
     "Pipeline": (
-        OptionRow("ranks", "NUMBER", "Of the pipeline.", f"{RANKS}, or what the file says"),
+        OptionRow("ranks", "NUMBER", "The ranks of the pipeline.", f"{RANKS}, or what the file says"),
         OptionRow("batches", "NUMBER", "Micro-batches per step.", f"{BATCHES}, or as in the file"),
         OptionRow("chunks", "NUMBER", "Stages per rank.", "as in the policy"),
         OptionRow("recompute", "", "Each backward runs its forward again."),
@@ -50,7 +50,12 @@ OPTIONS = {
         OptionRow("weight", "TIME,…", "The time of the gradient of the weights."),
         OptionRow("transfer", "TIME,…", "The time of a message; one, or one for each pair of neighbours."),
         OptionRow("activation", "BYTES,…", "The memory that a micro-batch needs on a stage."),
-        OptionRow("for_weights", "BYTES,…", "The part of it that the gradient of the weights needs.", "all of it"),
+        OptionRow(
+            "for_weights",
+            "BYTES,…",
+            "The part of --activation that is kept until the gradient of the weights.",
+            "all of it",
+        ),
         OptionRow("boundary", "BYTES,…", "The size of a message."),
     ),
     "Result": (

@@ -53,7 +53,7 @@ def follow(
     """Return the orders that a rule makes, and their length by ``cost``; ``None`` if memory does not suffice.
 
     A forward leaves enough memory for one more forward of each later stage of its rank. Therefore none of these waits
-    for memory that is never freed, and no rank waits for ever.
+    for memory that is never freed, and no rank waits forever.
 
     Args:
         room: the memory for activations on each rank; ``None``: all of it.

@@ -97,7 +97,7 @@ class Paper:
     def length(self, orders: Orders) -> float:
         """Return the makespan or the longest span of a rank, by the objective of ``cost``.
 
-        It is infinite if ranks wait for each other for ever.
+        It is infinite if ranks wait for each other forever.
         """
         rank_of, transfer, durations, pair = self.cost.rank_of, self.cost.transfer, self.durations, self.pair
         stages, ranks = len(rank_of), len(orders)

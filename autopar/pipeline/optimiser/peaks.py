@@ -51,7 +51,7 @@ class Peaks:
         ]
 
     def of(self, orders: Orders) -> list[float]:
-        """Return the most memory of each rank, for orders that do not wait for each other for ever."""
+        """Return the most memory of each rank, for orders that do not wait for each other forever."""
         before = self._messages(orders)
         peaks = []
         for order, messages, fixed in zip(orders, before, self.cost.fixed, strict=True):

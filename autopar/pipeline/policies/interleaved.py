@@ -2,7 +2,7 @@
 
 After Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", 2021. A
 group's forwards go through chunk after chunk, its backwards through the chunks in reverse. All groups have this size:
-with a smaller last group, ranks would wait for each other for ever.
+with a smaller last group, ranks would wait for each other forever.
 """
 
 from __future__ import annotations

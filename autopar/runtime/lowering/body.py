@@ -31,7 +31,7 @@ class Body:
     Attributes:
         values: node of the program → its value in the function.
         fresh: nodes whose values have their own memory.
-        origins: name of a value of the function → the node of the program that it is, or is a part of.
+        origins: name of a value of the function → the node of the program that it computes, wholly or in part.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Body:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any] | None = None,
     ) -> fx.Node:
-        """Write the call of a function that computes a node, or a part of it: then ``name`` is not the node's."""
+        """Write the call of a function that computes a node; pass another ``name`` if it computes only a part of it."""
         new = self.graph.create_node("call_function", target, args, dict(kwargs or {}), name=name)
         self.origins[new.name] = node
         if name == node.name:
@@ -96,7 +96,7 @@ class Body:
         return value
 
     def receive(self, node: fx.Node, function: Callable[..., Any], args: tuple[Any, ...], after: Calls) -> None:
-        """Write what waits for a collective, and what is done to the received data."""
+        """Write the wait for a collective, and what is done to the received data."""
         received = self.call(node, node.name + "_came" * bool(after), function, args)
         self.values[node] = self.calls(node, node.name, received, after)
 

@@ -32,7 +32,7 @@ from autopar.ir.record import TensorType
 from autopar.runtime.lowering.reduction import is_gathered
 
 FIRST, OTHERS = 2**20, 25 * 2**20  # bytes
-SMALL = 2**16  # bytes; a smaller all-reduce shares a bucket with its neighbours
+SMALL = 2**16  # bytes; the most bytes of a bucket of small reductions that are next to each other
 
 Key = tuple[Any, Any, str, torch.dtype]  # transfer, axis or axes, op, dtype
 

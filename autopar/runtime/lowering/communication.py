@@ -48,7 +48,7 @@ class Communication:
 
     Args:
         groups: ranks, in ascending order → the name of their process group.
-        device: the device for values from another stage.
+        device: the device that receives values of another stage.
     """
 
     def __init__(self, body: Body, groups: Mapping[Ranks, str], device: torch.device) -> None:
@@ -103,7 +103,8 @@ class Communication:
             return redistribution(plan, sorted(ranks), source.dtype, group)
         if node.target is not transfers.all_reduce and list(ranks) != sorted(ranks):
             raise SimulationError(
-                f"the ranks {ranks} of a group are not in ascending order along {arguments['axis']}; number the mesh so"
+                f"the ranks {ranks} of a group are not in ascending order along {arguments['axis']}; number the mesh "
+                f"so that the ranks of each group ascend along its axes"
             )
         index, result = ranks.index(self.program.rank), tensor_type(node).shape
         return exchange(node.target, arguments, source.shape, result, source.dtype, index, len(ranks), group)

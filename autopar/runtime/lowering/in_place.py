@@ -1,4 +1,4 @@
-"""Write sums of gradients and updates of parameters that are computed in memory of the caller (``donated``)."""
+"""Write sums of gradients and updates of parameters that overwrite tensors of the caller (``donated``)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_sum(body: Body, donated: Donated, node: fx.Node) -> None:
 
 
 def write_overwritten(body: Body, node: fx.Node) -> None:
-    """Let a result of an update be the old value, which the update overwrites."""
+    """Map the result of an update to the old value, which the update overwrites."""
     body.values[node] = body.values[overwritten(node)]
 
 

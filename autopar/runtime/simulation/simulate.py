@@ -2,7 +2,7 @@
 
 Each rank is a generator that runs its local program and stops at every collective. The scheduler runs a
 collective when all members of its group have arrived. Ranks may run different programs. Ranks that wait for each
-other for ever are reported, with the collective in which each waits.
+other forever are reported, with the collective in which each waits.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values:
         meshes: the whole mesh, under the name ``None``, and the stages.
 
     Raises:
-        SimulationError: ranks of one group meet in different collectives, or wait for ever.
+        SimulationError: ranks of one group meet in different collectives, or wait forever.
     """
     ranks = meshes[None].ranks
     running = {rank: run_rank(code[rank], values[rank], meshes, rank) for rank in ranks}
@@ -183,7 +183,7 @@ def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values:
                 _post(meshes, rank, waiting[rank], mail)
         ready = _meet(meshes, waiting) | _deliver(meshes, waiting, mail)
         if running and not ready:
-            raise SimulationError("the ranks wait for each other for ever:\n" + _waits(meshes, waiting, running))
+            raise SimulationError("the ranks wait for each other forever:\n" + _waits(meshes, waiting, running))
     if left := [(pair, queue[0][0]) for pair, queue in mail.items() if queue]:
         (sender, receiver), name = left[0]
         raise SimulationError(f"rank {receiver} never receives {name}, which rank {sender} has sent to it")

@@ -21,7 +21,7 @@ def check(tasks: Mapping[int, Sequence[Task]], channels: Iterable[Channels] = AL
             is checked.
 
     Raises:
-        ChannelError: collectives or messages do not fit together, or ranks wait for each other for ever.
+        ChannelError: collectives or messages do not fit together, or ranks wait for each other forever.
     """
     check_tasks(tasks, channels, lambda rank, value: "")
 
@@ -176,7 +176,7 @@ def _deadlock(run: Run, finished: Sequence[Channels], lines: Lines) -> ChannelEr
     others = f"on {', '.join(model.name for model in finished)} channels they finish; " if finished else ""
     remedy = ONE_ORDER if all(isinstance(task, Collective) for _, task in cycle) else run.channels.remedy
     return ChannelError(
-        f"ranks wait for each other for ever on {run.channels.name} channels "
+        f"ranks wait for each other forever on {run.channels.name} channels "
         f"({run.channels.about}):\n{waits}{others}{remedy}"
     )
 

@@ -1,4 +1,4 @@
-"""Run the tasks of all ranks until each rank has finished or waits for ever, and find who waits for whom."""
+"""Run the tasks of all ranks until each rank has finished or waits forever, and find who waits for whom."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Pair:
 
 
 class Run:
-    """A run of all ranks until each has finished or waits for ever; ``blocked`` lists those that wait.
+    """A run of all ranks until each has finished or waits forever; ``blocked`` lists those that wait.
 
     No rank chooses between tasks, so an event that is possible stays possible until it happens. One run therefore
     decides for all orders of events (the ranks are a marked graph: Commoner, Holt, Even, Pnueli, "Marked directed

@@ -73,7 +73,7 @@ class Channels:
             never.
         together: whether the messages of a group are posted together, and not one after the other.
         about: what a send waits for, in words.
-        remedy: what to do if ranks wait for ever.
+        remedy: what to do if ranks wait forever.
     """
 
     name: str

@@ -408,7 +408,7 @@ CSV_ERRORS = {
     "0F0,0SEND_F0": "line 1, column 5: 0SEND_F0: there is no stage 1 at the other end, only 0 to 0; leave it out",
     "0RECV_F0": "line 1, column 1: 0RECV_F0: there is no stage -1 at the other end, only 0 to 0; leave it out",
     "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1SEND_B0,1F0,1B0\n": None,
-    "1F0,0F0": "ranks wait for each other for ever:\n  rank 0: FW00 of stage 1 waits for FW00 of stage 0 on rank 0, "
+    "1F0,0F0": "ranks wait for each other forever:\n  rank 0: FW00 of stage 1 waits for FW00 of stage 0 on rank 0, "
                "which comes after FW00 of stage 1 there\nchange the order of the tasks on one of them",
 }  # fmt: skip
 

@@ -303,7 +303,7 @@ CROSSING = """
     BW1 .
 """
 CYCLE = (
-    "ranks wait for each other for ever on grouped channels (both ends of a message wait for each other, and all of a "
+    "ranks wait for each other forever on grouped channels (both ends of a message wait for each other, and all of a "
     "group are posted together):\n"
     "  rank 0 waits for rank 1 in send FS01 of stage 0 to 1\n"
     "      row 4: FS01 of stage 0 to stage 1\n"
@@ -380,7 +380,7 @@ WAITING = """
 def test_ranks_that_wait_for_ever_on_all_channels() -> None:
     """Rank 0 waits for a gradient before it sends on; rank 1 for that forward before it sends the gradient."""
     assert reason(drawn(WAITING, 2), channels=()) == (
-        "ranks wait for each other for ever on asynchronous channels (only receives wait):\n"
+        "ranks wait for each other forever on asynchronous channels (only receives wait):\n"
         "  rank 0 waits for rank 1 in receive BS00 of stage 1 from 1\n"
         "      row 3: BR00 of stage 0 from stage 1\n"
         "  rank 1 waits for rank 0 in receive FS01 of stage 0 from 0\n"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
-from transition_runs import addends, check, explicit_program, read, run, whole_numbers
+from transition_runs import addends, check, explicit_program, names, read, run, whole_numbers
 
 from autopar.errors import ChannelError, SimulationError, TransitionError
 from autopar.ir import transfers
@@ -35,10 +35,6 @@ from autopar.verify.channels import Group, Send
 from autopar.verify.channels.programs import check_programs, creation_order, tasks_of
 
 GRID = "dp=2 tp=2"
-
-
-def names(source: TensorType, target: TensorType) -> list[str]:
-    return [step.function.__name__ for step in transitions(source, target)]
 
 
 def local_programs(source: TensorType, target: TensorType, world: Mesh | None = None) -> LocalPrograms:

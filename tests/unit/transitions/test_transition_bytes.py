@@ -12,7 +12,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import attrs, meshes, shapes
-from transition_runs import check, normal, read
+from transition_runs import check, names, normal, read
 
 from autopar.ir import transfers
 from autopar.ir.layout import Layout
@@ -144,8 +144,7 @@ BORROWED = {  # on a=8 b=8: (from, to): transfers, MiB
 @pytest.mark.parametrize(("before", "after"), BORROWED)
 def test_replicas_are_borrowed_where_it_pays(before: str, after: str) -> None:
     source, target = (read(f"f32[{text}", "a=8 b=8") for text in (before, after))
-    names = " ".join(step.function.__name__ for step in transitions(source, target))
-    assert (names, cost(source, target) / 2**20) == BORROWED[before, after]
+    assert (" ".join(names(source, target)), cost(source, target) / 2**20) == BORROWED[before, after]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_replicas_are_borrowed_where_it_pays(before: str, after: str) -> None:
 def test_where_scattering_would_pad_much_all_is_reduced(before: str, after: str, wanted: str) -> None:
     source, target = read(before, "dp=3"), read(after, "dp=3")
     check(source, target)
-    assert " ".join(step.function.__name__ for step in transitions(source, target)) == wanted
+    assert names(source, target) == wanted.split()
 
 
 def test_the_innermost_axis_is_reduced_first() -> None:

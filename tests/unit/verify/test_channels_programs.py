@@ -63,7 +63,7 @@ def test_crossing_axes_in_programs_quote_their_lines() -> None:
     with pytest.raises(ChannelError) as found:
         check_programs(broken)
     assert str(found.value) == (
-        "ranks wait for each other for ever on asynchronous channels (only receives wait):\n"
+        "ranks wait for each other forever on asynchronous channels (only receives wait):\n"
         "  rank 0 waits for rank 1 in mm_2_tp = all_reduce of ranks 0 1\n"
         "      mm_2_tp : f32[16 64] = all_reduce(mm_2, tp)\n"
         "  rank 1 waits for rank 3 in view_dp = all_reduce of ranks 1 3\n"
@@ -186,7 +186,7 @@ def test_exchanges_in_another_order_on_one_rank() -> None:
 
 
 ORDERED_OTHERWISE = """\
-ranks wait for each other for ever on asynchronous channels (only receives wait):
+ranks wait for each other forever on asynchronous channels (only receives wait):
   rank 1 waits for rank 2 in receive y_a_a from 2
       y_a_a : f32[2] = recv(y, a, splits=((dp,),), shape=(4,), source=((tp,),), home=b)
   rank 2 waits for rank 1 in receive x_b_b from 1

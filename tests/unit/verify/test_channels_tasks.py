@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import pytest
 from channel_programs import MODELS, Tasks, finishing, reason
+from function_calls import function_calls
 
 from autopar.verify.channels import ASYNCHRONOUS, BLOCKING, GROUPED, Collective, Group, Receive, Send, buffered, check
 
@@ -15,7 +15,7 @@ def test_crossing_sends_finish_with_room_or_in_a_group() -> None:
     crossing: Tasks = {0: [Send("x", 1), Receive("y", 1)], 1: [Send("y", 0), Receive("x", 0)]}
     assert finishing(crossing) == ["asynchronous", "2-buffered", "1-buffered"]
     assert reason(crossing, [BLOCKING]) == (
-        "ranks wait for each other for ever on blocking channels (both ends of a message wait for each other, and a "
+        "ranks wait for each other forever on blocking channels (both ends of a message wait for each other, and a "
         "rank does one after the other):\n"
         "  rank 0 waits for rank 1 in send x to 1\n"
         "  rank 1 waits for rank 0 in send y to 0\n"
@@ -34,7 +34,7 @@ def test_crossing_sends_finish_with_room_or_in_a_group() -> None:
 def test_receives_first_finish_only_in_a_group() -> None:
     tasks: Tasks = {0: [Receive("y", 1), Send("x", 1)], 1: [Receive("x", 0), Send("y", 0)]}
     assert reason(tasks) == (
-        "ranks wait for each other for ever on asynchronous channels (only receives wait):\n"
+        "ranks wait for each other forever on asynchronous channels (only receives wait):\n"
         "  rank 0 waits for rank 1 in receive y from 1\n"
         "  rank 1 waits for rank 0 in receive x from 0\n"
         "send earlier what another rank waits for"
@@ -53,7 +53,7 @@ def test_k_messages_fit_and_one_more_does_not(k: int) -> None:
 
     check(full(k), [buffered(k)])
     assert reason(full(k + 1), [buffered(k), ASYNCHRONOUS]) == (
-        f"ranks wait for each other for ever on {k}-buffered channels (a send waits while {k} before it are "
+        f"ranks wait for each other forever on {k}-buffered channels (a send waits while {k} before it are "
         f"unreceived):\n"
         f"  rank 0 waits for rank 1 in send v{k} to 1\n"
         f"  rank 1 waits for rank 0 in send v{k} to 0\n"
@@ -127,7 +127,7 @@ def test_collectives_of_crossing_groups() -> None:
 
     a, b, c = reduce("a", 0, 1), reduce("b", 0, 2), reduce("c", 1, 2)
     assert reason({0: [a, b], 1: [c, a], 2: [b, c]}) == (
-        "ranks wait for each other for ever on asynchronous channels (only receives wait):\n"
+        "ranks wait for each other forever on asynchronous channels (only receives wait):\n"
         "  rank 0 waits for rank 1 in a = all_reduce of ranks 0 1\n"
         "  rank 1 waits for rank 2 in c = all_reduce of ranks 1 2\n"
         "  rank 2 waits for rank 0 in b = all_reduce of ranks 0 2\n"
@@ -147,18 +147,7 @@ def test_it_is_linear_in_the_tasks() -> None:
         for value, rank in itertools.product("abcdefghijklmnopqrst", range(n - 1)):
             tasks[rank].append(Send(value, rank + 1))
             tasks[rank + 1].append(Receive(value, rank))
-        calls = 0
-
-        def count(frame: object, event: str, argument: object) -> None:
-            nonlocal calls
-            calls += event in ("call", "c_call")
-
-        sys.setprofile(count)
-        try:
-            check(tasks, MODELS)
-        finally:
-            sys.setprofile(None)
-        return calls
+        return function_calls(lambda: check(tasks, MODELS), builtins=True)
 
     assert 6 * work(20) < work(160) < 10 * work(20)
 

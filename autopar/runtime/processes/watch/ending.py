@@ -1,4 +1,4 @@
-"""Print last words and end a process, even if its main thread is blocked for ever."""
+"""Print last words and end a process, even if its main thread is blocked forever."""
 
 from __future__ import annotations
 

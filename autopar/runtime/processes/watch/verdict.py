@@ -1,6 +1,6 @@
 """Decide which rank is to blame, as a pure function of the beats of all ranks.
 
-When one rank fails, the others soon fail too, or wait for ever. These are consequences; the verdict names the cause.
+When one rank fails, the others soon fail too, or wait forever. These are consequences; the verdict names the cause.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Watch:
         self._over = threading.Event()
         self._alarm = Alarm()
         self._lock = threading.Lock()  # for the beat, which two threads write at the end
-        self._ending = threading.RLock()  # held for ever by the thread that ends this process
+        self._ending = threading.RLock()  # held forever by the thread that ends this process
         self._thread: threading.Thread | None = None
         self._usual_hook = sys.excepthook
 
@@ -172,7 +172,7 @@ class Watch:
         end_by_sigterm()
 
     def _guard(self) -> None:
-        """Notice that rank 0 is stopped: its store stops with it, and the other thread waits for the store for ever."""
+        """Notice that rank 0 is stopped: its store stops with it, and the other thread waits for the store forever."""
         rounds, waited = -1, 0.0
         while not self._over.wait(INTERVAL) and not self._rank_0_ended():
             waited = waited + INTERVAL if rounds == self._rounds else 0.0
