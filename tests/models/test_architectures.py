@@ -22,10 +22,22 @@ from autopar.capture import capture
 
 NAMED = ["llama tied", "gpt2", "bert", "t5", "vit", "resnet", "mixtral"]
 MORE = [  # on dp=2 tp=2; all others of the zoo: python profiling/run.py architectures
-    "nn.Transformer", "gru", "unet", "denoiser", "dcgan", "mlp mixer", "dlrm", "gcn", "vae",
-    "mistral", "qwen3", "gemma2", "bloom", "falcon", "gpt neox", "gpt bigcode", "olmo2", "qwen2 moe", "mamba",
-    "albert", "modernbert", "reformer", "bart", "wav2vec2", "convnext", "clip", "llava",
+    "nn.Transformer", "gru", "unet", "dcgan", "mlp mixer", "dlrm", "gcn", "vae",
+    "gemma2", "bloom", "falcon", "mamba", "albert", "modernbert", "reformer", "wav2vec2", "convnext", "llava",
 ]  # fmt: skip
+ALIKE = {  # one that runs → others that are built like it
+    "llama tied": ["mistral", "qwen3", "olmo2"],
+    "gpt2": ["gpt neox", "gpt bigcode"],
+    "mixtral": ["qwen2 moe"],
+    "t5": ["bart"],
+    "unet": ["denoiser"],
+    "llava": ["clip"],
+}
+BUILT_ALIKE = [
+    pytest.param(name, marks=pytest.mark.sweep("ALIKE tells the architecture that is built like it"))
+    for names in ALIKE.values()
+    for name in names
+]
 
 
 @pytest.fixture
@@ -37,7 +49,7 @@ def float64(promoted_casts: None) -> Iterator[None]:  # noqa: F811
 
 
 ON_ALL_MESHES = "llama tied"
-ALSO = [("t5", "tp=4"), ("resnet", "dp=4"), ("mixtral", "2x2x2")]  # beside the square
+ALSO = [("resnet", "dp=4"), ("mixtral", "2x2x2")]  # beside the square
 CASES = [
     pytest.param(
         name,
@@ -60,19 +72,31 @@ def test_named(name: str, mesh: Mesh) -> None:
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", [*MORE, *BUILT_ALIKE])
 def test_more(name: str) -> None:
     check_equal(name, SQUARE)
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", ["llama tied", "bert", "nn.Transformer", "mixtral"])
+@pytest.mark.parametrize("name", [
+    "bert", "nn.Transformer",
+    *(
+        pytest.param(name, marks=pytest.mark.sweep("bert and nn.Transformer drop in attention, and in their layers"))
+        for name in ("llama tied", "mixtral")
+    ),
+])  # fmt: skip
 def test_dropout(name: str) -> None:
     check_equal(name, SQUARE, dropout=0.1)
 
 
 # beside test_transformers.py
-LIKE_AN_EXPERT = ["nn.Transformer", "t5", "vit", "resnet", "mixtral", "gpt neo", "codegen", "qwen3", "modernbert"]
+LIKE_AN_EXPERT = [
+    "nn.Transformer", "t5", "resnet", "mixtral", "codegen", "modernbert",
+    *(
+        pytest.param(name, marks=pytest.mark.sweep("its layer has what those of nn.Transformer or of codegen have"))
+        for name in ("vit", "gpt neo", "qwen3")
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("float64")

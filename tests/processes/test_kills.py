@@ -7,7 +7,9 @@ import pytest
 from killed_jobs import killed_run, told
 
 
-@pytest.mark.parametrize(("killed", "moment"), [(0, 0.3), (1, 0.0)])
+@pytest.mark.parametrize(("killed", "moment"), [
+    (0, 0.3), pytest.param(1, 0.0, marks=pytest.mark.sweep("test_launch kills rank 1")),
+])  # fmt: skip
 def test_a_killed_rank_is_named(killed: int, moment: float) -> None:
     """Rank 0 holds the store of torch.distributed's job."""
     text = killed_run(killed, moment, ranks=2)

@@ -181,7 +181,10 @@ def launcher() -> Callable[..., subprocess.Popen[str]]:
     return start
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", [
+    pytest.param(signal.SIGTERM, id="SIGTERM"),
+    pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.sweep("SIGTERM goes the same way")),
+])  # fmt: skip
 def test_a_signal_to_the_launcher_ends_the_ranks(
     launcher: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:

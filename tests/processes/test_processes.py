@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import calls
 import calls_of_steps
@@ -19,15 +20,16 @@ from processes import ranks
 STEPS = [
     ("mlp", {"dp": 2}),
     ("mlp", {"dp": 2, "tp": 2}),
-    ("llama", {"tp": 2}),
-    ("llama", {"dp": 2, "tp": 2}),
-    ("llama sequence", {"tp": 4}),
-    ("gpt2", {"dp": 2, "tp": 2}),
-    ("bert", {"tp": 4}),
-    ("resnet", {"dp": 2, "tp": 2}),
+    ("mlp", {"tp": 4}),
+    ("llama sequence", {"tp": 2}),
+    ("resnet", {"dp": 2}),
+    *(
+        pytest.param(*case, marks=pytest.mark.sweep("test_step_processes trains it, and llama runs in this loop"))
+        for case in [("gpt2", {"dp": 2}), ("bert", {"tp": 2})]
+    ),
 ]
 MORE_STEPS = [
-    pytest.param(name, sizes, marks=pytest.mark.sweep("each model runs on another mesh, each mesh another model"))
+    pytest.param(name, sizes, marks=pytest.mark.sweep("each model runs on another mesh, each mesh has another model"))
     for name in loops.MODELS
     for sizes in ({"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}, {"tp": 4})
     if (name, sizes) not in STEPS and (name in ("mlp", "llama") or math.prod(sizes.values()) == 4)
@@ -54,15 +56,22 @@ def test_loop_of_another_model_of_one_process(name: str, sizes: dict[str, int]) 
     loops.loop_alike(name, sizes, 1, 3)
 
 
-CALLS = ["inputs_and_outputs", "inputs_with_gradients", "gradients_of_some_outputs", "frozen_and_tied",
+def in_gathers(*case: str) -> Any:
+    return pytest.param(*case, marks=pytest.mark.sweep("test_no_gather_is_coalesced runs it"))
+
+
+CALLS = ["inputs_and_outputs", in_gathers("inputs_with_gradients"), "gradients_of_some_outputs", "frozen_and_tied",
          "first_ranks_values", "captured_again", "bad_calls", "sizes_of_one", "cache",
          "fused_optimizer", "values_that_differ", "backwards_that_differ", "modes_that_differ",
          "loaded_values_of_the_first_rank", "randomness", "wrapped_layers"]  # fmt: skip
 
 
+ON_TWO = {"frozen_and_tied", "captured_again", "cache", "wrapped_layers"}  # ranks: one axis shows it
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name: str) -> None:
-    ranks(4).run(getattr(calls, name))
+    ranks(2 if name in ON_TWO else 4).run(getattr(calls, name))
 
 
 SINGLE: list[Callable[..., None]] = [
@@ -88,6 +97,7 @@ def test_no_gather_is_coalesced() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.sweep("test_no_gather_is_coalesced runs it for llama")
 def test_state_dicts(name: str) -> None:
     ranks(4).run(calls.state_dicts, name)
 
@@ -98,12 +108,17 @@ def test_the_readmes_loop() -> None:
     ranks(4).run(calls.readme_loop, code)
 
 
-NAMED = [*((name, {"dp": 2, "tp": 2}) for name in ("llama tied", "t5", "vit", "mixtral")), ("resnet", {"dp": 4})]
+NAMED = [("mixtral", {"tp": 2}), ("resnet", {"dp": 2})]
 MORE_NAMED = [
     pytest.param(
-        name, sizes, marks=pytest.mark.sweep("test_loop runs gpt2 and bert; t5 and resnet run on another mesh")
+        name, sizes, marks=pytest.mark.sweep("test_named simulates it, and on processes test_loop and others run")
     )
     for name, sizes in (
+        ("llama tied", {"dp": 2, "tp": 2}),
+        ("t5", {"dp": 2, "tp": 2}),
+        ("vit", {"dp": 2, "tp": 2}),
+        ("mixtral", {"dp": 2, "tp": 2}),
+        ("resnet", {"dp": 4}),
         ("gpt2", {"dp": 2, "tp": 2}),
         ("bert", {"dp": 2, "tp": 2}),
         ("resnet", {"dp": 2, "tp": 2}),
@@ -114,4 +129,4 @@ MORE_NAMED = [
 
 @pytest.mark.parametrize(("name", "sizes"), [*NAMED, *MORE_NAMED], ids=str)
 def test_architectures(name: str, sizes: dict[str, int]) -> None:
-    ranks(4).run(zoo_on_processes.same_numbers, name, sizes)
+    ranks(math.prod(sizes.values())).run(zoo_on_processes.same_numbers, name, sizes)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from train_command import alone, command  # noqa: F401  # a fixture of all tests here too
+from train_jobs import LIMIT, Command, Forked, wait_for_line
 
 from autopar import checkpoint
 
@@ -120,102 +117,59 @@ def test_what_is_not_resumed(
 
 # -- killed
 
-JOB = [sys.executable, "-m", "autopar", "train", "--device", "cpu", "--mesh", "dp=2", "--zero", "1", "--batch", "4",
-       "--sequence", "16", "--steps", "16", "--every", "2", "--warmup", "3", "--clip-norm", "1", "--microbatches", "2",
-       "--resume"]  # fmt: skip
+JOB = ["--device", "cpu", "--mesh", "dp=2", "--zero", "1", "--batch", "4", "--sequence", "16", "--steps", "16",
+       "--every", "2", "--warmup", "3", "--clip-norm", "1", "--microbatches", "2", "--resume"]  # fmt: skip
 
 
-def children(pid: int) -> list[int]:
-    """The processes that it has started, and theirs."""
-    try:
-        own = [
-            int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()
-        ]
-    except OSError:  # it has ended
-        return []
-    return [found for one in own for found in (one, *children(one))]
-
-
-def ranks(pid: int) -> list[int]:
-    """Of the processes below a command, those of its ranks, in no order."""
-    return [one for one in children(pid) if b"RANK=" in _read(Path(f"/proc/{one}/environ"))]
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
-def started(folder: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*JOB, "--checkpoint", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-    )
-
-
-def lines(job: subprocess.Popen[str]) -> Iterator[str]:
-    assert job.stdout is not None
-    yield from job.stdout
-
-
-def after(step: int) -> Callable[[subprocess.Popen[str], Path], None]:
-    """Wait for the line of the checkpoint after so many steps."""
-
-    def wait(job: subprocess.Popen[str], folder: Path) -> None:
-        assert any(line.startswith(f"  step {step}: ") for line in lines(job))
-
-    return wait
-
-
-def saving(job: subprocess.Popen[str], folder: Path) -> None:
+def saving(job: Forked | Command, folder: Path) -> None:
     """Wait for a checkpoint that is being written, after two more are whole."""
     newest = checkpoint.latest(folder)
-    limit = time.monotonic() + 240
-    while time.monotonic() < limit and job.poll() is None:
+    limit = time.monotonic() + LIMIT
+    while time.monotonic() < limit and job.running():
         # in this order: a save takes some milliseconds
         if any(folder.glob(".writing-*")) and checkpoint.latest(folder) != newest:
             return
-    job.kill()
-    assert job.stdout is not None
-    raise AssertionError(f"no checkpoint was written\n{job.stdout.read()[-4000:]}")
+    job.kill(everything=True)
+    raise AssertionError(f"no checkpoint was written\n{job.end()[1][-4000:]}")
 
 
-KILLS = (  # when, and whether the whole command or one rank of it is killed
-    (after(4), True),
+KILLS: tuple[tuple[Callable[[Forked | Command, Path], None], bool], ...] = (  # when, and whether all of it or one rank
+    (lambda job, folder: wait_for_line(job, "  step 4: "), True),
     (saving, False),
 )
+# the save that waits for the other rank, or the watch, is the first to see it
+TOLD = {Forked: " was lost", Command: "was killed by SIGKILL"}
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="who the ranks are is read in /proc")
-def test_killed_trainings_have_the_numbers_of_one_that_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [
+    Forked,
+    pytest.param(Command, marks=[
+        pytest.mark.sweep("test_launch kills ranks and launcher, and the ranks of this test the training"),
+        pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="who the ranks are is read in /proc"),
+    ]),
+])  # fmt: skip
+def test_killed_trainings_have_the_numbers_of_one_that_is_not(start: type[Forked | Command], tmp_path: Path) -> None:
     """First all of it, then one rank in the middle of a save; each time it goes on from the newest checkpoint. Bit for
     bit, the weights too."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+    def started(folder: Path, name: str) -> Forked | Command:
+        return start([*JOB, "--checkpoint", str(folder)], tmp_path / f"{name}.txt")
+
     taken = 0
-    with started(whole) as undisturbed:
-        for moment, everything in KILLS:
-            with started(killed) as job:
-                moment(job, killed)
-                pids = ranks(job.pid)
-                assert len(pids) == 2
-                for pid in [job.pid, *pids] if everything else pids[1:]:
-                    os.kill(pid, signal.SIGKILL)
-                out, _ = job.communicate(timeout=240)
-            assert job.returncode != 0 and "the same numbers" not in out
-            assert everything or "was killed by SIGKILL" in out, out
-            before, taken = taken, len(curve(killed))
-            assert before < taken < 16, "each time it came further, and not to its end"
-        with started(killed) as job:
-            out, _ = job.communicate(timeout=240)
-        assert job.returncode == 0 and f"resumed from {killed}, after step {taken} of 16" in " ".join(out.split()), out
-        assert "the same numbers: 16 losses differ by" in out
-        out, _ = undisturbed.communicate(timeout=240)
-    assert undisturbed.returncode == 0, out
+    for number, (moment, everything) in enumerate(KILLS):
+        job = started(killed, f"killed{number}")
+        moment(job, killed)
+        job.kill(everything)
+        well, out = job.end()
+        assert not well and "the same numbers" not in out
+        assert everything or TOLD[start] in out, out
+        before, taken = taken, len(curve(killed))
+        assert before < taken < 16, "each time it came further, and not to its end"
+    well, out = started(killed, "resumed").end()
+    assert well and f"resumed from {killed}, after step {taken} of 16" in " ".join(out.split()), out
+    assert "the same numbers: 16 losses differ by" in out
+    well, out = started(whole, "whole").end()
+    assert well, out
     assert curve(killed) == curve(whole) and len(curve(whole)) == 16
     assert weights(killed) == weights(whole)

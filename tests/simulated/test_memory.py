@@ -54,7 +54,7 @@ def test_the_peak_of_a_step(name: str) -> None:
 
 @pytest.mark.processes
 def test_many_steps() -> None:
-    """On four processes, 100 steps with a megabyte in each of several collectives: no more tensors, no more memory."""
-    for tensors, grown in ranks(4).run(calls.many_steps, 100):
+    """On four processes, 60 steps with a megabyte in each of several collectives: no more tensors, no more memory."""
+    for tensors, grown in ranks(4).run(calls.many_steps, 60):
         assert tensors <= 0
         assert grown < 32 * 2**20

@@ -36,9 +36,15 @@ MORE = [
     ("gpt2", {"dp": 2, "tp": 2}, "bf16-O2", 1), ("gpt2", {"dp": 2, "tp": 2}, "fp16-O2", 2),
 ]  # fmt: skip
 ON_PROCESSES = [
-    ("mlp", {"dp": 2, "tp": 2}, "fp16-O2", 3), ("llama", {"dp": 2, "tp": 2}, "bf16-O2", 1),
-    ("llama", {"dp": 2, "tp": 2}, "fp16-O1", 2),
-    pytest.param("gpt2", {"dp": 4}, "fp16-O2", 1, marks=pytest.mark.sweep("mlp runs in fp16-O2 on processes")),
+    ("mlp", {"dp": 2, "tp": 2}, "fp16-O2", 3), ("mlp", {"dp": 4}, "fp16-O1", 2),
+    ("mlp", {"dp": 2, "tp": 2}, "bf16-O2", 1),
+    *(
+        pytest.param(*case, marks=pytest.mark.sweep("mlp runs in this mode, and test_step_whole runs llama in fp16-O2"))
+        for case in [
+            ("llama", {"dp": 2, "tp": 2}, "bf16-O2", 1), ("llama", {"dp": 2, "tp": 2}, "fp16-O1", 2),
+            ("gpt2", {"dp": 4}, "fp16-O2", 1),
+        ]
+    ),
 ]  # fmt: skip
 
 

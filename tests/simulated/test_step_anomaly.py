@@ -429,6 +429,7 @@ def test_on_processes() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.sweep("test_what_came_from_another_rank finds it, and test_launch tells of a failed step once")
 def test_one_rank_finds_it_and_all_end(capfd: pytest.CaptureFixture[str]) -> None:
     program = """
         import torch, autopar

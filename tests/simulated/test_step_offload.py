@@ -110,22 +110,44 @@ def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def on_processes() -> None:
-    for zero in (0, 1, 3):
-        for optimizer in (adamw, sgd):
-            travelled, _ = alike({"dp": 2}, optimizer, {**FULL, "zero": zero})
-            assert len(travelled) == 10 * 3, "two groups of parameters, and all averages"
-        _, skipped = alike(
-            {"dp": 2}, adamw, {**FULL, "zero": zero, "amp": "fp16-O2", "loss_scale": OVERFLOWS}, low=True, count=8
-        )
-        assert skipped == [True, True, False, False, False, True, False, False]
+def on_processes(zero: int, optimizer: Callable[[nn.Module], torch.optim.Optimizer], count: int) -> None:
+    travelled, _ = alike({"dp": 2}, optimizer, {**FULL, "zero": zero}, count=count)
+    assert len(travelled) == count * 3, "two groups of parameters, and all averages"
+
+
+def overflows_on_processes(zero: int) -> None:
+    _, skipped = alike(
+        {"dp": 2}, adamw, {**FULL, "zero": zero, "amp": "fp16-O2", "loss_scale": OVERFLOWS}, low=True, count=8
+    )
+    assert skipped == [True, True, False, False, False, True, False, False]
+
+
+def without_state() -> None:
     travelled, _ = alike({"dp": 2}, plain_sgd, {"zero": 1}, count=2)
-    assert travelled == [], "it has no state"
+    assert travelled == []
+
+
+EACH = pytest.mark.sweep("each stage of ZeRO and each optimizer occurs in another case, and ten steps when simulated")
 
 
 @pytest.mark.processes
-def test_ten_steps_on_processes() -> None:
-    ranks(2).run(on_processes)
+@pytest.mark.parametrize(("zero", "optimizer", "count"), [
+    (0, sgd, 3), (1, adamw, 3), (3, adamw, 3),
+    *(pytest.param(zero, optimizer, 10, marks=EACH) for zero in (0, 1, 3) for optimizer in (adamw, sgd)),
+])  # fmt: skip
+def test_steps_on_processes(zero: int, optimizer: Any, count: int) -> None:
+    ranks(2).run(on_processes, zero, optimizer, count)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("zero", [1, *(pytest.param(zero, marks=EACH) for zero in (0, 3))])
+def test_steps_that_overflow_on_processes(zero: int) -> None:
+    ranks(2).run(overflows_on_processes, zero)
+
+
+@pytest.mark.processes
+def test_an_optimizer_without_state_on_processes() -> None:
+    ranks(2).run(without_state)
 
 
 def test_one_process() -> None:
@@ -154,7 +176,7 @@ def values(step: Any) -> dict[str, torch.Tensor]:
     return {name: loops.whole(value).clone() for name, value in found.items()}
 
 
-def moved(folder: str) -> None:
+def moved(folder: str, others: list[tuple[dict[str, int], int]]) -> None:
     """The state of a step that offloads, from a checkpoint or given as it is, goes on as the step does; in other stages
     of ZeRO and on another mesh as it would without."""
     step, batches = made({"dp": 2}, offload=True, zero=1, ema=0.9)
@@ -165,7 +187,7 @@ def moved(folder: str) -> None:
     checkpoint.save(folder, step.state_dict())
     state = copy.deepcopy(step.state_dict())
     run(step, batches(2))
-    for sizes, zero in (({"dp": 2}, 1), ({"dp": 2}, 0), ({"dp": 2}, 3), ({"dp": 1, "tp": 2}, 0)):
+    for sizes, zero in others:
         found = []
         for away, saved in ((True, True), (False, True), (True, False), (False, False)):
             other, _ = made(sizes, ema=0.9, offload=away, zero=zero)
@@ -180,8 +202,12 @@ def moved(folder: str) -> None:
 
 
 @pytest.mark.processes
-def test_checkpoints(tmp_path: Path) -> None:
-    ranks(2).run(moved, str(tmp_path))
+@pytest.mark.parametrize("others", [
+    [({"dp": 2}, 1), ({"dp": 1, "tp": 2}, 0)],
+    pytest.param([({"dp": 2}, 0), ({"dp": 2}, 3)], marks=pytest.mark.sweep("the same stage and no stage are loaded")),
+], ids=str)  # fmt: skip
+def test_checkpoints(others: list[tuple[dict[str, int], int]], tmp_path: Path) -> None:
+    ranks(2).run(moved, str(tmp_path), others)
 
 
 @pytest.fixture

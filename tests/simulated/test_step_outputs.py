@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -29,16 +30,19 @@ def test_outputs_of_the_batch(sizes: dict[str, int], microbatches: int, options:
     outputs_alike(sizes, microbatches, options)
 
 
-def on_each_rank() -> None:
-    outputs_alike({"dp": 2, "tp": 2}, 1, {})
-    outputs_alike({"dp": 2, "tp": 2}, 3, {"zero": 2})
-    outputs_alike({"dp": 2, "tp": 2}, 3, {}, "local")
-    outputs_alike({"dp": 4}, 3, {}, "global", "global")
-
-
 @pytest.mark.processes
-def test_on_processes() -> None:
-    ranks(4).run(on_each_rank)
+@pytest.mark.parametrize("given", [
+    ({"dp": 2, "tp": 2}, 3, {"zero": 2}, "local"), ({"dp": 2}, 3, {}, "global", "global"),
+    *(
+        pytest.param(given, marks=pytest.mark.sweep("each of its options occurs in another case"))
+        for given in [
+            ({"dp": 2, "tp": 2}, 1, {}), ({"dp": 2, "tp": 2}, 3, {"zero": 2}), ({"dp": 2, "tp": 2}, 3, {}, "local"),
+            ({"dp": 4}, 3, {}, "global", "global"),
+        ]
+    ),
+], ids=str)  # fmt: skip
+def test_on_processes(given: tuple[Any, ...]) -> None:
+    ranks(math.prod(given[0].values())).run(outputs_alike, *given)
 
 
 def test_one_process() -> None:

@@ -3,6 +3,7 @@ is computed."""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -173,13 +174,20 @@ def in_small_buckets(name: str, sizes: dict[str, int], options: dict[str, Any]) 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "sizes", "options"), [
-    ("llama", {"dp": 2, "tp": 2}, {"zero": 3, "microbatches": 2, "clip_norm": 0.5}),
-    ("gpt2", {"dp": 4}, {"zero": 2, "microbatches": 2}),
-    ("llama", {"dp": 4}, {"zero": 0}),
-    pytest.param("llama sequence", {"dp": 2, "tp": 2}, {"zero": 2, "microbatches": 2},
-                 marks=pytest.mark.sweep("llama runs on this mesh, and gpt2 with this ZeRO")),
-    pytest.param("mlp", {"dp": 4}, {"zero": 3}, marks=pytest.mark.sweep("llama runs with this ZeRO")),
+    ("llama", {"dp": 2}, {"zero": 3, "microbatches": 2, "clip_norm": 0.5}),
+    ("mlp", {"dp": 2, "tp": 2}, {"zero": 2, "microbatches": 2}),
+    ("mlp", {"dp": 4}, {"zero": 0}),
+    *(
+        pytest.param(*case, marks=pytest.mark.sweep("each model, mesh and stage of ZeRO occurs in another case"))
+        for case in [
+            ("llama", {"dp": 2, "tp": 2}, {"zero": 3, "microbatches": 2, "clip_norm": 0.5}),
+            ("gpt2", {"dp": 4}, {"zero": 2, "microbatches": 2}),
+            ("llama", {"dp": 4}, {"zero": 0}),
+            ("llama sequence", {"dp": 2, "tp": 2}, {"zero": 2, "microbatches": 2}),
+            ("mlp", {"dp": 4}, {"zero": 3}),
+        ]
+    ),
 ], ids=str)  # fmt: skip
 def test_many_buckets(name: str, sizes: dict[str, int], options: dict[str, Any]) -> None:
     """So small that a model of a test has many."""
-    ranks(4).run(in_small_buckets, name, sizes, options)
+    ranks(math.prod(sizes.values())).run(in_small_buckets, name, sizes, options)

@@ -440,7 +440,10 @@ PROCESSES = {  # who starts them → the command, the mesh, the plan that it tak
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("start", PROCESSES)
+@pytest.mark.parametrize("start", [
+    "the command",
+    pytest.param("torchrun", marks=pytest.mark.sweep("test_train_resume trains in a job, test_kills under torchrun")),
+])  # fmt: skip
 def test_processes(start: str) -> None:
     """They have the losses of the single device, and one of them speaks."""
     program, mesh, plan = PROCESSES[start]

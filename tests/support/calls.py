@@ -170,7 +170,7 @@ def frozen_and_tied() -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad = "mlp" not in name
     eager = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, MESH, "megatron")
+    parallel = autopar.parallelize(model, Mesh(tp=2), "megatron")
     assert [n for n, _ in parallel.named_parameters()] == [n for n, _ in eager.named_parameters()]
     assert parallel.get_parameter("lm_head.weight") is parallel.get_parameter("model.embed_tokens.weight")
     for step in range(2):
@@ -235,13 +235,13 @@ def first_ranks_values() -> None:
 
 def captured_again() -> None:
     model, eager, ids, labels = language()
-    parallel = autopar.parallelize(model, MESH, COLUMN_ROW, example=(ids, labels))
+    parallel = autopar.parallelize(model, Mesh(dp=2), example=(ids, labels))
     for rows in (4, 3, 1, 4, 3):
         assert relative(parallel(ids[:rows], ids[:rows])["loss"], eager(ids[:rows], ids[:rows])["loss"]) <= TOLERANCE
     assert parallel.captures == 3
     parallel(ids[:2], ids[:2])
     assert "capture 4 of this model: ids is int64[2, 6] on cpu, it was int64[1, 6] on cpu" in str(parallel.reports)
-    fixed = autopar.parallelize(model, MESH, COLUMN_ROW, example=(ids, labels), recapture=False)
+    fixed = autopar.parallelize(model, Mesh(dp=2), example=(ids, labels), recapture=False)
     fixed(ids, labels)
     fixed.eval()
     with torch.no_grad():
@@ -309,7 +309,7 @@ def cache() -> None:
     torch.manual_seed(0)
     model = llama(use_cache=True)
     eager = copy.deepcopy(model).eval()
-    parallel = autopar.parallelize(model, MESH, "megatron").eval()
+    parallel = autopar.parallelize(model, Mesh(tp=2), "megatron").eval()
     ids = torch.randint(1, VOCABULARY, (4, 6))
     with torch.no_grad():
         ours, theirs = parallel(ids), eager(ids)
@@ -499,7 +499,7 @@ def wrapped_layers() -> None:
         made.append((lora_llama(), text(0)))
     for model, batch in made:
         eager = copy.deepcopy(model)
-        parallel = autopar.parallelize(model, MESH, "megatron", outputs="global")
+        parallel = autopar.parallelize(model, Mesh(tp=2), "megatron", outputs="global")
         with PromotedCasts():
             wanted, found = eager(**batch), parallel(**batch)
             loss_of(wanted).backward()
@@ -509,4 +509,4 @@ def wrapped_layers() -> None:
     if HAS_PEFT:
         placements = {name: parameter.placements for name, parameter in parallel.named_parameters()}
         (name,) = (name for name in placements if "q_proj.lora_B" in name)
-        assert placements[name] == (Replicate(), Shard(0))
+        assert placements[name] == (Shard(0),)

@@ -10,6 +10,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,12 @@ class Ranks:
     """``count`` processes of one gloo world. ``run`` calls a function of a test module on all of them."""
 
     def __init__(self, count: int) -> None:
-        _start_forkserver()
-        context = multiprocessing.get_context("forkserver")
         store = tempfile.mktemp(prefix="autopar-test-")
         self.pipes, self.processes = [], []
         for rank in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, count, store, theirs), daemon=True)
-            process.start()
+            ours, theirs = multiprocessing.Pipe()
             self.pipes.append(ours)
-            self.processes.append(process)
+            self.processes.append(forked(_serve, rank, count, store, theirs))
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """What ``function(*args)`` returns on each rank. What it raises on one is raised here, with its traceback."""
@@ -79,6 +76,14 @@ def _start_forkserver() -> None:
         del os.environ["PYTHONPATH"]
     else:
         os.environ["PYTHONPATH"] = before
+
+
+def forked(function: Callable[..., Any], *args: Any) -> BaseProcess:
+    """A process of its own, which begins with all that ranks have imported and cached."""
+    _start_forkserver()
+    process = multiprocessing.get_context("forkserver").Process(target=function, args=args, daemon=True)
+    process.start()
+    return process
 
 
 def _threads(pid: int | None) -> int:
