@@ -96,12 +96,7 @@ def once(name: str) -> list[tuple[nn.Module, Any, Any]]:
     ("name", "ranks"),
     [
         *((name, 3) for name in NAMES),
-        *(
-            pytest.param(
-                name, 2, marks=pytest.mark.sweep("the rows of the other losses and 3 ranks") if "nll" in name else ()
-            )
-            for name in NAMES
-        ),
+        *(pytest.param(name, 2, marks=pytest.mark.sweep("it runs with 3 ranks, which need more")) for name in NAMES),
     ],
 )
 def test_split_dim_is_not_gathered(name: str, ranks: int) -> None:
@@ -193,8 +188,20 @@ def head(name: str) -> nn.Module:
 
 
 @pytest.mark.usefixtures("shared_captures")
-@pytest.mark.parametrize("mesh", [Mesh(tp=2), Mesh(tp=4), Mesh(dp=2, tp=3), Mesh(tp=2, dp=2)], ids=str)
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        *((name, Mesh(dp=2, tp=3)) for name in HEADS),
+        *(("mean", mesh) for mesh in (Mesh(tp=2), Mesh(tp=4), Mesh(tp=2, dp=2))),
+        *(
+            pytest.param(name, mesh, marks=pytest.mark.sweep("the mean is on this mesh, and the option on another"))
+            for mesh in (Mesh(tp=2), Mesh(tp=4), Mesh(tp=2, dp=2))
+            for name in HEADS
+            if name != "mean"
+        ),
+    ],
+    ids=str,
+)
 def test_cross_entropy_over_split_classes(name: str, mesh: Mesh) -> None:
     model, options = head(name), HEADS[name]
     model.zero_grad()

@@ -36,7 +36,7 @@ def agrees(case: Case, kinds: tuple[str, ...]) -> bool:
 
 
 @settings(
-    max_examples=20, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    max_examples=10, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
 )
 @given(st.randoms(use_true_random=False))
 def test_random_models_equal_one_device_or_are_refused(r: random.Random) -> None:

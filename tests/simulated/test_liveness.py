@@ -51,7 +51,9 @@ def predicted_and_measured(loss: nn.Module, batch: dict[str, Any]) -> tuple[int,
 
 
 @pytest.mark.usefixtures("shared_captures")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["mlp", "llama", pytest.param("gpt2", marks=pytest.mark.sweep("llama has blocks of attention too"))]
+)
 def test_the_peak_is_that_of_the_allocator(name: str) -> None:
     """And it falls as predicted where blocks are computed again."""
     make, batch = MODELS[name]
@@ -123,7 +125,13 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] =
 
 
 @pytest.mark.usefixtures("shared_captures")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.sweep("llama has blocks of attention too") if name == "gpt2" else ())
+        for name in CASES
+    ],
+)
 def test_what_a_run_holds(name: str) -> None:
     make, batch = CASES[name]
     model, given = make(), batch()

@@ -65,7 +65,17 @@ def made(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 @pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    [(name, mesh) for name in MODELS for mesh in (MESHES if name == "dropout" else MESHES[2:])],
+    [
+        *((name, MESHES[2]) for name in ("dropout", "states", "llama sequence")),
+        *(
+            pytest.param(name, MESHES[2], marks=pytest.mark.sweep("llama with its sequence split has such blocks"))
+            for name in ("llama", "gpt2")
+        ),
+        *(
+            pytest.param("dropout", mesh, marks=pytest.mark.sweep("each axis is there beside the other"))
+            for mesh in MESHES[:2]
+        ),
+    ],
     ids=str,
 )
 def test_the_same_numbers(name: str, mesh: Mesh) -> None:

@@ -88,7 +88,13 @@ def test_counts_share_a_message() -> None:
 
 @pytest.mark.parametrize(
     ("model", "microbatches", "zero"),
-    [("llama", 4, 3), ("gpt2", 1, 0), ("bert", 2, 1), ("two losses", 1, 3), ("two losses", 4, 0)],
+    [
+        ("llama", 4, 3),
+        ("two losses", 1, 3),
+        ("two losses", 4, 0),
+        pytest.param("gpt2", 1, 0, marks=pytest.mark.sweep("llama counts labels too, and two losses has one step")),
+        pytest.param("bert", 2, 1, marks=pytest.mark.sweep("llama counts labels too")),
+    ],
 )
 def test_the_other_order_is_one(model: str, microbatches: int, zero: int) -> None:
     """Each value stands behind its operands; what is no count, nor made of one, keeps its place among the others."""
@@ -129,7 +135,9 @@ def test_a_program_without_counts_stays() -> None:
     assert hoist_counts(nodes) == nodes
 
 
-@pytest.mark.parametrize(("sizes", "zero"), [({"dp": 2}, 0), ({"dp": 2, "tp": 2}, 3)], ids=str)
+@pytest.mark.parametrize(("sizes", "zero"), [
+    pytest.param({"dp": 2}, 0, marks=pytest.mark.sweep("the mesh of two axes shows more")), ({"dp": 2, "tp": 2}, 3),
+], ids=str)  # fmt: skip
 def test_the_first_is_counts_and_then_micro(sizes: dict[str, int], zero: int) -> None:
     """Bit for bit, on all ranks: the counts that it hands on, the sums, buffers."""
     _, batches, plan = steps.MODELS["llama"]

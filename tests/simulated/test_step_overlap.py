@@ -31,9 +31,14 @@ SMALL = 256  # bytes; tests have small parameters
 
 @pytest.mark.parametrize(
     "name",
-    ["mlp", "resnet", "gpt2", pytest.param("llama", marks=pytest.mark.sweep("gpt2 shows blocks of attention too"))],
+    [
+        "mlp",
+        "resnet",
+        pytest.param("gpt2", marks=pytest.mark.sweep("the blocks of mlp are gathered too")),
+        pytest.param("llama", marks=pytest.mark.sweep("gpt2 shows blocks of attention too")),
+    ],
 )
-@settings(deadline=None, max_examples=3, phases=[Phase.explicit, Phase.generate])  # a failing case needs no shrinking
+@settings(deadline=None, max_examples=2, phases=[Phase.explicit, Phase.generate])  # a failing case needs no shrinking
 @given(sizes=st.sampled_from([{"dp": 2}, {"dp": 4}, {"dp": 2, "tp": 2}]), zero=st.integers(0, 3),
        clip_norm=st.sampled_from([None, 0.5]), amp=st.sampled_from([None, "bf16-O2", "fp16-O2"]))  # fmt: skip
 def test_joined_is_one_behind_the_other(

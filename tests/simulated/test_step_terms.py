@@ -141,8 +141,7 @@ def compared(loss: Loss, microbatches: int, sizes: dict[str, int]) -> tuple[floa
 
 
 # of which the micro-batches of one row are run; each other is a row of theirs, or has no count
-OF_ONE_ROW = ("cross entropy", "by a count times a size", "a mean by a mean, by hand", "sums over a dim", "batchmean",
-              "stacked", "unsqueezed", "focal", "huber", "binary", "times ones")  # fmt: skip
+OF_ONE_ROW = ("cross entropy", "a mean by a mean, by hand", "batchmean", "stacked", "times ones")
 OTHERS = pytest.mark.sweep("micro-batches of six rows show its terms, and OF_ONE_ROW those of one row")
 
 

@@ -54,7 +54,13 @@ def test_the_preset_of_the_pull_request() -> None:
     assert wanted.items() <= vars(asked).items() and asked.warmup > 0
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if k == 0 else pytest.param(name, marks=pytest.mark.sweep("the first preset shows what is printed"))
+        for k, name in enumerate(TRAININGS)
+    ],
+)
 def test_presets(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--preset", name, *SHORT) == 0
     out = capsys.readouterr().out
@@ -81,12 +87,17 @@ STEPS = {  # options → the tolerance that is printed, of losses and of norms
 
 
 PRESET = ("--amp bf16-O1 --microbatches 2", "--amp fp16-O2 --microbatches 4 --clip-norm 1")
+APART = ("--optimizer adam --weight-decay 0.1 --microbatches 2", "--amp fp16-O1 --clip-norm 1")
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(options, marks=[pytest.mark.sweep("a preset has the same mode")] if options in PRESET else [])
+        pytest.param(options, marks=pytest.mark.sweep("a preset has the same mode"))
+        if options in PRESET
+        else pytest.param(options, marks=pytest.mark.sweep("each of its options is there in another case"))
+        if options in APART
+        else options
         for options in STEPS
     ],
 )
