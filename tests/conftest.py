@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -106,11 +107,11 @@ def round_trip(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
     def verify_text_too(program: Program, made_by: str = "") -> None:
         verify(program, made_by)
+        if zlib.crc32(f"{made_by} {len(program.nodes)}".encode()) % share:
+            return
         text = str(program)
         digest = hashlib.blake2b(text.encode()).digest()
         if digest in PARSED_BACK:  # many passes leave a program as it was, and many tests make the same one
-            return
-        if digest[0] % share:
             return
         PARSED_BACK.add(digest)
         again = Program.parse(text)
