@@ -188,7 +188,7 @@ class Drawing(nn.Module):
 
 def test_numbers_that_python_draws_are_told() -> None:
     notes = capture(Drawing(), (torch.randn(4),)).notes
-    assert notes == ("forward draws numbers from random; the captured step keeps those of the first call",)
+    assert notes == ("forward draws numbers from random; the captured step keeps the numbers of the first call",)
 
 
 class Checking(nn.Module):
@@ -205,7 +205,7 @@ def test_distributions_do_not_check_values_in_a_capture() -> None:
     x, model = torch.randn(4, 3), Checking()
     parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
     torch.testing.assert_close(parallel.simulate(x), model(x))
-    (note,) = [note for note in parallel.reports["capture"].notes if "does not check" in note]
+    (note,) = [note for note in parallel.reports["capture"].notes if "leaves the check out" in note]
     assert note.endswith("normal = torch.distributions.Normal(x, self.scale, validate_args=True)")
     with pytest.raises(ValueError, match="Expected parameter scale"):
         torch.distributions.Normal(x, -torch.ones(3), validate_args=True)
