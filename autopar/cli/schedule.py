@@ -67,6 +67,9 @@ def _follow(request: Request) -> None:
     for path, known in ((request.draw, tuple(METADATA)), (request.save, (".json", ".csv"))):
         if path and Path(path).suffix.lower() not in known:
             raise ScheduleError(f"{path}: its name ends in {', '.join(known)}")
+    for path in filter(None, (request.draw, request.trace, request.save)):
+        if not Path(path).parent.is_dir():
+            raise ScheduleError(f"there is no folder {Path(path).parent} for {path}; make it first")
     ranks = RANKS if request.ranks is None else request.ranks
     batches = BATCHES if request.batches is None else request.batches
     from_file = Path(request.source).suffix.lower()

@@ -26,6 +26,7 @@ from autopar.ir.text.printer import print_type
 from autopar.plan import spec
 from autopar.runtime.processes.job import LAUNCHED, Job, job_of
 from autopar.runtime.redistribute import Redistribution, RedistributionOnRank
+from autopar.runtime.simulation.pieces import join
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -94,6 +95,8 @@ def redistribute(
         ValueError: a piece does not have the shape of the rank's piece in ``source``, or the number of pieces or of
             processes is not that of the ranks.
         RuntimeError: the ranks make different calls.
+        SimulationError: in a process that is alone, two ranks hold the same piece with different values. On processes
+            values are not compared.
         TypeError: a piece is no plain tensor.
     """
     device_mesh: DeviceMesh | None = None
@@ -125,6 +128,8 @@ def _simulated(
     relay = _redistribution(*_ends(pieces[mesh.ranks[0]], mesh, source, target, shape))
     for rank in mesh.ranks:
         _check(relay, rank, pieces[rank], shape)
+    if not relay.source.attr.pending:  # addends differ
+        join({rank: piece.detach() for rank, piece in pieces.items()}, relay.source, "the value")
     return relay.simulate(pieces)
 
 

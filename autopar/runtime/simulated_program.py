@@ -119,8 +119,9 @@ def _in_order(program: Program, inputs: Any) -> list[torch.Tensor]:
             )
         given = {node.name: tensor for node, tensor in zip(nodes_given, inputs, strict=True)}
     else:
+        quoted = "one tensor" if isinstance(inputs, torch.Tensor) else f"inputs={shown(inputs)}"
         raise TypeError(
-            f"inputs={shown(inputs)} are no tensors by name or in order; give a dict or a list, as in [x, w]"
+            f"simulate takes tensors by name or in order, not {quoted}; give a dict or a list, as in [x, w]"
         )
     for node in nodes:
         type = record_of(node).type

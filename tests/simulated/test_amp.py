@@ -372,8 +372,8 @@ def test_ops_can_be_kept_in_float32() -> None:
     ("amp", "options", "error", "text"),
     [
         ("bf16-O3", {}, ValueError, "no amp='bf16-O3'; near it: bf16-O2, bf16-O1"),
-        ("half", {}, ValueError, "no amp='half'; there are: bf16-O1, fp16-O1, bf16-O2, fp16-O2, bf16, fp16"),
-        (16, {}, ValueError, "no amp=16; there are: bf16-O1, fp16-O1, bf16-O2, fp16-O2, bf16, fp16"),
+        ("half", {}, ValueError, "no amp='half'; there are: bf16-O1, fp16-O1, bf16-O2, fp16-O2, bf16, fp16, None"),
+        (16, {}, ValueError, "no amp=16; there are: bf16-O1, fp16-O1, bf16-O2, fp16-O2, bf16, fp16, None"),
         (
             "bf16",
             {"keep": {"silly": "f32"}},

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import autopar
 from autopar import DistAttr, Mesh, PlanError, TransitionError
+from autopar.errors import SimulationError
 from autopar.ir.dtensor import placements_of
 
 MESH = Mesh(dp=2, tp=2)
@@ -284,3 +285,14 @@ def test_a_dtensor_redistributes_itself() -> None:
     assert hasattr(DTensor, "placements")
     with pytest.raises(TypeError, match=re.escape("a DTensor, which redistributes itself: piece.redistribute(")):
         autopar.redistribute(torch.ones(2).as_subclass(Wrapped), Mesh(tp=1), (None,), (None,))
+
+
+def test_replicas_that_differ_are_refused() -> None:
+    """Alone, all pieces are there to be compared; the addends of a partial sum differ."""
+    x = torch.arange(8.0)
+    with pytest.raises(SimulationError, match="the value"):
+        autopar.redistribute([x, x + 1], Mesh(dp=2), (None,), ("dp",))
+    first, last = autopar.redistribute([x, x], Mesh(dp=2), (None,), ("dp",))
+    assert torch.equal(torch.cat([first, last]), x)
+    made = autopar.redistribute([x, x + 1], Mesh(dp=2), (Partial(),), (Replicate(),))
+    assert torch.equal(made[0], 2 * x + 1)

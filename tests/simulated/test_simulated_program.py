@@ -215,7 +215,12 @@ REFUSED = {
         "down.weight is f32[4 6/tp] in the program, but got [4, 6], torch.float64",
     ),
     "no tensor": (TEXT, {"x": X, "w": 3}, TypeError, "down.weight is a int; simulate takes full tensors"),
-    "no inputs": (TEXT, X, TypeError, "are no tensors by name or in order; give a dict or a list, as in [x, w]"),
+    "no inputs": (
+        TEXT,
+        X,
+        TypeError,
+        "simulate takes tensors by name or in order, not one tensor; give a dict or a list, as in [x, w]",
+    ),
 }
 
 

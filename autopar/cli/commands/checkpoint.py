@@ -9,7 +9,8 @@ from typer import Option
 from typer.core import TyperGroup
 
 CHECKPOINT = (
-    "Show checkpoints, or convert them from and to torch.distributed.checkpoint (DCP), as FSDP2 and torchtitan use it."
+    "Show checkpoints, or convert them from and to torch.distributed.checkpoint (DCP), as FSDP2 and torchtitan use it. "
+    "[bold]autopar checkpoint FOLDER[/bold] is [bold]autopar checkpoint show FOLDER[/bold], with its options."
 )
 
 CHECKPOINT_EXAMPLES = """

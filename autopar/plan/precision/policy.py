@@ -102,7 +102,9 @@ def policy_of(amp: AmpName, keep: Mapping[str, Kept] | None = None) -> Precision
     if name not in POLICIES:
         known = [*POLICIES, *ALIASES]
         near = difflib.get_close_matches(amp, known, n=2) if isinstance(amp, str) else []
-        raise ValueError(f"no amp={shown(amp)}; {'near it' if near else 'there are'}: {', '.join(near or known)}")
+        raise ValueError(
+            f"no amp={shown(amp)}; {'near it' if near else 'there are'}: {', '.join(near or [*known, 'None'])}"
+        )
     policy = POLICIES[name]
     chosen = {(name := _op(op)): _kind(name, dtype, policy) for op, dtype in (keep or {}).items()}
     return PrecisionPolicy(policy.name, policy.low, policy.parameters, chosen)
