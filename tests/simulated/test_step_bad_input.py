@@ -86,7 +86,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"amp": "bf16-O3"}, ValueError, "no amp='bf16-O3'; near it: bf16-O2, bf16-O1"),
     *(
-        ({"amp": n}, ValueError, f"no amp={n!r}; there are: bf16-O1, fp16-O1, bf16-O2, fp16-O2, bf16, fp16")
+        ({"amp": n}, ValueError, f"no amp={n!r}; there are: bf16-O1, fp16-O1, bf16-O2, fp16-O2, bf16, fp16, None")
         for n in (True, torch.bfloat16, "")
     ),
     ({"keep": {"aten::silu": "f32"}}, ValueError, "keep= says in which dtype ops run under amp=, which is not given"),
