@@ -38,7 +38,8 @@ FOLDERS = {
 }
 TIERS = {
     "fast": "a unit, the structure of the sources, or a golden file; a few seconds at most",
-    "simulated": "a whole model or step on simulated ranks, in one process; or a unit that takes more than a second",
+    "simulated": "a whole model or step on simulated ranks, in one process; or a unit that takes a fifth of a second",
+    "long": "such a test, if it takes more than a second",
     "processes": "starts processes: ranks, jobs of torchrun, what is killed",
     "models": "large models, and the zoo of architectures",
 }

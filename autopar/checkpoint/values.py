@@ -64,8 +64,11 @@ def decode_state(tree: Tree, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def child(name: str, key: str | int) -> str:
-    """Return the name of an entry: ``child("model", "up.weight")`` is ``model/up.weight``."""
-    escaped = str(key).replace("~", "~0").replace("/", "~1")
+    """Return the name of an entry: ``child("model", "up.weight")`` is ``model/up.weight``.
+
+    An empty key is written ``~2``, because an empty name is that of the whole state.
+    """
+    escaped = str(key).replace("~", "~0").replace("/", "~1") or "~2"
     return f"{name}/{escaped}" if name else escaped
 
 

@@ -17,7 +17,7 @@ import pytest
 import strategies
 import torch
 from checkpoints import MESHES, Malicious, empty, loaded, placed, same, saved, whole
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from processes import ranks
 from safetensors.torch import load_file
@@ -125,6 +125,7 @@ TREES = st.recursive(
 
 @settings(deadline=None)
 @given(st.dictionaries(KEYS, TREES, max_size=4).filter(keys_apart))
+@example({0: [torch.arange(1)], "": [[torch.arange(2)]]})  # an empty key has a name of its own
 def test_values_come_back_as_they_were(state: dict[Any, Any]) -> None:
     tensors, tree = values.encode_state(state)
     same(values.decode_state(json.loads(json.dumps(tree, allow_nan=False)), tensors), state)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -102,28 +101,22 @@ def ends(
     folder = tmp_path_factory.mktemp("ranks")
     jobs = ""
     for k, case in enumerate(selected):
-        where_to_meet: dict[str, Any] = (
-            {"file": str(folder / f"store_{k}")} if "rank 0" not in case else {"port": _free_port()}
-        )
         job = {
             "case": case,
             "ranks": RANKS,
             "timeout": TIMEOUT,
             "output": str(folder / f"{k}.txt"),
             "reap": "zombie" not in case,
+            "file": str(folder / f"store_{k}"),
+            "rank 0 has the store": "rank 0" in case,
         }
-        jobs += json.dumps({**job, **where_to_meet}) + "\n"
+        jobs += json.dumps(job) + "\n"
     script = Path(__file__).parents[1] / "support" / "failing_ranks.py"
     done = subprocess.run(
         [sys.executable, str(script)], input=jobs, capture_output=True, text=True, timeout=300, check=True
     )
     codes = {answer["case"]: answer["codes"] for answer in map(json.loads, done.stdout.splitlines())}
     return lambda case: (codes[case], (folder / f"{selected.index(case)}.txt").read_text())
-
-
-def _free_port() -> int:
-    with socket.create_server(("localhost", 0)) as server:
-        return server.getsockname()[1]
 
 
 @pytest.mark.parametrize("case", CASES)

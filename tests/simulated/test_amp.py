@@ -146,6 +146,7 @@ STEPS: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=10)
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 4)), min_size=1, max_size=8),
@@ -191,6 +192,7 @@ def language_model(kind: str) -> nn.Module:
     return Loss()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_language_models_as_under_autocast(kind: str) -> None:
     """All ops but the mask, which the model makes in the dtype of its queries: an exception of the table."""

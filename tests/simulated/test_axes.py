@@ -75,6 +75,7 @@ def layers(count: int) -> nn.Module:
     return llama(kv=2, layers=count)
 
 
+@pytest.mark.long
 @float64
 @pytest.mark.usefixtures("shared_captures")
 def test_what_splits_by_default() -> None:
@@ -85,6 +86,7 @@ def test_what_splits_by_default() -> None:
     )
 
 
+@pytest.mark.long
 @float64
 @pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def cached(name: str) -> nn.Module:
     return kind._from_config(config, attn_implementation="eager").double()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize(
     ("which", "name"),
@@ -72,6 +73,7 @@ def test_a_cache_comes_out_and_goes_in(name: str, which: str) -> None:
     assert "past_key_values=DynamicCache(layers=[Dynamic" in returned(parallel)
 
 
+@pytest.mark.long
 def test_two_caches_in_one() -> None:
     config = T5Config(
         d_model=16, d_kv=4, d_ff=32, num_layers=1, num_decoder_layers=2, num_heads=4, vocab_size=32, dropout_rate=0.0

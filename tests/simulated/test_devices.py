@@ -43,6 +43,7 @@ MODELS = {"mlp": (Block, lambda: (torch.randn(4, 8),)), "made": (Made, lambda: (
           "llama": (llama, lambda: (torch.zeros(4, 6, dtype=torch.long),))}  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_on_meta_all_but_running(name: str) -> None:
     """The program is that of the same model with values: meta is no device to plan for."""

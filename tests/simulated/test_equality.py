@@ -121,6 +121,7 @@ def test_fully_split_parameters() -> None:
     assert text.count("reduce_scatter(") == 4 and "all_reduce(" not in text
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize(
     "every", ["pair of choices", pytest.param("way", marks=pytest.mark.sweep("each two of three choices meet already"))]
@@ -146,6 +147,7 @@ def test_every_way_to_split_one_block(every: str) -> None:
         assert 7 * 7 * 5 / 2 < len(seen) < 7 * 7 * 5
 
 
+@pytest.mark.long
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_models_meshes_and_plans(data: st.DataObject) -> None:

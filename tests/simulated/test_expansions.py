@@ -91,6 +91,7 @@ def once(name: str) -> list[tuple[nn.Module, Any, Any]]:
     return [(Once(name, args, kwargs), args, kwargs) for args, kwargs in calls_of(name)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize(
     ("name", "ranks"),

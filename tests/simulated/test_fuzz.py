@@ -35,6 +35,7 @@ def agrees(case: Case, kinds: tuple[str, ...]) -> bool:
     return outcome.kind in kinds
 
 
+@pytest.mark.long
 @settings(
     max_examples=10, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
 )
@@ -163,6 +164,7 @@ def _unreduced(xs: list[torch.Tensor], givens: Any, there: Any) -> list[torch.Te
     return [xs[0]] * len(xs)
 
 
+@pytest.mark.long
 def test_a_lost_all_reduce_is_caught_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all-reduces that return the first rank's addend cases fail; the smallest is a few lines on one axis."""
     monkeypatch.setitem(effects.COLLECTIVE, transfers.all_reduce, _unreduced)

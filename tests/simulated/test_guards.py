@@ -137,6 +137,7 @@ def groups(count: int) -> list[list[str]]:
     return [sorted(alike[k::count], key=LAST.__contains__) for k in range(count)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cases", groups(8), ids=", ".join)
 def test_what_is_changed_is_captured_anew(cases: list[str]) -> None:
     change_after_change(cases)
@@ -178,6 +179,7 @@ def set_beta(model: nn.Module, value: Any) -> None:
 ALONE = pytest.mark.sweep("the option is there beside another one")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -322,6 +324,7 @@ class Annealed(nn.Module):
 OTHERS = pytest.mark.sweep("each dtype and each level is in one of the two others")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "amp", ["bf16-O1", "fp16-O2", pytest.param("bf16-O2", marks=OTHERS), pytest.param("fp16-O1", marks=OTHERS)]
 )
@@ -437,6 +440,7 @@ def t5() -> nn.Module:
     ).double()
 
 
+@pytest.mark.long
 @float64
 @pytest.mark.parametrize(
     "make",

@@ -353,6 +353,7 @@ def groups(count: int) -> list[list[str]]:
 ALIKE = ("a module's|a module as", "a static method", "a class as", "the type|__class__", "by keyword")  # change one
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cases", groups(6), ids=", ".join)
 def test_what_is_changed_is_captured_anew(cases: list[str]) -> None:
     """One change after the other, each of what one of the readers sees."""

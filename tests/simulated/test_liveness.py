@@ -50,6 +50,7 @@ def predicted_and_measured(loss: nn.Module, batch: dict[str, Any]) -> tuple[int,
     return memory_of(parallel.local(0)).made, peak_bytes(step)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize(
     "name", ["mlp", "llama", pytest.param("gpt2", marks=pytest.mark.sweep("llama has blocks of attention too"))]
@@ -156,6 +157,7 @@ class Parts(nn.Module):
         return x.square().mean()
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ways=st.lists(st.integers(0, 6), min_size=1, max_size=6), what=st.sampled_from([None, "*", "min-cut"]))
 def test_random_views(ways: list[int], what: str | None) -> None:
@@ -288,6 +290,7 @@ def test_fixed_places(rows: list[tuple[int, int, int]], align: int) -> None:
     assert all(offset % align == 0 for offset in found.offsets.values())
 
 
+@pytest.mark.long
 def test_fixed_places_of_a_step() -> None:
     """They cost little: those of a Llama's step are within a tenth of the peak."""
     parallel = autopar.parallelize(Loss(llama(layers=2).float()), Mesh(dp=1), example=loops.text(0))

@@ -32,6 +32,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] 
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_the_peak_of_a_step(name: str) -> None:
     """Bytes that the allocator holds at once: at most 1.05 times as many as in eager."""

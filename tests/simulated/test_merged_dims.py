@@ -119,6 +119,7 @@ def grouped(kv: int) -> nn.Module:
     return llama(heads=12, kv=kv, head=2, hidden=12, layers=1)
 
 
+@pytest.mark.long
 @float64
 @pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ def plain_llama(layers: int) -> nn.Module:
     return llama(kv=2, layers=layers)
 
 
+@pytest.mark.long
 @needs_peft
 @float64
 @pytest.mark.filterwarnings("ignore")  # PEFT's, of tied tables
@@ -146,6 +147,7 @@ def test_adapted_models(name: str, preset: str) -> None:
     check_equal(model, MESH, preset, (), batch())
 
 
+@pytest.mark.long
 @needs_peft
 @float64
 @pytest.mark.usefixtures("shared_captures")
@@ -166,6 +168,7 @@ def test_the_report_of_an_adapted_model() -> None:
     )
 
 
+@pytest.mark.long
 @needs_peft
 @float64
 @pytest.mark.usefixtures("shared_captures")
@@ -227,6 +230,7 @@ def test_what_is_computed_is_split_as_its_name_asks() -> None:
     assert original == DistAttr.split("tp")
 
 
+@pytest.mark.long
 def test_originals_that_stay_whole_are_told() -> None:
     """An orthogonal matrix needs all of its original, whatever a plan asks of the matrix."""
     plan = {"*.up_proj.weight": ("tp", None)}
@@ -260,6 +264,7 @@ def test_a_computed_weight_whose_parts_follow_it_in_no_known_way() -> None:
     assert layouts_of(named, model, MESH)["0.parametrizations.weight.original0"] == COLUMN
 
 
+@pytest.mark.long
 def test_parametrizations_under_megatron_with_its_sequence_split() -> None:
     x = torch.randn(4, 6, 8, dtype=torch.float64)
     for name in ("weight norm", "spectral norm"):
@@ -293,6 +298,7 @@ def test_an_ordinary_child_with_a_wrappers_name_is_none() -> None:
     assert ("a.weight", "a.module.weight") in names_of(model).through
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where its compiler is imported
 def test_parts_that_are_compiled() -> None:
     """A capture takes what they are written as."""

@@ -179,6 +179,7 @@ def test_states_by_dims_are_refused() -> None:
     definition_of(Split([{"params": [one]} for one in parameters]))
 
 
+@pytest.mark.long
 def test_no_optimizer_is_kept() -> None:
     step, _, _ = trained("rmsprop", {"dp": 2}, count=1)
     kept = weakref.ref(step.optimizer)

@@ -62,6 +62,7 @@ def made(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return model, copy.deepcopy(model.state_dict())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("shared_captures")
 @pytest.mark.parametrize(
     ("name", "mesh"),
@@ -217,6 +218,7 @@ def test_copies_say_what_they_are() -> None:
                             "256 are kept (whole values, views counted too)",)  # fmt: skip
 
 
+@pytest.mark.long
 def test_transfers_of_copies_are_their_own() -> None:
     """Share never reads in the backward what a transfer has made of an original that is computed again."""
     with recomputing("blocks"):
@@ -269,6 +271,7 @@ def check_structure(program: Program, before: Program, what: Any) -> None:
         assert not any(is_getitem(node) and record_of(value).phase != "backward" for value in operands(node))
 
 
+@pytest.mark.long
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_models_and_regions(data: st.DataObject) -> None:

@@ -192,6 +192,7 @@ def notes_of(model: nn.Module, *args: torch.Tensor) -> list[str]:
     return [note for note in capture(model, args).notes if "time to capture" in note]
 
 
+@pytest.mark.long
 def test_the_report_says_that_layers_are_unrolled() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -212,6 +213,7 @@ def test_the_report_says_that_layers_are_unrolled() -> None:
     assert "the model (GRU) is unrolled into 5 steps" in notes_of(nn.GRU(3, 4, num_layers=2), torch.randn(5, 2, 3))[0]
 
 
+@pytest.mark.long
 def test_the_report_says_that_a_module_is_called_in_a_loop() -> None:
     """And not what it calls, nor modules that are shared by some layers."""
     (note,) = notes_of(Loop(nn.RNNCell, 17), torch.randn(2, 3))
@@ -236,6 +238,7 @@ def test_lengths_of_packed_sequences_are_values() -> None:
         capture(Packed(), (torch.randn(2, 3, 3),))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "model", [lambda steps: nn.RNN(3, 4), lambda steps: Loop(nn.RNNCell, steps)], ids=["layer", "loop"]
 )

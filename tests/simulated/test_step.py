@@ -28,6 +28,7 @@ MORE = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "sizes", "zero", "count"),
     [
@@ -101,6 +102,7 @@ def test_optimizers(name: str) -> None:
     assert all(relative(a, b) <= 1e-9 for a, b in zip(model.parameters(), alone.parameters(), strict=True))
 
 
+@pytest.mark.long
 def test_batch_norm_keeps_its_statistics() -> None:
     steps_alike("resnet", {"dp": 2, "tp": 2}, {"zero": 2}, count=3)
 
@@ -204,6 +206,7 @@ def test_dropout(random: str) -> None:
     assert same == (random == "single")
 
 
+@pytest.mark.long
 def test_the_text_parses_back() -> None:
     make, batches, plan = steps.MODELS["llama"]
     parallel = autopar.parallelize(make(), Mesh(dp=2, tp=2), plan)
@@ -216,6 +219,7 @@ def test_the_text_parses_back() -> None:
     assert Step.parse(text.replace("mul.Scalar(div_", "div.Scalar(div_", 1)) != step
 
 
+@pytest.mark.long
 def test_ways_to_give_a_batch() -> None:
     """A dict, a tuple, a list, or the arguments themselves."""
 

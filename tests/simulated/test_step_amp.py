@@ -48,6 +48,7 @@ ON_PROCESSES = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "sizes", "amp", "zero"),
     [
@@ -69,6 +70,7 @@ def test_steps_on_processes(name: str, sizes: dict[str, int], amp: str, zero: in
     ranks(4).run(steps.mixed_alike, name, sizes, amp, {**OPTIONS, "zero": zero}, steps.sgd, 2.0, 3)
 
 
+@pytest.mark.long
 def test_adamw_in_mixed_precision() -> None:
     """Its first steps go by the signs of gradients, also of those that are noise; so only losses and norms are
     close."""

@@ -338,6 +338,7 @@ def torch_finds_one(model: nn.Module, x: torch.Tensor) -> bool:
     return False
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=15)
 @given(
     st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=3),

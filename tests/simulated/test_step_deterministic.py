@@ -86,6 +86,7 @@ def looked_up(ids: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in parallel.named_parameters()}
 
 
+@pytest.mark.long
 def test_on_several_threads() -> None:
     """Without the mode, the gradients of the table differ from run to run: threads add to a row as they come."""
     threads = torch.get_num_threads()

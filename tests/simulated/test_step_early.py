@@ -56,6 +56,7 @@ def first_code(step: Any, **batch: Any) -> list[str]:
     return lower_whole(locals[0], AnyGroup(), None, largest_pieces(first)).graph.python_code("self").src.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_count_travels_in_the_second_half_of_the_forward(microbatches: int) -> None:
     """It begins behind some of the forward's products, and is waited for behind others, before those of the
@@ -135,6 +136,7 @@ def test_a_program_without_counts_stays() -> None:
     assert hoist_counts(nodes) == nodes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sizes", "zero"), [
     pytest.param({"dp": 2}, 0, marks=pytest.mark.sweep("the mesh of two axes shows more")), ({"dp": 2, "tp": 2}, 3),
 ], ids=str)  # fmt: skip

@@ -245,6 +245,7 @@ def evaluated(sizes: dict[str, int], zero: int) -> None:
     assert max(steps.differences(step, single).values()) <= 1e-9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zero", [0, 3])
 def test_evaluation(zero: int) -> None:
     evaluated({"dp": 2, "tp": 2}, zero)

@@ -77,6 +77,7 @@ def test_all_else_works(loss: torch.Tensor) -> None:
     assert torch.load(file, weights_only=True) == {"loss": plain, "mean": plain}
 
 
+@pytest.mark.long
 def test_sums_of_losses_hold_no_graph(loss: torch.Tensor) -> None:
     gc.collect()
     total: Any = 0

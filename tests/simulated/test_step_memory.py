@@ -57,6 +57,7 @@ def peaks(name: str, **options: Any) -> tuple[int, int, str]:
     return step.memory().made, made_by(lambda: step(batch)), str(step.memory())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "options"), [
     ("llama", {}), ("llama", {"recompute": "blocks"}), ("llama", {"amp": "bf16-O2"}),
     ("mlp", {"clip_norm": 1.0, "microbatches": 2}),
@@ -146,6 +147,7 @@ def test_recompute_lowers_the_peak() -> None:
     assert after < 0.75 * before and measured_after < 0.75 * measured_before
 
 
+@pytest.mark.long
 def test_the_report() -> None:
     _, batch = MODELS["llama"]
     parallel = autopar.parallelize(llama(kv=2).float(), Mesh(dp=2, tp=2), "megatron")

@@ -155,6 +155,7 @@ def test_one_process() -> None:
     assert len(travelled) == 3 * 3
 
 
+@pytest.mark.long
 def test_simulated() -> None:
     """There is one memory, so there is nothing to bring anywhere."""
     travelled, _ = alike({"dp": 2, "tp": 2}, adamw, {**FULL, "zero": 1})

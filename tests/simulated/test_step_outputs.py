@@ -50,6 +50,7 @@ def test_one_process() -> None:
         outputs_alike({"dp": 1}, microbatches, {})
 
 
+@pytest.mark.long
 def test_a_model_of_hugging_face() -> None:
     """Its own class, with logits of all rows."""
     make, _, plan = MODELS["gpt2"]
@@ -101,6 +102,7 @@ def test_an_unknown_name() -> None:
     )
 
 
+@pytest.mark.long
 def test_without_outputs_programs_are_the_same() -> None:
     programs = [made(returns).capture(*batch(0)) for returns in ("loss", "outputs")]
     plain = str(programs[0])

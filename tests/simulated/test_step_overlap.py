@@ -29,6 +29,7 @@ SMALL = 256  # bytes; tests have small parameters
 # -- the last micro-batch and the update are one program ---------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [
@@ -87,6 +88,7 @@ def test_joined_verifies_and_parses() -> None:
     assert {record_of(node).role for node in program.placeholders if node.name.endswith("_grad")} == {"buffer"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("zero", "kind"), [(0, "start_bucket"), (1, "start_scatter_bucket")])
 def test_gradients_are_reduced_in_the_backward(monkeypatch: pytest.MonkeyPatch, zero: int, kind: str) -> None:
     """Several buckets, of which all but the last begin before the last matrix product, and are waited for in the
@@ -107,6 +109,7 @@ def test_gradients_are_reduced_in_the_backward(monkeypatch: pytest.MonkeyPatch, 
 # -- parameters that are gathered where they are used ------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_parameters_are_gathered_a_block_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gather of each block, forward and backward, but of the last: the backward begins with it. Each begins before
     the one ahead of it is waited for, and the one behind that is not begun yet."""
@@ -138,11 +141,13 @@ def test_the_backward_begins_with_the_last_block() -> None:
     assert gathered == [{"0", "1"}, {"0"}]
 
 
+@pytest.mark.long
 def test_small_blocks_share_a_gather() -> None:
     lines = code(made(llama(layers=2), Mesh(dp=2), zero=3), **text())
     assert len(places(lines, "start_gather_bucket")) == 2, "one forward, one backward"
 
 
+@pytest.mark.long
 def test_what_waits_for_a_sum_is_one_bucket_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that each micro-batch scatters: in buckets, added to their sums when the next one has begun."""
     for name in ("FIRST", "OTHERS"):

@@ -104,6 +104,7 @@ def test_a_registered_optimizer() -> None:
     assert all(tensor.is_meta for tensor in on_meta.values()), "plain ops compute with them where parameters are"
 
 
+@pytest.mark.long
 def test_updates_that_constants_make_are_not_kept_for_ever() -> None:
     """An option that is no operand, changed at every step: each is another update, and so many are kept, with what was
     made of them."""

@@ -77,6 +77,7 @@ def test_configuration_of_paddle_60022() -> None:
     ranks(4).run(several_steps, 2, 1)
 
 
+@pytest.mark.long
 def test_the_program_of_that_configuration() -> None:
     """All of it is in the text: low-precision parameters, a scaled backward, recomputed blocks, gradients that wait
     over dp, and one update that reduces them once, unscales, clips and skips what overflowed; and before all that the

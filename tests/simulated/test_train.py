@@ -39,6 +39,7 @@ LOSSES = re.compile(r"^ *(\d+) +([\d.]+|nan) +([\d.]+|nan) +(\S+)", re.MULTILINE
 # -- in this process
 
 
+@pytest.mark.long
 def test_simulated_ranks_and_a_single_device_have_the_same_losses(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(*SHORT) == 0
     out, err = capsys.readouterr()
@@ -66,6 +67,7 @@ def test_simulated_ranks_and_a_single_device_have_the_same_losses(capsys: pytest
     assert max(map(len, out.splitlines())) <= 100
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_layer")
 def test_gradients_that_are_too_large_by_one_factor_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -86,6 +88,7 @@ def test_gradients_that_are_too_large_by_one_factor_fail(
     assert "the norms of their gradients differ by 5.0e-01 at most" in out
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_layer")
 def test_a_model_that_differs_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The second model, that of the single device, has a head that is a little stronger."""
@@ -105,18 +108,21 @@ def test_a_model_that_differs_fails(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert re.search(r"^NOT the same numbers: 3 losses differ by \S+ at most", capsys.readouterr().out, re.M)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_layer")
 def test_a_tolerance_of_zero_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(*SHORTER, "--mesh", "dp=2", "--tolerance", "0") == 1
     assert "the tolerance is 0e+00" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_layer")
 def test_losses_that_are_not_finite_fail(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(*SHORTER, "--mesh", "dp=1", "--lr", "1e30") == 1
     assert re.search(r"^NOT finite: step [23]; try a smaller --lr$", capsys.readouterr().out, re.M)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_layer")
 @pytest.mark.parametrize("mesh", ["dp=1", "tp=2,dp=3"])
 def test_meshes(mesh: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +130,7 @@ def test_meshes(mesh: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"mesh {mesh.replace(',', ' ')}, plan {'megatron' if 'tp' in mesh else 'ddp'}" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_layer")
 @pytest.mark.parametrize(
     "options",
@@ -156,12 +163,14 @@ def test_a_folder_of_checkpoints_that_is_not_there(tmp_path: Path, capsys: pytes
     assert capsys.readouterr() == ("", told)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_layer")
 def test_bfloat16() -> None:
     """Has a tolerance of its own."""
     assert command(*SHORTER, "--mesh", "dp=2", "--dtype", "bfloat16") == 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_layer")
 def test_a_text_and_a_plan_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "book.txt").write_text("It is a truth universally acknowledged, " * 3)

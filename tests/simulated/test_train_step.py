@@ -54,6 +54,7 @@ def test_the_preset_of_the_pull_request() -> None:
     assert wanted.items() <= vars(asked).items() and asked.warmup > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [
@@ -90,6 +91,7 @@ PRESET = ("--amp bf16-O1 --microbatches 2", "--amp fp16-O2 --microbatches 4 --cl
 APART = ("--optimizer adam --weight-decay 0.1 --microbatches 2", "--amp fp16-O1 --clip-norm 1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -112,6 +114,7 @@ def test_steps(options: str, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change", ["clip_norm=0.01", "weight_decay=1", "warmup=4", "optimizer=sgd", "amp=bf16-O2", "seed=1"]
 )
@@ -129,12 +132,14 @@ def test_a_single_device_without_the_option_fails(change: str, monkeypatch: pyte
     assert command(*given, option(name), value) == 1
 
 
+@pytest.mark.long
 def test_steps_that_both_skip(capsys: pytest.CaptureFixture[str]) -> None:
     """Gradients overflow at such a scale; losses are compared all the same."""
     assert command("--mesh", "dp=2", "--batch", "4", *SHORT, "--amp", "fp16-O2", "--loss-scale", "1e9") == 0
     assert "3 steps were skipped by both: their gradients overflowed" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_step_that_one_side_skips(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     original = running._alone
     monkeypatch.setattr(
@@ -148,6 +153,7 @@ def test_a_step_that_one_side_skips(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     )
 
 
+@pytest.mark.long
 def test_globs_of_modules(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--mesh", "dp=2", "--batch", "4", *SHORT, "--recompute", "*.mlp") == 0
     assert command("--mesh", "dp=2", "--batch", "4", *SHORT, "--recompute", "*.mpl") == 2
@@ -175,6 +181,7 @@ def test_the_learning_rate_rises_and_falls() -> None:
         schedule.step()
 
 
+@pytest.mark.long
 def test_a_folder_with_checkpoints_is_not_begun_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ("--mesh", "dp=1", "--batch", "2", *SHORT, "--checkpoint", str(tmp_path))
     assert command(*given) == 0

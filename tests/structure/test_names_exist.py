@@ -42,6 +42,7 @@ def missing_names(path: Path) -> list[str]:
     return missing
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_imported_names_exist(folder: str) -> None:
     missing = {path: missing_names(path) for path in FILES if path.relative_to(ROOT).parts[0] == folder}

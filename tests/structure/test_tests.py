@@ -67,7 +67,7 @@ def test_a_support_module_has_no_tests() -> None:
 
 def test_a_marker_names_no_tier_below_its_folders() -> None:
     """pytest does not look into the folders above the selected tiers (``conftest.py``)."""
-    order = ("fast", "simulated", "processes", "models")
+    order = ("fast", "simulated", "long", "processes", "models")
     for path in FILES:
         tier = path.relative_to(TESTS).parts[0]
         if tier in order:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -145,6 +146,19 @@ def join(rank: int, ranks: int, store: dist.Store | None) -> None:
     dist.init_process_group("gloo", store=shared, rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
 
 
+def store_of_rank_0(file: Path, rank: int) -> dist.Store:
+    """A store that ends with rank 0, on a port that the system chooses; the other ranks read its number."""
+    if rank == 0:
+        store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        written = file.with_suffix(".new")
+        written.write_text(str(store.port))
+        written.rename(file)
+        return store
+    while not file.exists():
+        time.sleep(0.01)
+    return dist.TCPStore("localhost", int(file.read_text()), is_master=False, wait_for_workers=False)
+
+
 if __name__ == "__main__" and "RANK" in os.environ:
     rank, ranks, timeout = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 2.0
     join(rank, ranks, None)
@@ -160,9 +174,6 @@ elif __name__ == "__main__":
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(0)
-    if "port" in job:
-        shared: dist.Store = dist.TCPStore("localhost", job["port"], is_master=rank == 0, wait_for_workers=False)
-    else:
-        shared = dist.FileStore(job["file"])
+    shared = store_of_rank_0(Path(job["file"]), rank) if job["rank 0 has the store"] else dist.FileStore(job["file"])
     join(rank, ranks, shared)
     train(job["case"], Watch(shared, rank, ranks, timeout=job["timeout"]), rank, ranks, job["timeout"])

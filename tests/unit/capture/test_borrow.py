@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 
+import pytest
 import torch
 from equality import TOLERANCE, check_equal, relative
 from models import Block
@@ -113,6 +114,7 @@ def test_a_number_that_forward_changes_is_reported_and_put_back() -> None:
     assert "forward changes calls; the captured step keeps the values of the first call" in str(parallel.reports)
 
 
+@pytest.mark.simulated
 def test_captures_in_threads() -> None:
     model = Block().double()
     parallel = autopar.parallelize(model, Mesh(dp=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from equality import TOLERANCE, check_equal, relative
 from models import COLUMN_ROW, Block, Language, Residual
@@ -21,6 +22,7 @@ def names(program: autopar.Program, op: str = "call_function") -> list[str]:
     return [node.name for node in program.nodes if node.op == op]
 
 
+@pytest.mark.simulated
 def test_placeholders_have_roles_and_the_users_names() -> None:
     program = capture(Language(), (torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3, dtype=torch.long))).program
     rows = [(n.name, record_of(n).role, record_of(n).name) for n in program.placeholders]
@@ -44,6 +46,7 @@ def test_module_paths_and_source_lines() -> None:
     assert "  # blocks.1.act  models.py:" in program.text(comments=True)
 
 
+@pytest.mark.simulated
 def test_inserted_ops_say_whom_they_serve() -> None:
     """The line of the value they re-lay; where that is a parameter, the line of its use."""
     parallel = autopar.parallelize(Residual(), Mesh(tp=2), COLUMN_ROW, example=(torch.randn(2, 8),))
@@ -52,6 +55,7 @@ def test_inserted_ops_say_whom_they_serve() -> None:
     assert record_of(program.node("blocks_0_down_bias_tp")).module == "blocks.0.down"
 
 
+@pytest.mark.simulated
 def test_the_program_of_a_rank_names_the_rank() -> None:
     parallel = autopar.parallelize(Residual(), Mesh(dp=2, tp=2), COLUMN_ROW, example=(torch.randn(5, 8),))
     heads = [str(parallel.local(rank)).splitlines()[0] for rank in range(4)]
@@ -145,6 +149,7 @@ def test_no_grad_captures_the_forward_alone() -> None:
     assert "backward" in str(parallel.program)
 
 
+@pytest.mark.simulated
 def test_other_shapes_and_modes_are_captured_again_once() -> None:
     model = nn.Sequential(Block(), nn.Dropout(0.5)).double().eval()
     parallel = autopar.parallelize(model, Mesh(dp=2))
@@ -166,6 +171,7 @@ class Scaled(nn.Module):
         return x * scale * self.weight if isinstance(scale, float) else x + scale * self.weight
 
 
+@pytest.mark.simulated
 def test_what_changes_the_step_is_captured_again() -> None:
     """Equal numbers of other types, freezing and unfreezing, other dtypes, autocast."""
     model, x = Scaled(), torch.randn(4, 3)
@@ -216,6 +222,7 @@ def test_an_input_named_like_a_parameter() -> None:
     assert "x : f64[4 4/dp] = param" in text and "x_1 : f64[4/dp 4] = input('x')" in text
 
 
+@pytest.mark.simulated
 def test_a_mesh_of_any_size_needs_no_process_group() -> None:
     parallel = check_equal(Block().double(), Mesh(dp=64, tp=8), {"*.up.*": ("tp",), "*.down.weight": (None, "tp")},
                            (torch.randn(130, 8, dtype=d),))  # fmt: skip

@@ -32,7 +32,7 @@ def captured(name: str) -> tuple[nn.Module, Program]:
     return model, autopar.parallelize(model, MESH, "ddp", example=batch()).program
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_nodes_know_their_module_and_line(name: str) -> None:
     model, program = captured(name)
@@ -74,6 +74,7 @@ class Two(nn.Module):
         return self.norm(x)[..., 1:] * scale
 
 
+@pytest.mark.simulated
 def test_lines_are_the_users() -> None:
     program = autopar.parallelize(Two(), MESH, {}, example=(torch.randn(4, 4, requires_grad=True),)).program
     lines = {node.name: record_of(node) for node in program.nodes if node.op == "call_function"}
@@ -86,6 +87,7 @@ def test_lines_are_the_users() -> None:
     assert {r.module for r in products} == {"layers.0", "layers.1"}
 
 
+@pytest.mark.simulated
 def test_the_table_of_transfers() -> None:
     """Layers are one row, and brackets of the user's line stay."""
     parallel = autopar.parallelize(Two(), MESH, {"layers.*.weight": ("tp", None)}, example=(torch.randn(4, 4),))

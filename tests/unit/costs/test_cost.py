@@ -179,6 +179,7 @@ def test_no_step_goes_down(name: str, of: str) -> None:
     assert name in ("wait", "fold_in") or np.all(table[:, 1:] > 0)
 
 
+@pytest.mark.simulated
 @quick
 @given(
     st.sampled_from(sorted(FORMS)),

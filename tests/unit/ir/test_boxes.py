@@ -76,6 +76,7 @@ def test_a_box_is_what_the_rank_holds(data: st.DataObject) -> None:
         assert all(those == runs(indices(those)) for those in box)
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(NUMBERS, NUMBERS)
 def test_the_indices_in_both(one: set[int], other: set[int]) -> None:
@@ -83,6 +84,7 @@ def test_the_indices_in_both(one: set[int], other: set[int]) -> None:
     assert count(runs(one)) == len(one)
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(NUMBERS, NUMBERS)
 def test_where_indices_lie_among_others(one: set[int], other: set[int]) -> None:
@@ -200,7 +202,7 @@ def test_each_rank_is_sent_what_it_lacks(pair: tuple[Layout, Layout, tuple[int, 
     assert max(got.values(), default=0) == most_lacked(source, target, shape)
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_messages_stay_where_a_value_is_pending(data: st.DataObject) -> None:
@@ -266,6 +268,7 @@ def test_between_meshes_replicas_send_about_equal_shares(data: st.DataObject) ->
             assert max(load[rank] for rank in ranks) <= max(sum(lacked.values()) / len(ranks), least) + row + 2 * least
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 400), unique=True), st.lists(st.integers(0, 400), unique=True))
 def test_many_runs_overlap_as_few_do(one: list[int], other: list[int]) -> None:
@@ -357,7 +360,7 @@ def test_of_idle_replicas_the_nearest_sends() -> None:
 # -- axes ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_messages_travel_along_these_axes_and_all_of_them(data: st.DataObject) -> None:

@@ -31,6 +31,7 @@ def placements(mesh: Mesh, ndim: int) -> st.SearchStrategy[tuple[Placement, ...]
     return st.tuples(*(one if mesh.sizes[axis] > 1 else st.just(Replicate()) for axis in mesh.names))
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(data=st.data())
 def test_round_trip(data: st.DataObject) -> None:

@@ -165,6 +165,7 @@ def test_an_interrupt_at_any_line_of_an_edit_leaves_the_program_as_it_was(kind: 
     assert place > 100 and str(program) == str(whole)
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_an_interrupt_while_an_edit_is_undone_leaves_the_program_as_it_was(kind: str) -> None:
     """At any line, after an exception of the user's in the block."""
@@ -298,6 +299,7 @@ def test_edits_of_an_edit_made_before_others_undo_only_their_own() -> None:
     assert exact(program) == before
 
 
+@pytest.mark.long
 def test_an_edit_that_nobody_has_any_more_is_not_open() -> None:
     def suspended(program: Program) -> Iterator[Edit]:
         with program.edit(sync=True) as edit:

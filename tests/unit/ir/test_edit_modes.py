@@ -35,6 +35,7 @@ def test_commits_and_visits_of_each_mode(sync: bool, explicit: bool, commits: in
     assert program.counts.node_visits == (17 if commits == 1 else 15 + 16 + 17)  # each node once a commit
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", ["block", "residual", "language"])
 def test_the_modes_of_reshard_give_the_same_program(name: str) -> None:
     model, args = {

@@ -35,6 +35,7 @@ def test_chunk_is_that_of_torch(size: int, count: int) -> None:
     ]
 
 
+@pytest.mark.simulated
 @quick
 @given(meshes(), st.integers(0, 40), st.data())
 def test_span_is_chunk_axis_by_axis(mesh: Mesh, size: int, data: st.DataObject) -> None:
@@ -47,6 +48,7 @@ def test_span_is_chunk_axis_by_axis(mesh: Mesh, size: int, data: st.DataObject) 
         assert list(range(start, start + n)) == piece.tolist()
 
 
+@pytest.mark.simulated
 @quick
 @given(st.data())
 def test_local_shape_is_that_of_the_piece(data: st.DataObject) -> None:
@@ -92,6 +94,7 @@ def test_pending_over_an_axis_of_one_is_nothing() -> None:
     assert attr.normalize((4,), Mesh(dp=2, one=1)) == DistAttr.split(None, pending=["dp"])
 
 
+@pytest.mark.simulated
 @quick
 @given(st.data())
 def test_normalisation_keeps_what_each_rank_holds(data: st.DataObject) -> None:
@@ -103,7 +106,7 @@ def test_normalisation_keeps_what_each_rank_holds(data: st.DataObject) -> None:
     assert {a for a, _ in normal.pending} == {a for a, _ in attr.pending if mesh.sizes[a] > 1}
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_equal_normal_forms_hold_the_same_and_different_ones_do_not(data: st.DataObject) -> None:
@@ -175,6 +178,7 @@ def test_align_finds_the_axes_wherever_there_are_any(sizes: tuple[int, ...], siz
                 assert all(holdings(DistAttr((other,)), (size,), mesh) != held for other in others), (dim, wanted)
 
 
+@pytest.mark.simulated
 @quick
 @given(st.data())
 def test_align_with_parts_of_one_and_zero(data: st.DataObject) -> None:

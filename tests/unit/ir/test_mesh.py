@@ -24,6 +24,7 @@ def scattered_meshes(draw: st.DrawFn) -> Mesh:
     return Mesh(mesh.sizes, ranks=ascending(draw, mesh.shape, ranks), name=draw(st.sampled_from([None, "s0"])))
 
 
+@pytest.mark.simulated
 @quick
 @given(scattered_meshes())
 def test_rank_and_coordinates_are_inverse(mesh: Mesh) -> None:
@@ -34,6 +35,7 @@ def test_rank_and_coordinates_are_inverse(mesh: Mesh) -> None:
     assert [tuple(point.values()) for point in points] == sorted(tuple(point.values()) for point in points)  # row-major
 
 
+@pytest.mark.simulated
 @quick
 @given(scattered_meshes(), st.data())
 def test_a_group_differs_along_its_axis_alone(mesh: Mesh, data: st.DataObject) -> None:
@@ -44,6 +46,7 @@ def test_a_group_differs_along_its_axis_alone(mesh: Mesh, data: st.DataObject) -
     assert {mesh.group(member, axis) for member in alike} == {mesh.group(rank, axis)}
 
 
+@pytest.mark.simulated
 @quick
 @given(scattered_meshes())
 def test_equal_meshes_hash_alike_and_repr_makes_them_again(mesh: Mesh) -> None:

@@ -18,7 +18,7 @@ from autopar.ir.record import TensorType
 from autopar.runtime.simulation.pieces import cut, join
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_joining_the_pieces_gives_the_whole(data: st.DataObject) -> None:
@@ -33,6 +33,7 @@ def test_joining_the_pieces_gives_the_whole(data: st.DataObject) -> None:
     assert again.dtype == dtype and torch.equal(again, whole)
 
 
+@pytest.mark.simulated
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_replicas_that_disagree_are_refused(data: st.DataObject) -> None:

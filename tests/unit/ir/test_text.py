@@ -47,6 +47,7 @@ CALLS: dict[str, Callable[[], tuple[torch.nn.Module, tuple[object, ...]]]] = {
 }
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("name", CALLS)
 def test_every_level_of_captured_models(name: str) -> None:
     model, args = CALLS[name]()
@@ -144,7 +145,7 @@ def test_what_the_grammar_has_no_form_for(value: object) -> None:
         print_literal(value)
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(programs())
 def test_random_programs(program: Program) -> None:

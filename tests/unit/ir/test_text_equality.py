@@ -18,7 +18,7 @@ from autopar.ir.record import PHASES, Result, TensorType
 from autopar.ir.text.tokens import Cursor
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(programs(), st.data())
 def test_any_single_change_is_seen(program: Program, data: st.DataObject) -> None:
@@ -105,7 +105,7 @@ def mutations(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 def test_equality_is_that_of_the_text_whatever_token_changes() -> None:
     base = Program.parse(DENSE)
     assert str(base) == DENSE

@@ -179,6 +179,7 @@ def test_errors_name_the_line_and_what_is_wrong(text: str) -> None:
         assert str(caught.value) == ERRORS[text]
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from([DENSE, *(path.read_text() for path in sorted(FOLDER.glob("*.txt")))]), st.data())
 def test_noise_is_refused_with_a_line_number_or_read(text: str, data: st.DataObject) -> None:
@@ -209,6 +210,7 @@ def test_reserved_names(name: str) -> None:
             Program.parse(f"program traced\n  {name} : f32[2] = input\n")
 
 
+@pytest.mark.simulated
 @settings(max_examples=200, deadline=None)
 @given(
     st.from_regex(r"[a-z_]{1,8}[0-9_]{0,3}", fullmatch=True)

@@ -61,6 +61,7 @@ class Named(torch.nn.Module):
         return (self.lin(x) @ self.x.grad + self.x.copy + self.lin.loss).square().mean()
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("simulated", [False, True], ids=["runs", "simulated"])
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_model_may_use_the_names_of_the_step(microbatches: int, simulated: bool) -> None:

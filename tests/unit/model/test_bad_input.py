@@ -81,6 +81,7 @@ def test_a_value_without_dims_cannot_be_split() -> None:
     )
 
 
+@pytest.mark.simulated
 def test_globs_that_agree_are_no_contradiction() -> None:
     plans = ({"*.up.weight": ("tp", None), "up.*": ("tp",)}, {"up.weight": ("tp", None), "up.bias": ("tp",)})
     globs, names = (str(autopar.parallelize(Block(), Mesh(tp=2), plan, example=(x,)).program) for plan in plans)
@@ -132,6 +133,7 @@ def test_an_op_without_a_rule_is_refused_when_strict(monkeypatch: pytest.MonkeyP
     )
 
 
+@pytest.mark.simulated
 def test_an_op_without_a_rule_is_computed_whole_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(RULES, torch.ops.aten.linalg_inv_ex.default)
     model = Inverse().double()

@@ -106,6 +106,7 @@ def test_another_value_of_a_keyword(items: Any, first: bool) -> None:
     )
 
 
+@pytest.mark.simulated
 def test_a_copy_keeps_the_layouts_of_its_own_parameters() -> None:
     """A step that splits the parameters of a model splits those of a copy only where the copy is trained so, too."""
     x = torch.randn(4, 4)

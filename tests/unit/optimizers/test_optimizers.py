@@ -79,6 +79,7 @@ def chosen(draw: st.DrawFn) -> tuple[type[Optimizer], dict[str, Any]]:
     return kind, options
 
 
+@pytest.mark.simulated
 @settings(max_examples=60, deadline=None)
 @given(
     chosen(),

@@ -51,7 +51,7 @@ def results(program: Program, pieces: dict[int, torch.Tensor]) -> dict[int, torc
     return {rank: held[operands(program.output)[0].name] for rank, held in values.items()}
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_chain_is_one_transition(data: st.DataObject) -> None:

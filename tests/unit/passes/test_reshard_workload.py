@@ -29,7 +29,7 @@ def resharded(layers: int, mode: str) -> Program:
     return program
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @pytest.mark.parametrize("layers", GOLDEN)
 def test_as_many_transfers_of_each_kind(layers: int) -> None:
     program = resharded(layers, "batched")

@@ -70,6 +70,7 @@ def cut(text: str, each: int) -> list[str]:
     return [text[at : at + each] for at in range(0, len(text), each)]
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(made=schedules(), messages=st.booleans())
 def test_table_is_read_by_cutting_it(made: PipelineSchedule, messages: bool) -> None:
@@ -125,6 +126,7 @@ def test_document_text() -> None:
     assert from_json(TWO) == with_frees(build("1f1b", 2, 1))
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(made=schedules(), name=st.text().filter(str.isprintable), indent=st.sampled_from([None, 0, 3]))
 @example(made=PipelineSchedule((), 3, (0,)), name="", indent=None)
@@ -232,6 +234,7 @@ def leaves(order: list[Action | None]) -> list[Action]:
     ]
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(made=schedules())
 def test_torch_reads_what_is_written(made: PipelineSchedule) -> None:
@@ -258,6 +261,7 @@ def test_torch_reads_what_is_written(made: PipelineSchedule) -> None:
             assert all(stage_of[stage] == rank for rank, stage in reductions)
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(made=schedules())
 def test_csv_is_read_back(made: PipelineSchedule) -> None:
@@ -320,6 +324,7 @@ def dumped(orders: dict[int, list[Action | None]]) -> str:
     return file.getvalue()
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(name=st.sampled_from(sorted(TORCH)), p=st.integers(1, 4), m=st.integers(1, 9), data=st.data())
 def test_torch_schedules_are_read(name: str, p: int, m: int, data: st.DataObject) -> None:
@@ -430,6 +435,7 @@ def test_csv_sizes() -> None:
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=300)
 @given(made=schedules(most=3), form=st.sampled_from(["json", "csv", "messages"]), data=st.data())
 def test_damaged_texts_are_refused_or_read(made: PipelineSchedule, form: str, data: st.DataObject) -> None:

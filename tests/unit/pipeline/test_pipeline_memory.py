@@ -59,6 +59,7 @@ def first_reached(schedule: PipelineSchedule, send: Task) -> int:
     )
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(st.one_of(right(4, 6), disordered()))
 def test_a_buffer_is_free_where_a_path_leads_to(schedule: PipelineSchedule) -> None:
@@ -139,6 +140,7 @@ def kept(schedule: PipelineSchedule, held: str = "") -> Iterator[tuple[Task, Ins
             yield task, begin, weight if kind == "BR" else backward if schedule.recompute else forward
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=60)
 @given(right(4, 6), st.data(), st.sampled_from(("", "B", "F", "FB")))
 def test_memory_is_what_intervals_say(schedule: PipelineSchedule, data: st.DataObject, held: str) -> None:
@@ -174,6 +176,7 @@ def test_memory_is_what_intervals_say(schedule: PipelineSchedule, data: st.DataO
         assert fixed + sum(found.at_peak[rank].values()) == found.peak[rank]
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=60)
 @given(right(4, 6))
 def test_buffers_of_channels_are_what_intervals_say(schedule: PipelineSchedule) -> None:
@@ -227,6 +230,7 @@ def test_memory_is_constant_in_the_number_of_micro_batches(name: str, recompute:
                 assert others[-1] > first
 
 
+@pytest.mark.simulated
 def test_the_published_growth_of_1f1b() -> None:
     """GPT-2 medium on 8 ranks: one boundary tensor of 16 MiB for each micro-batch, on all stages but the first, where
     the backward's send buffers are kept (PaddlePaddle, pull request 34086: 16.125 MB measured); none where they are

@@ -101,6 +101,7 @@ def test_the_compute_table_is_first_fit(stages: int, batches: int) -> None:
     assert found == first_fit(stages, batches)
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 7), st.integers(1, 14))
 def test_messages_stand_in_the_newest_row_that_may_have_them(stages: int, batches: int) -> None:
@@ -126,7 +127,7 @@ def test_messages_stand_in_the_newest_row_that_may_have_them(stages: int, batche
             assert time[send] == t and send.stage == task.peer
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.integers(1, 8), st.integers(20, 30))
 def test_its_memory_is_not_that_of_1f1b(stages: int, batches: int) -> None:

@@ -104,6 +104,7 @@ def _flat(state: tuple) -> tuple[float, ...]:
     return (*clocks, *(one for own in unread for one in own))
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=15)
 @given(st.data())
 def test_the_oracle_is_the_shortest_of_all_orders_simulated(data: st.DataObject) -> None:
@@ -139,6 +140,7 @@ def tiny(draw: random.Random, cases: Sequence[tuple[int, int, int]]) -> tuple:
     return ranks, batches, chunks, times, Sizes(for_weights=later), limit, optima
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_nothing_is_below_the_bounds(choose: random.Random) -> None:
@@ -236,6 +238,7 @@ def test_paper_is_the_simulation_where_messages_wait_for_their_link(name: str, c
     assert paper.length(orders) == schedule_of(orders, schedule.rank_of, 5, "").simulate(times).makespan
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_paper_knows_the_memory_of_messages_too(data: st.DataObject) -> None:
@@ -264,7 +267,7 @@ def test_paper_knows_the_memory_of_messages_too(data: st.DataObject) -> None:
 # -- optimised -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(deadline=None, max_examples=10)
 @given(st.data())
 def test_it_is_right_within_the_limit_and_no_slower_than_what_is_fixed(data: st.DataObject) -> None:
@@ -350,7 +353,7 @@ def test_it_leaves_backwards_whole_where_splitting_them_is_for_nothing() -> None
     assert with_joined_backwards([[0, 0, 1, 1, 2, 2], orders[1]], paper)[0] == [0, 0, 1, 1, 2, 2]
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 def test_buffers_of_messages_count() -> None:
     """The same limit is met where messages are nothing with more micro-batches under way, and so sooner."""
     times, limit = Times(10, 10, 6, 3), 6.5
@@ -361,7 +364,7 @@ def test_buffers_of_messages_count() -> None:
     assert max(memory(without.schedule, Sizes(boundary=0.25, fixed=0.5)).peak) > limit >= max(within.simulation.peak)
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @pytest.mark.parametrize(
     "limits",
     [
@@ -379,7 +382,7 @@ def test_more_memory_is_not_worse_and_messages_take_little_of_it(limits: tuple[f
     assert all(one <= 1.011 * least for one, least in zip(within, without, strict=True))
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 def test_the_search_of_a_large_schedule_tries_fewer_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[PriorityRule] = []
     search = import_module("autopar.pipeline.optimiser.search")
@@ -408,6 +411,7 @@ def test_numbers_may_be_numpys() -> None:
     assert optimise(UNEVEN, 4, 8, limit=np.float32(5), tries=5) == optimise(UNEVEN, 4, 8, limit=5, tries=5)
 
 
+@pytest.mark.simulated
 def test_with_two_stages_a_rank_the_placement_is_chosen() -> None:
     free = optimise(Times(), 4, 8, chunks=2)
     assert free.schedule.rank_of == vee(4, 2)
@@ -421,6 +425,7 @@ def test_with_two_stages_a_rank_the_placement_is_chosen() -> None:
     assert optimise(long, 2, 4, chunks=2, tries=50).schedule.rank_of == loop(2, 2)
 
 
+@pytest.mark.simulated
 def test_text() -> None:
     assert (
         str(optimise(HEAD, 4, 8, limit=[5, 5, 5, 8]))
@@ -496,7 +501,7 @@ def test_other_types(arguments: dict, text: str) -> None:
         optimise(**{"times": Times(), "ranks": 3, "batches": 4, **arguments})
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 def test_a_limit_within_which_nothing_is_found_is_told_with_one_that_will_do() -> None:
     sizes = Sizes(1, 0.5, [2.0, 0.0, 0.0])
     with pytest.raises(

@@ -54,6 +54,7 @@ def simulations(draw: st.DrawFn) -> Simulation:
 # -- tracks ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=60)
 @given(simulations())
 def test_the_highest_of_a_track_is_the_peak(simulation: Simulation) -> None:
@@ -111,6 +112,7 @@ def boxes(root: ElementTree.Element, name: str) -> int:
     )
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_picture_has_a_box_for_each_computation_and_two_for_each_message(
     case: tuple[str, int, int, int | None], tmp_path: Path
@@ -131,6 +133,7 @@ def test_a_picture_has_a_box_for_each_computation_and_two_for_each_message(
     assert any(text and text.startswith(f"{case[0]}, ") for text in texts)
 
 
+@pytest.mark.simulated
 def test_each_computation_bears_its_micro_batch(tmp_path: Path) -> None:
     root = picture(simulated(), tmp_path)
     small = [
@@ -140,6 +143,7 @@ def test_each_computation_bears_its_micro_batch(tmp_path: Path) -> None:
     assert {number: small.count(number) for number in "01234567"} == {"0": 13, **dict.fromkeys("1234567", 12)}
 
 
+@pytest.mark.simulated
 def test_arrows_are_drawn_where_there_are_few(tmp_path: Path) -> None:
     def arrows(batches: int) -> int:
         root = picture(simulated("1f1b", 4, batches), tmp_path)
@@ -148,7 +152,7 @@ def test_arrows_are_drawn_where_there_are_few(tmp_path: Path) -> None:
     assert (arrows(4), arrows(32)) == (24, 0)
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 def test_a_picture_is_the_same_each_time_and_changes_no_setting(tmp_path: Path) -> None:
     simulation = simulated()
     for suffix in METADATA:

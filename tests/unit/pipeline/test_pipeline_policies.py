@@ -54,7 +54,7 @@ def torchs(kind: str, ranks: int, batches: int, chunks: int) -> list[list[str]]:
     return [[str(action) for action in made._calculate_single_rank_operations(rank) if action] for rank in range(ranks)]
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.integers(1, 7), st.integers(1, 20), st.integers(1, 3))
 def test_torchs_own_orders(ranks: int, batches: int, chunks: int) -> None:
@@ -111,7 +111,7 @@ def test_zero_bubbles_published_rates(
     assert tuple(round(rate, 4) for rate in found) == rates
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(deadline=None, max_examples=15)
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 4), *[st.integers(1, 9)] * 3)
 def test_bubbles_are_those_of_the_formulas(p: int, m: int, v: int, f: int, b: int, w: int) -> None:
@@ -151,7 +151,7 @@ def test_eager_1f1b_hides_transfers() -> None:
     assert exposed["eager-1f1b"] < exposed["1f1b"] / 3
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.sampled_from(sorted(POLICIES)), st.integers(1, 8), st.integers(1, 20), st.integers(1, 4))
 def test_any_number_of_micro_batches_and_chunks(policy: str, p: int, m: int, v: int) -> None:
@@ -171,6 +171,7 @@ def test_where_stages_lie() -> None:
     assert schedule.stages_of == ((0, 3), (1, 2)) and schedule.chunk_of(3) == 1 and schedule.chunks == 2
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from(sorted(POLICIES)), st.permutations(range(4)), st.integers(1, 6))
 def test_ranks_may_be_numbered_otherwise(policy: str, order: list[int], m: int) -> None:

@@ -59,6 +59,7 @@ def relaxed(schedule: PipelineSchedule, times: Times) -> dict[Task, tuple[float,
     return {task: (start[task], start[task] + lasts[task]) for task in start}
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(drawn())
 def test_tasks_begin_when_they_can(made: tuple[PipelineSchedule, Times]) -> None:
@@ -77,6 +78,7 @@ def test_tasks_begin_when_they_can(made: tuple[PipelineSchedule, Times]) -> None
     assert simulation.span_bubble_rate == ((simulation.span - max(work)) / simulation.span if simulation.span else 0)
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(drawn())
 def test_exposed_is_what_ranks_wait_for_messages_on_their_way(made: tuple[PipelineSchedule, Times]) -> None:
@@ -135,6 +137,7 @@ def test_what_is_no_time() -> None:
         schedule.simulate(at_once=["F0"])
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.sampled_from(sorted(POLICIES)), st.integers(1, 4), st.integers(1, 6), *[st.integers(0, 5)] * 4)
 def test_a_forward_that_runs_again_takes_its_time(policy: str, p: int, m: int, f: int, b: int, w: int, c: int) -> None:

@@ -95,7 +95,7 @@ PUBLISHED = (
 )
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "batches", "times", "hidden", "heads", "rate"), PUBLISHED)
 def test_zero_bubbles_published_spans(
     ranks: int, batches: int, times: tuple[float, ...], hidden: int, heads: int, rate: float
@@ -118,6 +118,7 @@ def test_zero_bubbles_published_spans(
     found.schedule.verify()
 
 
+@pytest.mark.simulated
 def test_where_w_keeps_everything_no_schedule_has_zero_bubbles_rate() -> None:
     """The published rates need the memory that B gives back: with W keeping all of an activation the bound is above
     them."""
@@ -130,7 +131,7 @@ def test_where_w_keeps_everything_no_schedule_has_zero_bubbles_rate() -> None:
     )
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cases",
     [
@@ -160,6 +161,7 @@ def test_more_memory_is_not_worse_and_no_policy_is_better(cases: tuple[tuple[int
                     assert one.span <= one.best_fixed[1] <= run.span * (1 + 1e-9)
 
 
+@pytest.mark.simulated
 def test_each_objective_is_shorter_by_its_own_measure() -> None:
     times, sizes = Times(29.718, 29.444, 19.927, 0.527), Sizes(for_weights=0.43)
     span, makespan = (

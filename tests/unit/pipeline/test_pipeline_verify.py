@@ -32,6 +32,7 @@ def reason(schedule: PipelineSchedule, **options: object) -> str:
 # -- what is right -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(right(messages=None))
 def test_what_policies_make_is_right_on_all_channels(schedule: PipelineSchedule) -> None:
@@ -59,6 +60,7 @@ def test_what_is_told_of_a_right_schedule() -> None:
 # -- one fault ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("kind", FAULTS)
 @settings(deadline=None, max_examples=40)
 @given(right(4, 6), randoms)
@@ -154,7 +156,7 @@ def moved(schedule: PipelineSchedule, place: tuple[int, int, Task], row: int) ->
     )
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(right(4, 8, frees=True), randoms)
 def test_releases_are_tight(schedule: PipelineSchedule, choose: random.Random) -> None:
@@ -169,6 +171,7 @@ def test_releases_are_tight(schedule: PipelineSchedule, choose: random.Random) -
         moved(schedule, place, choose.randrange(time, len(schedule.slots))).verify()
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(right(4, 8, frees=False, recompute=False))
 def test_forwards_that_run_again_read_what_they_sent(schedule: PipelineSchedule) -> None:
@@ -241,7 +244,7 @@ def test_a_wrong_schedule_stays_wrong() -> None:
 # -- a run by brute force ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 def test_it_says_what_all_runs_say() -> None:
     verdicts: Counter[bool] = Counter()
 
@@ -282,7 +285,7 @@ def told(schedule: PipelineSchedule) -> list[str]:
     return [name for name, cycle in schedule.verify().finishes.items() if not cycle]
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(deadline=None, max_examples=300)
 @given(disordered())
 def test_it_says_on_which_channels_all_runs_finish(schedule: PipelineSchedule) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.pipeline.timeline import Timeline
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(st.data())
 def test_an_op_ends_at_its_longest_path(data: st.DataObject) -> None:

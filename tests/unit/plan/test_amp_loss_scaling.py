@@ -45,6 +45,7 @@ scalings = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(scalings, st.lists(st.booleans(), max_size=24), st.integers(0, 24))
 def test_scales_are_those_of_a_grad_scaler(scaling: LossScaling, overflows: list[bool], handed_over: int) -> None:

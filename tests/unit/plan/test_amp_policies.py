@@ -112,6 +112,7 @@ def test_names_and_aliases() -> None:
     ) == (Kind.F32, Kind.LOW, Kind.PROMOTED)
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_kernels_are_missing_where_the_table_says(dtype: torch.dtype) -> None:
     """On the calls that rules are proven on; a few take statistics in float32 beside what is low."""

@@ -47,6 +47,7 @@ def notes(model: nn.Module, plan: Any = None, mesh: Mesh = MESH, x: torch.Tensor
 BATCH = "dp splits dim 0 of the inputs x (the batch, 4); name inputs in the plan to change it"
 
 
+@pytest.mark.simulated
 def test_without_a_plan_tp_gets_megatron_and_says_so() -> None:
     model = Attention().double()
     parallel = check_equal(model, MESH, None, (X.clone().requires_grad_(),))
@@ -67,6 +68,7 @@ def test_without_a_plan_tp_gets_megatron_and_says_so() -> None:
     assert transfers == [("pend", "forward", 1), ("all_reduce", "forward", 1), ("all_reduce", "backward", 1)]
 
 
+@pytest.mark.simulated
 def test_a_model_without_the_presets_names() -> None:
     assert notes(Block()) == (
         "without a plan, the preset megatron is for this mesh, but the model has none of its names: every rank of tp "
@@ -83,6 +85,7 @@ def test_a_model_without_the_presets_names() -> None:
     assert notes(Block(), mesh=Mesh(dp=2)) == (BATCH,)
 
 
+@pytest.mark.simulated
 def test_axes_that_split_nothing_are_named() -> None:
     """Whoever uses one in a plan is told nothing; nor is an axis of one rank worth a line."""
     unused = (
@@ -97,6 +100,7 @@ def test_axes_that_split_nothing_are_named() -> None:
     assert flat[1:] == ()  # a matrix has a dim 1, which cp splits
 
 
+@pytest.mark.long
 def test_what_a_preset_leaves_whole() -> None:
     class Odd(Attention):
         def __init__(self) -> None:
@@ -112,6 +116,7 @@ def test_what_a_preset_leaves_whole() -> None:
     assert notes(Odd(), ["megatron", {"table": (None, "tp")}])[2:] == ()
 
 
+@pytest.mark.simulated
 def test_a_plan_on_top_of_a_preset_has_the_last_word() -> None:
     plan = ["megatron", {"*.o_proj.weight": (None, None), "o_proj()": ("?", "tp", None)}]
     parallel = check_equal(Attention().double(), MESH, plan, (X,))
@@ -272,6 +277,7 @@ OUTPUTS: list[tuple[str, Spec]] = [
 ]
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(("call", "spec"), OUTPUTS, ids=str)
 def test_what_a_module_returns_lies_as_the_plan_says(call: str, spec: Spec) -> None:
     """For all who read it: an op on it, or the model's caller."""

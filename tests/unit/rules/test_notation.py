@@ -85,6 +85,7 @@ def written(dims: tuple[tuple[str, ...], ...], whole: frozenset[str]) -> str:
     return " ".join("1" if not dim else dim[0] if len(dim) == 1 else f"({' '.join(dim)})" for dim in names) or "()"
 
 
+@pytest.mark.simulated
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_what_is_written_is_what_is_read(data: st.DataObject) -> None:

@@ -22,7 +22,7 @@ from autopar.runtime.discovery import proof
 from autopar.runtime.discovery.proof import MESHES, SPLIT, Proof, prove
 from autopar.torch_private import FakeTensorMode, OpOverload
 
-pytestmark = pytest.mark.simulated  # importing the samples takes ten seconds
+pytestmark = pytest.mark.long  # importing the samples takes ten seconds
 
 # calls that a rule does not bind, and why
 UNBOUND = {

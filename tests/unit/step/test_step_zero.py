@@ -17,7 +17,7 @@ from autopar.ir.layout import DistAttr
 from autopar.step.zero import STAGES, data_axis, split_over
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
 def test_one_more_dim_is_split(data: st.DataObject) -> None:
@@ -50,6 +50,7 @@ def test_one_more_dim_is_split(data: st.DataObject) -> None:
     assert split_over(after, shape, mesh, axis) == after
 
 
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=100)
 @given(data=st.data())
 def test_no_piece_is_more_than_its_share(data: st.DataObject) -> None:

@@ -47,7 +47,7 @@ def pairs(draw: st.DrawFn, first: torch.dtype, second: torch.dtype) -> tuple[Ten
     return TensorType(shape, first, Layout(here, source)), TensorType(shape, second, Layout(there, target)), world
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_rank_holds_its_piece(data: st.DataObject) -> None:

@@ -55,7 +55,7 @@ def test_every_rank_holds_its_piece(data: st.DataObject) -> None:
     check(*data.draw(pairs(mesh, shape, SAME)))
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_casts_keep_the_value(data: st.DataObject) -> None:

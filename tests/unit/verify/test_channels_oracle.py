@@ -15,6 +15,7 @@ from autopar.verify.channels import Collective, Group, Receive, Send, Task, chec
 from autopar.verify.channels.programs import check_programs
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(schedules(), st.randoms(use_true_random=False))
 def test_a_global_order_finishes_on_all_channels(tasks: Tasks, choose: random.Random) -> None:
@@ -22,6 +23,7 @@ def test_a_global_order_finishes_on_all_channels(tasks: Tasks, choose: random.Ra
     check({rank: grouped(own, choose) for rank, own in tasks.items()}, MODELS)
 
 
+@pytest.mark.simulated
 @settings(deadline=None)
 @given(schedules(), st.data())
 def test_one_fault_is_found_on_all_channels(tasks: Tasks, data: st.DataObject) -> None:
@@ -85,7 +87,7 @@ def disordered(draw: st.DrawFn) -> Tasks:
     return {rank: grouped(own, choose) for rank, own in tasks.items()} if draw(st.booleans()) else tasks
 
 
-@pytest.mark.simulated
+@pytest.mark.long
 def test_it_says_what_all_interleavings_say() -> None:
     verdicts: Counter[tuple[str, bool]] = Counter()
 
