@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from bench_transitions import forget
-from profilers import function_calls, positive
+from profilers import positive
 
 from autopar import transitions
 from autopar.errors import TransitionError
+from autopar.examples.function_calls import function_calls
 from autopar.ir.layout import Dim, DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
@@ -93,7 +94,7 @@ def _new(others: list[Any], pairs: list[Any], measure: Callable[[TensorType, Ten
 
 
 def _calls(source: TensorType, target: TensorType) -> int:
-    return function_calls(lambda: _plan(source, target), ("call", "c_call"))
+    return function_calls(lambda: _plan(source, target), builtins=True)
 
 
 def _milliseconds(source: TensorType, target: TensorType) -> float:

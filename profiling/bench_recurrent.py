@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 import torch
-from profilers import function_calls
 from torch import nn
 
 import autopar
 from autopar import Mesh
+from autopar.examples.function_calls import function_calls
 
 MOST = 64  # steps of which calls are counted, which is slow
 KINDS = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}

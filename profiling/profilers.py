@@ -9,7 +9,6 @@ import argparse
 import cProfile
 import io
 import pstats
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -31,22 +30,6 @@ def calls_of(function: Callable[[], Any], rows: int = 25) -> tuple[Any, pstats.S
     stats = pstats.Stats(profile, stream=out).strip_dirs().sort_stats("tottime")
     stats.print_stats(rows)
     return result, stats, out.getvalue()
-
-
-def function_calls(function: Callable[[], Any], events: tuple[str, ...] = ("call",)) -> int:
-    """How many functions Python enters; with the event ``c_call`` too, also those of C."""
-    count = 0
-
-    def entered(frame: Any, event: str, arg: Any) -> None:
-        nonlocal count
-        count += event in events
-
-    sys.setprofile(entered)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def lines_of(function: Callable[[], Any], inside: Iterable[Callable[..., Any]]) -> tuple[Any, str]:

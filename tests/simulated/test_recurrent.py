@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from equality import check_equal, relative
-from function_calls import function_calls
 from processes import ranks
 from shared_captures import shared_captures  # noqa: F401
 from torch import nn
@@ -20,6 +19,7 @@ import autopar.passes.manager
 from autopar import CaptureError, Mesh
 from autopar.capture import capture
 from autopar.capture.trace import Tracer
+from autopar.examples.function_calls import function_calls
 from autopar.ir.nodes import record_of
 from autopar.runtime.dtensors import full_tensor
 from autopar.verify.levels import verify

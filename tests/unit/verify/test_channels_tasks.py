@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 from channel_programs import MODELS, Tasks, finishing, reason
-from function_calls import function_calls
 
+from autopar.examples.function_calls import function_calls
 from autopar.verify.channels import ASYNCHRONOUS, BLOCKING, GROUPED, Collective, Group, Receive, Send, buffered, check
 
 
