@@ -125,12 +125,12 @@ def redistribute(
 def _simulated(
     pieces: Mapping[int, torch.Tensor], mesh: Mesh, source: Given, target: Given, shape: Sequence[int] | None
 ) -> dict[int, torch.Tensor]:
-    relay = _redistribution(*_ends(pieces[mesh.ranks[0]], mesh, source, target, shape))
+    redistribution = _redistribution(*_ends(pieces[mesh.ranks[0]], mesh, source, target, shape))
     for rank in mesh.ranks:
-        _check(relay, rank, pieces[rank], shape)
-    if not relay.source.attr.pending:  # addends differ
-        join({rank: piece.detach() for rank, piece in pieces.items()}, relay.source, "the value")
-    return relay.simulate(pieces)
+        _check(redistribution, rank, pieces[rank], shape)
+    if not redistribution.source.attr.pending:  # addends differ
+        join({rank: piece.detach() for rank, piece in pieces.items()}, redistribution.source, "the value")
+    return redistribution.simulate(pieces)
 
 
 def _by_rank(pieces: Any, mesh: Mesh) -> dict[int, torch.Tensor]:
@@ -185,19 +185,19 @@ def _of_one_rank(
                 f"torchrun --nproc-per-node {mesh.size}"
             )
         return _simulated({mesh.ranks[0]: piece}, mesh, source, target, shape)[mesh.ranks[0]]
-    relay = _redistribution(*_ends(piece, mesh, source, target, shape))
+    redistribution = _redistribution(*_ends(piece, mesh, source, target, shape))
     wrong: ValueError | None = None
     try:
         if distributed.is_initialized() and distributed.get_rank() in mesh:
-            _check(relay, distributed.get_rank(), piece, shape)
+            _check(redistribution, distributed.get_rank(), piece, shape)
     except ValueError as error:  # the other ranks are told, so that they do not wait for this one
         wrong = error
-    words = f"redistribute {print_type(relay.source)} to {print_type(relay.target)}"
+    words = f"redistribute {print_type(redistribution.source)} to {print_type(redistribution.target)}"
     words += f" ({EVEN})" * (shape is None) + f", but {wrong}" * (wrong is not None)
     job = job_of(mesh, torch.device(piece.device.type), device_mesh, TIMEOUT, words)
     assert job is not None
-    _check(relay, job.rank, piece, shape)
-    made = _on_rank(relay, job)(piece)
+    _check(redistribution, job.rank, piece, shape)
+    made = _on_rank(redistribution, job)(piece)
     assert made is not None
     return made
 
@@ -205,12 +205,12 @@ def _of_one_rank(
 _relays: WeakKeyDictionary[Job, dict[Redistribution, RedistributionOnRank]] = WeakKeyDictionary()
 
 
-def _on_rank(relay: Redistribution, job: Job) -> RedistributionOnRank:
+def _on_rank(redistribution: Redistribution, job: Job) -> RedistributionOnRank:
     """The redistribution as functions of this rank, which are compiled once in a job."""
     made = _relays.setdefault(job, {})
-    if relay not in made:
-        made[relay] = relay.on(job.rank, job.groups, job.device)
-    return made[relay]
+    if redistribution not in made:
+        made[redistribution] = redistribution.on(job.rank, job.groups, job.device)
+    return made[redistribution]
 
 
 # -- layouts and shapes ------------------------------------------------------------------------------------------------
@@ -301,14 +301,14 @@ def _check_attr(subject: str, attr: DistAttr, ndim: int, mesh: Mesh) -> None:
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 
-def _check(relay: Redistribution, rank: int, piece: torch.Tensor, shape: Sequence[int] | None) -> None:
+def _check(redistribution: Redistribution, rank: int, piece: torch.Tensor, shape: Sequence[int] | None) -> None:
     """``ValueError`` if a piece is not the rank's piece of the source."""
     try:
-        relay.check(rank, piece)
+        redistribution.check(rank, piece)
     except ValueError as error:
         remedy = EVEN if shape is None else "give the piece that source says, or another shape="
         raise ValueError(
-            f"{error}; {remedy if piece.dtype == relay.source.dtype else 'give all pieces in one dtype'}"
+            f"{error}; {remedy if piece.dtype == redistribution.source.dtype else 'give all pieces in one dtype'}"
         ) from None
 
 

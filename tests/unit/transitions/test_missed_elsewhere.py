@@ -191,9 +191,12 @@ def test_the_gradient_of_a_reshard_is_not_left_pending() -> None:
     assert names(scattered.backward.source, scattered.backward.target) == ["all_gather"]
     assert names(reduced.backward.source, reduced.backward.target) == []
     gradient = torch.tensor([1.0, 2, 3, 4])
-    for relay, given in ((scattered, {0: gradient[:2], 1: gradient[2:]}), (reduced, {0: gradient, 1: gradient})):
+    for redistribution, given in (
+        (scattered, {0: gradient[:2], 1: gradient[2:]}),
+        (reduced, {0: gradient, 1: gradient}),
+    ):
         shares = {rank: torch.randn(4, requires_grad=True) for rank in (0, 1)}
-        made = relay.simulate(shares)
+        made = redistribution.simulate(shares)
         torch.autograd.backward([made[0], made[1]], [given[0], given[1]])
         assert all(torch.equal(share.grad, gradient) for share in shares.values())
 

@@ -1,4 +1,4 @@
-"""Relays on each rank of real processes."""
+"""Run redistributions on each rank of real processes, and differentiate through them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def read(text: str, mesh: Mesh = MESH) -> TensorType:
 def run_and_differentiate(
     cases: Sequence[tuple[str, str, Mapping[int, torch.Tensor], Mapping[int, torch.Tensor]]],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What this rank gets of each relay, and the gradient of what it gave."""
+    """What this rank gets of each redistribution, and the gradient of what it gave."""
     rank, found = distributed.get_rank(), []
     for before, after, pieces, gradients in cases:
-        relay = Redistribution(read(before), read(after)).on(rank, groups(MESH))
+        redistribution = Redistribution(read(before), read(after)).on(rank, groups(MESH))
         piece = pieces[rank].clone().requires_grad_()
-        made = relay(piece)
+        made = redistribution(piece)
         made.backward(gradients[rank])
         found.append((made.detach(), piece.grad))
     return found
@@ -41,9 +41,9 @@ def there_and_back(
     source: TensorType, target: TensorType, pieces: Mapping[int, torch.Tensor]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     rank = distributed.get_rank()
-    relay = Redistribution(source, target)
-    if rank not in relay.program.mesh:
+    redistribution = Redistribution(source, target)
+    if rank not in redistribution.program.mesh:
         return None, None
-    here = relay.on(rank, {})
+    here = redistribution.on(rank, {})
     there = here(pieces.get(rank))
     return there, here.backward(there)

@@ -6,11 +6,11 @@ from __future__ import annotations
 import re
 
 import pytest
-import relays
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import ranks
+from redistribution_gradients import read, run_and_differentiate, there_and_back
 from strategies import attrs, meshes, shapes
 
 from autopar import Mesh
@@ -74,7 +74,7 @@ def value_of(pieces: dict[int, torch.Tensor], type: TensorType, weights: torch.T
 def test_the_gradient_of_a_transition(pair: tuple[TensorType, TensorType], random: object) -> None:
     """Each addend has the gradient of the value, and a change of one changes the value as its gradient says."""
     source, target = pair
-    relay = Redistribution(source, target)
+    redistribution = Redistribution(source, target)
     weights = torch.randn(source.shape, dtype=torch.float64)
     shares = {rank: torch.randn(piece.shape, dtype=torch.float64) for rank, piece in pieces_of(weights, source).items()}
     mesh, held = source.layout.mesh, gradient_type(source)
@@ -84,7 +84,7 @@ def test_the_gradient_of_a_transition(pair: tuple[TensorType, TensorType], rando
         addend = tuple(at[axis] for axis, _ in source.attr.pending)
         values.setdefault(addend, torch.randn(source.shape, dtype=torch.float64))
         shares[rank] = cut(values[addend], held, at).requires_grad_()
-    made = relay.simulate(shares)
+    made = redistribution.simulate(shares)
     assert torch.allclose(value_of(made, target, weights), value_of(shares, source, weights)), print_type(
         source
     ) + print_type(target)
@@ -110,31 +110,31 @@ NAMED = {  # the transition, the transfers of its backward
 @pytest.mark.parametrize("name", NAMED)
 def test_the_backward_of(name: str) -> None:
     before, after, wanted = NAMED[name]
-    found = Redistribution(relays.read(before), relays.read(after)).backward.program
+    found = Redistribution(read(before), read(after)).backward.program
     assert [node.target.__name__ for node in found.nodes if node.op == "call_function"] == wanted
 
 
 def test_a_gradient_does_not_stay_pending() -> None:
     """Of a value that is pending before and after, too."""
-    relay = Redistribution(relays.read("f32[8/tp] +dp"), relays.read("f32[8] +dp"))
-    assert relay.backward.source == relays.read("f32[8]") and relay.backward.target == relays.read("f32[8/tp]")
+    redistribution = Redistribution(read("f32[8/tp] +dp"), read("f32[8] +dp"))
+    assert redistribution.backward.source == read("f32[8]") and redistribution.backward.target == read("f32[8/tp]")
 
 
 @pytest.mark.parametrize("kind", ["max", "min", "prod"])
 def test_the_gradient_of_a_pending_max_is_refused(kind: str) -> None:
-    relay = Redistribution(relays.read(f"f32[4] +{kind}:dp"), relays.read("f32[4]"))
+    redistribution = Redistribution(read(f"f32[4] +{kind}:dp"), read("f32[4]"))
     with pytest.raises(TransitionError, match=re.escape(
         f"the gradient of f32[4] +{kind}:dp has no Layout: each rank's share depends on the values, which are pending "
         f"{kind} over dp; reduce the value first, outside of the differentiated computation"
     )):  # fmt: skip
-        _ = relay.backward
+        _ = redistribution.backward
 
 
 def test_a_gradient_has_the_dtype_of_its_value() -> None:
-    relay = Redistribution(relays.read("f32[8/dp]"), relays.read("bf16[8]"))
+    redistribution = Redistribution(read("f32[8/dp]"), read("bf16[8]"))
     x = {rank: torch.randn(4, requires_grad=True) for rank in range(4)}
     x |= {1: x[0], 3: x[2]}
-    made = relay.simulate(x)
+    made = redistribution.simulate(x)
     sum(piece.float().sum() for piece in made.values()).backward()
     assert made[0].dtype == torch.bfloat16 and x[0].grad.dtype == torch.float32
 
@@ -152,20 +152,31 @@ PROCESS_CASES = [
 def test_on_processes_as_simulated() -> None:
     given_ = []
     for before, after in PROCESS_CASES:
-        relay = Redistribution(relays.read(before), relays.read(after))
+        redistribution = Redistribution(read(before), read(after))
         pieces = {
             rank: torch.randn(piece.shape, dtype=torch.float64)
-            for rank, piece in pieces_of(torch.zeros(relay.source.shape, dtype=torch.float64), relay.source).items()
+            for rank, piece in pieces_of(
+                torch.zeros(redistribution.source.shape, dtype=torch.float64), redistribution.source
+            ).items()
         }
         gradients = {
             rank: torch.randn(piece.shape, dtype=torch.float64)
-            for rank, piece in pieces_of(torch.zeros(relay.source.shape, dtype=torch.float64), relay.target).items()
+            for rank, piece in pieces_of(
+                torch.zeros(redistribution.source.shape, dtype=torch.float64), redistribution.target
+            ).items()
         }
-        wanted, back = relay._run(pieces), relay.backward._run(gradients)
+        wanted, back = redistribution._run(pieces), redistribution.backward._run(gradients)
         given_.append(
-            (before, after, pieces, gradients, wanted, {rank: piece * relay.factor for rank, piece in back.items()})
+            (
+                before,
+                after,
+                pieces,
+                gradients,
+                wanted,
+                {rank: piece * redistribution.factor for rank, piece in back.items()},
+            )
         )
-    found = ranks(4).run(relays.run_and_differentiate, [case[:4] for case in given_])
+    found = ranks(4).run(run_and_differentiate, [case[:4] for case in given_])
     for rank, results in enumerate(found):
         for (before, after, _, _, wanted, back), (made, gradient) in zip(given_, results, strict=True):
             assert torch.equal(made, wanted[rank]) and torch.equal(gradient, back[rank]), (before, after, rank)
@@ -176,14 +187,14 @@ def test_between_meshes_on_processes() -> None:
     """Two ranks to three, one of them among both, and the gradient back."""
     source = typed(Mesh(dp=2), DistAttr.split("dp", None), (5, 4))
     target = typed(Mesh({"x": 3}, ranks=[1, 2, 3]), DistAttr.split(None, "x"), (5, 4))
-    relay, whole = Redistribution(source, target), torch.randn(5, 4, dtype=torch.float64)
-    found = ranks(4).run(relays.there_and_back, source, target, pieces_of(whole, source))
+    redistribution, whole = Redistribution(source, target), torch.randn(5, 4, dtype=torch.float64)
+    found = ranks(4).run(there_and_back, source, target, pieces_of(whole, source))
     wanted, back = pieces_of(whole, target), pieces_of(whole, source)
     for rank, (there, again) in enumerate(found):
         assert (there is None) == (rank not in wanted) and (again is None) == (rank not in back)
         assert there is None or torch.equal(there, wanted[rank])
         assert again is None or torch.equal(again, back[rank])
-    assert relay.backward.target == source
+    assert redistribution.backward.target == source
 
 
 # -- in the joint graph --------------------------------------------------------------------------------------------
@@ -229,9 +240,9 @@ def test_in_the_joint_graph(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("after", ["f32[4/dp 4]", "f32[4 4] +dp", "f32[4/dp 4/tp]", "f32[4/tp 4]"])
 def test_pieces_that_a_rank_does_not_have_are_refused(after: str) -> None:
-    relay = Redistribution(relays.read("f32[4/dp 4]"), relays.read(after))
+    redistribution = Redistribution(read("f32[4/dp 4]"), read(after))
     pieces = {rank: torch.zeros(2, 4) for rank in range(4)}
-    relay.simulate(pieces)
+    redistribution.simulate(pieces)
     for wrong, said in [
         (
             {**pieces, 1: torch.zeros(4, 4)},
@@ -251,8 +262,8 @@ def test_pieces_that_a_rank_does_not_have_are_refused(after: str) -> None:
         ),
     ]:
         with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
-            relay.simulate(wrong)
-    here = relay.on(0, {})
+            redistribution.simulate(wrong)
+    here = redistribution.on(0, {})
     with pytest.raises(ValueError, match=re.escape("rank 0 has a piece [2, 4]")):
         here(torch.zeros(4, 2))
     with pytest.raises(
