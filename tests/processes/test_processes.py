@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import calls
+import calls_of_models
+import calls_of_optimizers
+import calls_of_states
 import calls_of_steps
+import calls_refused
 import gathers
 import loops
 import pytest
@@ -56,26 +59,45 @@ def test_loop_of_another_model_of_one_process(name: str, sizes: dict[str, int]) 
     loops.loop_alike(name, sizes, 1, 3)
 
 
-def in_gathers(*case: str) -> Any:
-    return pytest.param(*case, marks=pytest.mark.sweep("test_no_gather_is_coalesced runs it"))
+def in_gathers(case: Callable[..., None]) -> Any:
+    return pytest.param(case, marks=pytest.mark.sweep("test_no_gather_is_coalesced runs it"))
 
 
-CALLS = ["inputs_and_outputs", in_gathers("inputs_with_gradients"), "gradients_of_some_outputs", "frozen_and_tied",
-         "first_ranks_values", "captured_again", "bad_calls", "sizes_of_one", "cache",
-         "fused_optimizer", "values_that_differ", "backwards_that_differ", "modes_that_differ",
-         "loaded_values_of_the_first_rank", "randomness", "wrapped_layers"]  # fmt: skip
+CALLS = [
+    calls_of_models.inputs_and_outputs,
+    in_gathers(calls_of_models.inputs_with_gradients),
+    calls_of_models.gradients_of_some_outputs,
+    calls_of_models.frozen_and_tied,
+    calls_of_states.first_ranks_values,
+    calls_of_models.captured_again,
+    calls_refused.bad_calls,
+    calls_of_models.sizes_of_one,
+    calls_of_models.cache,
+    calls_of_optimizers.fused_optimizer,
+    calls_refused.values_that_differ,
+    calls_refused.backwards_that_differ,
+    calls_refused.modes_that_differ,
+    calls_of_states.loaded_values_of_the_first_rank,
+    calls_of_models.randomness,
+    calls_of_models.wrapped_layers,
+]
 
 
-ON_TWO = {"frozen_and_tied", "captured_again", "cache", "wrapped_layers"}  # ranks: one axis shows it
+ON_TWO = {  # ranks: one axis shows it
+    calls_of_models.frozen_and_tied,
+    calls_of_models.captured_again,
+    calls_of_models.cache,
+    calls_of_models.wrapped_layers,
+}
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_calls(name: str) -> None:
-    ranks(2 if name in ON_TWO else 4).run(getattr(calls, name))
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_calls(function: Callable[..., None]) -> None:
+    ranks(2 if function in ON_TWO else 4).run(function)
 
 
 SINGLE: list[Callable[..., None]] = [
-    calls.inputs_with_gradients,
+    calls_of_models.inputs_with_gradients,
     calls_of_steps.loaded_states,
     calls_of_steps.moved_by_zero,
 ]
@@ -89,7 +111,7 @@ def test_no_gather_is_coalesced() -> None:
     ), "it would be seen"
     cases = [
         *((function,) for function in SINGLE),
-        (calls.state_dicts, "llama"),
+        (calls_of_states.state_dicts, "llama"),
         (weights.initialized, "mlp", "own", {"dp": 2, "tp": 2}),
     ]
     for function, *args in cases:
@@ -99,13 +121,13 @@ def test_no_gather_is_coalesced() -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.sweep("test_no_gather_is_coalesced runs it for llama")
 def test_state_dicts(name: str) -> None:
-    ranks(4).run(calls.state_dicts, name)
+    ranks(4).run(calls_of_states.state_dicts, name)
 
 
 def test_the_readmes_loop() -> None:
     text = (Path(__file__).parents[2] / "README.md").read_text()
     (code,) = [block for block in re.findall(r"```py\n(.*?)```", text, re.DOTALL) if "torch.optim." in block]
-    ranks(4).run(calls.readme_loop, code)
+    ranks(4).run(calls_of_optimizers.readme_loop, code)
 
 
 NAMED = [("mixtral", {"tp": 2}), ("resnet", {"dp": 2})]

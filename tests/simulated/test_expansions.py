@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from equality import check_equal
-from rule_calls import TABLE, Call, call, made
-from rule_calls import F as floats
-from rule_calls import I as integers
+from operands import Call, call, made
+from operands import F as floats
+from operands import I as integers
+from rule_calls import TABLE
 from shared_captures import shared_captures  # noqa: F401
 from torch import nn
 

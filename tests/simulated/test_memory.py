@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import calls
+import calls_of_optimizers
 import loops
 import pytest
 import torch
@@ -56,6 +56,6 @@ def test_the_peak_of_a_step(name: str) -> None:
 @pytest.mark.processes
 def test_many_steps() -> None:
     """On four processes, 60 steps with a megabyte in each of several collectives: no more tensors, no more memory."""
-    for tensors, grown in ranks(4).run(calls.many_steps, 60):
+    for tensors, grown in ranks(4).run(calls_of_optimizers.many_steps, 60):
         assert tensors <= 0
         assert grown < 32 * 2**20

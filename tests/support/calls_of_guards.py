@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 
 import torch
-from calls import refused
 from equality import TOLERANCE, relative
+from error_texts import refused
 from guarded_models import Reader, Weighted
 from torch import distributed
 

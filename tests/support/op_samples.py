@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rule_calls import Call
+from operands import Call
 
 from autopar.capture.decompose.batch_norm import BATCH_NORM
 from autopar.capture.decompose.table import DECOMPOSITIONS

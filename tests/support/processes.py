@@ -23,7 +23,16 @@ from autopar import Mesh
 from autopar.runtime.processes.groups import process_groups
 
 LIMIT = 120  # seconds for one function
-PRELOADED = ["calls", "calls_of_steps", "zoo_architectures", "weights", "warmed"]  # before ranks are forked
+PRELOADED = [  # before ranks are forked
+    "calls_of_models",
+    "calls_of_optimizers",
+    "calls_of_states",
+    "calls_of_steps",
+    "calls_refused",
+    "zoo_architectures",
+    "weights",
+    "warmed",
+]
 THREADS = 300  # of a rank, above which it has made so many process groups that their idle loops slow down all tests
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from calls import refused
 from equality import relative
+from error_texts import refused
 from loops import text, whole
 from models import COLUMN_ROW, Residual
 from torch import distributed, nn

@@ -6,7 +6,11 @@ Each is small, and in training mode. Dropout is off unless it is asked for: ``AR
 from __future__ import annotations
 
 import torch
-from language_models import DECODERS, ENCODERS, MIXTURES, PAIRS, STATE_SPACES
+from decoder_models import DECODERS
+from encoder_decoder_models import PAIRS
+from encoder_models import ENCODERS
+from mixture_models import MIXTURES
+from state_space_models import STATE_SPACES
 from vision_models import VISIONS
 from zoo import (
     AUDIO,

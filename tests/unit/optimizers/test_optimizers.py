@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operands import F, K, P, call, made
 from optimizer_steps import NAMES, OPTIMIZERS, SHAPES, Stepped, drawn, take_step
-from rule_calls import F, K, P, call, made
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 

@@ -7,7 +7,8 @@ import re
 
 import pytest
 import torch
-from rule_calls import TABLE, made
+from operands import made
+from rule_calls import TABLE
 
 from autopar import Mesh
 from autopar.errors import TextError, VerifyError

@@ -11,22 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from rule_calls import (
-    CONVOLUTIONS,
-    NORMS,
-    SUM,
-    TABLE,
-    Call,
-    F,
-    I,
-    Operand,
-    P,
-    call,
-    convolution,
-    convolution_backward,
-    layer_norm_backward,
-    made,
-)
+from operands import Call, F, I, Operand, P, call, made
+from rule_calls import TABLE
+from rule_calls_convolution import CONVOLUTIONS, convolution, convolution_backward
+from rule_calls_loss import SUM
+from rule_calls_normalization import NORMS, layer_norm_backward
 
 from autopar.errors import ProofError
 from autopar.rules import Rule

@@ -1,0 +1,73 @@
+"""Give calls of ops that regroup, reorder, cut and join elements."""
+
+from __future__ import annotations
+
+from operands import Calls, F, call
+
+VIEWS = [
+    ((4, 6), (24,)), ((24,), (4, 6)), ((5, 3, 4), (15, 4)), ((15, 4), (5, 3, 4)), ((5, 3, 4), (5, 12)),
+    ((6, 4), (4, 6)), ((4, 1, 6), (4, 6)), ((4, 6), (1, 4, 1, 6)), ((2, 3, 4, 5), (6, 20)), ((6, 20), (2, 3, 4, 5)),
+    ((4, 6), (-1, 3)), ((), (1,)), ((1,), ()), ((7, 2), (2, 7)), ((4, 6), (8, 3)), ((3, 5), (3, 5)),
+    ((9, 2, 5), (3, 6, 5)),
+]  # fmt: skip
+VIEW = [call(F(*old), list(new)) for old, new in VIEWS]
+
+REGROUPING: Calls = [
+    ("view _unsafe_view reshape", VIEW),
+    ("t", [call(F(4, 5)), call(F(6)), call(F()), call(F(1, 5))]),
+    ("transpose.int", [call(F(4, 5), 0, 1), call(F(2, 3, 4), 0, -1), call(F(2, 3, 4, 5), 1, 2), call(F(4, 1), 1, 0),
+                       call(F(), 0, 0)]),
+    ("permute", [call(F(2, 3, 4), [2, 0, 1]), call(F(4, 5), [-1, 0]), call(F(2, 3, 4, 5), [0, 2, 1, 3]),
+                 call(F(), [])]),
+    ("unsqueeze", [call(F(4, 5), k) for k in (0, 1, 2, -1)] + [call(F(), 0)]),
+    ("squeeze", [call(F(3, 1, 2)), call(F(1, 1)), call(F(2, 3)), call(F())]),
+    ("squeeze.dim", [call(F(4, 1, 3), 1), call(F(3, 1, 2), 0), call(F(4, 5, 1), -1), call(F(), 0)]),
+    ("squeeze.dims", [call(F(2, 1, 3, 1), [1, 3]), call(F(3, 1, 5), [0, 1]), call(F(3, 2), [])]),
+    ("expand", [call(F(4, 5), [3, 4, 5]), call(F(4, 1), [4, 5]), call(F(1, 5), [4, -1]), call(F(), [4]),
+                call(F(4, 1), [2, -1, 3]), call(F(4, 1), [4, 1])]),
+    ("slice.Tensor", [call(F(4, 5), 1, 1, 4), call(F(4, 5), 0, 2), call(F(3, 7), -1, 0, 9223372036854775807, 2),
+                      call(F(6), 0, 1, 3), call(F(2, 3, 4, 5), 2, 0, 2)]),
+    ("slice.Tensor", [call(F(4, 12), 1, 4, 12), call(F(12, 3), 0, 0, 8), call(F(20), 0, 4, 12),
+                      call(F(3, 12), -1, 4, 9223372036854775807)]),
+    ("slice_backward", [call(F(4, 8), [4, 12], 1, 4, 12, 1), call(F(8), [20], 0, 4, 12, 1)]),
+    ("split_with_sizes", [call(F(4, 12), [8, 4], 1), call(F(24), [12, 6, 6]), call(F(2, 10, 3), [4, 6], -2),
+                          call(F(4, 6), [6, 0], 1)]),
+    ("slice.Tensor", [call(F(4, 12), 1, 4, 8), call(F(12, 3), 0, 8, 9223372036854775807),
+                      call(F(3, 12), -1, -6, 9223372036854775807), call(F(12), 0, 1, 12, 3),
+                      call(F(5, 8), 1, 1, 9223372036854775807, 2), call(F(8), 0, -8, -4), call(F(6), 0, 0, 6)]),
+    ("select.int", [call(F(4, 5), 1, 2), call(F(4, 5), 0, -1), call(F(2, 3, 4), -2, 1), call(F(6), 0, 4)]),
+    ("slice_backward", [call(F(4, 3), [4, 5], 1, 1, 4, 1), call(F(2, 5), [4, 5], 0, 2, 4, 1),
+                        call(F(2, 3, 2), [2, 3, 4], -1, 0, 4, 2)]),
+    ("slice_backward", [call(F(4, 4), [4, 12], 1, 4, 8, 1), call(F(4, 3), [12, 3], 0, 8, 9223372036854775807, 1),
+                        call(F(3, 6), [3, 12], -1, -6, 9223372036854775807, 1), call(F(4), [12], 0, 1, 12, 3)]),
+    ("select_backward", [call(F(4), [4, 5], 1, 2), call(F(5), [4, 5], 0, -1), call(F(2, 4), [2, 3, 4], -2, 1),
+                         call(F(), [6], 0, 3)]),
+    ("slice_scatter", [call(F(4, 5), F(4, 3), 1, 1, 4), call(F(4, 5), F(2, 5), 0, 2, 4),
+                       call(F(4, 6), F(4, 3), -1, 0, 6, 2), call(F(4, 12), F(4, 4), 1, 4, 8)]),
+    ("select_scatter", [call(F(4, 5), F(4), 1, 2), call(F(4, 5), F(5), 0, -1), call(F(2, 3, 4), F(2, 4), -2, 1)]),
+    ("cat", [call([F(4, 4), F(4, 8)], 1), call([F(12), F(6), F(6)]), call([F(2, 4, 3), F(2, 6, 3)], -2),
+             call([F(4, 0), F(4, 6)], 1), call([F(0, 3), F(0, 3)])]),
+    ("cat", [call([F(4, 5), F(4, 3)], 1), call([F(4, 5), F(2, 5), F(1, 5)]), call([F(5), F(2)]),
+             call([F(2, 3, 4), F(2, 3, 4)], -1), call([F(4, 5)], 1)]),
+    ("stack", [call([F(4, 5), F(4, 5)], k) for k in (0, 1, 2, -1)] + [call([F(), F(), F()]), call([F(3, 4)], 1)]),
+    ("split_with_sizes", [call(F(4, 6), [2, 2, 2], 1), call(F(6), [3, 3]), call(F(2, 6, 3), [3, 3], -2),
+                          call(F(4, 5), [5], 1), call(F(4, 5), [2, 3], 1), call(F(4, 5), [1, 3]),
+                          call(F(2, 6, 3), [1, 2, 3], -2)]),
+    ("unbind.int unbind_copy.int", [call(F(4, 5), 1), call(F(4, 5)), call(F(2, 3, 4), -2), call(F(3))]),
+    ("repeat", [call(F(4, 5), [1, 2]), call(F(4, 5), [3, 2]), call(F(5), [2, 3]), call(F(4, 1), [1, 3]), call(F(), [3]),
+                call(F(2, 3, 4), [2, 1, 2])]),
+    ("flip", [call(F(4, 5), [1]), call(F(4, 5), [0, -1]), call(F(6), [0]), call(F(2, 3, 4), [-2])]),
+    ("roll", [call(F(4, 5), [1], [1]), call(F(4, 5), [2]), call(F(2, 3, 4), [1, -1], [0, -1]), call(F(6), [2], [0])]),
+    ("diagonal", [call(F(4, 5)), call(F(4, 5), 1), call(F(2, 4, 3), 0, 1, 2), call(F(3, 4, 5), -1, 0, -1)]),
+    ("diagonal_backward",
+     [call(F(4), [4, 5], 0, 0, 1), call(F(2, 3), [2, 4, 3], 0, 1, 2), call(F(4, 2), [3, 4, 5], -1, 0, 2)]),
+    ("tril triu", [call(F(4, 5)), call(F(3, 4, 5), 1), call(F(2, 3, 4, 4), -1)]),
+    ("constant_pad_nd", [call(F(4, 5), [1, 2]), call(F(4, 5), [0, 0, 1, 1], 2.0), call(F(2, 3, 4), [1, 0, 0, 2]),
+                         call(F(6), [-1, -2])]),
+    ("rot90", [call(F(4, 5)), call(F(2, 3, 4), 2, [0, 2]), call(F(2, 3, 4), -1, [1, 2]), call(F(4, 5), 4)]),
+    # seldom ones, of which torch's samples have none, or too few
+    ("squeeze_copy.dims", [call(F(2, 1, 3, 1), [1, 3]), call(F(3, 1, 5), [0, 1])]),
+    ("slice_copy.Tensor", [call(F(4, 5), 1, 1, 4), call(F(4, 5), 0, 2)]),
+    ("select_copy.int", [call(F(4, 5), 1, 2), call(F(4, 5), 0, -1)]),
+    ("unsafe_split_with_sizes", [call(F(4, 6), [2, 2, 2], 1), call(F(4, 5), [2, 3], 1)]),
+]  # fmt: skip
