@@ -1,4 +1,4 @@
-"""How long a program takes to print, to parse, to compare and to verify, in CPU milliseconds.
+"""Measure how long a program takes to print, to parse, to compare and to verify, in CPU milliseconds.
 
 The program is that of a Llama under ``LLAMA_PLAN`` on a mesh of four: as reshard is given it, as reshard leaves it, and
 the local program of one rank. *new* is the parsing of a text of which no line was read before in the process, *known*

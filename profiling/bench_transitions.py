@@ -73,7 +73,7 @@ DEFAULT, LEAST = "DTensor", "DTensor, min-cost"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--machine", default="NVIDIA H100 80GB HBM3", help="whose prices are told")
+    parser.add_argument("--machine", default="NVIDIA H100 80GB HBM3", help="whose prices are shown")
     parser.add_argument("--repeat", type=positive, default=5)
 
 

@@ -131,13 +131,13 @@ def _reason(error: Exception) -> str:
 def _reader(folder: Path, metadata: Metadata) -> StorageReader:
     kind: Any = FileSystemReader if (folder / METADATA).is_file() else HuggingFaceStorageReader
 
-    class Reader(kind):
+    class ReaderOfKnownMetadata(kind):
         """Returns the metadata that has been read already."""
 
         def read_metadata(self, *_: Any, **__: Any) -> Metadata:
             return metadata
 
-    return Reader(str(folder))
+    return ReaderOfKnownMetadata(str(folder))
 
 
 def _metadata(folder: Path, allow_pickle: bool) -> Metadata:

@@ -65,12 +65,12 @@ def load(folder: str | os.PathLike[str], state: Mapping[str, Any], *, strict: bo
 
     from torch.distributed import checkpoint  # imported here because it takes half a second
 
-    from autopar.checkpoint.reading import Reader, ReadPlanner
+    from autopar.checkpoint.reading import CheckpointReader, ReadPlanner
 
     with torch_failures(f"{path} could not be loaded", group):
         checkpoint.load(
             dict(tensors),
-            storage_reader=Reader(path, manifest),
+            storage_reader=CheckpointReader(path, manifest),
             planner=ReadPlanner(pieces),
             process_group=group,
             no_dist=is_single_process(),

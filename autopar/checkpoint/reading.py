@@ -74,7 +74,7 @@ class ReadPlanner(LoadPlanner):
         pass
 
 
-class Reader(StorageReader):
+class CheckpointReader(StorageReader):
     """Reads the files of one checkpoint, in stretches."""
 
     def __init__(self, checkpoint: Path, manifest: Manifest) -> None:

@@ -31,7 +31,7 @@ from autopar.runtime.simulation.pieces import join
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-Given = spec.Spec | DistAttr | Sequence[Any]  # a plan's tuple, a DistAttr, or placements
+AnyLayout = spec.Spec | DistAttr | Sequence[Any]  # a plan's tuple, a DistAttr, or placements
 Pieces = torch.Tensor | Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # this rank's piece, or those of all ranks
 
 EVEN = "the global shape is taken from the piece, as if all pieces were equal; give shape= where they are uneven"
@@ -40,14 +40,19 @@ TIMEOUT = 60.0  # seconds, as parallelize has
 
 @overload
 def redistribute(
-    piece: torch.Tensor, mesh: Mesh | DeviceMesh, source: Given, target: Given, *, shape: Sequence[int] | None = None
+    piece: torch.Tensor,
+    mesh: Mesh | DeviceMesh,
+    source: AnyLayout,
+    target: AnyLayout,
+    *,
+    shape: Sequence[int] | None = None,
 ) -> torch.Tensor: ...
 @overload
 def redistribute(
     piece: Mapping[int, torch.Tensor],
     mesh: Mesh | DeviceMesh,
-    source: Given,
-    target: Given,
+    source: AnyLayout,
+    target: AnyLayout,
     *,
     shape: Sequence[int] | None = None,
 ) -> dict[int, torch.Tensor]: ...
@@ -55,13 +60,13 @@ def redistribute(
 def redistribute(
     piece: Sequence[torch.Tensor],
     mesh: Mesh | DeviceMesh,
-    source: Given,
-    target: Given,
+    source: AnyLayout,
+    target: AnyLayout,
     *,
     shape: Sequence[int] | None = None,
 ) -> Sequence[torch.Tensor]: ...
 def redistribute(
-    piece: Pieces, mesh: Mesh | DeviceMesh, source: Given, target: Given, *, shape: Sequence[int] | None = None
+    piece: Pieces, mesh: Mesh | DeviceMesh, source: AnyLayout, target: AnyLayout, *, shape: Sequence[int] | None = None
 ) -> Pieces:
     """Bring a tensor from one layout on ``mesh`` to another.
 
@@ -123,7 +128,7 @@ def redistribute(
 
 
 def _simulated(
-    pieces: Mapping[int, torch.Tensor], mesh: Mesh, source: Given, target: Given, shape: Sequence[int] | None
+    pieces: Mapping[int, torch.Tensor], mesh: Mesh, source: AnyLayout, target: AnyLayout, shape: Sequence[int] | None
 ) -> dict[int, torch.Tensor]:
     redistribution = _redistribution(*_ends(pieces[mesh.ranks[0]], mesh, source, target, shape))
     for rank in mesh.ranks:
@@ -173,7 +178,7 @@ def _on_processes() -> bool:
 
 
 def _of_one_rank(
-    piece: torch.Tensor, mesh: Mesh, device_mesh: DeviceMesh | None, source: Given, target: Given,
+    piece: torch.Tensor, mesh: Mesh, device_mesh: DeviceMesh | None, source: AnyLayout, target: AnyLayout,
     shape: Sequence[int] | None,
 ) -> torch.Tensor:  # fmt: skip
     _check_plain(piece, "the piece")
@@ -190,7 +195,7 @@ def _of_one_rank(
     try:
         if distributed.is_initialized() and distributed.get_rank() in mesh:
             _check(redistribution, distributed.get_rank(), piece, shape)
-    except ValueError as error:  # the other ranks are told, so that they do not wait for this one
+    except ValueError as error:  # the other ranks get the error too, so that they do not wait for this one
         wrong = error
     words = f"redistribute {print_type(redistribution.source)} to {print_type(redistribution.target)}"
     words += f" ({EVEN})" * (shape is None) + f", but {wrong}" * (wrong is not None)
@@ -202,12 +207,12 @@ def _of_one_rank(
     return made
 
 
-_relays: WeakKeyDictionary[Job, dict[Redistribution, RedistributionOnRank]] = WeakKeyDictionary()
+_compiled: WeakKeyDictionary[Job, dict[Redistribution, RedistributionOnRank]] = WeakKeyDictionary()
 
 
 def _on_rank(redistribution: Redistribution, job: Job) -> RedistributionOnRank:
     """The redistribution as functions of this rank, which are compiled once in a job."""
-    made = _relays.setdefault(job, {})
+    made = _compiled.setdefault(job, {})
     if redistribution not in made:
         made[redistribution] = redistribution.on(job.rank, job.groups, job.device)
     return made[redistribution]
@@ -222,7 +227,7 @@ def _redistribution(source: TensorType, target: TensorType) -> Redistribution:
 
 
 def _ends(
-    piece: torch.Tensor, mesh: Mesh, source: Given, target: Given, shape: Sequence[int] | None
+    piece: torch.Tensor, mesh: Mesh, source: AnyLayout, target: AnyLayout, shape: Sequence[int] | None
 ) -> tuple[TensorType, TensorType]:
     """The types of the value before and after."""
     whole = _shape_of(source, piece, mesh) if shape is None else _checked_shape(shape, piece)
@@ -248,13 +253,13 @@ def _checked_shape(shape: Any, piece: torch.Tensor) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _shape_of(source: Given, piece: torch.Tensor, mesh: Mesh) -> tuple[int, ...]:
+def _shape_of(source: AnyLayout, piece: torch.Tensor, mesh: Mesh) -> tuple[int, ...]:
     """The global shape, if all pieces have the size of this one. The sizes of a merged dim's parts are global."""
     if isinstance(source, DistAttr):
         _check_attr("source", source, piece.dim(), mesh)
         dims: Sequence[Dim] = source.dims
     elif spec.is_placements(source):
-        _attr("source", source, [0] * piece.dim(), mesh)  # refuses dims that are not there
+        _attr("source", source, [0] * piece.dim(), mesh)  # refuses dims that the value lacks
         axes = spec.axes_of(source, piece.dim(), mesh)
         dims = [((None, tuple(some)),) for some in axes]
     else:
@@ -268,7 +273,7 @@ def _size_of(dim: Dim, piece: int, mesh: Mesh) -> int:
     return math.prod(sizes) if len(sizes) == len(dim) else piece * mesh.count(axis for _, axes in dim for axis in axes)
 
 
-def _attr(subject: str, given: Given, shape: Sequence[int], mesh: Mesh) -> DistAttr:
+def _attr(subject: str, given: AnyLayout, shape: Sequence[int], mesh: Mesh) -> DistAttr:
     """The DistAttr of a layout that the user gives."""
     if isinstance(given, DistAttr):
         _check_attr(subject, given, len(shape), mesh)
@@ -276,7 +281,7 @@ def _attr(subject: str, given: Given, shape: Sequence[int], mesh: Mesh) -> DistA
     return spec.attr_of(_subject(subject, given), given, "the value", shape, mesh, pending=True)
 
 
-def _subject(subject: str, given: Given) -> str:
+def _subject(subject: str, given: AnyLayout) -> str:
     return f"{subject}={shown(given)}"
 
 

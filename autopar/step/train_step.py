@@ -105,8 +105,10 @@ class TrainStep:
 
     @property
     def captures(self) -> int:
-        """The number of captured micro-batches: The number of captures that are kept. They differ in structure, shapes
-        or dtypes of arguments, mode, guarded Python values or parameter groups."""
+        """The number of captured micro-batches.
+
+        They differ in structure, shapes or dtypes of arguments, mode, guarded Python values or parameter groups.
+        """
         return len(self._captured.micros)
 
     def local(self, rank: int) -> Step:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import math
 import pickle
-import random
 import shutil
-import warnings
 from pathlib import Path
-from typing import Any
 
 import checkpoints
-import numpy as np
 import pytest
 import strategies
 import torch
-from checkpoints import MESHES, Malicious, empty, loaded, placed, same, saved, whole
-from hypothesis import example, given, settings
+from checkpoints import MESHES, Malicious, empty, loaded, placed, saved, whole
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import ranks
 from safetensors.torch import load_file
@@ -25,7 +19,6 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from typer.testing import CliRunner
 
 from autopar import checkpoint
-from autopar.checkpoint import files, pieces, values
 from autopar.cli.app import app
 from autopar.errors import CheckpointError
 from autopar.torch_private import strided_shard
@@ -101,143 +94,7 @@ def test_no_rank_holds_a_whole_tensor(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
 
 
-# -- values -------------------------------------------------------------------------------------------------------
-
-SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=4), st.binary(max_size=4),
-    st.sampled_from(["$tensor", "$", "a/b", "~1", "", "0"]),
-    st.integers(0, 3).map(lambda n: torch.arange(n)),
-)  # fmt: skip
-KEYS = st.one_of(
-    st.integers(-2, 2), st.sampled_from(["$tensor", "$items", "a/b", "a~1b", "a", "b", "", "0"]), st.text(max_size=3)
-)
-
-
-def keys_apart(state: dict[Any, Any]) -> bool:
-    return len({str(key) for key in state}) == len(state)
-
-
-TREES = st.recursive(
-    SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple),
-                                     st.dictionaries(KEYS, inner, max_size=3).filter(keys_apart))
-)  # fmt: skip
-
-
-@settings(deadline=None)
-@given(st.dictionaries(KEYS, TREES, max_size=4).filter(keys_apart))
-@example({0: [torch.arange(1)], "": [[torch.arange(2)]]})  # an empty key has a name of its own
-def test_values_come_back_as_they_were(state: dict[Any, Any]) -> None:
-    tensors, tree = values.encode_state(state)
-    same(values.decode_state(json.loads(json.dumps(tree, allow_nan=False)), tensors), state)
-    assert set(tensors) <= set(values.names(tree))
-
-
-def test_generators_come_back_as_they_were(tmp_path: Path) -> None:
-    state = {
-        "torch": torch.get_rng_state(), "numpy": np.random.get_state(),
-        "new": np.random.default_rng(7).bit_generator.state, "python": random.getstate(), "lr": np.float64(0.1),
-        "size": torch.Size((2, 3)), "nan": float("nan"), "count": np.int64(3),
-    }  # fmt: skip
-    checkpoint.save(tmp_path, state)
-    again = checkpoint.load(tmp_path, dict(state, torch=torch.zeros_like(state["torch"])))
-    assert (
-        torch.equal(again["torch"], state["torch"])
-        and again["python"] == state["python"]
-        and again["new"] == state["new"]
-    )
-    assert math.isnan(again["nan"]) and (again["lr"], again["size"], again["count"]) == (0.1, (2, 3), 3)
-    np.testing.assert_equal(again["numpy"], state["numpy"])
-    np.random.set_state(again["numpy"])
-
-
-class Layer(torch.nn.Linear):
-    pass
-
-
-REFUSED: dict[str, tuple[Any, str]] = {
-    "a "
-    "module": ({"model": Layer(2, 2)},
-               "TypeError: model is a Layer, which a checkpoint cannot keep as data; pass its state_dict()"),
-    "a "
-    "dtype": ({"a": {"b": torch.float32}},
-              "TypeError: a/b is a dtype, which a checkpoint cannot keep as data; save tensors, numbers, texts, "
-              "bytes, lists, tuples, dicts and None"),
-    "a key": ({"a": {1.5: 2}}, "TypeError: a has the key 1.5; a checkpoint keeps keys that are texts or whole numbers"),
-    "objects": ({"a": np.array([object()])},
-                "TypeError: a is a ndarray, which a checkpoint cannot keep as data; save tensors"),
-    "one "
-    "name": ({"a": {0: torch.ones(1), "0": torch.ones(1)}},
-             "ValueError: two tensors of the state are called a/0; give them other keys"),
-    "no "
-    "dict": ([torch.ones(1)],
-             'TypeError: the state is a list; pass a dict, such as {"model": model.state_dict(), "step": 7}'),
-    "meta": ({"w": torch.empty(2, device="meta")},
-             "ValueError: w is on the meta device and has no values; to_empty() and init it"),
-    "sparse": ({"w": torch.eye(2).to_sparse()},
-               "TypeError: w is sparse_coo, which a checkpoint cannot keep; it keeps dense tensors of float64, "
-               "float32"),
-    "complex": ({"w": torch.zeros(2, dtype=torch.complex128)},
-                "TypeError: w is complex128 [2], which a checkpoint cannot keep; it keeps dense tensors of float64"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_data_is_refused(tmp_path: Path, case: str) -> None:
-    state, message = REFUSED[case]
-    how, text = checkpoints.told(lambda: checkpoint.save(tmp_path / "new", state))
-    assert f"{how}: {text}".startswith(message)
-    assert not (tmp_path / "new").exists()
-
-
-# -- stretches ----------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(data=st.data())
-def test_stretches_are_the_part_that_is_wanted(data: st.DataObject) -> None:
-    sizes = data.draw(strategies.shapes(min_size=1))
-    start = tuple(data.draw(st.integers(0, n - 1)) for n in sizes)
-    lengths = tuple(data.draw(st.integers(1, n - a)) for n, a in zip(sizes, start, strict=True))
-    limit, row = data.draw(st.sampled_from([1, 8, 40, 10**6])), data.draw(st.sampled_from([1, 8, 40]))
-    stored = torch.arange(math.prod(sizes)).reshape(sizes)
-    filled = torch.full(lengths, -1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "STRETCH", limit)
-        patch.setattr(pieces, "ROW", row)
-        for one in pieces.stretches(sizes, start, lengths, 2):
-            count = math.prod(one.sizes)
-            assert count * 2 <= max(limit, row, 2 * sizes[-1] if sizes else 2)
-            filled[one.target] = stored.reshape(-1)[one.first : one.first + count].reshape(one.sizes)[one.wanted]
-    assert torch.equal(filled, stored[tuple(slice(a, a + n) for a, n in zip(start, lengths, strict=True))])
-
-
-# -- the folder ---------------------------------------------------------------------------------------------------
-
-
-def test_old_ones_go_when_the_new_one_is_whole(tmp_path: Path) -> None:
-    def there() -> list[str]:
-        return sorted(path.name for path in tmp_path.iterdir())
-
-    assert checkpoint.latest(tmp_path) is None and checkpoint.latest(tmp_path / "none") is None
-    first = saved(str(tmp_path), 1, "one process")
-    copy = tmp_path / "best"
-    Path(first).rename(copy)  # a name of one's own is left alone
-    for step in range(2, 5):
-        path = Path(saved(str(tmp_path), step, "one process"))
-        assert checkpoint.latest(tmp_path) == path
-        assert (tmp_path / "latest").read_text() == f"{path.name}\n"
-    assert there() == ["best", "checkpoint-000002", "checkpoint-000003", "latest"]
-    (tmp_path / ".writing-000007-12ab").mkdir()
-    checkpoint.save(tmp_path, whole(5), keep=None)
-    assert there() == ["best", "checkpoint-000002", "checkpoint-000003", "checkpoint-000008", "latest"]
-    checkpoint.save(tmp_path, whole(6), keep=1)
-    assert there() == ["best", "checkpoint-000009", "latest"]
-    loaded(str(copy), 1, "one process")
-    for keep in (0, -1, True, 1.5):
-        with pytest.raises(
-            ValueError, match=r"keep=.* would leave no checkpoint; keep 1 or more, or all with keep=None"
-        ):
-            checkpoint.save(tmp_path, whole(7), keep=keep)
+# -- files -------------------------------------------------------------------------------------------------------
 
 
 def test_files_are_safetensors(tmp_path: Path) -> None:
@@ -250,56 +107,6 @@ def test_files_are_safetensors(tmp_path: Path) -> None:
         whole(2)["model"]["up.weight"],
     )
     assert torch.equal(found["optimizer/state/scale/exp_avg"], whole(2)["optimizer"]["state"]["scale"]["exp_avg"])
-
-
-def test_paths_as_a_shell_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder in the user's own, relative ones, and links: to a folder, to a checkpoint, and among checkpoints."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    state = {"step": 1}
-    assert checkpoint.save("~/own", state) == tmp_path / "own" / "checkpoint-000001" == checkpoint.latest("~/own")
-    (tmp_path / "link").symlink_to("own")
-    (tmp_path / "one").symlink_to("own/checkpoint-000001")
-    assert checkpoint.save("link", state | {"step": 2}) == Path("link/checkpoint-000002")
-    assert [checkpoint.load(path, state)["step"] for path in ("~/own", "own", "link", "one")] == [2, 2, 2, 1]
-    (tmp_path / "own" / "checkpoint-000001").rename("elsewhere")
-    (tmp_path / "own" / "checkpoint-000001").symlink_to(tmp_path / "elsewhere")
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        checkpoint.save("own", state, keep=1)
-    assert not [one for one in warned if "tidied" in str(one.message)]
-    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["checkpoint-000003", "latest"]
-    assert checkpoint.load("elsewhere", state)["step"] == 1
-
-
-def test_two_jobs_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The save of the second one ends that of the first with an error; what is there is whole."""
-    create = files.create
-
-    def while_the_other_saves(path: Path) -> Any:
-        monkeypatch.setattr(files, "create", create)
-        checkpoint.save(tmp_path, {"w": torch.ones(2), "step": 9})
-        return create(path)
-
-    monkeypatch.setattr(files, "create", while_the_other_saves)
-    with pytest.raises(
-        CheckpointError,
-        match=r"/\.writing-000001-\w+ was removed while it was written, as a save of another job does; give each job "
-        r"a folder of its own$",
-    ):
-        checkpoint.save(tmp_path, {"w": torch.zeros(2), "step": 1})
-    assert checkpoint.load(tmp_path, {"w": torch.zeros(2), "step": 0})["step"] == 9
-
-
-def test_a_folder_that_cannot_be_tidied_is_told(tmp_path: Path) -> None:
-    (tmp_path / "latest").mkdir()
-    with pytest.warns(
-        UserWarning,
-        match=r"checkpoint-000001 is complete, but old checkpoints could not be removed: "
-        r".*latest",
-    ):
-        saved(str(tmp_path), 1, "one process")
-    loaded(str(tmp_path), 1, "one process")
 
 
 # -- what does not fit, and what is there --------------------------------------------------------------------------

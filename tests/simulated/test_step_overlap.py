@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import steps
 import torch
-from early_steps import code, made, named, places, random_pieces, text
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from overlapped_steps import code, made, named, places, random_pieces, text
 from processes import ranks
 from transformers_models import llama
 

@@ -1,4 +1,4 @@
-"""Read what stands behind ``=`` on the line of a value, as it is written. Nothing here depends on other lines."""
+"""Read the text after ``=`` on the line of a value. Nothing here depends on other lines."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Element:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OpCall:
     """A call of an op or transfer.
 
     Attributes:
@@ -76,7 +76,7 @@ class Call:
     started: bool
 
 
-Definition = Placeholder | Content | Element | Call
+Definition = Placeholder | Content | Element | OpCall
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class _Reader:
         cursor.sign("]")
         return Element(source, index)
 
-    def call(self, target: Any, started: bool) -> Call:
+    def call(self, target: Any, started: bool) -> OpCall:
         transfer = target in transfers.BY_FUNCTION
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -162,7 +162,7 @@ class _Reader:
             self.check_transfer(target, args, kwargs)
         elif wrong := misplaced(target, args, kwargs, Operand):
             raise cursor.error(wrong)
-        return Call(target, tuple(args), kwargs, tuple(self.operands), started)
+        return OpCall(target, tuple(args), kwargs, tuple(self.operands), started)
 
     def check_transfer(self, function: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any]) -> None:
         name = function.__name__
@@ -196,7 +196,7 @@ def read_definition(cursor: Cursor) -> Definition:
 
 def stays(definition: Definition) -> bool:
     """Whether the same text always means this. An op of a user's library may be registered anew."""
-    target = definition.target if isinstance(definition, Call) else None
+    target = definition.target if isinstance(definition, OpCall) else None
     return not isinstance(target, OpOverload) or target.namespace in ("aten", "autopar")
 
 

@@ -16,7 +16,7 @@ from autopar.ir.record import PHASES
 from autopar.ir.text.definitions import Definition, read_definition, stays
 from autopar.ir.text.header import Header, types_under
 from autopar.ir.text.memo import Memo
-from autopar.ir.text.results import Results
+from autopar.ir.text.results import ResultParser
 from autopar.ir.text.tokens import RESERVED, Cursor, can_name
 from autopar.ir.text.values import Values
 
@@ -44,7 +44,7 @@ class _Parser:
         self.cursor = Cursor()
         self.header = Header(self.cursor)
         self.values = Values(self.cursor, self.header)
-        self.results = Results(self.cursor, self.header, self.values)
+        self.results = ResultParser(self.cursor, self.header, self.values)
 
     def program(self, text: str, make: type[P]) -> P:
         for number, line in enumerate(text.splitlines(), 1):

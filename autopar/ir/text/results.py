@@ -13,7 +13,7 @@ from autopar.ir.text.values import Values
 Row = tuple[Result, fx.Node, Requirement | None]
 
 
-class Results:
+class ResultParser:
     """What the program gives.
 
     Attributes:

@@ -13,7 +13,7 @@ from autopar.ir import transfers
 from autopar.ir.constant import Constant
 from autopar.ir.nodes import make_node, record_of, set_record
 from autopar.ir.record import DTYPE_NAMES, PHASES, Record, Requirement, TensorType, ValueType
-from autopar.ir.text.definitions import Call, Content, Definition, Element, Need, Operand, Placeholder
+from autopar.ir.text.definitions import Content, Definition, Element, Need, OpCall, Operand, Placeholder
 from autopar.ir.text.header import Header
 from autopar.ir.text.tokens import Cursor
 
@@ -46,7 +46,7 @@ class Values:
         """Make the node of one line."""
         graph, phase = self.graph, self.phase
         match definition:
-            case Call(target, args, kwargs):
+            case OpCall(target, args, kwargs):
                 uses = self._uses_of(definition)
                 if definition.operands:
                     args, kwargs = self._filled(args), self._filled(kwargs)
@@ -88,7 +88,7 @@ class Values:
         requirements = tuple(uses)
         return requirements if self.header.has_uses or any(requirements) else ()
 
-    def _uses_of(self, call: Call) -> Uses:
+    def _uses_of(self, call: OpCall) -> Uses:
         """Return the requirements of the operands; transfers have none, and take one tensor."""
         transfer = call.target in transfers.BY_FUNCTION
         may_require = self.header.may_require and not transfer
@@ -97,7 +97,7 @@ class Values:
             self._check_transfer(call)
         return self.recorded(uses) if may_require else ()
 
-    def _check_transfer(self, call: Call) -> None:
+    def _check_transfer(self, call: OpCall) -> None:
         name = call.target.__name__
         if not call.operands:
             if self.header.level not in ("local", "scheduled"):  # there, the value to receive is on other ranks

@@ -167,7 +167,7 @@ def parts_of(
 
 
 def _runs(parts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Return the runs (start, count) of a dim in which a piece lies; none is empty.
+    """Return the runs (start, count) of a dim that a piece consists of; none is empty.
 
     ``parts``: (size, start, count) of each part of the dim, major first.
     """

@@ -31,7 +31,7 @@ from autopar.runtime.lowering.communication import Communication, Ranks
 from autopar.runtime.lowering.donated import Donated
 from autopar.runtime.lowering.in_place import write_overwritten, write_sum, write_updates
 from autopar.runtime.lowering.local_transfers import write_local_transfer
-from autopar.runtime.lowering.order import Kind, Line, order_of
+from autopar.runtime.lowering.order import Line, LineKind, order_of
 from autopar.runtime.lowering.source import Run, compiled
 
 
@@ -148,19 +148,19 @@ def _write(body: Body, order: Sequence[Line], communication: Communication, dona
     """Write the lines in their order."""
     for kind, nodes in order:
         match kind:
-            case Kind.COMPUTE if nodes[0].target in (transfers.send, transfers.recv):
+            case LineKind.COMPUTE if nodes[0].target in (transfers.send, transfers.recv):
                 communication.between_stages(nodes[0])
-            case Kind.COMPUTE if nodes[0].target in transfers.BY_FUNCTION:
+            case LineKind.COMPUTE if nodes[0].target in transfers.BY_FUNCTION:
                 write_local_transfer(body, nodes[0])
-            case Kind.COMPUTE:
+            case LineKind.COMPUTE:
                 body.compute(nodes[0])
-            case Kind.START:
+            case LineKind.START:
                 communication.start(nodes)
-            case Kind.FINISH:
+            case LineKind.FINISH:
                 communication.finish(nodes)
-            case Kind.ADD:
+            case LineKind.ADD:
                 write_sum(body, donated, nodes[0])
-            case Kind.OVERWRITE:
+            case LineKind.OVERWRITE:
                 write_overwritten(body, nodes[0])
-            case Kind.UPDATE:
+            case LineKind.UPDATE:
                 write_updates(body, donated, nodes)

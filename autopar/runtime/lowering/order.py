@@ -25,7 +25,7 @@ from autopar.runtime.lowering.buckets import Buckets
 from autopar.runtime.lowering.donated import Donated, overwritten, updated_together
 
 
-class Kind(Enum):
+class LineKind(Enum):
     """What a line of the order does with its values."""
 
     COMPUTE = "compute"
@@ -39,7 +39,7 @@ class Kind(Enum):
 class Line(NamedTuple):
     """One line of the order; ``nodes`` has one node, or the members of a bucket, or the updates of one op."""
 
-    kind: Kind
+    kind: LineKind
     nodes: tuple[fx.Node, ...]
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class _Order:
             self.read(node)
         return self.lines
 
-    def append(self, kind: Kind, *nodes: fx.Node) -> None:
+    def append(self, kind: LineKind, *nodes: fx.Node) -> None:
         self.lines.append(Line(kind, nodes))
 
     def read(self, node: fx.Node) -> None:
@@ -109,7 +109,7 @@ class _Order:
             members = self.started[node]
             for member in members:
                 del self.started[member]
-            self.append(Kind.FINISH, *members)
+            self.append(LineKind.FINISH, *members)
 
     def node(self, node: fx.Node) -> None:
         """Append the line of a node, and before it what its operands wait for."""
@@ -122,30 +122,30 @@ class _Order:
         self.computed.add(node)
         if node in self.updates or (is_getitem(node) and node.args[0] in self.updates):
             self.read(overwritten(node))
-            self.append(Kind.OVERWRITE, node)
+            self.append(LineKind.OVERWRITE, node)
             if node in self.donated.buckets:
                 self.update(self.donated.buckets[node])
         else:
             for operand in operands(node):
                 self.read(operand)
-            self.append(Kind.COMPUTE, node)
+            self.append(LineKind.COMPUTE, node)
 
     def add(self, sum: fx.Node) -> None:
         self.computed.add(sum)
         self.read(operands(sum)[1])
-        self.append(Kind.ADD, sum)
+        self.append(LineKind.ADD, sum)
 
     def update(self, updates: Sequence[fx.Node]) -> None:
         columns, _ = updated_together(updates)
         for value in (*itertools.chain(*columns), *operands(updates[0])):
             self.read(value)
-        self.append(Kind.UPDATE, *updates)
+        self.append(LineKind.UPDATE, *updates)
 
     def start(self, members: Sequence[fx.Node]) -> None:
         for node in members:
             self.read(operands(node)[0])
         self.started |= dict.fromkeys(members, tuple(members))
-        self.append(Kind.START, *members)
+        self.append(LineKind.START, *members)
 
     def bucket(self, members: Sequence[fx.Node]) -> None:
         """Start a bucket, and add the one before it to the sums."""

@@ -135,7 +135,7 @@ def _check_payloads(
     raise ChannelError(
         f"{where} has another {key} on rank {second} than on rank "
         f"{first}:\n{_line(first, left_task, lines)}{_line(second, right_task, lines)}the {key} is "
-        f"{left.get(key, 'not there')} on rank {first} and {right.get(key, 'not there')} on rank {second}; give both "
+        f"{left.get(key, 'absent')} on rank {first} and {right.get(key, 'absent')} on rank {second}; give both "
         f"ranks the same {key}"
     )
 

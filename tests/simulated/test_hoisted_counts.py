@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import steps
 import torch
-from early_steps import AnyGroup, code, made, named, places, random_pieces, text
 from equality import relative
+from overlapped_steps import AnyGroup, code, made, named, places, random_pieces, text
 from processes import ranks
 from torch import nn
 from transformers_models import llama
