@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,6 +37,15 @@ class PythonEffects:
         with value_checks_replaced(lambda: self.unchecked.append(user_line())):
             yield
         self.drawn = [name for name, state in _generators().items() if state != before[name]]
+
+    def warn(self) -> None:
+        """Warn of generators outside of torch: each call of the model draws from them, and a captured step does not."""
+        if self.drawn:
+            warnings.warn(
+                f"forward draws numbers from {' and '.join(self.drawn)}, and a captured step keeps the numbers of the "
+                f"first call\n  draw them with torch, or before the call, and pass them to forward",
+                stacklevel=2,
+            )
 
     def notes(self) -> list[str]:
         checks = [

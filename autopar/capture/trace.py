@@ -90,6 +90,7 @@ class Tracer:
         self.module = self._trace(fakes, tangents, seed)
         self.guards = Guards(list(self.model.named_modules(remove_duplicate=False)), self.reads.guards())
         self._warn_of_changes()
+        self.beside.warn()
         assert self.recorder.streams is not None
         self.draws = tuple(self.recorder.streams.draws)
         self.calls = self.recorder.calls

@@ -51,6 +51,12 @@ def folder_of(path: str | os.PathLike[str]) -> Path:
         ) from error
 
 
+def no_folder(path: Path) -> str:
+    """Return the error for a path that is not a folder."""
+    problem = f"{path} is a file, and no folder" if path.exists() else f"there is no folder {path}"
+    return f"{problem}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint in it"
+
+
 def checkpoints_at(path: Path) -> list[Path]:
     """Return the checkpoints at a path, the newest first: the path itself, or the checkpoints in it.
 
@@ -64,10 +70,7 @@ def checkpoints_at(path: Path) -> list[Path]:
             f"{path} cannot be read: {error.strerror}; name the folder that you passed to autopar.checkpoint.save"
         ) from error
     if not is_folder:
-        raise FileNotFoundError(
-            f"there is no folder {path}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint "
-            f"in it"
-        )
+        raise FileNotFoundError(no_folder(path))
     if (path / NAME).is_file() or NUMBERED.fullmatch(path.name):
         return [path]
     if checkpoints := checkpoints_in(path):

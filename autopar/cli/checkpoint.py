@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autopar.checkpoint.dcp import export_dcp, import_dcp
 from autopar.checkpoint.files import verify
-from autopar.checkpoint.folder import checkpoints_in, incompleteness_of, latest, read_manifest
+from autopar.checkpoint.folder import checkpoints_in, incompleteness_of, latest, no_folder, read_manifest
 from autopar.checkpoint.manifest import Manifest
 from autopar.checkpoint.values import leaves
 from autopar.errors import CheckpointError
@@ -56,10 +56,7 @@ def _printed(lines: Callable[[], Iterable[str]]) -> int:
 
 def _lines(path: Path, check: bool) -> Iterator[str]:
     if not path.is_dir():
-        raise CheckpointError(
-            f"there is no folder {path}; name the folder that you passed to autopar.checkpoint.save, or a checkpoint "
-            f"in it"
-        )
+        raise CheckpointError(no_folder(path))
     checkpoints = checkpoints_in(path)
     if checkpoints:
         newest = latest(path)

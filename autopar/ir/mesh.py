@@ -16,6 +16,7 @@ from autopar.errors import shown
 
 SEQUENCE, EXPERTS = "cp", "ep"  # axes with a meaning: cp splits the sequence; on ep each rank keeps its experts
 PIPELINE = "pp"  # the axis of pipeline stages
+MOST_RANKS = 2**20  # of a mesh; each takes memory here, and a mistyped size would exhaust it
 
 
 @dataclass(frozen=True, init=False, eq=True)
@@ -28,8 +29,8 @@ class Mesh:
         name: the name of a *stage* (a sub-mesh); ``None`` for a whole mesh.
 
     Raises:
-        ValueError: an axis size below one, a name that cannot be printed, or ranks that do not fit the grid, or do not
-            ascend along an axis.
+        ValueError: an axis size below one, more than ``MOST_RANKS`` ranks, a name that cannot be printed, or ranks that
+            do not fit the grid, or do not ascend along an axis.
         TypeError: axes without names, a name that is not a string, ranks that are not a list.
     """
 
@@ -58,6 +59,8 @@ class Mesh:
             )
         pairs = tuple((_axis_name(axis), _axis_size(axis, size)) for axis, size in {**axes, **sizes}.items())
         count = math.prod(size for _, size in pairs)
+        if count > MOST_RANKS:
+            raise ValueError(f"{self._grid(pairs)} has {count:,} ranks; a mesh has at most {MOST_RANKS:,}")
         ranks = tuple(range(count)) if ranks is None else _checked_ranks(ranks)
         if len(ranks) != count:
             of = self._grid(pairs) or "a mesh without axes"

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable
 from typing import ClassVar
 
+from autopar.errors import shown
 from autopar.ir.edit import Edit
 from autopar.ir.program_data import ProgramData
 from autopar.ir.text.parser import parse_program
@@ -42,6 +43,8 @@ class Program(ProgramData):
     @staticmethod
     def parse(text: str) -> Program:
         """Return the program that prints as ``text``; ``TextError`` names the line and what is wrong with it."""
+        if not isinstance(text, str):
+            raise TypeError(f"Program.parse takes the text of a program, not {shown(text)}")
         return parse_program(text, Program)
 
     def diff(self, other: Program | str) -> str:

@@ -125,7 +125,8 @@ class ModelProxy(AttributesOfModule):
     def initialize(self, init: Init | None = None, *, device: torch.device | str | None = None) -> None:
         """Give a model on meta the initial values of a single device. All ranks call it.
 
-        They are the values after ``to_empty`` and ``init``, with the first rank's generator of random numbers.
+        They are the values after ``to_empty`` and ``init``, with the first rank's generator of random numbers. They
+        replace values that the model may have already, as those of a pretrained model.
         Parameters are new objects: make the optimizer afterwards.
 
         Args:

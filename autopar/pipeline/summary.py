@@ -10,11 +10,13 @@ from rich.table import Column, Table
 from autopar.pipeline.memory import KINDS
 from autopar.pipeline.simulation_data import SimulationData
 
+HEADINGS = {"activations": "activations", "sends": "send buffers", "receives": "receive buffers"}
+
 
 def summary(simulation: SimulationData) -> str:
     """Return the bubble by makespan and by the longest span, and for each rank work, waiting time and memory."""
     schedule, memory = simulation.schedule, simulation.memory
-    columns = ("rank", "stages", "work", "idle", "exposed", "live", "peak", *KINDS)
+    columns = ("rank", "stages", "work", "idle", "exposed", "live", "peak", *(HEADINGS[kind] for kind in KINDS))
     table = Table(*(Column(name, justify="left" if name == "stages" else "right") for name in columns))
     for rank, stages in enumerate(schedule.stages_of):
         work = simulation.work[rank]

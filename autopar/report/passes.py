@@ -9,6 +9,8 @@ from typing import SupportsIndex, overload
 from rich.console import Console
 from rich.table import Column, Table
 
+from autopar.errors import shown
+
 
 @dataclass(frozen=True)
 class PassReport:
@@ -53,9 +55,12 @@ class Reports(tuple[PassReport, ...]):
     def __getitem__(self, key: slice) -> tuple[PassReport, ...]: ...
 
     def __getitem__(self, key: SupportsIndex | slice | str) -> PassReport | tuple[PassReport, ...]:
-        """Return a row by its position or by the pass's name."""
+        """Return a row by its position or by the pass's name; ``KeyError`` if no such pass has run."""
         if isinstance(key, str):
-            return next(row for row in self if row.name == key)
+            for row in self:
+                if row.name == key:
+                    return row
+            raise KeyError(f"no pass {shown(key)} has run; there are: {', '.join(row.name for row in self)}")
         return super().__getitem__(key)
 
 

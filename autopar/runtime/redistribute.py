@@ -160,7 +160,7 @@ class Redistribution:
         shape = self.source.attr.local_shape(self.source.shape, mesh, mesh.coordinates(rank))
         if (tuple(piece.shape), piece.dtype) != (shape, self.source.dtype):
             raise ValueError(
-                f"rank {rank} has a piece {list(shape)}, {self.source.dtype} of {print_type(self.source)}, but got "
+                f"the piece of rank {rank} is {list(shape)}, {self.source.dtype} of {print_type(self.source)}, but got "
                 f"{list(piece.shape)}, {piece.dtype}"
             )
 

@@ -159,6 +159,8 @@ def _check(name: str, tensor: Any, type: Any) -> None:
     if hasattr(tensor, "placements"):
         raise TypeError(f"{name} is a DTensor; simulate takes full tensors: give {name}.full_tensor()")
     require_dense([(name, tensor)])
+    if tensor.is_meta:
+        raise ValueError(f"{name} is on the meta device and has no values; give a tensor with values")
     if (tuple(tensor.shape), tensor.dtype) != (type.shape, type.dtype):
         raise ValueError(
             f"{name} is {print_type(type)} in the program, but got {list(tensor.shape)}, {tensor.dtype}; give the full "

@@ -187,7 +187,8 @@ class Drawing(nn.Module):
 
 
 def test_numbers_that_python_draws_are_told() -> None:
-    notes = capture(Drawing(), (torch.randn(4),)).notes
+    with pytest.warns(UserWarning, match="forward draws numbers from random, and a captured step keeps the numbers"):
+        notes = capture(Drawing(), (torch.randn(4),)).notes
     assert notes == ("forward draws numbers from random; the captured step keeps the numbers of the first call",)
 
 

@@ -409,6 +409,22 @@ def test_what_forward_counts_up_is_said() -> None:
     assert (parallel.captures, model.calls) == (1, 0)
 
 
+class OnOneLine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 1
+
+    # fmt: off
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.count; self.count = self.count + 1; return y  # noqa: E702
+    # fmt: on
+
+
+def test_statements_on_one_line_are_told_apart() -> None:
+    with pytest.warns(UserWarning, match="^forward reads and changes count, and"):
+        autopar.parallelize(OnOneLine(), Mesh(dp=2), example=(torch.randn(4, 4),))
+
+
 def test_what_forward_changes_in_its_config_once_is_captured_once() -> None:
     class Decides(Reader):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

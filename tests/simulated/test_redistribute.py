@@ -93,7 +93,7 @@ REFUSED = {
         (UNEVEN, MESH, ("dp", None), (None, "dp")),
         {},
         ValueError,
-        "rank 2 has a piece [3, 4], torch.float32 of f32[6/dp 4], but got [2, 4], torch.float32; the global shape is "
+        "the piece of rank 2 is [3, 4], torch.float32 of f32[6/dp 4], but got [2, 4], torch.float32; the global shape is "
         "taken from the piece, as if all pieces were equal; give shape= where they are uneven",
     ),
     "another shape": (
@@ -270,9 +270,9 @@ def test_processes_that_differ_all_get_an_error() -> None:
         assert "ranks 2 3: redistribute f32[4/dp 4]" in uneven[1] and "give shape= where they are uneven" in uneven[1]
         assert (
             wrong[0] == "RuntimeError"
-            and "rank 3: redistribute f32[5/dp 4] to f32[5 4/dp], but rank 3 has a piece [2, 4]" in wrong[1]
+            and "rank 3: redistribute f32[5/dp 4] to f32[5 4/dp], but the piece of rank 3 is [2, 4]" in wrong[1]
         )
-        assert all_wrong[0] in ("ValueError", "RuntimeError") and f"rank {rank} has a piece" in all_wrong[1]
+        assert all_wrong[0] in ("ValueError", "RuntimeError") and f"the piece of rank {rank} is" in all_wrong[1]
         assert torch.equal(good[0], W[:, :2] if rank < 2 else W[:, 2:])
     said = ranks(4).run(redistributions.pieces_of_all, fit, MESH)
     assert all("each rank gives its own piece, a tensor" in text for text in said)

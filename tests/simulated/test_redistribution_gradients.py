@@ -246,11 +246,11 @@ def test_pieces_that_a_rank_does_not_have_are_refused(after: str) -> None:
     for wrong, said in [
         (
             {**pieces, 1: torch.zeros(4, 4)},
-            "rank 1 has a piece [2, 4], torch.float32 of f32[4/dp 4], but got [4, 4], torch.float32",
+            "the piece of rank 1 is [2, 4], torch.float32 of f32[4/dp 4], but got [4, 4], torch.float32",
         ),
         (
             {**pieces, 2: torch.zeros(2, 4, dtype=torch.float64)},
-            "rank 2 has a piece [2, 4], torch.float32 of f32[4/dp 4], but got [2, 4], torch.float64",
+            "the piece of rank 2 is [2, 4], torch.float32 of f32[4/dp 4], but got [2, 4], torch.float64",
         ),
         (
             {rank: pieces[rank] for rank in range(3)},
@@ -264,7 +264,7 @@ def test_pieces_that_a_rank_does_not_have_are_refused(after: str) -> None:
         with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
             redistribution.simulate(wrong)
     here = redistribution.on(0, {})
-    with pytest.raises(ValueError, match=re.escape("rank 0 has a piece [2, 4]")):
+    with pytest.raises(ValueError, match=re.escape("the piece of rank 0 is [2, 4]")):
         here(torch.zeros(4, 2))
     with pytest.raises(
         ValueError, match=re.escape("rank 0 got no piece, but f32[4/dp 4] is on the ranks [0, 1, 2, 3]")

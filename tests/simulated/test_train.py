@@ -163,6 +163,18 @@ def test_a_folder_of_checkpoints_that_is_not_there(tmp_path: Path, capsys: pytes
     assert capsys.readouterr() == ("", told)
 
 
+def test_a_file_in_place_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused before anything is captured, too."""
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SystemExit) as end:
+        app(["checkpoint", str(file)])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith(f"autopar: {file} is a file, and no folder; name the folder that you")
+    assert command("--checkpoint", str(file)) == 2
+    assert f"--checkpoint {file} is a file, and no folder; name a folder" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("one_layer")
 def test_bfloat16() -> None:

@@ -119,18 +119,9 @@ class Reads:
     def uses(self, attribute: str) -> bool:
         """Return whether a function of the user reads an attribute, other than to write it back.
 
-        ``self.calls += 1`` reads and writes it on one line, and does not count.
+        ``self.calls += 1`` reads and writes it in one statement, and does not count.
         """
-        for code in self._functions.code.values():
-            lines: dict[str, set[int | None]] = {"LOAD_ATTR": set(), "STORE_ATTR": set()}
-            starts, line = dict(dis.findlinestarts(code)), None
-            for instruction in dis.get_instructions(code):
-                line = starts.get(instruction.offset, line)
-                if instruction.opname in lines and instruction.argval == attribute:
-                    lines[instruction.opname].add(line)
-            if lines["LOAD_ATTR"] - lines["STORE_ATTR"]:
-                return True
-        return False
+        return any(_uses(code, attribute) for code in self._functions.code.values())
 
     # -- while forward runs --------------------------------------------------------------------------------------------
 
@@ -241,6 +232,23 @@ class Reads:
         )
         if users and not isinstance(static, (property, classmethod, staticmethod)):
             yield GuardedPlace(self._functions.namespaces.attributes_of(cls), name, words)
+
+
+# the instructions with which a statement ends
+ENDS = ("STORE_", "DELETE_", "RETURN_", "POP_", "YIELD_", "RAISE_")
+
+
+def _uses(code: types.CodeType, attribute: str) -> bool:
+    """Return whether a statement reads an attribute and does not end with writing it."""
+    read = False
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_ATTR" and instruction.argval == attribute:
+            read = True
+        elif instruction.opname == "STORE_ATTR" and instruction.argval == attribute:
+            read = False
+        elif read and instruction.opname.startswith(ENDS):
+            return True
+    return read
 
 
 def _dict_of(owner: Any) -> dict[str, Any] | None:

@@ -199,6 +199,8 @@ def _check_folder(options: TrainOptions) -> None:
         if options.resume:
             raise Refused("--resume continues from a checkpoint, but no folder is named; add --checkpoint FOLDER")
         return
+    if Path(options.checkpoint).is_file():
+        raise Refused(f"--checkpoint {options.checkpoint} is a file, and no folder; name a folder")
     newest = latest(options.checkpoint)
     if newest is not None and not options.resume:
         raise Refused(

@@ -188,3 +188,8 @@ def test_integers_of_numpy_become_ints() -> None:
 def test_no_near_name_is_offered_where_none_is_near() -> None:
     with pytest.raises(ValueError, match=r"its axes are dp, tp$"):
         Mesh(dp=2, tp=2).check_axis("expert")
+
+
+def test_a_mistyped_size_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"^Mesh\(dp=1000000000, tp=2\) has 2,000,000,000 ranks; a mesh has at most "):
+        Mesh(dp=10**9, tp=2)
