@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
-from autopar.errors import shown
+from autopar.errors import class_of, shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
 from autopar.ir.mesh import PIPELINE, Mesh
@@ -202,5 +202,5 @@ def _example(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return tuple(example), {}
     raise TypeError(
         f"example is the arguments of one call: a tuple (x,), a dict of keywords, or both ((x,), {{'labels': y}}), "
-        f"not a {type(example).__name__}"
+        f"not {class_of(example)}"
     )

@@ -88,7 +88,13 @@ def shown(value: object) -> str:
     try:
         return re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
     except Exception:  # repr of the value fails
-        return f"a {type(value).__qualname__}"
+        return class_of(value)
+
+
+def class_of(value: object) -> str:
+    """Return the name of a value's class with its article: ``an int``, ``a dict``."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' or name == 'ndarray' else 'a'} {name}"
 
 
 def at_line(source: str, module: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autopar.capture.model_state import ModelState
-from autopar.errors import CaptureError
+from autopar.errors import CaptureError, class_of
 from autopar.ir.dense import require_dense
 from autopar.ir.structure import Structure, flatten_with_path, unflatten
 
@@ -97,7 +97,7 @@ def bind_arguments(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[
             arguments.tensors.append(value)
         elif not isinstance(value, (bool, int, float, str, type(None), torch.dtype, torch.device)):
             raise CaptureError(
-                f"argument {_argument_name(path, signature)} is a {type(value).__name__}, which capture cannot look "
+                f"argument {_argument_name(path, signature)} is {class_of(value)}, which capture cannot look "
                 f"into; pass tensors, numbers, strings, or containers and dataclasses of them"
             )
     return arguments

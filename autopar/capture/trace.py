@@ -20,7 +20,7 @@ from autopar.capture.guards import Guards, Reads
 from autopar.capture.model_swap import ModelSwap
 from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
-from autopar.errors import CaptureError, at_line
+from autopar.errors import CaptureError, at_line, class_of
 from autopar.ir.ops.seeded_random import Random, Streams
 from autopar.ir.structure import Structure, flatten, is_cache, path_to, unflatten
 from autopar.torch_private import (
@@ -182,7 +182,7 @@ class Tracer:
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, bool, int, float, str, type(None))):
                 raise CaptureError(
-                    f"the model returns a {type(leaf).__name__}, which capture cannot look into; return tensors, "
+                    f"the model returns {class_of(leaf)}, which capture cannot look into; return tensors, "
                     f"numbers or containers and dataclasses of them"
                 )
         self.leaves = {k: leaf for k, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
@@ -197,7 +197,7 @@ class Tracer:
             now, new_spec = flatten(value)
             if new_spec == spec and all(a is b for a, b in zip(now, leaves, strict=True)):
                 continue
-            described = f"{name}, a {type(value).__name__}"
+            described = f"{name}, {class_of(value)}"
             if not is_cache(value):
                 raise CaptureError(
                     f"forward changes its argument {described}, which the caller would see changed\n  change a copy "

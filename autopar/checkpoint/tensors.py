@@ -7,6 +7,7 @@ import zlib
 import torch
 
 from autopar.checkpoint.manifest import DTYPES, described
+from autopar.errors import class_of
 from autopar.model.dtensor_parameters import is_dtensor
 
 SMALL = 2**20  # bytes; the values of smaller integer tensors are compared between ranks
@@ -15,7 +16,7 @@ SMALL = 2**20  # bytes; the values of smaller integer tensors are compared betwe
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """Raise ``TypeError`` or ``ValueError`` if a checkpoint cannot keep a tensor."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not is_dtensor(tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}; a checkpoint keeps plain tensors and DTensors")
+        raise TypeError(f"{name} is {class_of(tensor)}; a checkpoint keeps plain tensors and DTensors")
     check_dtype(name, tensor)
     if tensor.is_meta:
         raise ValueError(f"{name} is on the meta device and has no values; to_empty() and init it")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopar.errors import shown
+from autopar.errors import class_of, shown
 
 Tree = Any  # what json.loads returns
 NUMBERS = "biufc"  # kinds of NumPy arrays that consist of plain bytes
@@ -36,7 +36,7 @@ def encode_state(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], Tre
     """
     if not isinstance(state, Mapping):
         raise TypeError(
-            f'the state is a {type(state).__name__}; pass a dict, such as {{"model": model.state_dict(), "step": 7}}'
+            f'the state is {class_of(state)}; pass a dict, such as {{"model": model.state_dict(), "step": 7}}'
         )
     tensors: dict[str, torch.Tensor] = {}
     try:
@@ -163,7 +163,7 @@ def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Tree:
         if hasattr(value, "state_dict")
         else "save tensors, numbers, texts, bytes, lists, tuples, dicts and None"
     )
-    raise TypeError(f"{name or 'the state'} is a {kind.__name__}, which a checkpoint cannot keep as data; {remedy}")
+    raise TypeError(f"{name or 'the state'} is {class_of(value)}, which a checkpoint cannot keep as data; {remedy}")
 
 
 def _encoded_keys(value: Mapping[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> Tree:

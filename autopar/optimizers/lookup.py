@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from autopar.errors import shown
+from autopar.errors import class_of, shown
 from autopar.optimizers.definition import DEFINITIONS, Definition, Group
 from autopar.optimizers.own_facts import Unfit
 from autopar.optimizers.own_ops import own_definition
@@ -31,7 +31,7 @@ def definition_of(optimizer: torch.optim.Optimizer) -> Definition:
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
-            f"{shown(optimizer)} is a {type(optimizer).__name__} and no torch.optim.Optimizer; make one from "
+            f"{shown(optimizer)} is {class_of(optimizer)} and no torch.optim.Optimizer; make one from "
             f"parallel.parameters()"
         )
     kind = type(optimizer)

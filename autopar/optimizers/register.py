@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autopar.errors import shown
+from autopar.errors import class_of, shown
 from autopar.optimizers.definition import DEFINITIONS, Definition, Group, State, constant, words
 from autopar.optimizers.ops import unless, unscaled, widened
 from autopar.optimizers.update import RATE, Update
@@ -167,7 +167,7 @@ class _Plain:
         if not (
             isinstance(returned_value, tuple) and len(returned_value) == 2 and isinstance(returned_value[1], Mapping)
         ):
-            kind = "a tensor" if isinstance(returned_value, torch.Tensor) else f"a {type(returned_value).__name__}"
+            kind = "a tensor" if isinstance(returned_value, torch.Tensor) else f"{class_of(returned_value)}"
             raise ValueError(
                 f"the update of {self.name} returns {kind}, not the new parameter and a dict of its new states: "
                 f"return param, {{…}}"

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import accumulate
 
+from autopar.errors import class_of
 from autopar.pipeline.memory import KINDS, MemoryChange
 from autopar.pipeline.schedule_table import ScheduleTable
 from autopar.pipeline.simulation_data import SimulationData
@@ -49,7 +50,7 @@ def tracks(simulation: SimulationData) -> tuple[Track, ...]:
     """
     if not isinstance(simulation, SimulationData):
         raise TypeError(
-            f"{simulation!r:.80} is a {type(simulation).__name__}; give a Simulation, as schedule.simulate() makes it"
+            f"{simulation!r:.80} is {class_of(simulation)}; give a Simulation, as schedule.simulate() makes it"
         )
     schedule, memory = simulation.schedule, simulation.memory
     split = schedule.is_split

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autopar.errors import PlanError, shown
+from autopar.errors import PlanError, class_of, shown
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import EXPERTS, PIPELINE, SEQUENCE, Mesh
 from autopar.plan.presets import PRESETS
@@ -266,7 +266,7 @@ def _layer(plan: object, mesh: Mesh) -> _Layer:
     if not isinstance(plan, Mapping):
         raise PlanError(
             f"a plan is a dict from globs to an axis or None for each dim, as in "
-            f'{{"*.up.weight": ("tp", None)}}, the name of a preset, or a list of these, not a {type(plan).__name__}: '
+            f'{{"*.up.weight": ("tp", None)}}, the name of a preset, or a list of these, not {class_of(plan)}: '
             f"{shown(plan)}"
         )
     for glob in plan:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed
 
-from autopar.errors import PlanError, shown
+from autopar.errors import PlanError, class_of, shown
 from autopar.ir import dtensor
 from autopar.ir.dense import require_dense
 from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr, Layout
@@ -113,7 +113,7 @@ def redistribute(
         return _of_one_rank(piece, mesh, device_mesh, source, target, shape)
     if _on_processes():
         raise TypeError(
-            f"redistribute got a {type(piece).__name__} on one of several processes; each rank gives its own piece, a "
+            f"redistribute got {class_of(piece)} on one of several processes; each rank gives its own piece, a "
             f"tensor, and the pieces of all ranks are simulated in a process that is alone"
         )
     by_rank = _by_rank(piece, mesh)
@@ -158,7 +158,7 @@ def _by_rank(pieces: Any, mesh: Mesh) -> dict[int, torch.Tensor]:
     else:
         raise TypeError(
             f"redistribute takes this rank's piece, a tensor, or the pieces of all ranks, a list or a dict by rank, "
-            f"not a {type(pieces).__name__}"
+            f"not {class_of(pieces)}"
         )
     for rank, piece in by_rank.items():
         _check_plain(piece, f"the piece of rank {rank}")
@@ -319,7 +319,7 @@ def _check(redistribution: Redistribution, rank: int, piece: torch.Tensor, shape
 
 def _check_plain(piece: Any, name: str) -> None:
     if not isinstance(piece, torch.Tensor):
-        raise TypeError(f"{name} is a {type(piece).__name__}; redistribute takes plain tensors")
+        raise TypeError(f"{name} is {class_of(piece)}; redistribute takes plain tensors")
     if hasattr(piece, "placements"):
         raise TypeError(
             f"{name} is a DTensor, which redistributes itself: piece.redistribute(placements=...); or give its piece, "

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autopar.errors import shown
+from autopar.errors import class_of, shown
 from autopar.ir.dense import require_dense
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
@@ -155,7 +155,7 @@ def _by_placeholder(names: Mapping[str, str], inputs: Mapping[str, Any]) -> dict
 
 def _check(name: str, tensor: Any, type: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {tensor.__class__.__name__}; simulate takes full tensors")
+        raise TypeError(f"{name} is {class_of(tensor)}; simulate takes full tensors")
     if hasattr(tensor, "placements"):
         raise TypeError(f"{name} is a DTensor; simulate takes full tensors: give {name}.full_tensor()")
     require_dense([(name, tensor)])

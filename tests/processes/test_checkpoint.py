@@ -240,7 +240,7 @@ TOLD = {
     "a value": DIFFERENT.format("step   ranks 0 1 3: 1   rank 2: 2"),
     "a generator": DIFFERENT.format("rng   rank 0: int64 [1] with the CRC-32 01000000   rank 1: "),
     "no "
-    "data": "rank 2 failed, so no rank goes on: TypeError: step is a object, which a checkpoint cannot keep as data; "
+    "data": "rank 2 failed, so no rank goes on: TypeError: step is an object, which a checkpoint cannot keep as data; "
     "save tensors",
     "a folder": DIFFERENT.format("folder   ranks 0 1 3: {short}   rank 2: {short}x"),
     "a load": DIFFERENT.format("w   ranks 0 1 3: float32 [8] (Shard(dim=0),) on (4,)   rank 2: float32 [8]"),

@@ -186,7 +186,7 @@ CHANGED = {
         [1],
         r"forward changes its argument a, a list, which the caller would see changed\n  change a copy of it",
     ),
-    "field": (lambda y, a: setattr(a, "h", y) or y, Out(1), r"forward changes its argument a, a Out, .*\n.*"),
+    "field": (lambda y, a: setattr(a, "h", y) or y, Out(1), r"forward changes its argument a, an Out, .*\n.*"),
 }
 
 

@@ -379,7 +379,7 @@ REFUSED = {
     "a class as config": "Cfg.beta is 3.0, it was 2.0",
     "the class of a module": "module 2 of the model is a Tanhshrink, it was a Identity",
     "a default": "the defaults of with_default is (5.0), it was (2.0)",
-    "an entry of an array": "c is a ndarray with other contents, it was a ndarray",
+    "an entry of an array": "c is an ndarray with other contents, it was an ndarray",
 }
 
 

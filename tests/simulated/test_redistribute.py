@@ -93,8 +93,8 @@ REFUSED = {
         (UNEVEN, MESH, ("dp", None), (None, "dp")),
         {},
         ValueError,
-        "the piece of rank 2 is [3, 4], torch.float32 of f32[6/dp 4], but got [2, 4], torch.float32; the global shape is "
-        "taken from the piece, as if all pieces were equal; give shape= where they are uneven",
+        "the piece of rank 2 is [3, 4], torch.float32 of f32[6/dp 4], but got [2, 4], torch.float32; the global shape "
+        "is taken from the piece, as if all pieces were equal; give shape= where they are uneven",
     ),
     "another shape": (
         (UNEVEN, MESH, ("dp", None), (None, "dp")),
@@ -198,13 +198,13 @@ REFUSED = {
         (3, MESH, ("dp", None), (None, None)),
         {},
         TypeError,
-        "takes this rank's piece, a tensor, or the pieces of all ranks, a list or a dict by rank, not a int",
+        "takes this rank's piece, a tensor, or the pieces of all ranks, a list or a dict by rank, not an int",
     ),
     "no tensor": (
         ([W, W, W, 3], MESH, (None, None), (None, None)),
         {},
         TypeError,
-        "the piece of rank 3 is a int; redistribute takes plain tensors",
+        "the piece of rank 3 is an int; redistribute takes plain tensors",
     ),
     "no mesh": (
         ([W], 4, (None, None), (None, None)),

@@ -214,7 +214,7 @@ REFUSED = {
         ValueError,
         "down.weight is f32[4 6/tp] in the program, but got [4, 6], torch.float64",
     ),
-    "no tensor": (TEXT, {"x": X, "w": 3}, TypeError, "down.weight is a int; simulate takes full tensors"),
+    "no tensor": (TEXT, {"x": X, "w": 3}, TypeError, "down.weight is an int; simulate takes full tensors"),
     "no inputs": (
         TEXT,
         X,

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from autopar.errors import class_of
 from autopar.torch_private import version_of
 
 NUMBERS = (bool, int, float, complex)
@@ -196,7 +197,7 @@ def shown(value: Any, depth: int = 0) -> str:
     if isinstance(value, FUNCTIONS):
         return f"the function {value.__name__ if isinstance(value, types.BuiltinFunctionType) else value.__qualname__}"
     if not is_scalar(value) and repr(value) != "missing":
-        return f"a {type(value).__name__}"
+        return class_of(value)
     return _short(repr(value))
 
 

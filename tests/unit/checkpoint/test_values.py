@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
               "bytes, lists, tuples, dicts and None"),
     "a key": ({"a": {1.5: 2}}, "TypeError: a has the key 1.5; a checkpoint keeps keys that are texts or whole numbers"),
     "objects": ({"a": np.array([object()])},
-                "TypeError: a is a ndarray, which a checkpoint cannot keep as data; save tensors"),
+                "TypeError: a is an ndarray, which a checkpoint cannot keep as data; save tensors"),
     "one "
     "name": ({"a": {0: torch.ones(1), "0": torch.ones(1)}},
              "ValueError: two tensors of the state are called a/0; give them other keys"),

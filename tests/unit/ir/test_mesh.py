@@ -191,5 +191,5 @@ def test_no_near_name_is_offered_where_none_is_near() -> None:
 
 
 def test_a_mistyped_size_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"^Mesh\(dp=1000000000, tp=2\) has 2,000,000,000 ranks; a mesh has at most "):
+    with pytest.raises(ValueError, match=r"^dp=1000000000 tp=2 has 2,000,000,000 ranks; a mesh has at most "):
         Mesh(dp=10**9, tp=2)

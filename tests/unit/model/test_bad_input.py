@@ -199,7 +199,7 @@ def test_an_argument_that_cannot_be_flattened() -> None:
 
     refuses(
         CaptureError,
-        r"argument extra is a object, which capture cannot look into; pass tensors, numbers, strings, or containers "
+        r"argument extra is an object, which capture cannot look into; pass tensors, numbers, strings, or containers "
         r"and "
         r"dataclasses of them",
         Takes(),

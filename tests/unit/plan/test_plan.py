@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
-from autopar.errors import PlanError
+from autopar.errors import PlanError, class_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.plan.plan import of_the_batch, resolve
@@ -35,15 +35,15 @@ NOT_PLANS = [{"up.weight"}, 3, 0, True, b"ddp"]
 def test_what_is_not_a_dict(plan: object) -> None:
     assert refused(plan) == (
         'a plan is a dict from globs to an axis or None for each dim, as in {"*.up.weight": ("tp", None)}, '
-        f"the name of a preset, or a list of these, not a {type(plan).__name__}: {plan!r}"
+        f"the name of a preset, or a list of these, not {class_of(plan)}: {plan!r}"
     )
 
 
 @pytest.mark.parametrize(
-    ("plan", "wrong"), [([("up.weight", ("tp",))], "tuple"), (["ddp", 5], "int"), ([None], "NoneType")], ids=str
+    ("plan", "wrong"), [([("up.weight", ("tp",))], "a tuple"), (["ddp", 5], "an int"), ([None], "a NoneType")], ids=str
 )
 def test_what_is_no_plan_in_a_list(plan: list[object], wrong: str) -> None:
-    assert refused(plan).endswith(f"or a list of these, not a {wrong}: {plan[-1]!r}")
+    assert refused(plan).endswith(f"or a list of these, not {wrong}: {plan[-1]!r}")
 
 
 @pytest.mark.parametrize("key", [3, None, ("up", "weight"), b"up.weight"])
