@@ -12,7 +12,7 @@ from autopar.ir.nodes import called_op, is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.passes.manager import LayoutPass
-from autopar.plan.propagation import where
+from autopar.plan.usable_rules import where
 from autopar.rules.binding import Bound, bind_node
 from autopar.rules.registry import rule_of
 from autopar.transitions import cost

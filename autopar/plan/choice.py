@@ -17,10 +17,9 @@ import torch
 from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
+from autopar.plan.boundary import OPEN
 from autopar.rules.binding import Bound, Strategy, axes_of
 from autopar.transitions import cost
-
-OPEN: Dim = ((None, (UNDECIDED,)),)
 
 # (factor that may be split although the op needs it whole, the fewest elements for that)
 Opened = tuple[tuple[str, int], ...]
@@ -50,15 +49,6 @@ class Aim:
                 desired is not None or (actual is not None and self.attr.dims[actual[0]] != OPEN)
             )
         return count
-
-    def filled(self, attr: DistAttr) -> DistAttr:
-        """Return the aim with its undecided dims taken from ``attr``, and with no pending axes."""
-        taken = set(self.attr.axes)
-        dims = [
-            tuple((size, tuple(a for a in axes if a not in taken)) for size, axes in parts) if aim == OPEN else aim
-            for aim, parts in zip(self.attr.dims, attr.dims, strict=True)
-        ]
-        return DistAttr(tuple(dims))
 
 
 def opened(attr: DistAttr, axes: frozenset[str]) -> DistAttr:
