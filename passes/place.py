@@ -13,8 +13,9 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.passes.manager import LayoutPass
 from autopar.plan.usable_rules import where
-from autopar.rules.binding import Bound, bind_node
+from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of
+from autopar.rules.strategies import Bound
 from autopar.transitions import cost
 
 

@@ -18,7 +18,7 @@ from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.plan.boundary import OPEN
-from autopar.rules.binding import Bound, Strategy, axes_of
+from autopar.rules.strategies import Bound, Strategy, axes_of
 from autopar.transitions import cost
 
 # (factor that may be split although the op needs it whole, the fewest elements for that)

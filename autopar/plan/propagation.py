@@ -19,7 +19,8 @@ from autopar.plan.gradient_aims import gradient_aims
 from autopar.plan.pending_reads import common_layout
 from autopar.plan.pending_sums import PendingSums
 from autopar.plan.usable_rules import usable_rule
-from autopar.rules.binding import axes_of, bind_node
+from autopar.rules.binding import bind_node
+from autopar.rules.strategies import axes_of
 
 
 @dataclass(frozen=True)

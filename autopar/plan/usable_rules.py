@@ -7,7 +7,8 @@ from torch import fx
 from autopar.errors import RuleError, at_line
 from autopar.ir.nodes import record_of
 from autopar.ir.record import Record
-from autopar.rules.binding import Bound, bind_node
+from autopar.rules.binding import bind_node
+from autopar.rules.strategies import Bound
 
 UNSTEADY = ("it draws random numbers", "it gives another result the second time")  # reasons why no rule was discovered
 

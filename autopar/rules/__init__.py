@@ -18,8 +18,9 @@ from autopar.rules import (  # noqa: F401
     selection,
     views,
 )
-from autopar.rules.binding import Bound, Strategy, bind
+from autopar.rules.binding import bind
 from autopar.rules.registry import RULES, Rule, find_rule, register_rule, rule
+from autopar.rules.strategies import Bound, Strategy
 
 
 def _rule_of_a_step(op: str, alike: int, numbers: int, results: int) -> None:

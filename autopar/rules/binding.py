@@ -1,4 +1,4 @@
-"""Bind a rule to the shapes of one call, and derive the Layouts of operands and results from a choice of splits."""
+"""Bind a rule to the shapes of one call."""
 
 from __future__ import annotations
 
@@ -6,252 +6,33 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from torch import fx
 
 from autopar.errors import RuleError, shown
-from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr, normal_dim, regroup
-from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.record import TensorType
-from autopar.rules.notation import ELLIPSIS, DimPattern, Pattern, parse_pattern
+from autopar.rules.notation import ELLIPSIS, DimPattern, parse_pattern
 from autopar.rules.registry import Rule, find_rule, parse_linear, rule_of
+from autopar.rules.strategies import Bound, Dims
 from autopar.rules.unknown import discovered
 from autopar.torch_private import tensor_arguments
 
-Dims = tuple[DimPattern, ...]
+CACHED = 16384  # the most bound rules that are kept: a step calls its ops with a few hundred different shapes
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """One choice: the split of each factor, and the axes over which a pending sum passes through.
+class _Call:
+    """One call of an op; calls with the same key have the same bound rule."""
 
-    A factor is split like a dim, and may have several parts: a batch flattened with an unevenly split sequence is
-    one factor of a matrix product, ``(5/dp 3)``.
-    """
-
-    split: tuple[tuple[str, Dim], ...] = ()
-    pending: tuple[tuple[str, int], ...] = ()  # (axis, index of the linear alternative)
-
-
-@dataclass(eq=False)
-class Bound:
-    """A rule bound to shapes. Operands and results are only the present ones (optional ones may be absent).
-
-    Attributes:
-        sizes: factor → size.
-        operands, results: the factors of each dim; ``()`` is a dim of size one.
-        whole: factors that must not be split.
-        kind: the reduction of results that lack a split factor.
-        linear: the alternatives, as positions in ``operands``.
-        carried: factor → operands that must be pending when it is split (the bias of ``addmm`` when ``k`` is).
-        why: for an op without a rule, why no rule was found.
-    """
-
-    rule: Rule
-    pattern: Pattern
-    sizes: dict[str, int]
-    operands: tuple[Dims, ...]
-    results: tuple[Dims | None, ...]
-    operand_shapes: tuple[tuple[int, ...], ...]
-    result_shapes: tuple[tuple[int, ...] | None, ...]
-    linear: tuple[tuple[int, ...], ...]
-    carried: dict[str, frozenset[int]]
-    why: str = ""
-    _placements: dict[tuple[Strategy, Mesh], Any] = field(default_factory=dict, repr=False)
-    _sound: set[Any] = field(default_factory=set, repr=False)
-
-    @property
-    def whole(self) -> frozenset[str]:
-        return self.pattern.whole
-
-    def place(self, strategy: Strategy, mesh: Mesh) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
-        """Return the attributes that a strategy requires of the operands, and those of the results."""
-        key = (strategy, mesh)
-        if key not in self._placements:
-            self._placements[key] = self._place(strategy, mesh)
-        return self._placements[key]
-
-    def _place(self, strategy: Strategy, mesh: Mesh) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
-        split = dict(strategy.split)
-        passing = dict(strategy.pending)
-        operands, results = list[DistAttr](), list[DistAttr | None]()
-        for position, (dims, shape) in enumerate(zip(self.operands, self.operand_shapes, strict=True)):
-            pending = {axis for axis, choice in passing.items() if position in self.linear[choice]}
-            pending |= {a for f, dim in split.items() if position in self.carried.get(f, ()) for a in axes_of(dim)}
-            operands.append(self._attr(dims, shape, split, dict.fromkeys(pending, "sum"), mesh))
-        for made, size in zip(self.results, self.result_shapes, strict=True):
-            if made is None or size is None:
-                results.append(None)
-                continue
-            results.append(self._attr(made, size, split, self._left_pending(made, split, passing), mesh))
-        return tuple(operands), tuple(results)
-
-    def takes(self, factor: str, dim: Dim, mesh: Mesh) -> bool:
-        """Return whether the op accepts the pieces of a factor with this split: some rules allow no empty pieces."""
-        return self.rule.empty or all(
-            DistAttr((dim,)).local_shape([self.sizes[factor]], mesh, at) != (0,) for at in mesh.points()
-        )
-
-    def _left_pending(self, dims: Dims, split: Mapping[str, Dim], passing: Mapping[str, int]) -> dict[str, str]:
-        """Return the pending axes of a result: those that pass through, and those of the factors that it lacks."""
-        has = {factor for dim in dims for factor in dim}
-        read = {factor for operand in self.operands for dim in operand for factor in dim}
-        kinds = dict.fromkeys(passing, "sum")
-        for factor, dim in split.items():
-            if factor not in has and factor in read:
-                kinds.update(dict.fromkeys(axes_of(dim), self.pattern.kind))
-        return kinds
-
-    def _attr(self, dims: Dims, shape: tuple[int, ...], split: Mapping[str, Dim], pending: Mapping[str, str],
-              mesh: Mesh) -> DistAttr:  # fmt: skip
-        rows = []
-        for dim in dims:
-            parts = [
-                (self.sizes[factor] if size is None else size, axes)
-                for factor in dim
-                for size, axes in split.get(factor, WHOLE)
-            ]
-            rows.append(tuple(parts) if len(parts) > 1 else ((None, parts[0][1] if parts else ()),))
-        return DistAttr(tuple(rows), tuple(sorted(pending.items()))).normalize(shape, mesh)
-
-    def factor_splits(
-        self, dims: Dims, shape: tuple[int, ...], attr: DistAttr, mesh: Mesh
-    ) -> list[dict[str, Dim] | None]:
-        """Return for each dim of a value the splits of its factors; ``None`` for a dim without split factors."""
-        splits: list[dict[str, Dim] | None] = []
-        for pattern, size, dim in zip(dims, shape, attr.dims, strict=True):
-            parts = [(size if part is None else part, axes) for part, axes in dim]
-            groups = regroup(parts, [self.sizes[f] for f in pattern] or [1], mesh)
-            if groups is None or (not pattern and axes_of(dim)):
-                splits.append(None)
-            else:
-                pairs = zip(pattern, groups, strict=False)
-                splits.append({f: normal_dim(tuple(group), self.sizes[f], mesh) for f, group in pairs})
-        return splits
-
-    def before(self, attr: DistAttr, mesh: Mesh) -> DistAttr | None:
-        """Return the attribute of a view's operand whose result has ``attr``; ``None`` if there is none."""
-        dims, shape = self.results[0], self.result_shapes[0]
-        assert dims is not None and shape is not None
-        closed = DistAttr(tuple(WHOLE if UNDECIDED in axes_of(dim) else dim for dim in attr.dims)).normalize(
-            shape, mesh
-        )
-        rows = self.factor_splits(dims, shape, closed, mesh)
-        split = {f: dim for row in rows if row for f, dim in row.items() if axes_of(dim)}
-        if None in rows or self.whole & split.keys():
-            return None
-        needs, gives = self.place(Strategy(tuple(sorted(split.items()))), mesh)
-        return needs[0] if gives[0] == closed else None
-
-    def splits(self, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], mesh: Mesh) -> dict[str, Dim]:
-        """Return the split of each factor, given the attributes of operands and results."""
-        rows = [
-            *zip(self.operands, self.operand_shapes, needs, strict=True),
-            *zip(self.results, self.result_shapes, gives, strict=True),
-        ]
-        splits: dict[str, Dim] = {}
-        for dims, shape, attr in rows:
-            if dims is not None and shape is not None and attr is not None:
-                for row in self.factor_splits(dims, shape, attr, mesh):
-                    splits |= row or {}
-        return splits
-
-    def local_sizes(self, split: Mapping[str, Dim], mesh: Mesh, at: Mapping[str, int]) -> dict[str, int]:
-        """Return the size of each factor on the rank at ``at``."""
-        return {f: DistAttr((split.get(f, WHOLE),)).local_shape([size], mesh, at)[0] for f, size in self.sizes.items()}
-
-    def check(
-        self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]
-    ) -> str | None:
-        """Return why these attributes are no strategy of the rule; ``None`` if they are. Layers repeat: cached."""
-        key = (mesh, tuple(needs), tuple(gives))
-        if key in self._sound:
-            return None
-        why = self._check(mesh, needs, gives, names)
-        if why is None:
-            self._sound.add(key)
-        return why
-
-    def _check(
-        self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]
-    ) -> str | None:
-        split: dict[str, Dim] = {}
-        op = self.rule.op
-        rows = [(n, d, s, a) for n, d, s, a in zip(names, self.operands, self.operand_shapes, needs, strict=True)]
-        rows += [
-            ("the result", d, s, a)
-            for d, s, a in zip(self.results, self.result_shapes, gives, strict=True)
-            if d is not None and s is not None and a is not None
-        ]
-        for name, dims, shape, attr in rows:
-            for d, splits in enumerate(self.factor_splits(dims, shape, attr, mesh)):
-                if splits is None:
-                    return f"dim {d} of {name} is not split along the factors of {op}, {self.pattern}: gather it first"
-                for factor, dim in splits.items():
-                    if axes_of(dim) and factor in self.whole:
-                        return (
-                            f"{op} needs the factor {factor} whole ({self.pattern}), but {name} is split along it "
-                            f"over {_over(dim)}: gather it first"
-                        )
-                    if split.setdefault(factor, dim) != dim:
-                        return (
-                            f"{op} splits the factor {factor} ({self.pattern}) over {_over(split[factor])} in one "
-                            f"place and over {_over(dim)} in {name}: place them alike"
-                        )
-        passing: dict[str, int] = {}
-        carried = {(a, i) for f, dim in split.items() for i in self.carried.get(f, ()) for a in axes_of(dim)}
-        waiting: dict[str, set[int]] = {}
-        for position, attr in enumerate(needs):
-            for axis, kind in attr.pending:
-                if kind != "sum":
-                    return (
-                        f"{op} cannot take {names[position]} pending {kind} over {axis}: insert "
-                        f"all_reduce({names[position]}, {axis}, op={kind})"
-                    )
-                waiting.setdefault(axis, set()).add(position)
-        for axis, position in carried:
-            if position not in waiting.get(axis, ()):
-                return (
-                    f"{op} adds {names[position]} to a sum that is split over {axis}, so it would be counted "
-                    f"{mesh.sizes[axis]} times: insert pend({names[position]}, {axis})"
-                )
-        for axis, positions in waiting.items():
-            not_carried = positions - {i for a, i in carried if a == axis}
-            if not not_carried:
-                continue
-            choice = next((k for k, alternative in enumerate(self.linear) if set(alternative) == not_carried), None)
-            if choice is None:
-                name = names[min(not_carried)]
-                return (
-                    f"{op} is not additive, so {name} must be reduced over {axis} before it: insert "
-                    f"all_reduce({name}, {axis}), or place {name} differently"
-                )
-            passing[axis] = choice
-        strategy = Strategy(tuple(sorted(split.items())), tuple(sorted(passing.items())))
-        for want, have in zip(self.place(strategy, mesh)[1], gives, strict=True):
-            if want != have and want is not None and have is not None:
-                if want.pending != have.pending:
-                    return f"the result of {op} ({self.pattern}) is {_pending(want)}, not {_pending(have)}"
-                return f"the result of {op} has another Layout than its operands and {self.pattern} imply"
-        return None
-
-
-def axes_of(dim: Dim) -> list[str]:
-    """Return every axis that splits a dim."""
-    return [axis for _, axes in dim for axis in axes]
-
-
-def _over(dim: Dim) -> str:
-    return "/".join(axes_of(dim)) or "no axis"
-
-
-def _pending(attr: DistAttr) -> str:
-    return "pending " + ", ".join(f"{kind} over {axis}" for axis, kind in attr.pending) if attr.pending else "reduced"
-
-
-_BOUND: dict[Any, Bound] = {}
+    key: Any
+    rule: Rule = field(compare=False)
+    op: Any = field(compare=False)
+    args: Sequence[Any] = field(compare=False)
+    kwargs: Mapping[str, Any] = field(compare=False)
+    results: Sequence[TensorType | None] = field(compare=False)
 
 
 def bind_node(node: fx.Node, *, strict: bool = False) -> Bound:
@@ -285,9 +66,7 @@ def bind(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Seque
     """
     rule = rule or find_rule(op)
     key = (rule.op, id(rule), _shapes(args), _shapes(tuple(kwargs.items())), _shapes(tuple(results)))
-    if key not in _BOUND:
-        _BOUND[key] = _bind(rule, op, args, kwargs, results)
-    return _BOUND[key]
+    return _bind(_Call(key, rule, op, args, kwargs, results))
 
 
 def _shapes(value: Any) -> Any:
@@ -307,9 +86,9 @@ def slots(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     return values
 
 
-def _bind(
-    rule: Rule, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[TensorType | None]
-) -> Bound:
+@lru_cache(maxsize=CACHED)
+def _bind(call: _Call) -> Bound:
+    rule, op, args, kwargs, results = call.rule, call.op, call.args, call.kwargs, call.results
     values = slots(op, args, kwargs)
     why = ""
     if rule.pattern is None:

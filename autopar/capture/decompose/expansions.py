@@ -21,8 +21,9 @@ from torch import fx
 from autopar.capture.decompose.batch_norm import wide
 from autopar.capture.decompose.table import SUM
 from autopar.ir.ops import sharded_lookup
-from autopar.rules.binding import Bound, bind_node, typed
+from autopar.rules.binding import bind_node, typed
 from autopar.rules.registry import overload
+from autopar.rules.strategies import Bound
 
 aten = torch.ops.aten
 

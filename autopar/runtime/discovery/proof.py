@@ -26,8 +26,9 @@ from autopar.ir import transfers
 from autopar.ir.layout import Dim, DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
-from autopar.rules.binding import Bound, Strategy, bind
+from autopar.rules.binding import bind
 from autopar.rules.registry import Rule, find_rule
+from autopar.rules.strategies import Bound, Strategy
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import COLLECTIVE
 from autopar.torch_private import OpOverload, pytree

@@ -15,9 +15,10 @@ from autopar.errors import ProofError, RuleError
 from autopar.ir.layout import DistAttr
 from autopar.ir.record import TensorType
 from autopar.rules import RULES, Rule, find_rule
-from autopar.rules.binding import Strategy, bind
+from autopar.rules.binding import bind
 from autopar.rules.by_schema import BY_SCHEMA
 from autopar.rules.registry import overload
+from autopar.rules.strategies import Strategy
 from autopar.runtime.discovery import proof
 from autopar.runtime.discovery.proof import MESHES, SPLIT, Proof, prove
 from autopar.torch_private import FakeTensorMode, OpOverload
