@@ -19,6 +19,7 @@ MACHINERY = {
     "unknown",
     "registry",
     "binding",
+    "strategies",
     "dims",
     "regroup",
     "forms",
