@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from autopar.ir.record import TensorType
 from autopar.rules.notation import ELLIPSIS, DimPattern, Pattern, parse_pattern
 from autopar.rules.registry import Rule, find_rule, parse_linear, rule_of
 from autopar.rules.unknown import discovered
+from autopar.rules.work import Work, bound_work, check_work
 from autopar.torch_private import tensor_arguments
 
 Dims = tuple[DimPattern, ...]
@@ -47,6 +48,7 @@ class Bound:
         linear: the alternatives, as positions in ``operands``.
         carried: factor → operands that must be pending when it is split (the bias of ``addmm`` when ``k`` is).
         why: for an op without a rule, why no rule was found.
+        terms: the floating point operations in factors.
     """
 
     rule: Rule
@@ -59,6 +61,7 @@ class Bound:
     linear: tuple[tuple[int, ...], ...]
     carried: dict[str, frozenset[int]]
     why: str = ""
+    terms: Work = ()
     _placements: dict[tuple[Strategy, Mesh], Any] = field(default_factory=dict, repr=False)
     _sound: set[Any] = field(default_factory=set, repr=False)
 
@@ -161,6 +164,10 @@ class Bound:
     def local_sizes(self, split: Mapping[str, Dim], mesh: Mesh, at: Mapping[str, int]) -> dict[str, int]:
         """Return the size of each factor on the rank at ``at``."""
         return {f: DistAttr((split.get(f, WHOLE),)).local_shape([size], mesh, at)[0] for f, size in self.sizes.items()}
+
+    def work(self, sizes: Mapping[str, int]) -> int:
+        """Return the floating point operations for factors of these sizes: ``local_sizes``, or all of ``sizes``."""
+        return sum(term.count(sizes) for term in self.terms)
 
     def check(
         self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]
@@ -315,7 +322,9 @@ def _bind(
     if rule.pattern is None:
         finding = discovered(rule, op, args, kwargs, results)
         rule, why = finding.rule or rule, finding.why
-    result = (_evaluate(rule, args, kwargs) if callable(rule.pattern) else rule.pattern) or _all_whole(values, results)
+    result = _evaluate(rule, args, kwargs) if callable(rule.pattern) else rule.pattern
+    work = rule.work if result else ""  # it names factors of the pattern
+    result = result or _all_whole(values, results)
     text, sizes = result if isinstance(result, tuple) else (result, {})
     try:
         pattern = parse_pattern(text)
@@ -348,20 +357,28 @@ def _bind(
         if all(slot in present for slot in alternative)
     )
     return Bound(rule, pattern, sizes, operands, outs, operand_shapes, result_shapes, alternatives,
-                 _carried(operands, outs, alternatives), why)  # fmt: skip
+                 _carried(operands, outs, alternatives), why, _work(rule, pattern, sizes, args, kwargs)
+                 if work else ())  # fmt: skip
+
+
+def _work(
+    rule: Rule, pattern: Pattern, sizes: Mapping[str, int], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Work:
+    """Return the work of a call in the factors of its rule; ``RuleError`` if it has others."""
+    text = _call(rule.work, "work", rule, args, kwargs) if callable(rule.work) else rule.work
+    if not isinstance(text, str):
+        raise RuleError(f"the function that gives the work of {rule.op} returned {shown(text)}; a work is text")
+    try:
+        check_work(text, pattern)
+    except ValueError as error:
+        raise RuleError(str(error)) from None
+    return bound_work(text, sizes)
 
 
 def _evaluate(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a rule's function, which may be a user's, and check its result."""
     assert callable(rule.pattern)
-    try:
-        result = rule.pattern(*args, **kwargs)
-    except RuleError:
-        raise
-    except Exception as error:
-        raise RuleError(
-            f"the function that gives the rule of {rule.op} failed: {type(error).__name__}: {error}"
-        ) from error
+    result = _call(rule.pattern, "rule", rule, args, kwargs)
     text = result[0] if isinstance(result, tuple) and len(result) == 2 else result
     if not isinstance(text, (str, type(None))):
         raise RuleError(
@@ -369,6 +386,17 @@ def _evaluate(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
             f"a pair with sizes of factors"
         )
     return result
+
+
+def _call(function: Callable[..., Any], gives: str, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except RuleError:
+        raise
+    except Exception as error:
+        raise RuleError(
+            f"the function that gives the {gives} of {rule.op} failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _without_ones(dim: DimPattern, sizes: Mapping[str, int], whole: frozenset[str]) -> DimPattern:
