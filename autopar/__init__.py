@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autopar import checkpoint
     from autopar.api import parallelize
+    from autopar.costs.program_price import price
     from autopar.errors import (
         AutoparError,
         CaptureError,
@@ -40,13 +41,13 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
     "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
-    "localize", "parallelize", "redistribute", "register_rule", "simulate",
+    "localize", "parallelize", "price", "redistribute", "register_rule", "simulate",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
     "parallelize": "api", "Parallel": "parallel", "Program": "ir.program", "Mesh": "ir.mesh", "DistAttr": "ir.layout",
     "Layout": "ir.layout", "register_rule": "rules", "redistribute": "runtime.redistribute_pieces",
-    "localize": "runtime.simulated_program", "simulate": "runtime.simulated_program",
+    "localize": "runtime.simulated_program", "simulate": "runtime.simulated_program", "price": "costs.program_price",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan",
          "report", "rules", "runtime", "step", "transitions", "verify")  # fmt: skip
@@ -86,7 +87,7 @@ def __getattr__(name: str) -> Any:
     if name in ROOMS:
         value = importlib.import_module(f"autopar.{name}")
     elif name in __all__:
-        if name in ("Program", "register_rule"):  # what checks programs and discovers rules registers itself
+        if name in ("Program", "price", "register_rule"):  # what checks programs and discovers rules registers itself
             importlib.import_module("autopar.api")
         value = getattr(importlib.import_module(f"autopar.{MODULES.get(name, 'errors')}"), name)
     else:

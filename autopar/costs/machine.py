@@ -19,9 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopar.ir.record import DTYPES
+from autopar.errors import shown
+from autopar.ir.record import DTYPE_NAMES, DTYPES
 
 VERSION = 1  # of the file format
+
+# operations for each byte that memory delivers, for a machine without peaks: round figures of GPUs since 2017
+NARROW_OPERATIONS = 160.0  # in float dtypes of one or two bytes, with matrix units
+WIDE_OPERATIONS = 16.0  # in all others
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ class Machine:
         outside: a rank's share of the link between nodes, when all ranks of its node send at once.
         memory: the overhead of one local op, and the rate at which it reads and writes.
         peak: (dtype, floating point operations a second) pairs; dense, and without TF32 for f32.
+        capacity: the bytes of memory of one rank's device; ``None`` if it is unknown.
         measured: fits that replace the formulas within a node.
         aliases: other names of the same device.
         source: where the figures are from.
@@ -91,6 +97,41 @@ class Machine:
     aliases: tuple[str, ...] = ()
     source: str = ""
     note: str = ""
+    capacity: float | None = None
+
+    def flops(self, dtype: torch.dtype) -> float:
+        """Return the floating point operations a second in a dtype: its peak, or that of the dtype of ``stand_in``.
+
+        Without any peak they are ``memory.bandwidth`` times ``NARROW_OPERATIONS`` or ``WIDE_OPERATIONS``. One complex
+        operation counts as four real ones.
+        """
+        peaks = dict(self.peak)
+        if DTYPE_NAMES.get(dtype) in peaks:
+            return peaks[DTYPE_NAMES[dtype]]
+        if dtype.is_complex:
+            return self.flops(dtype.to_real()) / 4
+        if peaks:
+            return peaks[self.stand_in(dtype)]
+        narrow = dtype.is_floating_point and dtype.itemsize <= 2
+        return self.memory.bandwidth * (NARROW_OPERATIONS if narrow else WIDE_OPERATIONS)
+
+    def stand_in(self, dtype: torch.dtype) -> str:
+        """Return the name of the dtype whose peak stands for that of ``dtype``; empty if there is no peak.
+
+        It is the dtype itself if it is listed. For a float dtype it is a listed float dtype of the same size, or else
+        of the next larger size; of several the slowest. For any other, and for one that is wider than all, it is the
+        slowest that is listed. For a complex dtype it is that of its parts.
+        """
+        peaks = dict(self.peak)
+        if not peaks or DTYPE_NAMES.get(dtype) in peaks:
+            return DTYPE_NAMES[dtype] if peaks else ""
+        if dtype.is_complex:
+            return self.stand_in(dtype.to_real())
+        sizes = {name: DTYPES[name].itemsize for name in peaks if DTYPES[name].is_floating_point}
+        fitting = [(size, peaks[name], name) for name, size in sizes.items() if size >= dtype.itemsize]
+        if dtype.is_floating_point and fitting:
+            return min(fitting)[2]
+        return min(peaks, key=peaks.__getitem__)
 
     def fit(self, operation: str) -> Measured | None:
         """Return the fit of an operation, or ``None``."""
@@ -99,6 +140,8 @@ class Machine:
     def save(self, path: str | Path) -> None:
         """Write a machine description that ``load`` reads."""
         description = {**asdict(self), "peak": dict(self.peak)}
+        if self.capacity is None:
+            del description["capacity"]
         Path(path).write_text(
             json.dumps({"version": VERSION, "machines": [description]}, indent=2, allow_nan=False) + "\n"
         )
@@ -141,6 +184,25 @@ def machine(name: str) -> Machine:
         else f"; there are {', '.join(known_machine.name for known_machine in dict.fromkeys(known().values()))}"
     )
     raise ValueError(f"there is no machine {name!r}{hint}")
+
+
+def machine_from(given: Machine | str | Path) -> Machine:
+    """Return a machine that is given by itself, by its name or alias, or by the path of its file.
+
+    A text is a path if it is no name, and it ends with ``.json`` or there is such a file.
+
+    Raises:
+        ValueError: there is no machine of that name, or the file is malformed.
+        OSError: the file cannot be read.
+        TypeError: it is neither a machine nor a text nor a path.
+    """
+    if isinstance(given, Machine):
+        return given
+    if not isinstance(given, (str, Path)):
+        raise TypeError(f"{shown(given)} is no machine; give a Machine, a name, or the path of a machine file")
+    if isinstance(given, str) and (given in known() or not (given.endswith(".json") or Path(given).is_file())):
+        return machine(given)
+    return Machine.load(given)
 
 
 def machine_of(device: torch.device | str, also: Iterable[Machine] = ()) -> Machine:
@@ -291,9 +353,10 @@ def _peak(value: Any, at: str) -> tuple[tuple[str, float], ...]:
 
 def _machine(value: Any, at: str) -> Machine:
     fields = _fields(
-        value, at, {"peak": (), "measured": [], "aliases": [], "note": ""},
+        value, at, {"peak": (), "measured": [], "aliases": [], "note": "", "capacity": None},
         name=_text, kind=_one_of(("cpu", "cuda", "any")), ranks_per_node=_whole(1), inside=_link, outside=_link,
         memory=_link, peak=_peak, measured=_list(_measured), aliases=_list(_text), source=_text, note=_text,
+        capacity=_number(True),
     )  # fmt: skip
     operations = [fit.operation for fit in fields["measured"]]
     if twice := next((name for name in operations if operations.count(name) > 1), None):

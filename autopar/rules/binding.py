@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -14,10 +14,11 @@ from torch import fx
 from autopar.errors import RuleError, shown
 from autopar.ir.nodes import record_of
 from autopar.ir.record import TensorType
-from autopar.rules.notation import ELLIPSIS, DimPattern, parse_pattern
+from autopar.rules.notation import ELLIPSIS, DimPattern, Pattern, parse_pattern
 from autopar.rules.registry import Rule, find_rule, parse_linear, rule_of
 from autopar.rules.strategies import Bound, Dims
 from autopar.rules.unknown import discovered
+from autopar.rules.work import Work, bound_work, check_work
 from autopar.torch_private import tensor_arguments
 
 CACHED = 16384  # the most bound rules that are kept: a step calls its ops with a few hundred different shapes
@@ -94,7 +95,9 @@ def _bind(call: _Call) -> Bound:
     if rule.pattern is None:
         finding = discovered(rule, op, args, kwargs, results)
         rule, why = finding.rule or rule, finding.why
-    result = (_evaluate(rule, args, kwargs) if callable(rule.pattern) else rule.pattern) or _all_whole(values, results)
+    result = _evaluate(rule, args, kwargs) if callable(rule.pattern) else rule.pattern
+    work = rule.work if result else ""  # it names factors of the pattern
+    result = result or _all_whole(values, results)
     text, sizes = result if isinstance(result, tuple) else (result, {})
     try:
         pattern = parse_pattern(text)
@@ -127,20 +130,28 @@ def _bind(call: _Call) -> Bound:
         if all(slot in present for slot in alternative)
     )
     return Bound(rule, pattern, sizes, operands, outs, operand_shapes, result_shapes, alternatives,
-                 _carried(operands, outs, alternatives), why)  # fmt: skip
+                 _carried(operands, outs, alternatives), why, _work(rule, pattern, sizes, args, kwargs)
+                 if work else ())  # fmt: skip
+
+
+def _work(
+    rule: Rule, pattern: Pattern, sizes: Mapping[str, int], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Work:
+    """Return the work of a call in the factors of its rule; ``RuleError`` if it has others."""
+    text = _call(rule.work, "work", rule, args, kwargs) if callable(rule.work) else rule.work
+    if not isinstance(text, str):
+        raise RuleError(f"the function that gives the work of {rule.op} returned {shown(text)}; a work is text")
+    try:
+        check_work(text, pattern)
+    except ValueError as error:
+        raise RuleError(str(error)) from None
+    return bound_work(text, sizes)
 
 
 def _evaluate(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a rule's function, which may be a user's, and check its result."""
     assert callable(rule.pattern)
-    try:
-        result = rule.pattern(*args, **kwargs)
-    except RuleError:
-        raise
-    except Exception as error:
-        raise RuleError(
-            f"the function that gives the rule of {rule.op} failed: {type(error).__name__}: {error}"
-        ) from error
+    result = _call(rule.pattern, "rule", rule, args, kwargs)
     text = result[0] if isinstance(result, tuple) and len(result) == 2 else result
     if not isinstance(text, (str, type(None))):
         raise RuleError(
@@ -148,6 +159,17 @@ def _evaluate(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
             f"a pair with sizes of factors"
         )
     return result
+
+
+def _call(function: Callable[..., Any], gives: str, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except RuleError:
+        raise
+    except Exception as error:
+        raise RuleError(
+            f"the function that gives the {gives} of {rule.op} failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _without_ones(dim: DimPattern, sizes: Mapping[str, int], whole: frozenset[str]) -> DimPattern:

@@ -12,14 +12,10 @@ from autopar.rules.registry import rule
 # ops that are linear in their first operand, and do not take empty pieces
 linear = functools.partial(rule, linear="0", empty=False)
 
-rule(
-    to.convolution,
-    "convolution",
-    linear=lambda x, weight, bias, *_: "0, 1" if bias is None else "0+2, 1+2",
-    sizes={8: "g"},
-    empty=False,
-)
-rule(to.convolution_backward, "convolution_backward", linear="0", sizes={9: "g"}, empty=False)
+rule(to.convolution, "convolution", linear=lambda x, weight, bias, *_: "0, 1" if bias is None else "0+2, 1+2",
+     sizes={8: "g"}, empty=False, work=to.convolution_work)  # fmt: skip
+rule(to.convolution_backward, "convolution_backward", linear="0", sizes={9: "g"}, empty=False,
+     work=to.convolution_backward_work)  # fmt: skip
 
 # ops that read neighbours, image by image: kernels, sizes and paddings are the same for every piece
 for ndim, ops in (

@@ -31,6 +31,11 @@ def trilinear(a, b, c, expand_a, expand_b, expand_c, summed, *_) -> str:
     return f"{', '.join(sides[:3])} -> {sides[3]}"
 
 
+def trilinear_work(a, b, c, expand_a, *_) -> str:
+    """A product of two tensors that is multiplied by the third and summed, as for ``bilinear``."""
+    return f"2 {' '.join(names(len(a.shape) + len(expand_a)))}"
+
+
 def grouped(a, b, ends=None, bias=None, *_, **__) -> str:
     """Products of experts ``e``: tokens and experts stay whole.
 
@@ -42,6 +47,11 @@ def grouped(a, b, ends=None, bias=None, *_, **__) -> str:
         (3, 3): ("e m k", "e k n", "e m n"),
     }[len(a.shape), len(b.shape)]  # fmt: skip
     return f"{left}, {right}{where}, {'()' if bias is None else 'e! n'} -> {result}"
+
+
+def grouped_work(a, b, *_, **__) -> str:
+    """Each token meets the weights of one expert."""
+    return {(2, 3): "2 t k n", (3, 2): "2 m k t", (2, 2): "2 m t n", (3, 3): "2 e m k n"}[len(a.shape), len(b.shape)]
 
 
 # -- normalization -----------------------------------------------------------------------------------------------------
@@ -144,6 +154,22 @@ def convolution_backward(
     return f"{result}, {image}, {w} -> {image}, {w}, {o}", {"g": groups}
 
 
+def convolution_work(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups: int) -> str:
+    """Each position of the result, or of the image if transposed, meets the whole kernel. Padding counts too."""
+    count = len(x.shape) - 2
+    places, kernel = names(count, "s" if transposed else "t"), names(count, "k")
+    return f"2 n {'g ' * (groups > 1)}o i {' '.join(places + kernel)}"
+
+
+def convolution_backward_work(
+    gradient, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups: int, mask
+) -> str:
+    """Each gradient, of the image and of the weight, takes as much as the forward; that of the bias is not counted."""
+    return f"{sum(mask[:2])} " + convolution_work(
+        x, weight, None, stride, padding, dilation, transposed, output_padding, groups
+    )
+
+
 def shuffled(x, groups: int):
     """``n (g! c) … -> n (c g!) …``."""
     rest = tensor(names(len(x.shape) - 2))
@@ -184,19 +210,33 @@ def text(sides: str, factors: dict[str, str]) -> str:
     )
 
 
-def attention(sides: str, query: int, causal: int, mask: int | str | None = None, **options):
+def attention(sides: str, query: int, causal: int | None = None, mask: int | str | None = None, **options):
     """Return the pattern of a kernel with its operands and results in this order."""
 
     def pattern(*args, **kwargs) -> str:
         masked = (
             kwargs.get(mask) if isinstance(mask, str) else args[mask] if mask is not None and len(args) > mask else None
         )
-        return text(
-            sides, factors(args[query], args[query + 1], len(args) > causal and args[causal], masked, **options)
-        )
+        is_causal = causal is not None and len(args) > causal and args[causal]
+        return text(sides, factors(args[query], args[query + 1], is_causal, masked, **options))
 
     pattern.__doc__ = f"``{sides}``."
     return pattern
+
+
+def attention_work(query: int, causal: int | None = None):
+    """Return the work of a kernel: two products, ``q k`` and ``p v``; in backward ``q k`` again, and four gradients.
+
+    Under a causal mask half of the scores are computed. A backward has the gradient before its query.
+    """
+    scores, values = (6, 4) if query else (2, 2)
+
+    def work(*args, **_) -> str:
+        half = causal is not None and len(args) > causal and bool(args[causal])
+        h = "h" if args[query].shape[1] == args[query + 1].shape[1] else "h r"
+        return f"{scores // 2 if half else scores} b {h} s t d + {values // 2 if half else values} b {h} s t e"
+
+    return work
 
 
 # -- linalg ------------------------------------------------------------------------------------------------------------
@@ -233,6 +273,11 @@ def solution(a, b, *, left: bool = True, **_) -> str:
     """
     side = "... i!" if b.shape == a.shape[:-1] else "... i! c!" if left else "... c! i!"
     return f"... i! j!, {side} -> {side}, ... i! j!, ... i!, ..."
+
+
+def solution_work(a, b, **_) -> str:
+    """A factorization, and two triangular systems for each right-hand side."""
+    return "2/3 ... i i j + 2 ... i j" + " c" * (b.shape != a.shape[:-1])
 
 
 def cross(x, y, *, dim: int = -1) -> str:

@@ -13,6 +13,7 @@ import torch
 from autopar.errors import RuleError, shown
 from autopar.ir.ops.seeded_random import source_of, twin_of, with_seed
 from autopar.rules.notation import Pattern, parse_pattern
+from autopar.rules.work import check_work, parse_work
 from autopar.torch_private import (
     OpOverload,
     OpOverloadPacket,
@@ -43,6 +44,8 @@ class Rule:
             factors.
         view: the op only regroups or reorders elements, so a pending value may wait through it at no cost.
         empty: whether the op accepts pieces without elements; a maximum does not, and some kernels crash.
+        work: the floating point operations in the notation of ``autopar.rules.work``, ``"2 m k n"``; or a function of
+            the arguments that returns them. Empty: none that count beside reading and writing.
     """
 
     op: str
@@ -51,6 +54,7 @@ class Rule:
     sizes: Mapping[int, Size] = field(default_factory=dict)
     view: bool = False
     empty: bool = True
+    work: str | Callable[..., str] = ""
 
     @property
     def counts_factors(self) -> bool:
@@ -82,12 +86,22 @@ def rule(
     sizes: Mapping[int, Size] | None = None,
     view: bool = False,
     empty: bool = True,
+    work: str | Callable[..., str] = "",
 ) -> None:
     """Define the rule of one or several ops (names separated by spaces, without ``.default``): one line of a table."""
     if isinstance(pattern, str):
         parse_pattern(pattern)
+    _check_work(work, pattern)
     for name in ops.split():
-        RULES[overload(name)] = Rule(name, pattern, linear, sizes or {}, view, empty)
+        RULES[overload(name)] = Rule(name, pattern, linear, sizes or {}, view, empty, work)
+
+
+def _check_work(work: str | Callable[..., str], pattern: str | Callable[..., Any]) -> None:
+    """Check a work as far as it is known without a call: a function's factors and text are checked when it is bound."""
+    if isinstance(work, str) and isinstance(pattern, str):
+        check_work(work, parse_pattern(pattern))
+    elif isinstance(work, str):
+        parse_work(work)
 
 
 def register_rule(
@@ -96,6 +110,7 @@ def register_rule(
     *,
     linear: str | Callable[..., str] = "",
     sizes: Mapping[int, str | int] | None = None,
+    work: str | Callable[..., str] = "",
 ) -> None:
     """Define how an op of yours can be sharded: ``register_rule("... d! -> ... d!", "mylib::rope")``.
 
@@ -108,22 +123,36 @@ def register_rule(
             ``torch.library.custom_op`` made.
         linear: the operands through which a pending sum may pass: ``"0"``, ``"0, 1"``, ``"0+1"``.
         sizes: argument positions that are sizes of the result: ``{1: "*"}`` for all of its shape, ``{2: 0}`` for dim 0.
+        work: the floating point operations in factors, from which the op's price is computed: ``"2 m k n"``, or a
+            function of the arguments that returns them; see ``autopar.rules.work``. An op without work costs what it
+            reads and writes.
 
     Raises:
-        ValueError: the pattern is not in the notation; the error quotes it.
-        TypeError: ``pattern`` is neither a pattern nor a function, or ``op`` neither a name nor an op of ``torch.ops``.
+        ValueError: the pattern or the work is not in the notation, or the work has a factor that the pattern lacks; the
+            error quotes it.
+        TypeError: ``pattern`` is neither a pattern nor a function, ``op`` neither a name nor an op of ``torch.ops``, or
+            ``work`` neither a text nor a function.
         RuleError: there is no such op, or the pattern has another number of operands or results than the op.
     """
     if not isinstance(pattern, str) and not callable(pattern):
         raise TypeError(f'{shown(pattern)} is not a pattern; write one as "... -> ...", or a function that returns one')
+    if not isinstance(work, str) and not callable(work):
+        raise TypeError(f'{shown(work)} is no work; write one as "2 m k n", or a function that returns one')
     op_overload = _op(op)
     if isinstance(pattern, str):
         _check_counts(pattern, op_overload)
         _check_results(parse_pattern(pattern), sizes or {})
-    RULES[op_overload] = Rule(op_name(op_overload), pattern, linear, sizes or {})
+    _check_work(work, pattern)
+    RULES[op_overload] = Rule(op_name(op_overload), pattern, linear, sizes or {}, work=work)
     if is_seeded(op_overload):  # capture replaces it by its twin
         twin = twin_of(op_overload)
-        RULES[twin] = Rule(op_name(twin), with_seed(pattern), linear if isinstance(linear, str) else "", sizes or {})
+        RULES[twin] = Rule(op_name(twin), with_seed(pattern), linear if isinstance(linear, str) else "", sizes or {},
+                           work=_without_seed(work) if callable(work) else work)  # fmt: skip
+
+
+def _without_seed(work: Callable[..., str]) -> Callable[..., str]:
+    """Return the work of a twin, which has arguments more than its op."""
+    return lambda *args, seed, stream, order=None, **kwargs: work(*args, **kwargs)
 
 
 def _op(op: object) -> OpOverload:

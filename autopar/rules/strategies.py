@@ -10,6 +10,7 @@ from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr, normal_dim, regro
 from autopar.ir.mesh import Mesh
 from autopar.rules.notation import DimPattern, Pattern
 from autopar.rules.registry import Rule
+from autopar.rules.work import Work
 
 Dims = tuple[DimPattern, ...]
 
@@ -40,6 +41,7 @@ class Bound:
         linear: the alternatives, as positions in ``operands``.
         carried: factor → operands that must be pending when it is split (the bias of ``addmm`` when ``k`` is).
         why: for an op without a rule, why no rule was found.
+        terms: the floating point operations in factors.
     """
 
     rule: Rule
@@ -52,6 +54,7 @@ class Bound:
     linear: tuple[tuple[int, ...], ...]
     carried: dict[str, frozenset[int]]
     why: str = ""
+    terms: Work = ()
 
     @property
     def whole(self) -> frozenset[str]:
@@ -116,6 +119,10 @@ class Bound:
     def local_sizes(self, split: Mapping[str, Dim], mesh: Mesh, at: Mapping[str, int]) -> dict[str, int]:
         """Return the size of each factor on the rank at ``at``."""
         return {f: DistAttr((split.get(f, WHOLE),)).local_shape([size], mesh, at)[0] for f, size in self.sizes.items()}
+
+    def work(self, sizes: Mapping[str, int]) -> int:
+        """Return the floating point operations for factors of these sizes: ``local_sizes``, or all of ``sizes``."""
+        return sum(term.count(sizes) for term in self.terms)
 
     def check(
         self, mesh: Mesh, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], names: Sequence[str]

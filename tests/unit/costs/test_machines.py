@@ -15,7 +15,18 @@ import pytest
 import torch
 
 from autopar.costs import calibrate
-from autopar.costs.machine import MEASURABLE, Link, Machine, Measured, known, machine, machine_of
+from autopar.costs.machine import (
+    MEASURABLE,
+    NARROW_OPERATIONS,
+    WIDE_OPERATIONS,
+    Link,
+    Machine,
+    Measured,
+    known,
+    machine,
+    machine_from,
+    machine_of,
+)
 from autopar.ir.record import DTYPES
 
 ALL = tuple(dict.fromkeys(known().values()))
@@ -23,7 +34,7 @@ ALL = tuple(dict.fromkeys(known().values()))
 MINE = Machine(
     "my server", "cpu", 4, Link(1e-4, 2e9), Link(2e-4, 1e9), Link(0.0, 1e10), peak=(("f64", 5e10), ("f32", 1e11)),
     measured=(Measured("all_reduce", 2, 1e-4, 5e-5, 1e9, 4096.0), Measured("send", 2, 0.0, 0.0, 1e9, 0.0)),
-    aliases=("cpu",), source="a test", note="not real",
+    aliases=("cpu",), source="a test", note="not real", capacity=1.6e10,
 )  # fmt: skip
 
 # as torch.cuda.get_device_name prints them
@@ -68,7 +79,11 @@ def test_the_figures_of_a_machine_are_of_its_kind(one: Machine) -> None:
     assert set(peaks) <= set(DTYPES) and not one.measured
     rates = [peaks[dtype] for dtype in ("f64", "f32", "f16", "f8e4m3") if dtype in peaks]
     assert rates == sorted(rates)
+    assert (one.capacity is None) == (one.kind != "cuda")
+    named = [float(found) * 1e9 for name in (one.name, *one.aliases) for found in re.findall(r"(\d+)GB", name)]
+    assert set(named) <= {one.capacity}
     if one.kind == "cuda":
+        assert one.capacity is not None and 1.6e10 <= one.capacity < 2e11
         assert 1e9 < one.outside.bandwidth < 1e12 and 8e12 < peaks["f32"] < 2e14 and peaks["f16"] >= 6e13
 
 
@@ -81,6 +96,60 @@ def test_no_machine_of_that_name() -> None:
         ValueError, match=re.escape("there is no machine 'abacus'; there are generic, cpu, Tesla V100-SXM2-16GB, ")
     ):
         machine("abacus")
+
+
+# -- operations a second -----------------------------------------------------------------------------------------------
+
+RATES = replace(MINE, peak=(("f64", 1e9), ("f32", 3e9), ("f16", 8e9), ("bf16", 7e9)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rate", "stand_in"),
+    [
+        (torch.float64, 1e9, "f64"),
+        (torch.float32, 3e9, "f32"),
+        (torch.float16, 8e9, "f16"),
+        (torch.bfloat16, 7e9, "bf16"),
+        (torch.float8_e4m3fn, 7e9, "bf16"),  # the next larger size, the slower of two
+        (torch.float8_e4m3fnuz, 7e9, "bf16"),  # it has no short name
+        (torch.complex64, 0.75e9, "f32"),  # four real products
+        (torch.complex128, 0.25e9, "f64"),
+        (torch.int64, 1e9, "f64"),  # the slowest
+        (torch.bool, 1e9, "f64"),
+    ],
+)
+def test_a_dtype_that_is_not_listed_has_the_rate_of_another(dtype: torch.dtype, rate: float, stand_in: str) -> None:
+    assert RATES.flops(dtype) == rate
+    assert RATES.stand_in(dtype) == stand_in
+
+
+def test_the_rates_of_machines_that_list_little() -> None:
+    one = replace(MINE, peak=(("f32", 3e9), ("f16", 8e9)))
+    assert (one.stand_in(torch.bfloat16), one.flops(torch.bfloat16)) == ("f16", 8e9)
+    assert (one.stand_in(torch.float64), one.flops(torch.float64)) == ("f32", 3e9)  # wider than all: the slowest
+    none = replace(MINE, peak=())
+    assert none.stand_in(torch.float32) == none.stand_in(torch.complex64) == ""
+    assert none.flops(torch.float32) == none.flops(torch.int64) == 1e10 * WIDE_OPERATIONS
+    assert none.flops(torch.bfloat16) == none.flops(torch.float8_e5m2) == 1e10 * NARROW_OPERATIONS
+    assert none.flops(torch.complex64) == 1e10 * WIDE_OPERATIONS / 4
+    integers = replace(MINE, peak=(("i8", 5e9),))
+    assert (integers.stand_in(torch.float32), integers.flops(torch.float32)) == ("i8", 5e9)
+
+
+def test_a_machine_is_given_by_itself_its_name_or_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    MINE.save("mine.json")
+    MINE.save("mine")
+    MINE.save("cpu")
+    assert machine_from(MINE) is MINE
+    assert machine_from("mine.json") == machine_from("mine") == machine_from(Path("cpu")) == MINE
+    assert machine_from("cpu") is machine_from("gloo") is machine("cpu")  # names come first
+    with pytest.raises(ValueError, match="there is no machine 'H100-PCI'; did you mean 'H100-PCIe'"):
+        machine_from("H100-PCI")
+    with pytest.raises(FileNotFoundError):
+        machine_from("hers.json")
+    with pytest.raises(TypeError, match="8 is no machine; give a Machine, a name, or the path of a machine file"):
+        machine_from(8)
 
 
 # -- devices -----------------------------------------------------------------------------------------------------------
@@ -130,7 +199,8 @@ def test_a_cpu_is_a_cpu() -> None:
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    for k, one in enumerate((MINE, replace(MINE, peak=(), measured=(), aliases=(), note=""), *ALL)):
+    bare = replace(MINE, peak=(), measured=(), aliases=(), note="", capacity=None)
+    for k, one in enumerate((MINE, bare, *ALL)):
         one.save(tmp_path / f"{k}.json")
         assert Machine.load(tmp_path / f"{k}.json") == one
 
@@ -138,10 +208,11 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 def test_what_has_a_default_may_be_left_out(tmp_path: Path) -> None:
     MINE.save(tmp_path / "all.json")
     content = json.loads((tmp_path / "all.json").read_text())
-    for name in ("peak", "measured", "aliases", "note"):
+    for name in ("peak", "measured", "aliases", "note", "capacity"):
         del content["machines"][0][name]
     (tmp_path / "some.json").write_text(json.dumps(content))
-    assert Machine.load(tmp_path / "some.json") == replace(MINE, peak=(), measured=(), aliases=(), note="")
+    bare = replace(MINE, peak=(), measured=(), aliases=(), note="", capacity=None)
+    assert Machine.load(tmp_path / "some.json") == bare
 
 
 BAD: list[tuple[tuple[str | int, ...], Any, str]] = [
@@ -198,11 +269,16 @@ BAD: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("machines", 0, "aliases"), "cpu", "machines[0].aliases: a list is wanted, not 'cpu'"),
     (("machines", 0, "aliases", 0), 1, "machines[0].aliases[0]: a string is wanted, not 1"),
     (("machines", 0, "aliases", 0), "my server", "machines[0]: the name 'my server' is given twice"),
+    (("machines", 0, "capacity"), -1.6e10, "machines[0].capacity: a number > 0 is wanted, not -16000000000.0"),
+    (("machines", 0, "capacity"), 0, "machines[0].capacity: a number > 0 is wanted, not 0"),
+    (("machines", 0, "capacity"), float("nan"), "machines[0].capacity: a number > 0 is wanted, not nan"),
+    (("machines", 0, "capacity"), float("inf"), "machines[0].capacity: a number > 0 is wanted, not inf"),
+    (("machines", 0, "capacity"), "16GB", "machines[0].capacity: a number > 0 is wanted, not '16GB'"),
     (
         ("machines", 0, "cores"),
         2,
         "machines[0].cores: there is no such field; there are name, kind, ranks_per_node, inside, outside, memory, "
-        "peak, measured, aliases, source, note",
+        "peak, measured, aliases, source, note, capacity",
     ),
 ]
 

@@ -18,6 +18,7 @@ MACHINERY = {
     "notation",
     "unknown",
     "registry",
+    "work",
     "binding",
     "strategies",
     "dims",
