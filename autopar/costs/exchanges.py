@@ -152,7 +152,7 @@ def counted_on_mesh(parts: Sequence[PartPair], pending: Axes, mesh: Mesh, ranks_
     ranks = mesh.size // mesh.count(pending)  # that exchange data among themselves
     holders = ranks // held  # of one piece
     # of the ranks that need something of a piece, these hold it: all holders where no digit moves; where some do, no
-    # more than this, and fewer than half of them
+    # more than this, and half of them at most
     needs = ranks // common - holders // pinned
     received = extra if pinned > 1 else extra - 1
     if not received:

@@ -27,7 +27,7 @@ import sympy
 from sympy.codegen.cfunctions import log2
 from torch.fx.node import Target
 
-from autopar.costs.exchanges import busiest
+from autopar.costs.exchanges import Exchange, busiest
 from autopar.costs.machine import Machine, Measured
 from autopar.ir import transfers
 from autopar.ir.layout import Axes
@@ -246,11 +246,8 @@ def step_price(
             f"{name} exchanges values on a mesh; {source if source.layout is None else result} has no Layout"
         )
     if name in ("redistribute", "recv"):
-        elements, count, far = busiest(source.layout, result.layout, source.shape, machine.ranks_per_node)
-        name = name if count <= 2 else "redistribute"  # several messages from several ranks
-        return _cached_price(
-            name, elements * source.dtype.itemsize, count, machine, shape=(1, count) if far else (count, 1)
-        )
+        exchange = busiest(source.layout, result.layout, source.shape, machine.ranks_per_node)
+        return exchange_price(name, exchange, source.dtype.itemsize, machine)
     if name in ("all_reduce", "reduce_scatter"):
         wider = transfers.reduced_as(arguments.get("op", "sum"), source.dtype).itemsize // source.dtype.itemsize
         before, after = before * wider, after * wider
@@ -259,10 +256,33 @@ def step_price(
     size = {"all_gather": count * before, "reduce_scatter": count * after, "slice": 2 * after, "pend": after}.get(
         name, max(before, after)
     )
+    return group_price(name, size, axes, mesh, machine)
+
+
+def group_price(name: str, size: int, axes: Axes, mesh: Mesh, machine: Machine) -> float:
+    """Return the seconds of a transfer over ``axes`` for the group that takes longest; ``size`` is ``n``."""
+    count = mesh.count(axes)
     return max(
-        _cached_price(name, size, count, machine, shape=shape)
-        for shape in group_shapes(mesh, axes, machine.ranks_per_node)
+        [_cached_price(name, size, count, machine, shape) for shape in group_shapes(mesh, axes, machine.ranks_per_node)]
     )
+
+
+def exchange_price(name: str, exchange: Exchange, itemsize: int, machine: Machine) -> float:
+    """Return the seconds of a redistribute or recv whose busiest rank is known."""
+    elements, count, far = exchange
+    name = name if count <= 2 else "redistribute"  # several messages from several ranks
+    return _cached_price(name, elements * itemsize, count, machine, (1, count) if far else (count, 1))
+
+
+def fastest_rates(machine: Machine) -> tuple[float, float]:
+    """Return seconds a received byte that no transfer is faster than: inside a node, and between nodes."""
+    inside, outside, _ = _figures(machine)
+    rates = [inside[1]]
+    for fit in machine.measured:
+        ranks = float(fit.ranks)
+        volume = _compiled(fit.operation)[0](1.0, ranks, ranks, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+        rates.append(1 / (float(volume) * fit.bandwidth))
+    return min(rates), outside[1]
 
 
 @lru_cache(maxsize=65536)  # a program has few different sizes
