@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from autopar.capture.decompose.expansions import opened_factors
+from autopar.costs.machine import Machine
 from autopar.errors import RuleError, at_line
 from autopar.ir.dtensor import edge_of
 from autopar.ir.layout import Dim, DistAttr, Layout, layout_of
@@ -36,12 +37,14 @@ class PropagationOptions:
             free.
         strict: refuse ops without a rule; else they run on whole operands on every rank.
         whole: whether returned values are gathered.
+        machine: the machine whose nanoseconds are compared; without one moved bytes are.
     """
 
     mesh: Mesh
     constraints: Mapping[str, DistAttr] = field(default_factory=dict)
     strict: bool = False
     whole: bool = False
+    machine: Machine | None = None
 
 
 class LayoutPropagation:
@@ -56,6 +59,7 @@ class LayoutPropagation:
     def __init__(self, program: Program, wanted: PropagationOptions, *, expanding: bool = False) -> None:
         self.program, self.mesh, self.constraints = program, wanted.mesh, wanted.constraints
         self.strict, self.whole, self.expanding = wanted.strict, wanted.whole, expanding
+        self.machine = wanted.machine
         self.split: dict[fx.Node, Dim] = {}
         self.types: dict[fx.Node, ValueType] = {}
         self.read_types: dict[fx.Node, TensorType] = {}  # constrained value → the type that its readers read
@@ -292,7 +296,7 @@ class LayoutPropagation:
         )
         dtypes = tuple(v.dtype for v in values)
         needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node),
-                                self.passing_operands(node, operand_nodes, homes))  # fmt: skip
+                                self.passing_operands(node, operand_nodes, homes), self.machine)  # fmt: skip
         uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, required, strict=True))
         return self.with_layouts(record.type, gives), uses
 

@@ -21,8 +21,9 @@ from autopar.transitions.states import Edge, Move, Moves, State, prices_of
 
 Path = tuple[tuple[Move, State], ...]
 SLACK = 16  # nanoseconds that rounding may add to a bound
+Key = tuple[int, int, int]  # nanoseconds, transfers, redistributes: the least is best
 FAR_OFF = 1 << 62
-MOST = 4096  # states from which a search goes on; a mesh of four axes has about as many
+MOST = 1024  # states from which a search goes on; on a mesh of three axes it ends before
 
 
 def nanoseconds(start: TensorType, steps: Sequence[TransferStep], machine: Machine) -> int:
@@ -44,7 +45,7 @@ def fastest_of_even(start: TensorType, goal: TensorType, linear: bool, machine: 
     mesh = start.layout.mesh
     prices = prices_of(mesh, machine)
     number = {name: k for k, name in enumerate(prices.names)}
-    best: tuple[int, int] = (FAR_OFF, 0)
+    best: Key = (FAR_OFF, 0, 0)
     found: tuple[Moves, Path] | None = None
     for parts, have, want in views(start.attr.dims, goal.attr.dims, start.shape, mesh):
         if not _even(parts, have, mesh) or not _even(parts, want, mesh):
@@ -70,10 +71,10 @@ class Search:
     """The shortest path from one state to another.
 
     Attributes:
-        best: (nanoseconds, transfers) of the best path so far; a path is found only if it is better.
+        best: the key of the best path so far; a path is found only if it is better.
     """
 
-    def __init__(self, moves: Moves, best: tuple[int, int]) -> None:
+    def __init__(self, moves: Moves, best: Key) -> None:
         self.moves, self.best = moves, best
         self._to_goal: dict[State, int] = {}
         self._least = round(moves.prices.latencies[0])  # nanoseconds of an exchange
@@ -87,14 +88,14 @@ class Search:
         for here in shortest.grow(moves.after, self.to_goal, self):
             cost = shortest.paid[here]
             if here == goal:
-                if cost < self.best:
-                    self.best, direct, end = cost, True, None
+                if (*cost, 0) < self.best:
+                    self.best, direct, end = (*cost, 0), True, None
             elif here[2:] == goal[2:] and (
                 cost[0] + self._least_exchange(here, goal) < self.best[0] and moves.exchanges(here, goal)
             ):
-                cost = cost[0] + moves.exchange(here, goal), cost[1] + 1
-                if cost < self.best:
-                    self.best, direct, end = cost, True, (here, goal)
+                key = cost[0] + moves.exchange(here, goal), cost[1] + 1, 1
+                if key < self.best:
+                    self.best, direct, end = key, True, (here, goal)
         backwards = _Costs(goal)
         for _ in backwards.grow(moves.before, self.from_start, self):
             pass
@@ -109,9 +110,9 @@ class Search:
                 if both + self._least >= self.best[0]:
                     break
                 if both + self._least_exchange(here, there) < self.best[0] and moves.exchanges(here, there):
-                    cost = both + moves.exchange(here, there), paid[1] + left[1] + 1
-                    if cost < self.best:
-                        self.best, direct, end = cost, True, (here, there)
+                    key = both + moves.exchange(here, there), paid[1] + left[1] + 1, 1
+                    if key < self.best:
+                        self.best, direct, end = key, True, (here, there)
         if not direct:
             return None
         if end is None:
@@ -211,7 +212,7 @@ class _Costs:
         paid, came = self.paid, self._came
         while queue:
             least, steps, _, here, cost = heapq.heappop(queue)
-            if (least, steps) >= search.best:
+            if (least, steps, 0) >= search.best:
                 break
             if cost > paid[here]:
                 continue

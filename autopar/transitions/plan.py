@@ -49,10 +49,16 @@ def cost(source: TensorType, target: TensorType) -> int:
     return sum(step.bytes for step in transitions(source, target))
 
 
+@lru_cache(maxsize=65536)
 def duration(source: TensorType, target: TensorType, machine: Machine) -> int:
     """Return the nanoseconds that the transfers take on a machine; each is rounded to a whole number."""
     steps = transitions(source, target, machine)
     return nanoseconds(_normal(source), steps, machine) if steps else 0
+
+
+def price(source: TensorType, target: TensorType, machine: Machine | None = None) -> int:
+    """Return ``duration`` on a machine, and ``cost`` without one."""
+    return cost(source, target) if machine is None else duration(source, target, machine)
 
 
 @lru_cache(maxsize=65536)
@@ -178,7 +184,7 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[TransferStep, ...]:
     )
 
 
-EXACT = 4  # on a mesh of more axes the search for even pieces may end early
+EXACT = 3  # on a mesh of more axes the search for even pieces may end early
 
 
 def _fastest(start: TensorType, goal: TensorType, machine: Machine) -> tuple[TransferStep, ...]:
