@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import attrs, kinds, meshes, shapes, worlds
-from transition_runs import check, normal
+from transition_runs import check, normal, read
 
 from autopar.costs.machine import Link, Machine, machine
 from autopar.costs.prices import step_price
@@ -23,8 +23,9 @@ from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_type
-from autopar.transitions import duration, transitions
-from autopar.transitions.fastest import nanoseconds
+from autopar.transitions import duration, plan, transitions
+from autopar.transitions.fastest import Search, nanoseconds
+from autopar.transitions.states import Moves, prices_of
 
 FEW = {"ranks_per_node": 2}
 H100 = machine("NVIDIA H100 80GB HBM3")
@@ -145,6 +146,84 @@ def test_no_search_finds_fewer_nanoseconds_for_even_pieces(pair: tuple[TensorTyp
         print_type(target),
         transitions(source, target, on),
     )
+
+
+@pytest.mark.simulated
+@settings(max_examples=40, deadline=None)
+@given(st.data(), even_pairs(), st.sampled_from(MACHINES))
+def test_moves_lead_back_and_have_the_price_of_their_transfer(
+    data: st.DataObject, pair: tuple[TensorType, TensorType], on: Machine
+) -> None:
+    start, goal = map(normal, pair)
+    moves = moves_between(start, goal, on)
+    state, type = moves.start, start
+    for _ in range(4):
+        edges = list(moves.after(state))
+        for price, after, move in edges:
+            assert (price, state, move) in moves.before(after)
+        for price, before, move in moves.before(state):
+            assert (price, state, move) in moves.after(before)
+        if not edges:
+            break
+        price, after, move = data.draw(st.sampled_from(edges))
+        function, given_ = moves.transfer(move, after)
+        new = transfers.BY_FUNCTION[function].infer(type, given_, {})
+        assert price == round(step_price(function, type, given_, new, on) * 1e9)
+        state, type = after, new
+
+
+def moves_between(start: TensorType, goal: TensorType, on: Machine) -> Moves:
+    prices = prices_of(start.mesh, on)
+    number = {name: k for k, name in enumerate(prices.names)}
+    splits = (tuple(tuple(number[axis] for axis in axes) for ((_, axes),) in end.attr.dims) for end in (start, goal))
+    return Moves(start, goal, plan._Task.of(start, goal).linear, prices, tuple((n,) for n in start.shape), *splits)
+
+
+@pytest.mark.simulated
+@settings(max_examples=100, deadline=None)
+@given(even_pairs(), st.sampled_from(MACHINES))
+def test_bounds_are_no_more_than_prices(pair: tuple[TensorType, TensorType], on: Machine) -> None:
+    start, goal = map(normal, pair)
+    moves = moves_between(start, goal, on)
+    search = Search(moves, (1 << 62, 0, 0))
+    path = search.run()
+    assert path is not None and search.to_goal(moves.start) <= search.best[0]
+    total, state = 0, moves.start
+    for move, after in path:
+        if move[0] == "redistribute":
+            price = moves.exchange(state, after)
+            assert search._least_exchange(state, after) <= price
+        else:
+            price = next(cost for cost, found, way in moves.after(state) if (found, way) == (after, move))
+        total, state = total + price, after
+        assert search.to_goal(state) <= search.best[0] - total
+        assert search._bound(moves.start, state) <= total
+    assert total == search.best[0]
+
+
+CHOSEN = {  # on dp=8 tp=8, with eight ranks on a node: (from, to): transfers, µs
+    ("8192/dp/tp 8192]", "8192 8192/dp/tp]"): ("all_to_all redistribute all_to_all", 154),
+    ("8192/dp 8192]", "8192 8192/dp]"): ("redistribute all_gather", 176),
+    ("8192/dp 8192]", "8192 8192/tp]"): ("slice all_gather", 630),
+    ("8192/dp 8192/tp]", "8192/tp 8192/dp]"): ("redistribute", 96),
+    ("8192/tp 8192] +dp", "8192 8192/tp] +dp"): ("all_to_all", 100),
+    ("8192 8192] +dp", "8192 8192]"): ("slice all_reduce all_gather", 1807),
+    ("8192 8192] +dp", "8192/dp 8192]"): ("slice reduce_scatter all_gather", 727),
+    ("8192 8192] +dp +tp", "8192 8192]"): ("reduce_scatter all_reduce all_gather", 2320),
+    ("8192/tp 8192] +dp", "8192/dp 8192]"): ("reduce_scatter redistribute all_gather", 799),
+    ("8192 8192]", "8192 8192] +dp +tp"): ("slice pend pend", 122),
+    ("8192/dp 8192/tp]", "8192 8192] +dp +tp"): ("pend pend", 98),
+    ("64 64] +dp +tp", "64 64]"): ("all_reduce all_reduce", 52),
+    ("64/dp 64/tp]", "64 64]"): ("all_gather redistribute all_gather", 42),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), CHOSEN)
+def test_what_a_machine_chooses(before: str, after: str) -> None:
+    source, target = (read(f"f32[{text}", "dp=8 tp=8") for text in (before, after))
+    steps = transitions(source, target, H100)
+    found = " ".join(step.function.__name__ for step in steps), round(duration(source, target, H100) / 1000)
+    assert found == CHOSEN[before, after]
 
 
 # -- any two layouts ---------------------------------------------------------------------------------------------------
