@@ -16,6 +16,7 @@ from autopar.ir.layout import Axes
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.transitions.chain import TransferChain, TransferStep
+from autopar.transitions.draft import Parts
 from autopar.transitions.relayouts import views
 from autopar.transitions.states import Edge, Move, Moves, State, prices_of
 
@@ -47,9 +48,14 @@ def fastest_of_even(start: TensorType, goal: TensorType, linear: bool, machine: 
     number = {name: k for k, name in enumerate(prices.names)}
     best: Key = (FAR_OFF, 0, 0)
     found: tuple[Moves, Path] | None = None
-    for parts, have, want in views(start.attr.dims, goal.attr.dims, start.shape, mesh):
-        if not _even(parts, have, mesh) or not _even(parts, want, mesh):
-            continue
+    even = [
+        view
+        for view in views(start.attr.dims, goal.attr.dims, start.shape, mesh)
+        if _even(view[0], view[1], mesh) and _even(view[0], view[2], mesh)
+    ]
+    if len(even) == 2 and _covers(even[1][0], even[0][0], prices.sizes):
+        del even[0]
+    for parts, have, want in even:
         ends = [tuple([tuple([number[axis] for axis in axes]) for axes in side]) for side in (have, want)]
         moves = Moves(start, goal, linear, prices, parts, *ends)
         search = Search(moves, best)
@@ -59,12 +65,23 @@ def fastest_of_even(start: TensorType, goal: TensorType, linear: bool, machine: 
     if found is None:
         return None
     moves, path = found
-    return TransferChain(start).then(*[moves.transfer(move, state) for move, state in path])
+    here, steps = moves.start, []
+    for move, there in path:
+        steps.append(moves.transfer(move, here, there))
+        here = there
+    return TransferChain(start).then(*steps)
 
 
-def _even(parts: tuple[tuple[int, ...], ...], splits: list[Axes], mesh: Mesh) -> bool:
+def _even(parts: Parts, splits: list[Axes], mesh: Mesh) -> bool:
     sizes = [n for dim in parts for n in dim]
     return all(n and n % mesh.count(axes) == 0 for n, axes in zip(sizes, splits, strict=True))
+
+
+def _covers(fine: Parts, plain: Parts, axes: tuple[int, ...]) -> bool:
+    """Return whether all even splits of plain dims are splits of the fine parts, of which an axis fills one."""
+    if len(set(axes)) > 1 or any(len(dim) > 1 for dim in plain):
+        return False
+    return {n for dim in fine for n in dim[:-1]} == set(axes)
 
 
 class Search:
@@ -132,34 +149,45 @@ class Search:
         return max(self._least, self._bound(self.moves.start, state))
 
     def _bound(self, here: State, there: State) -> int:
-        """All ranks together receive what they lack, at the rate inside a node, and nodes at that between nodes."""
-        (have, used, pending, cast), (want, used_there, pending_there, cast_there) = here, there
+        """Axes that are pending at both ends may stay so, or be reduced and become pending again."""
+        kept = here[2] & there[2]
+        reduced, new = here[2] & ~kept, there[2] & ~kept
+        bound = self._bound_of(here, there, reduced, new)
+        again = kept & self.moves.reduced & self.moves.renewed
+        some = again
+        while some and bound:
+            bound = min(bound, self._bound_of(here, there, reduced | some, new | some))
+            some = (some - 1) & again
+        return bound
+
+    def _bound_of(self, here: State, there: State, reduced: int, new: int) -> int:
+        """All ranks together receive what they lack, at the rate inside a node, and nodes at that between nodes.
+
+        Args:
+            reduced, new: axes that are reduced, and those that become pending: their ranks need an element once.
+        """
+        (have, used, pending, cast), (want, used_there, _, cast_there) = here, there
         moves, prices, rooms = self.moves, self.moves.prices, self.moves.rooms
-        reduced, new = pending & ~pending_there, pending_there & ~pending
-        if new and reduced:
-            return 0
-        itemsize = min(moves.itemsizes[cast], moves.itemsizes[cast_there])
         counts, nodes, elements = prices.counts, prices.far, moves.elements
-        total = shared = elements / counts[used_there & ~new]  # of a rank
-        total_far = shared_far = elements / nodes[used_there & ~new]  # of a node
+        total = shared = elements / counts[used_there]  # of a rank
+        total_far = shared_far = elements / nodes[used_there]  # of a node
+        free = ~(used | pending) & (len(counts) - 1)
         if not reduced or nodes[reduced] == 1:
             for k, (a, b) in enumerate(zip(rooms.places(have), rooms.places(want), strict=True)):
                 if a is not None and a != b and not new >> k & 1:
                     shared /= prices.sizes[k]
                     shared_far /= prices.nodes[k]
-        lacked, far = total - shared, total_far - shared_far
+        lacked, far = (total - shared) / counts[new], (total_far - shared_far) / nodes[new]
         if reduced:
-            free = ~(used | pending) & (len(counts) - 1)
-            addends = counts[reduced]
-            share = elements / (counts[used] * addends * counts[free])
-            lacked = share * (addends - 1) + max(0.0, total - share)
-            if (addends := nodes[reduced]) > 1:
-                share = elements / (nodes[used] * addends * nodes[free])
-                far = share * (addends - 1) + max(0.0, total_far - share)
+            share = elements / (counts[used] * counts[reduced] * counts[free])
+            lacked = share * (counts[reduced] - 1) + max(0.0, total / counts[new] - share)
+            if nodes[reduced] > 1:
+                share = elements / (nodes[used] * nodes[reduced] * nodes[free])
+                far = share * (nodes[reduced] - 1) + max(0.0, total_far / nodes[new] - share)
         if lacked <= 0:
             return 0
-        lacked /= counts[new]
-        far /= nodes[new] * prices.inside
+        far /= prices.inside
+        itemsize = min(moves.itemsizes[cast], moves.itemsizes[cast_there])
         near, between = prices.rates
         bound = prices.latencies[far > 0] + itemsize * (lacked * near + far * (between - near))
         if not reduced and not new:  # the worst rank

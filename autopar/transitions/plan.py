@@ -164,10 +164,11 @@ class _Task(NamedTuple):
     linear: bool
 
     @staticmethod
-    def of(start: TensorType, goal: TensorType) -> _Task:
+    def of(start: TensorType, goal: TensorType, keep: bool = True) -> _Task:
+        """Return the task; ``keep``: what is pending at both ends stays so."""
         linear = start.dtype == goal.dtype or _widens(start.dtype, goal.dtype)
         pending = dict(start.attr.pending)
-        stays = start.mesh == goal.mesh and linear
+        stays = keep and start.mesh == goal.mesh and linear
         staying = {axis: kind for axis, kind in goal.attr.pending if stays and axis in pending}
         new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in staying]
         axes = [axis for axis in start.mesh.names if axis in pending and axis not in staying]
@@ -194,7 +195,8 @@ def _fastest(start: TensorType, goal: TensorType, machine: Machine) -> tuple[Tra
         return even.steps
     best = _cheapest(start, goal)
     key = nanoseconds(start, best, machine), len(best)
-    for chain in _chains(start, goal, task) if even is None else [even]:
+    tasks = [task, _Task.of(start, goal, keep=False)] if start.mesh == goal.mesh else [task]
+    for chain in (chain for task in tasks for chain in _chains(start, goal, task)) if even is None else [even]:
         if chain.type == goal and (other := (nanoseconds(start, chain.steps, machine), len(chain.steps))) < key:
             best, key = chain.steps, other
     return best

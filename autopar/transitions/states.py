@@ -135,7 +135,7 @@ class Moves:
     Attributes:
         parts: the part sizes, dim by dim; ``sizes`` are those of all parts.
         start, goal: the ends.
-        reduced, renewed: axes that are to be reduced, and those that are to become pending.
+        reduced, renewed: axes that may be reduced, and those that may become pending.
     """
 
     def __init__(self, start: TensorType, goal: TensorType, linear: bool, prices: Prices,
@@ -151,8 +151,7 @@ class Moves:
         self.start = (have, _set_of(have), pending, not casts)
         self.goal = (want, _set_of(want), wanted, True)
         self.linear = linear
-        staying = pending & wanted if linear else 0
-        self.reduced, self.renewed = pending & ~staying, wanted & ~staying
+        self.reduced, self.renewed = pending, wanted
         self.kind = next((kind for _, kind in start.attr.pending), "sum")
         self.new_kind = next((kind for _, kind in goal.attr.pending), "sum")
         self.itemsizes = start.dtype.itemsize, goal.dtype.itemsize
@@ -289,11 +288,26 @@ class Moves:
     def _names(self, splits: Splits) -> list[tuple[str, ...]]:
         return [tuple([self.prices.names[k] for k in axes]) for axes in splits]
 
-    def transfer(self, move: Move, there: State) -> chain.Move:
+    def _is_plain(self, splits: Splits) -> bool:
+        """Return whether these are splits of plain dims: an axis splits a part if others fill the parts before it."""
+        rest = iter(splits)
+        for dim in self.parts:
+            full = True
+            for n in dim:
+                axes = next(rest)
+                if axes and not full:
+                    return False
+                full = full and math.prod([self.prices.sizes[k] for k in axes]) == n
+        return True
+
+    def transfer(self, move: Move, here: State, there: State) -> chain.Move:
         """Return a move as a transfer with its arguments."""
         name, p, q, axes = move
         function = transfers.TRANSFERS[name].function
         names, parts = self.prices.axes[axes], parts_argument(self.parts)
+        if parts and p >= 0 and self._is_plain(here[0]) and self._is_plain(there[0]):
+            dims = [d for d, dim in enumerate(self.parts) for _ in dim]
+            p, q, parts = dims[p], dims[q], {}
         if name == "cast":
             return function, {"dtype": self.dtypes[1]}
         if name == "redistribute":
