@@ -94,6 +94,7 @@ class Search:
     def __init__(self, moves: Moves, best: Key) -> None:
         self.moves, self.best = moves, best
         self._to_goal: dict[State, int] = {}
+        self._from_start: dict[State, int] = {}
         self._least = round(moves.prices.latencies[0])  # nanoseconds of an exchange
 
     def run(self) -> Path | None:
@@ -116,16 +117,21 @@ class Search:
         backwards = _Costs(goal)
         for _ in backwards.grow(moves.before, self.from_start, self):
             pass
-        alike: dict[tuple[int, bool], list[tuple[tuple[int, int], State]]] = {}
-        for state, paid in sorted(shortest.paid.items(), key=lambda item: item[1]):
-            alike.setdefault(state[2:], []).append((paid, state))
-        for there, left in sorted(backwards.paid.items(), key=lambda item: item[1]):
-            if there == goal:
+        alike: dict[tuple[int, bool], list[tuple[tuple[int, int], float, State]]] = {}
+        near, counts, elements = moves.prices.rates[0], moves.prices.counts, moves.elements
+        for state, paid in sorted(shortest.paid.items(), key=_paid):
+            if paid[0] + self.to_goal(state) < self.best[0]:
+                alike.setdefault(state[2:], []).append((paid, elements / counts[state[1]], state))
+        for there, left in sorted(backwards.paid.items(), key=_paid):
+            if there == goal or left[0] + self.from_start(there) >= self.best[0]:
                 continue
-            for paid, here in alike.get(there[2:], ()):
+            wanted, rate = elements / counts[there[1]], near * moves.itemsizes[there[3]]
+            for paid, held, here in alike.get(there[2:], ()):
                 both = paid[0] + left[0]
                 if both + self._least >= self.best[0]:
                     break
+                if both + (wanted - held) * rate >= self.best[0]:
+                    continue
                 if both + self._least_exchange(here, there) < self.best[0] and moves.exchanges(here, there):
                     key = both + moves.exchange(here, there), paid[1] + left[1] + 1, 1
                     if key < self.best:
@@ -146,7 +152,10 @@ class Search:
 
     def from_start(self, state: State) -> int:
         """Return nanoseconds that no path with an exchange from the start to a state is faster than."""
-        return max(self._least, self._bound(self.moves.start, state))
+        found = self._from_start.get(state)
+        if found is None:
+            found = self._from_start[state] = max(self._least, self._bound(self.moves.start, state))
+        return found
 
     def _bound(self, here: State, there: State) -> int:
         """Axes that are pending at both ends may stay so, or be reduced and become pending again."""
@@ -212,6 +221,10 @@ class Search:
         partners = max(1, lacked // overlap)
         seconds = lacked * moves.itemsizes[here[3]] * prices.rates[far]
         return max(0, int(max(1, prices.latencies[0] and partners) * prices.latencies[far] + seconds) - SLACK)
+
+
+def _paid(item: tuple[State, tuple[int, int]]) -> tuple[int, int]:
+    return item[1]
 
 
 class _Costs:

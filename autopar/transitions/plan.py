@@ -191,7 +191,8 @@ EXACT = 3  # on a mesh of more axes the search for even pieces may end early
 def _fastest(start: TensorType, goal: TensorType, machine: Machine) -> tuple[TransferStep, ...]:
     task = _Task.of(start, goal)
     even = fastest_of_even(start, goal, task.linear, machine) if start.mesh == goal.mesh else None
-    if even is not None and len(start.mesh.names) <= EXACT:
+    room = any(n and n % start.mesh.size == 0 for n in start.shape)  # otherwise uneven pieces in between may be faster
+    if even is not None and room and len(start.mesh.names) <= EXACT:
         return even.steps
     best = _cheapest(start, goal)
     key = nanoseconds(start, best, machine), len(best)

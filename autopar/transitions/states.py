@@ -19,6 +19,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.transitions import chain
 from autopar.transitions.chain import op_argument, parts_argument
+from autopar.transitions.draft import Parts
 
 Splits = tuple[tuple[int, ...], ...]  # the axes of each part, major first
 
@@ -82,20 +83,38 @@ def prices_of(mesh: Mesh, machine: Machine) -> Prices:
 class Rooms:
     """Which parts of a value an axis may split too, and where the axes are; for parts of these sizes."""
 
-    def __init__(self, sizes: tuple[int, ...], axes: tuple[int, ...]) -> None:
-        self._sizes, self._axes = sizes, axes
+    def __init__(self, parts: Parts, axes: tuple[int, ...]) -> None:
+        self._parts, self._sizes, self._axes = parts, [n for dim in parts for n in dim], axes
         self._rooms: dict[tuple[Splits, int], tuple[int, ...]] = {}
         self._places: dict[Splits, tuple[tuple[int, int] | None, ...]] = {}
         self._unions: dict[tuple[Splits, Splits], tuple[int, bool]] = {}
 
     def of(self, splits: Splits, n: int) -> tuple[int, ...]:
-        """Return the parts that an axis of size ``n`` may split evenly, as the minor-most one."""
+        """Return the parts that an axis of size ``n`` may split evenly, as the minor-most one.
+
+        Those come first after which dims are split plainly: of two equal paths the first is found.
+        """
         found = self._rooms.get((splits, n))
         if found is None:
             rows = zip(self._sizes, splits, strict=True)
             counts = [(size, n * math.prod([self._axes[k] for k in axes])) for size, axes in rows]
-            found = self._rooms[splits, n] = tuple([p for p, (size, count) in enumerate(counts) if not size % count])
+            places = [p for p, (size, count) in enumerate(counts) if not size % count]
+            if len(counts) > len(self._parts):
+                places.sort(key=lambda p: not self.is_plain((*splits[:p], (*splits[p], -1), *splits[p + 1 :])))
+            found = self._rooms[splits, n] = tuple(places)
         return found
+
+    def is_plain(self, splits: Splits) -> bool:
+        """Return whether these are splits of plain dims: an axis splits a part if others fill the parts before it."""
+        rest = iter(splits)
+        for dim in self._parts:
+            full = True
+            for n in dim:
+                axes = next(rest)
+                if axes and not full:
+                    return False
+                full = full and (-1 in axes or math.prod([self._axes[k] for k in axes]) == n)
+        return True
 
     def places(self, splits: Splits) -> tuple[tuple[int, int] | None, ...]:
         """Return for each axis the part that it splits, and the number of pieces that it splits further."""
@@ -125,8 +144,8 @@ class Rooms:
 
 
 @lru_cache(maxsize=1024)
-def rooms_of(sizes: tuple[int, ...], axes: tuple[int, ...]) -> Rooms:
-    return Rooms(sizes, axes)
+def rooms_of(parts: Parts, axes: tuple[int, ...]) -> Rooms:
+    return Rooms(parts, axes)
 
 
 class Moves:
@@ -139,10 +158,10 @@ class Moves:
     """
 
     def __init__(self, start: TensorType, goal: TensorType, linear: bool, prices: Prices,
-                 parts: tuple[tuple[int, ...], ...], have: Splits, want: Splits) -> None:  # fmt: skip
+                 parts: Parts, have: Splits, want: Splits) -> None:  # fmt: skip
         self.prices, self.parts, self.sizes = prices, parts, tuple([n for dim in parts for n in dim])
         self.elements = math.prod(self.sizes)
-        self.rooms = rooms_of(self.sizes, prices.sizes)
+        self.rooms = rooms_of(parts, prices.sizes)
         self.shape = start.shape
         self.dtypes = start.dtype, goal.dtype
         casts = start.dtype != goal.dtype
@@ -288,24 +307,12 @@ class Moves:
     def _names(self, splits: Splits) -> list[tuple[str, ...]]:
         return [tuple([self.prices.names[k] for k in axes]) for axes in splits]
 
-    def _is_plain(self, splits: Splits) -> bool:
-        """Return whether these are splits of plain dims: an axis splits a part if others fill the parts before it."""
-        rest = iter(splits)
-        for dim in self.parts:
-            full = True
-            for n in dim:
-                axes = next(rest)
-                if axes and not full:
-                    return False
-                full = full and math.prod([self.prices.sizes[k] for k in axes]) == n
-        return True
-
     def transfer(self, move: Move, here: State, there: State) -> chain.Move:
         """Return a move as a transfer with its arguments."""
         name, p, q, axes = move
         function = transfers.TRANSFERS[name].function
         names, parts = self.prices.axes[axes], parts_argument(self.parts)
-        if parts and p >= 0 and self._is_plain(here[0]) and self._is_plain(there[0]):
+        if parts and p >= 0 and self.rooms.is_plain(here[0]) and self.rooms.is_plain(there[0]):
             dims = [d for d, dim in enumerate(self.parts) for _ in dim]
             p, q, parts = dims[p], dims[q], {}
         if name == "cast":
