@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from autopar.costs.machine import Machine
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.passes.amp import Amp
@@ -46,19 +47,20 @@ class Row(NamedTuple):
 
 
 _WHERE = {"mesh": "mesh", "constraints": "constraints"}
-_PLACING = {**_WHERE, "strict": "strict", "whole": "whole"}
+_PRICED = {"machine": "machine"}
+_PLACING = {**_WHERE, **_PRICED, "strict": "strict", "whole": "whole"}
 
 PIPELINE: tuple[Row, ...] = (
     Row(Amp, {"amp": "amp", "keep": "keep", "device": "device"}, when="amp"),
     Row(Recompute, {"what": "recompute", **_WHERE}, when="recompute"),
     Row(Expand, {**_PLACING, "device": "device"}),
     Row(Place, _PLACING),
-    Row(Follow),
+    Row(Follow, _PRICED),
     Row(Lift),
     Row(Defer),
     Row(Widen, when="widen"),
-    Row(Reshard),
-    Row(Fold),
+    Row(Reshard, _PRICED),
+    Row(Fold, _PRICED),
     Row(Share),
 )
 
@@ -74,6 +76,7 @@ def pipeline(
     amp: str | None = None,
     keep: Mapping[str, str] | None = None,
     recompute: str | Sequence[str] | None = None,
+    machine: Machine | None = None,
     last: type[Pass] = Share,
 ) -> list[Pass]:
     """Return the passes of ``PIPELINE`` that run with these options, in order.
@@ -83,11 +86,12 @@ def pipeline(
         widen: whether partial sums of low precision are reduced in float32.
         amp, keep: as for ``amp``.
         recompute: what the backward computes again, as for ``recompute``.
+        machine: the machine whose nanoseconds decide; without one the fewest bytes do.
         last: where to end. A training step makes ``micro`` of a program between ``amp`` and the passes behind it.
     """
     options = {
         "mesh": mesh, "constraints": constraints or {}, "strict": strict, "whole": whole, "device": device,
-        "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute,
+        "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute, "machine": machine,
     }  # fmt: skip
     end = [row.make for row in PIPELINE].index(last) + 1
     return [

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from torch import fx
 
+from autopar.costs.machine import Machine
+from autopar.costs.prices import step_price
 from autopar.errors import TransitionError
 from autopar.ir import transfers
 from autopar.ir.edit import Value
@@ -14,7 +16,7 @@ from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
-from autopar.transitions import transitions
+from autopar.transitions import duration, transitions
 
 FOLDED = frozenset(transfers.BY_FUNCTION) - {transfers.cast, transfers.send, transfers.recv, transfers.wait}
 
@@ -31,11 +33,16 @@ class Fold(Pass):
     A single transition has none of them: they come from edits, from programs written by hand, and where two transitions
     meet. A transfer with other readers stays, so its bytes do not count. Chains do not cross phases, and contain no
     casts, which round.
+
+    Attributes:
+        machine: the machine whose nanoseconds are compared; without one the bytes of the worst rank are.
     """
 
     name: ClassVar[str] = "fold"
     takes: ClassVar[str] = "explicit"
     gives: ClassVar[str] = "explicit"
+
+    machine: Machine | None = None
 
     def run(self, program: Program) -> None:
         chains: dict[fx.Node, list[fx.Node]] = {}  # a transfer → the transfers of its phase before it, and itself
@@ -53,10 +60,11 @@ class Fold(Pass):
                 have, want = record_of(value).type, record_of(node).type
                 assert isinstance(have, TensorType) and isinstance(want, TensorType)
                 try:
-                    steps = transitions(have, want)
+                    steps = transitions(have, want, self.machine)
                 except TransitionError:  # a pending maximum cannot become a pending sum
                     continue
-                if (sum(step.bytes for step in steps), len(steps)) >= (sum(map(_received, unshared)), len(unshared)):
+                new = sum(step.bytes for step in steps) if self.machine is None else duration(have, want, self.machine)
+                if (new, len(steps)) >= (sum([_paid(old, self.machine) for old in unshared]), len(unshared)):
                     continue
                 moved: Value = value
                 for step in steps:
@@ -75,7 +83,11 @@ def _unshared(chain: list[fx.Node]) -> list[fx.Node]:
     return chain[start:]
 
 
-def _received(node: fx.Node) -> int:
+def _paid(node: fx.Node, machine: Machine | None) -> int:
+    """Return the bytes or the nanoseconds of a transfer."""
     source, result = record_of(operands(node)[0]).type, record_of(node).type
     assert isinstance(source, TensorType) and isinstance(result, TensorType)
-    return transfers.received(node.target, source, transfers.arguments(node.target, node.args, node.kwargs), result)
+    arguments = transfers.arguments(node.target, node.args, node.kwargs)
+    if machine is None:
+        return transfers.received(node.target, source, arguments, result)
+    return round(step_price(node.target, source, arguments, result, machine) * 1e9)

@@ -7,13 +7,14 @@ from typing import ClassVar
 
 from torch import fx
 
+from autopar.costs.machine import Machine
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, TensorType
 from autopar.passes.manager import Pass
 from autopar.rules.binding import bind_node
 from autopar.rules.pointwise import CASTS
-from autopar.transitions import cost
+from autopar.transitions import price
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,22 @@ class Follow(Pass):
     reduced to the parameter's pieces before it is cast back. The pass never moves more bytes, never crosses phases (a
     value that the forward keeps for the backward stays split), and never changes a pending value, whose sum passes
     through views. It walks backwards, in linear time, so that whole chains change.
+
+    Attributes:
+        machine: the machine whose nanoseconds are compared; without one moved bytes are.
     """
 
     name: ClassVar[str] = "follow"
     takes: ClassVar[str] = "placed"
     gives: ClassVar[str] = "placed"
 
+    machine: Machine | None = None
+
     def run(self, program: Program) -> None:
         changed: dict[fx.Node, Record] = {}
         for node in reversed(program.graph.nodes):
             if node.op == "call_function" and not is_getitem(node):
-                record = _followed(node, changed)
+                record = _followed(node, changed, self.machine)
                 if record is not None:
                     changed[node] = record
         with program.edit() as edit:
@@ -47,7 +53,7 @@ class Follow(Pass):
                 edit.annotate(node, type=record.type, uses=record.uses)
 
 
-def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
+def _followed(node: fx.Node, changed: dict[fx.Node, Record], machine: Machine | None) -> Record | None:
     """Return the record of a view or a cast with the Layout that its readers need; ``None`` if it does not change."""
     record = record_of(node)
     have = record.type
@@ -84,8 +90,10 @@ def _followed(node: fx.Node, changed: dict[fx.Node, Record]) -> Record | None:
     current = record.uses[0]
     before = Requirement(replace(required, attr=operand_attr), source.dtype if current is None else current.dtype)
     new = replace(have, layout=required)
-    paid = cost(have, new) + (0 if current is None else cost(source, replace(source, layout=current.layout)))
-    if cost(source, replace(source, layout=before.layout)) > paid:
+    paid = price(have, new, machine)
+    if current is not None:
+        paid += price(source, replace(source, layout=current.layout), machine)
+    if price(source, replace(source, layout=before.layout), machine) > paid:
         return None
     return record._replace(type=new, uses=(before,))
 

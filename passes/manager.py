@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from autopar.costs.machine import Machine
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
@@ -47,12 +48,14 @@ class LayoutPass(Pass):
         strict: refuse ops without a rule. Otherwise a rule is discovered by running the op; if none is found, the op
             runs on whole operands on every rank. The report notes both.
         whole: whether returned values are gathered.
+        machine: the machine whose nanoseconds are compared; without one moved bytes are.
     """
 
     mesh: Mesh | None = None
     constraints: Mapping[str, DistAttr] = field(default_factory=dict)
     strict: bool = False
     whole: bool = False
+    machine: Machine | None = None
 
     def _put_on_mesh(self, program: Program) -> Mesh:
         """Make the mesh of the pass that of the program.
@@ -67,7 +70,7 @@ class LayoutPass(Pass):
         return mesh
 
     def _propagation(self, program: Program, mesh: Mesh, expanding: bool = False) -> LayoutPropagation:
-        options = PropagationOptions(mesh, self.constraints, self.strict, self.whole)
+        options = PropagationOptions(mesh, self.constraints, self.strict, self.whole, self.machine)
         propagation = LayoutPropagation(program, options, expanding=expanding)
         propagation.run()
         return propagation

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import fx
 
+from autopar.costs.machine import Machine
 from autopar.errors import shown
 from autopar.ir import transfers
 from autopar.ir.edit import Value
@@ -33,6 +34,7 @@ class Reshard(Pass):
     Attributes:
         mode: when to commit: once (``batched``), after each use (``per-reshard``) or after each operation (``sync``).
             All give the same program; the last two exist to measure how much the first saves.
+        machine: the machine whose nanoseconds are to be few; without one the worst rank receives the fewest bytes.
     """
 
     name: ClassVar[str] = "reshard"
@@ -40,12 +42,13 @@ class Reshard(Pass):
     gives: ClassVar[str] = "explicit"
 
     mode: Mode = "batched"
+    machine: Machine | None = None
 
     def run(self, program: Program) -> None:
         if self.mode not in MODES:
             raise ValueError(f"no mode {shown(self.mode)}; modes are {', '.join(MODES)}")
         with program.edit(sync=self.mode == "sync") as edit:
-            mismatches = disagreements(program)
+            mismatches = disagreements(program, self.machine)
             for user, index, value, steps, before, phase in mismatches if self.mode == "batched" else list(mismatches):
                 moved: Value = value
                 for function, args, kwargs, type in steps:
@@ -59,7 +62,9 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any], TensorType]  # function, argu
 _NONE: list[Call] = []
 
 
-def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, list[Call], fx.Node, str]]:
+def disagreements(
+    program: Program, machine: Machine | None = None
+) -> Iterator[tuple[fx.Node, int, fx.Node, list[Call], fx.Node, str]]:
     """Yield every use that disagrees with its value.
 
     Each comes as user, operand index, value, the transfers, the node that they precede, and their phase. The transfers
@@ -72,7 +77,7 @@ def disagreements(program: Program) -> Iterator[tuple[fx.Node, int, fx.Node, lis
         (k, value, need, result.kind != "grad" and record_of(value).phase == "forward" == begins)
         for k, (value, need, result) in enumerate(zip(operands(output), about.uses, about.results, strict=True))
     ]
-    find = _Known().calls
+    find = _Known(machine).calls
     phase, ended = "forward", False
     for user in program.nodes:
         if user.op != "call_function" and user is not output:
@@ -110,7 +115,8 @@ class _Known:
     up by the identity of its objects first, and only then compared by value.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine | None) -> None:
+        self._machine = machine
         self._alike: set[tuple[int, int]] = set()  # pairs of attributes that are equal
         self._calls: dict[tuple[object, ...], list[Call]] = {}
 
@@ -137,6 +143,6 @@ class _Known:
 
     def _new(self, have: TensorType, need: Requirement) -> Iterator[Call]:
         if (have.layout, have.dtype) != (need.layout, need.dtype):
-            for step in transitions(have, TensorType(have.shape, need.dtype, need.layout)):
+            for step in transitions(have, TensorType(have.shape, need.dtype, need.layout), self._machine):
                 (_, *args), kwargs = transfers.call(step.function, None, dict(step.arguments))
                 yield step.function, tuple(args), kwargs, step.type

@@ -1,7 +1,8 @@
 """Compare transitions between pairs of Layouts with a lower bound and DTensor's planners: steps, bytes, time.
 
 All bytes are counted by ``transfers.received``; DTensor's plans are read as transfers, and must lead to the target. The
-bound is counted element by element, from what each rank holds and wants.
+bound is counted element by element, from what each rank holds and wants. The choice by a machine's seconds is compared
+with the same planners by price.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry,
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from autopar import transitions
-from autopar.costs import machine, prices
+from autopar.costs import exchanges, machine, prices
 from autopar.ir import boxes, dtensor, layout, mesh, messages, transfers
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_dims, print_pending
-from autopar.transitions import chain, draft, reductions, relayouts
+from autopar.transitions import chain, draft, reductions, relayouts, states
 from autopar.transitions import plan as planning
 
 LINES = [planning._chosen, reductions.draft_reductions]
@@ -70,6 +71,9 @@ SPACE = (
 )
 LETTERS = {"all_gather": "G", "all_to_all": "A", "slice": "c", "all_reduce": "R", "reduce_scatter": "S", "pend": "p"}
 DEFAULT, LEAST = "DTensor", "DTensor, min-cost"
+SECONDS = "ours, by seconds"
+# beside the machine that is asked for; a network of a hundredth of the bandwidth and a hundred times the latency
+OTHERS = ("generic", "cpu", "NVIDIA A100 80GB PCIe", "AMD Instinct MI300X", "slow network")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,6 +154,9 @@ def least(
 # -- plans -------------------------------------------------------------------------------------------------------------
 
 
+Move = tuple[Callable[..., Any], dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Plan:
     names: list[str]
@@ -157,7 +164,7 @@ class Plan:
     seconds: float
 
     @staticmethod
-    def of(pair: Pair, moves: list[tuple[Callable[..., Any], dict[str, Any]]], on: machine.Machine) -> Plan:
+    def of(pair: Pair, moves: list[Move], on: machine.Machine) -> Plan:
         here, goal = (
             replace(end, layout=Layout(pair.mesh, end.attr.normalize(pair.shape, pair.mesh))) for end in pair.ends
         )
@@ -169,6 +176,11 @@ class Plan:
             here = after
         assert here == goal, f"{pair}: leads to {here}"
         return Plan([function.__name__ for function, _ in moves], paid, seconds)
+
+
+def chosen(pair: Pair, on: machine.Machine | None = None) -> list[Move]:
+    """Our transfers with the fewest bytes, or with the fewest seconds of a machine."""
+    return [(step.function, dict(step.arguments)) for step in transitions.transitions(*pair.ends, on)]
 
 
 class Peer:
@@ -205,7 +217,12 @@ class Peer:
 
     def plan(self, pair: Pair, graph: bool, on: machine.Machine, *, cpu: bool = False) -> Plan | None:
         """``None`` where it refuses. On CPU it gathers and slices for an all-to-all (``shard_dim_alltoall``)."""
-        moves: list[tuple[Callable[..., Any], dict[str, Any]]] = []
+        moves = self.moves(pair, graph, cpu=cpu)
+        return None if moves is None else Plan.of(pair, moves, on)
+
+    def moves(self, pair: Pair, graph: bool, *, cpu: bool = False) -> list[Move] | None:
+        """The plan as transfers with their arguments."""
+        moves: list[Move] = []
         for info in self.infos(self.specs(pair), graph):
             axes = [pair.mesh.names[k] for k in getattr(info, "original_mesh_dims", (info.mesh_dim,))]
             a, b = (getattr(end, "dim", None) for end in info.src_dst_placements)
@@ -220,26 +237,28 @@ class Peer:
                 "PR": [(transfers.all_reduce, {"axis": tuple(axes)})],
                 "RS": [(transfers.slice, cut)], "RP": [(transfers.pend, {"axis": axes[0]})],
             }[kind]  # fmt: skip
-        return Plan.of(pair, moves, on)
+        return moves
 
 
 def forget() -> None:
-    """Clears the caches of both planners."""
+    """Clears the caches of both planners, but not the prices of a machine on a mesh."""
     for one in (
         one
-        for module in (planning, draft, relayouts, chain, boxes, messages, layout, transfers, mesh)
+        for module in (planning, draft, relayouts, chain, boxes, messages, layout, transfers, mesh, exchanges)
         for one in vars(module).values()
     ):
         getattr(one, "cache_clear", int)()
+    states.rooms_of.cache_clear()
     _redistribute.clear_redistribute_planner_cache()
     _redistribute._gen_transform_infos.cache_clear()
 
 
-def timed(pair: Pair, peer: Peer, repeat: int) -> Iterator[tuple[str, float]]:
+def timed(pair: Pair, peer: Peer, repeat: int, on: machine.Machine) -> Iterator[tuple[str, float]]:
     """Seconds of the fastest call after all caches were cleared, and of one of many calls in the fastest round."""
     specs = peer.specs(pair)
     plans: dict[str, Callable[[bool], Any]] = {
         "ours": lambda cached: transitions.transitions(*pair.ends),
+        SECONDS: lambda cached: transitions.transitions(*pair.ends, on),
         DEFAULT: lambda cached: peer.infos(specs, False, cached=cached),
         LEAST: lambda cached: peer.infos(specs, True, cached=cached),
     }
@@ -264,6 +283,9 @@ flattened meshes. On CPUs it gathers and slices for every A (shard_dim_alltoall)
 (8192/tp/dp), and a new pending axis, its planners know, but DTensor.redistribute has no word for the one and refuses the
 other. Refused: its plan goes from Shard to Partial, which is "not supported yet".
 """  # noqa: E501
+SECONDS_HEADING = """The choice by seconds of {machine}:
+µs of its transfers, beside the choice by bytes and DTensor's plans.
+"""
 COLUMNS = (
     "from → to",
     "bound",
@@ -286,16 +308,17 @@ def run(options: argparse.Namespace) -> str:
     found: list[Row] = []
     times: dict[str, list[tuple[float, str]]] = {}
     joint = ["", "DTensor, MiB where they are fewer with flattened meshes of neighbouring axes, which the user makes:"]
-    out = io.StringIO()
+    out, by_seconds = io.StringIO(), io.StringIO()
+    others = [on, *map(named, OTHERS)]
+    dearer: dict[str, list[float]] = {}
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=PLANE[0].size)
     for given in (PLANE, SPACE):
         peer, flat = Peer(given[0]), Peer(given[0], flattened=True)
         rows: list[Row] = []
         for pair in pairs(given):
-            steps = transitions.transitions(*pair.ends)
             plans: dict[str, Plan | None] = {
-                "ours": Plan.of(pair, [(step.function, dict(step.arguments)) for step in steps], on)
-            }
+                "ours": Plan.of(pair, chosen(pair), on), SECONDS: Plan.of(pair, chosen(pair, on), on)
+            }  # fmt: skip
             for name in (DEFAULT, LEAST):
                 plans |= {
                     name: peer.plan(pair, name == LEAST, on),
@@ -304,13 +327,60 @@ def run(options: argparse.Namespace) -> str:
             if (one := plans[DEFAULT]) and (other := flat.plan(pair, False, on)) and other.mib < one.mib:
                 joint.append(f"{pair}: {other.mib:.1f}")
             rows.append((pair, plans))
-            for name, seconds in timed(pair, peer, options.repeat):
+            for other in others:
+                dearer.setdefault(other.name, []).append(more_than_peer(pair, peer, other))
+            for name, seconds in timed(pair, peer, options.repeat, on):
                 times.setdefault(name, []).append((seconds, str(pair)))
         Console(file=out, width=160).print(table_of(given, rows), "")
+        Console(file=by_seconds, width=160).print(table_of_seconds(given, rows), "")
         found += rows
     distributed.destroy_process_group()
     shown = [HEADING.format(machine=on.name, aim=AIM), *(line.rstrip() for line in out.getvalue().splitlines())]
-    return "\n".join([*shown, *of_bytes(found), *joint, *of_times(times), ""])
+    shown += ["", *of_bytes(found), *joint, "", SECONDS_HEADING.format(machine=on.name)]
+    shown += [line.rstrip() for line in by_seconds.getvalue().splitlines()]
+    return "\n".join([*shown, *of_seconds(dearer), *of_times(times), ""])
+
+
+def named(name: str) -> machine.Machine:
+    """A known machine, or the H100 with a slow network."""
+    if name != "slow network":
+        return machine.machine(name)
+    h100 = machine.machine("NVIDIA H100 80GB HBM3")
+    return replace(h100, name=name, outside=machine.Link(h100.outside.latency * 100, h100.outside.bandwidth / 100))
+
+
+def more_than_peer(pair: Pair, peer: Peer, on: machine.Machine) -> float:
+    """Seconds of our choice by seconds over those of DTensor's fastest plan."""
+    plans = [peer.plan(pair, graph, on, cpu=cpu) for graph in (False, True) for cpu in (False, True)]
+    least = min([plan.seconds for plan in plans if plan is not None])
+    return Plan.of(pair, chosen(pair, on), on).seconds / least
+
+
+def table_of_seconds(given: tuple[Mesh, tuple[int, ...], str], rows: list[Row]) -> Table:
+    names = ("ours", DEFAULT, LEAST)
+    title = f"f32[{' '.join(map(str, given[1]))}] on {given[0]}"
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="")
+    for k, column in enumerate(("from → to", "ours, by seconds", "MiB", "µs", "by bytes", "DTensor", "min-cost")):
+        table.add_column(column, justify="left" if k < 2 else "right", no_wrap=k != 1)
+    for pair, plans in rows:
+        mine = plans[SECONDS]
+        assert mine is not None
+        prices = ("refused" if plan is None else f"{plan.seconds * 1e6:.0f}" for plan in map(plans.get, names))
+        table.add_row(str(pair), steps_of(mine), f"{mine.mib:.1f}", f"{mine.seconds * 1e6:.0f}", *prices)
+    return table
+
+
+def steps_of(plan: Plan) -> str:
+    runs = [(one, len(list(same))) for one, same in groupby(plan.names)]
+    return ", ".join(one if count == 1 else f"{count} {one}" for one, count in runs)
+
+
+def of_seconds(dearer: dict[str, list[float]]) -> list[str]:
+    lines = [f"{'price over that of DTensor’s cheapest plan':44}{'median':>10}{'worst':>10}   dearer, pairs"]
+    for name, ratios in dearer.items():
+        above = sum(ratio > 1 + 1e-9 for ratio in ratios)
+        lines.append(f"{name:44}{statistics.median(ratios):10.2f}{max(ratios):10.2f}{above:10} of {len(ratios)}")
+    return lines
 
 
 def table_of(given: tuple[Mesh, tuple[int, ...], str], rows: list[Row]) -> Table:
@@ -330,9 +400,7 @@ def table_of(given: tuple[Mesh, tuple[int, ...], str], rows: list[Row]) -> Table
             if plan is None:
                 cells += ["refused", "", "", ""]
                 continue
-            runs = [(one, len(list(same))) for one, same in groupby(plan.names)]
-            steps = ", ".join(one if count == 1 else f"{count} {one}" for one, count in runs)
-            cells.append(steps if name == "ours" else "".join(LETTERS[one] for one in plan.names))
+            cells.append(steps_of(plan) if name == "ours" else "".join(LETTERS[one] for one in plan.names))
             cells += [f"{plan.mib:.1f}", f"{ratio(row, name):.2f}", f"{plan.seconds * 1e6:.0f}"]
         table.add_row(*cells)
     return table
@@ -350,7 +418,7 @@ def of_bytes(rows: list[Row]) -> list[str]:
         f"\n{'ratio to the bound, where it is not 0':47} median     worst   refused   fewer MiB  lower price than "
         f"ours, pairs"
     )
-    for name in rows[0][1]:
+    for name in [name for name in rows[0][1] if name != SECONDS]:
         ratios = [ratio(row, name) for row in rows if row[0].bound and row[1][name]]
         both = [(plan, plans["ours"]) for _, plans in rows if (plan := plans[name])]
         fewer, lower = (

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,14 @@ class Machine:
         if dtype.is_floating_point and fitting:
             return min(fitting)[2]
         return min(peaks, key=peaks.__getitem__)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Caches of prices look a machine up often."""
+        return hash((self.name, self.ranks_per_node, self.inside, self.outside, self.memory, self.measured))
 
     def fit(self, operation: str) -> Measured | None:
         """Return the fit of an operation, or ``None``."""

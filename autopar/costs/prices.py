@@ -27,11 +27,11 @@ import sympy
 from sympy.codegen.cfunctions import log2
 from torch.fx.node import Target
 
+from autopar.costs.exchanges import Exchange, busiest
 from autopar.costs.machine import Machine, Measured
 from autopar.ir import transfers
 from autopar.ir.layout import Axes
 from autopar.ir.mesh import Mesh
-from autopar.ir.messages import messages
 from autopar.ir.record import TensorType
 
 n, p, k, m = sympy.symbols("n p k m", positive=True)
@@ -168,20 +168,9 @@ def _candidates(name: str, bytes: Any, ranks: Any, machine: Machine, shape: Any)
         (per_node >= 1) & (nodes >= 1) & (np.maximum(per_node, nodes) <= count) & (count <= per_node * nodes)
     ):
         raise ValueError(f"{name}: {ranks} ranks do not fit on nodes of the shape {shape}, (ranks on a node, nodes)")
-    inside = machine.inside.latency, 1 / machine.inside.bandwidth
-    outside = max(inside[0], machine.outside.latency), max(inside[1], 1 / machine.outside.bandwidth)
+    inside, outside, memory = _figures(machine)
     slowest = (np.where(nodes > 1, far, near) for near, far in zip(inside, outside, strict=True))
-    values = (
-        size,
-        count,
-        per_node,
-        nodes,
-        *slowest,
-        *inside,
-        *outside,
-        machine.memory.latency,
-        1 / machine.memory.bandwidth,
-    )
+    values = (size, count, per_node, nodes, *slowest, *inside, *outside, *memory)
     prices = np.stack([
         np.where((nodes > 1) | (not form.two_level), seconds(*values), np.inf)
         for form, seconds in zip(FORMS[name], _compiled(name), strict=True)
@@ -199,9 +188,12 @@ def _default_shape(count: np.ndarray, machine: Machine) -> tuple[np.ndarray, np.
 
 
 @cache
-def _compiled(name: str) -> tuple[Callable[..., Any], ...]:
-    """Return the forms of a transfer as functions of numbers or arrays, with one argument for each of ``SYMBOLS``."""
-    return tuple(sympy.lambdify(SYMBOLS, form.seconds, "numpy") for form in FORMS[name])
+def _compiled(name: str, module: str = "numpy") -> tuple[Callable[..., Any], ...]:
+    """Return the forms of a transfer as functions of arrays, or of numbers with ``math``.
+
+    They have one argument for each of ``SYMBOLS``.
+    """
+    return tuple(sympy.lambdify(SYMBOLS, form.seconds, module) for form in FORMS[name])
 
 
 def _fit(name: str, machine: Machine) -> Measured | None:
@@ -254,11 +246,8 @@ def step_price(
             f"{name} exchanges values on a mesh; {source if source.layout is None else result} has no Layout"
         )
     if name in ("redistribute", "recv"):
-        elements, count, far = _busiest(source, result, machine.ranks_per_node)
-        name = name if count <= 2 else "redistribute"  # several messages from several ranks
-        return _cached_price(
-            name, elements * source.dtype.itemsize, count, machine, shape=(1, count) if far else (count, 1)
-        )
+        exchange = busiest(source.layout, result.layout, source.shape, machine.ranks_per_node)
+        return exchange_price(name, exchange, source.dtype.itemsize, machine)
     if name in ("all_reduce", "reduce_scatter"):
         wider = transfers.reduced_as(arguments.get("op", "sum"), source.dtype).itemsize // source.dtype.itemsize
         before, after = before * wider, after * wider
@@ -267,13 +256,66 @@ def step_price(
     size = {"all_gather": count * before, "reduce_scatter": count * after, "slice": 2 * after, "pend": after}.get(
         name, max(before, after)
     )
+    return group_price(name, size, axes, mesh, machine)
+
+
+def group_price(name: str, size: int, axes: Axes, mesh: Mesh, machine: Machine) -> float:
+    """Return the seconds of a transfer over ``axes`` for the group that takes longest; ``size`` is ``n``."""
+    count = mesh.count(axes)
     return max(
-        _cached_price(name, size, count, machine, shape=shape)
-        for shape in group_shapes(mesh, axes, machine.ranks_per_node)
+        [_cached_price(name, size, count, machine, shape) for shape in group_shapes(mesh, axes, machine.ranks_per_node)]
     )
 
 
-_cached_price = lru_cache(maxsize=65536)(price)  # a program has few different sizes
+def exchange_price(name: str, exchange: Exchange, itemsize: int, machine: Machine) -> float:
+    """Return the seconds of a redistribute or recv whose busiest rank is known."""
+    elements, count, far = exchange
+    name = name if count <= 2 else "redistribute"  # several messages from several ranks
+    return _cached_price(name, elements * itemsize, count, machine, (1, count) if far else (count, 1))
+
+
+def fastest_rates(machine: Machine) -> tuple[float, float]:
+    """Return seconds a received byte that no transfer is faster than: inside a node, and between nodes."""
+    inside, outside, _ = _figures(machine)
+    rates = [inside[1]]
+    for fit in machine.measured:
+        ranks = float(fit.ranks)
+        volume = _compiled(fit.operation)[0](1.0, ranks, ranks, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+        rates.append(1 / (float(volume) * fit.bandwidth))
+    return min(rates), outside[1]
+
+
+@lru_cache(maxsize=65536)  # a program has few different sizes
+def _cached_price(name: str, bytes: float, ranks: int, machine: Machine, shape: tuple[int, int] | None = None) -> float:
+    """Return ``price`` of numbers, which needs no arrays."""
+    if ranks == 1 and name not in WITHOUT_GROUP:
+        return 0.0
+    if shape is None:
+        shape = min(ranks, machine.ranks_per_node), -(-ranks // machine.ranks_per_node)
+    size, count, per_node, nodes = float(bytes), float(ranks), float(shape[0]), float(shape[1])
+    fit = _fit(name, machine)
+    within = 0.0
+    if fit is not None:
+        within = float(_scaled(fit, name, np.asarray(size), per_node if nodes > 1 else count))
+        if nodes == 1:
+            return within
+    near, far, local = _figures(machine)
+    values = (size, count, per_node, nodes, *(far if nodes > 1 else near), *near, *far, *local)
+    return min(
+        [
+            max(within, float(seconds(*values)))
+            for form, seconds in zip(FORMS[name], _compiled(name, "math"), strict=True)
+            if nodes > 1 or not form.two_level
+        ]
+    )
+
+
+@lru_cache(maxsize=64)
+def _figures(machine: Machine) -> tuple[tuple[float, float], ...]:
+    """Return latency and seconds a byte of links inside a node, of links between nodes, and of memory."""
+    inside = machine.inside.latency, 1 / machine.inside.bandwidth
+    outside = max(inside[0], machine.outside.latency), max(inside[1], 1 / machine.outside.bandwidth)
+    return inside, outside, (machine.memory.latency, 1 / machine.memory.bandwidth)
 
 
 @lru_cache(maxsize=4096)
@@ -291,22 +333,3 @@ def _held(type: TensorType) -> int:
         return math.prod(type.shape) * type.dtype.itemsize
     mesh = type.layout.mesh
     return math.prod(type.attr.local_shape(type.shape, mesh, dict.fromkeys(mesh.sizes, 0))) * type.dtype.itemsize
-
-
-@lru_cache(maxsize=65536)
-def _busiest(source: TensorType, result: TensorType, ranks_per_node: int) -> tuple[int, int, bool]:
-    """Return the most elements that a rank sends or receives in an exchange, and with how many ranks.
-
-    The number of ranks counts itself. The last value is whether a message leaves its node.
-    """
-    assert source.layout is not None and result.layout is not None
-    pending = tuple(axis for axis, _ in source.attr.pending)
-    elements: dict[tuple[str, int], int] = {}
-    partners: dict[tuple[str, int], int] = {}
-    far = False
-    for message in messages(source.layout, result.layout, source.shape, pending):
-        far |= message.sender // ranks_per_node != message.receiver // ranks_per_node
-        for end in (("out", message.sender), ("in", message.receiver)):
-            elements[end] = elements.get(end, 0) + message.elements
-            partners[end] = partners.get(end, 0) + 1
-    return max(elements.values(), default=0), max(partners.values(), default=0) + 1, far

@@ -1,7 +1,8 @@
 """Choose one of an op's strategies for the layouts of its operands, greedily, one op at a time.
 
 The criteria are, in this order: the fewest lost splits over axes on which an operand should stay, the distance to a
-firm aim, the fewest moved bytes, the distance to any other aim, the fewest changed operands.
+firm aim, the fewest moved bytes (nanoseconds, for a machine), the distance to any other aim, the fewest changed
+operands.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from functools import lru_cache
 
 import torch
 
+from autopar.costs.machine import Machine
 from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.plan.boundary import OPEN
 from autopar.rules.strategies import Bound, Strategy, axes_of
-from autopar.transitions import cost
+from autopar.transitions import price as price_of
 
 # (factor that may be split although the op needs it whole, the fewest elements for that)
 Opened = tuple[tuple[str, int], ...]
@@ -72,6 +74,7 @@ def cheapest(
     aim: Aim | None = None,
     opened: Opened = (),
     waits: frozenset[int] = frozenset(),
+    machine: Machine | None = None,
 ) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
     """Return the best strategy for operands with the layouts ``homes``.
 
@@ -82,6 +85,7 @@ def cheapest(
         opened: factors that may be split although the op needs them whole.
         waits: operands whose pending sum may pass, because fewer elements are reduced later; for an addition, operands
             that may become pending.
+        machine: the machine whose nanoseconds are compared; without one moved bytes are.
     """
     present = [
         {f: dim for row in bound.factor_splits(dims, shape, home, mesh) if row for f, dim in row.items()}
@@ -117,16 +121,16 @@ def cheapest(
         for need, home, size, dtype, stays in zip(needs, homes, bound.operand_shapes, dtypes, staying, strict=True):
             if need != home:
                 lost += sum(place_of(axis, need) != place_of(axis, home) for axis in stays if place_of(axis, home))
-                paid += cost(TensorType(size, dtype, Layout(mesh, home)), TensorType(size, dtype, Layout(mesh, need)))
+                here, there = (TensorType(size, dtype, Layout(mesh, attr)) for attr in (home, need))
+                paid += price_of(here, there, machine)
                 changed += 1
         passing = dict(strategy.pending)
         # a result that the split leaves pending is reduced later
         for whole_shape, give in zip(bound.result_shapes, gives, strict=True):
             if give is not None and whole_shape is not None and any(axis not in passing for axis, _ in give.pending):
                 reduced = Layout(mesh, give.without_pending())
-                paid += cost(
-                    TensorType(whole_shape, dtypes[0], Layout(mesh, give)), TensorType(whole_shape, dtypes[0], reduced)
-                )
+                given = TensorType(whole_shape, dtypes[0], Layout(mesh, give))
+                paid += price_of(given, TensorType(whole_shape, dtypes[0], reduced), machine)
         missed = 0 if aim is None or gives[0] is None else aim.missed(gives[0])
         firm = missed if aim is not None and aim.firm else 0
         price = (lost, firm, paid, missed, changed)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from autopar.capture.decompose.expansions import opened_factors
+from autopar.costs.machine import Machine
 from autopar.ir.layout import Dim, DistAttr, layout_of
 from autopar.ir.mesh import EXPERTS, Mesh
 from autopar.ir.nodes import element_of, is_getitem, operands, record_of, tensor_type
@@ -34,12 +35,14 @@ class PropagationOptions:
             free.
         strict: refuse ops without a rule; else they run on whole operands on every rank.
         whole: whether returned values are gathered.
+        machine: the machine whose nanoseconds are compared; without one moved bytes are.
     """
 
     mesh: Mesh
     constraints: Mapping[str, DistAttr] = field(default_factory=dict)
     strict: bool = False
     whole: bool = False
+    machine: Machine | None = None
 
 
 class LayoutPropagation:
@@ -53,7 +56,7 @@ class LayoutPropagation:
 
     def __init__(self, program: Program, wanted: PropagationOptions, *, expanding: bool = False) -> None:
         self.program, self.mesh = program, wanted.mesh
-        self.strict, self.expanding = wanted.strict, expanding
+        self.strict, self.expanding, self.machine = wanted.strict, expanding, wanted.machine
         self.boundary = Boundary(program, wanted.mesh, wanted.constraints, wanted.whole)
         self.sums = PendingSums(program, self.boundary.additions_to_sums)
         self.split: dict[fx.Node, Dim] = {}
@@ -182,8 +185,9 @@ class LayoutPropagation:
         required = required_dtypes(record, values)
         homes = tuple(attr_before_cast(value, dtype) for value, dtype in zip(values, required, strict=True))
         dtypes = tuple(value.dtype for value in values)
-        needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node),
-                                self.sums.passing_operands(node, homes, self.types))  # fmt: skip
+        waits = self.sums.passing_operands(node, homes, self.types)
+        needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node), waits,
+                                self.machine)  # fmt: skip
         uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, required, strict=True))
         return self.with_layouts(record.type, gives), uses
 

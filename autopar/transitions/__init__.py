@@ -8,6 +8,6 @@ Results are cached by content.
 """
 
 from autopar.transitions.chain import TransferStep
-from autopar.transitions.plan import cost, transitions
+from autopar.transitions.plan import cost, duration, price, transitions
 
-__all__ = ["TransferStep", "cost", "transitions"]
+__all__ = ["TransferStep", "cost", "duration", "price", "transitions"]

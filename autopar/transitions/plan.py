@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from autopar.costs.machine import Machine
 from autopar.errors import TransitionError
 from autopar.ir import transfers
 from autopar.ir.boxes import lacked_between, most_lacked
@@ -20,22 +21,27 @@ from autopar.ir.text.printer import print_type
 from autopar.transitions import reductions
 from autopar.transitions.chain import TransferChain, TransferStep
 from autopar.transitions.draft import Draft, Reduced
+from autopar.transitions.fastest import fastest_of_even, nanoseconds
 from autopar.transitions.pending import Precursor, precursors_of
-from autopar.transitions.relayouts import append_relayout
+from autopar.transitions.relayouts import append_relayout, relayouts
 
 
-def transitions(source: TensorType, target: TensorType) -> tuple[TransferStep, ...]:
+def transitions(source: TensorType, target: TensorType, machine: Machine | None = None) -> tuple[TransferStep, ...]:
     """Return the transfers that turn ``source`` into ``target``, a value of the same shape; ``()`` when they are equal.
 
     Types in between, and the last, are in normal form. A pending value is reduced before it is cast to a narrower
     dtype.
+
+    Args:
+        machine: the machine whose nanoseconds are to be few, and after these the transfers. Without one the worst rank
+            receives the fewest bytes.
 
     Raises:
         TransitionError: the shapes differ, a value has no Layout, or one kind of pending would become another.
     """
     if source.shape != target.shape:
         raise TransitionError(f"a transition keeps the shape; {source.shape} is not {target.shape}")
-    return _transitions(source, target)
+    return _transitions(source, target) if machine is None else _transitions(source, target, machine)
 
 
 def cost(source: TensorType, target: TensorType) -> int:
@@ -44,7 +50,19 @@ def cost(source: TensorType, target: TensorType) -> int:
 
 
 @lru_cache(maxsize=65536)
-def _transitions(source: TensorType, target: TensorType) -> tuple[TransferStep, ...]:
+def duration(source: TensorType, target: TensorType, machine: Machine) -> int:
+    """Return the nanoseconds that the transfers take on a machine; each is rounded to a whole number."""
+    steps = transitions(source, target, machine)
+    return nanoseconds(_normal(source), steps, machine) if steps else 0
+
+
+def price(source: TensorType, target: TensorType, machine: Machine | None = None) -> int:
+    """Return ``duration`` on a machine, and ``cost`` without one."""
+    return cost(source, target) if machine is None else duration(source, target, machine)
+
+
+@lru_cache(maxsize=65536)
+def _transitions(source: TensorType, target: TensorType, machine: Machine | None = None) -> tuple[TransferStep, ...]:
     if source.layout is None or target.layout is None:
         raise TransitionError("a transition leads between placed values; one of these has no Layout")
     for type in (source, target):
@@ -56,7 +74,7 @@ def _transitions(source: TensorType, target: TensorType) -> tuple[TransferStep, 
     _check_kinds(start, goal)
     if start == goal:
         return ()
-    steps = _cheapest(start, goal)
+    steps = _cheapest(start, goal) if machine is None else _fastest(start, goal, machine)
     assert steps[-1].type == goal, (steps[-1].type, goal)
     return steps
 
@@ -132,20 +150,70 @@ class _Choice(NamedTuple):
     precursor: Precursor
 
 
+class _Task(NamedTuple):
+    """What has to be done.
+
+    Attributes:
+        value: the value, and the axes over which it is reduced.
+        new: the axes that become pending, with their kinds.
+        linear: whether a pending value may be cast.
+    """
+
+    value: Reduced
+    new: list[tuple[str, str]]
+    linear: bool
+
+    @staticmethod
+    def of(start: TensorType, goal: TensorType, keep: bool = True) -> _Task:
+        """Return the task; ``keep``: what is pending at both ends stays so."""
+        linear = start.dtype == goal.dtype or _widens(start.dtype, goal.dtype)
+        pending = dict(start.attr.pending)
+        stays = keep and start.mesh == goal.mesh and linear
+        staying = {axis: kind for axis, kind in goal.attr.pending if stays and axis in pending}
+        new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in staying]
+        axes = [axis for axis in start.mesh.names if axis in pending and axis not in staying]
+        return _Task(Reduced.of(start, axes), new, linear)
+
+
 def _cheapest(start: TensorType, goal: TensorType) -> tuple[TransferStep, ...]:
-    casts = start.dtype != goal.dtype
-    linear = not casts or _widens(start.dtype, goal.dtype)  # whether a pending value may be cast
-    is_same_mesh = start.mesh == goal.mesh
-    pending = dict(start.attr.pending)
-    staying = {axis: kind for axis, kind in goal.attr.pending if is_same_mesh and linear and axis in pending}
-    new = [(axis, kind) for axis, kind in goal.attr.pending if axis not in staying]
-    value = Reduced.of(start, [axis for axis in start.mesh.names if axis in pending and axis not in staying])
-    choice = _chosen(value, precursors_of(start, goal, new), goal, [axis for axis, _ in new])
+    task = _Task.of(start, goal)
+    choice = _chosen(task.value, precursors_of(start, goal, task.new), goal, [axis for axis, _ in task.new])
     return (
         append_relayout(TransferChain(start).then(*choice.draft.transfers()), choice.precursor.type)
         .then(*choice.precursor.transfers())
         .steps
     )
+
+
+EXACT = 3  # on a mesh of more axes the search for even pieces may end early
+
+
+def _fastest(start: TensorType, goal: TensorType, machine: Machine) -> tuple[TransferStep, ...]:
+    task = _Task.of(start, goal)
+    even = fastest_of_even(start, goal, task.linear, machine) if start.mesh == goal.mesh else None
+    room = any(n and n % start.mesh.size == 0 for n in start.shape)  # otherwise uneven pieces in between may be faster
+    if even is not None and room and len(start.mesh.names) <= EXACT:
+        return even.steps
+    best = _cheapest(start, goal)
+    key = nanoseconds(start, best, machine), len(best)
+    tasks = [task, _Task.of(start, goal, keep=False)] if start.mesh == goal.mesh else [task]
+    for chain in (chain for task in tasks for chain in _chains(start, goal, task)) if even is None else [even]:
+        if chain.type == goal and (other := (nanoseconds(start, chain.steps, machine), len(chain.steps))) < key:
+            best, key = chain.steps, other
+    return best
+
+
+def _chains(start: TensorType, goal: TensorType, task: _Task) -> Iterator[TransferChain]:
+    """Yield every chain of a draft, a relayout and a precursor."""
+    value, is_same_mesh = task.value, start.mesh == goal.mesh
+    drafts = reductions.StartingDrafts(value, [axis for axis in value.mesh.names if axis in value.replicated])
+    for precursor in precursors_of(start, goal, task.new):
+        for draft in drafts if value.axes else [value.draft]:
+            dims = precursor.dims if is_same_mesh else None
+            for reduced in reductions.draft_reductions(draft, dims, value.axes, padded=0):
+                chain = TransferChain(start).then(*reduced.transfers())
+                for relaid in relayouts(chain, precursor.type):
+                    yield relaid.then(*precursor.transfers())
 
 
 def _chosen(value: Reduced, candidates: Iterator[Precursor], goal: TensorType, new: list[str]) -> _Choice:

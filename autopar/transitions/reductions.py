@@ -88,10 +88,11 @@ def reduced_evenly(draft: Draft, axes: Sequence[str], wanted: int) -> int:
     return draft.bytes + (share * (count - 1) + max(0, wanted - share)) * draft.value.itemsize
 
 
-def draft_reductions(draft: Draft, goal: Dims | None, axes: Sequence[str]) -> Iterator[Draft]:
+def draft_reductions(draft: Draft, goal: Dims | None, axes: Sequence[str], padded: float = PADDED) -> Iterator[Draft]:
     """Yield drafts that reduce a value over ``axes``, in the order in which they are preferred.
 
-    They reduce to splits of the goal on the same mesh; the others at once, or to splits of their own.
+    They reduce to splits of the goal on the same mesh; the others at once, or to splits of their own. All are reduced
+    at once where reduce-scatters to uneven pieces send more than ``padded`` times what even ones send.
     """
     if not axes:
         yield draft
@@ -102,7 +103,10 @@ def draft_reductions(draft: Draft, goal: Dims | None, axes: Sequence[str]) -> It
     if inner and goal is not None and (place := _unsplit(draft, goal)) is not None:
         cuts: list[Cut] = [(transfers.reduce_scatter, place, axis) for axis in reversed(inner)]
         yield from draft_reductions(
-            draft.cut(cuts, parts_of(draft.dims, draft.value.shape)), goal, [axis for axis in axes if axis not in inner]
+            draft.cut(cuts, parts_of(draft.dims, draft.value.shape)),
+            goal,
+            [axis for axis in axes if axis not in inner],
+            padded,
         )
     yield ended.all_reduced(left) if left else ended
     if left:
@@ -114,7 +118,7 @@ def draft_reductions(draft: Draft, goal: Dims | None, axes: Sequence[str]) -> It
             )
     if len(left) < len(axes):
         sliced, _ = _moved_to_goal(draft, view, [])
-        if ended.bytes > PADDED * reduced_evenly(sliced, [axis for axis in axes if axis not in left], 0):
+        if ended.bytes > padded * reduced_evenly(sliced, [axis for axis in axes if axis not in left], 0):
             yield sliced.all_reduced(list(axes))
 
 

@@ -25,19 +25,48 @@ def append_relayout(chain: TransferChain, goal: TensorType) -> TransferChain:
     source = chain.type
     assert source.layout is not None and goal.layout is not None
     narrow = source.dtype.itemsize >= goal.dtype.itemsize
-    cast: list[Move] = [(transfers.cast, {"dtype": goal.dtype})] if source.dtype != goal.dtype else []
     if source.layout.mesh != goal.layout.mesh:
-        splits, parts = transfers.flat_splits(goal.attr, goal.shape)
-        stage = goal.layout.mesh.name
-        between: list[Move] = [
-            (transfers.send, {"stage": stage}),
-            (transfers.recv, {"stage": stage, "splits": splits, **({} if parts is None else {"parts": parts})}),
-        ]
-        return chain.then(*([*cast, *between] if narrow else [*between, *cast]), meshes={stage: goal.layout.mesh})
-    moves = _exchange(replace(source, dtype=torch.uint8), replace(goal, dtype=torch.uint8))
+        return _append_messages(chain, goal, narrow)
+    return _append(chain, goal, _exchange(*_as_bytes(source, goal)), narrow)
+
+
+def relayouts(chain: TransferChain, goal: TensorType) -> Iterator[TransferChain]:
+    """Yield a chain with each of the ways to the splits and dtype of ``goal``, with the cast at different places."""
+    source = chain.type
+    assert source.layout is not None and goal.layout is not None
+    for early in (False, True) if source.dtype != goal.dtype else (False,):
+        if source.layout.mesh != goal.layout.mesh:
+            yield _append_messages(chain, goal, early)
+        else:
+            for moves in _exchanges(*_as_bytes(source, goal)):
+                yield _append(chain, goal, moves, early)
+
+
+def _as_bytes(*types: TensorType) -> Iterator[TensorType]:
+    """Which exchanges there are does not depend on the dtype."""
+    return (replace(type, dtype=torch.uint8) for type in types)
+
+
+def _append_messages(chain: TransferChain, goal: TensorType, early: bool) -> TransferChain:
+    splits, parts = transfers.flat_splits(goal.attr, goal.shape)
+    stage = goal.mesh.name
+    between: list[Move] = [
+        (transfers.send, {"stage": stage}),
+        (transfers.recv, {"stage": stage, "splits": splits, **({} if parts is None else {"parts": parts})}),
+    ]
+    cast = _cast(chain.type, goal)
+    return chain.then(*([*cast, *between] if early else [*between, *cast]), meshes={stage: goal.mesh})
+
+
+def _append(chain: TransferChain, goal: TensorType, moves: tuple[Move, ...], early: bool) -> TransferChain:
+    """Append moves, with the cast before the first exchange or at the end."""
     first = next((k for k, (function, _) in enumerate(moves) if transfers.BY_FUNCTION[function].collective), len(moves))
-    at = first if narrow else len(moves)
-    return chain.then(*moves[:at], *cast, *moves[at:])
+    at = first if early else len(moves)
+    return chain.then(*moves[:at], *_cast(chain.type, goal), *moves[at:])
+
+
+def _cast(source: TensorType, goal: TensorType) -> list[Move]:
+    return [(transfers.cast, {"dtype": goal.dtype})] if source.dtype != goal.dtype else []
 
 
 @lru_cache(maxsize=65536)
@@ -59,10 +88,26 @@ def _exchange(source: TensorType, goal: TensorType) -> tuple[Move, ...]:
             chain = TransferChain(source).then(*moves)
             if chain.type == goal and chain.bytes <= least:
                 chains.append(tuple((step.function, dict(step.arguments)) for step in chain.steps))
-    if chains:
-        return min(chains, key=len)
+    return min(chains, key=len) if chains else _redistribute(goal)
+
+
+def _redistribute(goal: TensorType) -> tuple[Move, ...]:
     splits, sizes = transfers.flat_splits(goal.attr, goal.shape)
     return ((transfers.redistribute, {"splits": splits, **({} if sizes is None else {"parts": sizes})}),)
+
+
+@lru_cache(maxsize=4096)
+def _exchanges(source: TensorType, goal: TensorType) -> tuple[tuple[Move, ...], ...]:
+    """Return the chain of each view, and one redistribute."""
+    if source.layout == goal.layout:
+        return ((),)
+    assert source.layout is not None and goal.layout is not None
+    found: dict[tuple[object, ...], tuple[Move, ...]] = {}
+    for parts, have, want in views(source.attr.dims, goal.attr.dims, source.shape, source.layout.mesh):
+        chain = TransferChain(source).then(*(_chain(have, want, parts_argument(parts)) or ()))
+        if chain.type == goal:
+            found[chain.steps] = tuple((step.function, dict(step.arguments)) for step in chain.steps)
+    return (*found.values(), _redistribute(goal))
 
 
 def _chain(have_axes: list[Axes], want_axes: list[Axes], parts: dict[str, Any]) -> list[Move] | None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from autopar.costs.machine import Machine
 from autopar.ir import transfers
 from autopar.ir.layout import Layout
 from autopar.ir.mesh import Mesh
@@ -77,7 +78,9 @@ def grid(mesh: Mesh) -> str:
     return f"{mesh}" if mesh.ranks == tuple(range(mesh.size)) else f"{mesh} ranks {' '.join(map(str, mesh.ranks))}"
 
 
-def explicit_program(source: TensorType, target: TensorType, world: Mesh | None = None) -> Program:
+def explicit_program(
+    source: TensorType, target: TensorType, world: Mesh | None = None, machine: Machine | None = None
+) -> Program:
     """An input that lies as ``source``, re-laid and returned as ``target``; ``world`` where they do not lie on the mesh
     itself."""
     ends = [type.layout.mesh for type in (source, target)]
@@ -89,7 +92,7 @@ def explicit_program(source: TensorType, target: TensorType, world: Mesh | None 
     x, output = program.node("x"), program.output
     with program.edit() as edit:
         value = x
-        for step in transitions(source, target):
+        for step in transitions(source, target, machine):
             args, kwargs = transfers.call(step.function, value, dict(step.arguments))
             value = edit.insert(step.function, args, kwargs, before=output)
         edit.replace_use(output, x, value)
@@ -99,9 +102,11 @@ def explicit_program(source: TensorType, target: TensorType, world: Mesh | None 
     return program
 
 
-def run(source: TensorType, target: TensorType, pieces: Pieces, world: Mesh | None = None) -> Pieces:
+def run(
+    source: TensorType, target: TensorType, pieces: Pieces, world: Mesh | None = None, machine: Machine | None = None
+) -> Pieces:
     """What each rank of the target's mesh holds after the localized programs have run."""
-    program = explicit_program(source, target, world)
+    program = explicit_program(source, target, world, machine)
     code, values = {}, {}
     for rank in program.mesh.ranks:
         local = localize(program, program.mesh.coordinates(rank))
@@ -146,11 +151,15 @@ def whole_numbers(type: TensorType) -> torch.Tensor:
 
 
 def check(
-    source: TensorType, target: TensorType, values: torch.Tensor | None = None, world: Mesh | None = None
+    source: TensorType,
+    target: TensorType,
+    values: torch.Tensor | None = None,
+    world: Mesh | None = None,
+    machine: Machine | None = None,
 ) -> Pieces:
     """Run the transition; each rank must hold its piece, or pieces that reduce to it where the target is pending."""
     whole, pieces = addends(source, whole_numbers(source) if values is None else values)
-    found = run(source, target, pieces, world)
+    found = run(source, target, pieces, world, machine)
     mesh = target.layout.mesh
     there = replace(target, layout=Layout(mesh, target.attr.without_pending()))
     wanted = whole.to(target.dtype)
@@ -165,7 +174,7 @@ def check(
             rank,
             print_type(source),
             print_type(target),
-            transitions(source, target),
+            transitions(source, target, machine),
         )
     return found
 

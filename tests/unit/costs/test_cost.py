@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -14,7 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.costs.machine import Link, Machine, Measured, known, machine
-from autopar.costs.prices import FORMS, SYMBOLS, _candidates, algorithm, group_shapes, price, shape_of_group, step_price
+from autopar.costs.prices import (
+    FORMS,
+    SYMBOLS,
+    _cached_price,
+    _candidates,
+    algorithm,
+    group_shapes,
+    price,
+    shape_of_group,
+    step_price,
+)
 from autopar.ir import transfers
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
@@ -198,6 +209,19 @@ def test_arrays_are_priced_as_numbers_are(name: str, of: str, n: list[int], p: l
     assert price(name, n[0], np.array(p), MACHINES[of], shape=shape).tolist() == [
         price(name, n[0], a, MACHINES[of], shape=(b, -(-a // b))) for a, b in zip(p, k, strict=True)
     ]
+
+
+@pytest.mark.parametrize("of", MACHINES)
+@pytest.mark.parametrize("name", FORMS)
+def test_the_price_of_numbers_is_that_of_arrays(name: str, of: str) -> None:
+    """To the last bit, since prices are compared."""
+    machine = MACHINES[of]
+    for bytes, ranks in itertools.product((0, 1, 1000, 12345678, 3 << 28), (1, 2, 3, 5, 8, 12, 24, 100)):
+        assert _cached_price(name, bytes, ranks, machine) == price(name, bytes, ranks, machine)
+        shapes = ((2, -(-ranks // 2)), (ranks, 1), (1, ranks), (min(3, ranks), -(-ranks // 3))) if ranks > 1 else ()
+        for shape in shapes:
+            found = _cached_price(name, bytes, ranks, machine, shape=shape)
+            assert found == price(name, bytes, ranks, machine, shape=shape)
 
 
 # -- measured ----------------------------------------------------------------------------------------------------------
