@@ -24,6 +24,7 @@ from autopar.passes.manager import Pass, run_passes
 from autopar.passes.place import Place
 from autopar.passes.recompute import Recompute
 from autopar.passes.reshard import Reshard
+from autopar.passes.search import Search
 from autopar.passes.share import Share
 from autopar.passes.widen import Widen
 
@@ -35,11 +36,13 @@ class Row(NamedTuple):
         make: the pass.
         reads: field of the pass → the option of ``pipeline`` that it is.
         when: the option with which it runs; without one it always runs.
+        unless: the option with which it does not run.
     """
 
     make: type[Pass]
     reads: Mapping[str, str] = {}
     when: str = ""
+    unless: str = ""
 
     @property
     def name(self) -> str:
@@ -53,11 +56,12 @@ _PLACING = {**_WHERE, **_PRICED, "strict": "strict", "whole": "whole"}
 PIPELINE: tuple[Row, ...] = (
     Row(Amp, {"amp": "amp", "keep": "keep", "device": "device"}, when="amp"),
     Row(Recompute, {"what": "recompute", **_WHERE}, when="recompute"),
-    Row(Expand, {**_PLACING, "device": "device"}),
-    Row(Place, _PLACING),
-    Row(Follow, _PRICED),
-    Row(Lift),
-    Row(Defer),
+    Row(Expand, {**_PLACING, "device": "device"}, unless="search"),
+    Row(Search, {**_PLACING, "time_limit": "time_limit"}, when="search"),
+    Row(Place, _PLACING, unless="search"),
+    Row(Follow, _PRICED, unless="search"),
+    Row(Lift, unless="search"),
+    Row(Defer, unless="search"),
     Row(Widen, when="widen"),
     Row(Reshard, _PRICED),
     Row(Fold, _PRICED),
@@ -76,7 +80,9 @@ def pipeline(
     amp: str | None = None,
     keep: Mapping[str, str] | None = None,
     recompute: str | Sequence[str] | None = None,
+    search: bool = False,
     machine: Machine | None = None,
+    time_limit: float = 60.0,
     last: type[Pass] = Share,
 ) -> list[Pass]:
     """Return the passes of ``PIPELINE`` that run with these options, in order.
@@ -86,18 +92,22 @@ def pipeline(
         widen: whether partial sums of low precision are reduced in float32.
         amp, keep: as for ``amp``.
         recompute: what the backward computes again, as for ``recompute``.
+        search: whether the cheapest layouts are searched, instead of those that follow from the constraints.
         machine: the machine whose nanoseconds decide; without one the fewest bytes do.
+        time_limit: as for ``search``.
         last: where to end. A training step makes ``micro`` of a program between ``amp`` and the passes behind it.
     """
     options = {
         "mesh": mesh, "constraints": constraints or {}, "strict": strict, "whole": whole, "device": device,
-        "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute, "machine": machine,
+        "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute, "machine": machine, "search": search,
+        "time_limit": time_limit,
     }  # fmt: skip
     end = [row.make for row in PIPELINE].index(last) + 1
     return [
         row.make(**{own: options[option] for own, option in row.reads.items()})
         for row in PIPELINE[:end]
-        if not row.when or options[row.when] not in (None, False)
+        if (not row.when or options[row.when] not in (None, False))
+        and (not row.unless or options[row.unless] in (None, False))
     ]
 
 
@@ -113,6 +123,7 @@ __all__ = [
     "Place",
     "Recompute",
     "Reshard",
+    "Search",
     "Share",
     "Widen",
     "pipeline",

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import fx
-
-from autopar.ir.nodes import called_op, is_getitem, operands, record_of
 from autopar.ir.program import Program
-from autopar.ir.record import TensorType
 from autopar.passes.manager import LayoutPass
-from autopar.plan.usable_rules import where
-from autopar.rules.binding import bind_node
-from autopar.rules.registry import rule_of
-from autopar.rules.strategies import Bound
-from autopar.transitions import cost
+from autopar.plan.ops_without_rule import notes_without_rule
 
 
 @dataclass(frozen=True)
@@ -47,57 +38,4 @@ class Place(LayoutPass):
         with program.edit() as edit:
             for node, type in propagation.types.items():
                 edit.annotate(node, type=type, uses=propagation.uses.get(node, ()))
-        return notes(program)
-
-
-def notes(program: Program) -> list[str]:
-    """Note for each op without a rule, with the user's line, the rule that was discovered.
-
-    If none was, the note says that every rank computes all of it.
-    """
-    discovered: dict[tuple[str, str], list[fx.Node]] = {}
-    whole: dict[tuple[str, str, str], list[fx.Node]] = {}
-    for node in program.nodes:
-        if node.op == "call_function" and not is_getitem(node) and rule_of(node.target).pattern is None:
-            bound = bind_node(node)
-            if bound.rule.pattern is None:
-                whole.setdefault((bound.rule.op, bound.why, where(record_of(node))), []).append(node)
-            else:
-                discovered.setdefault((_registered(node, bound), where(record_of(node))), []).append(node)
-    texts = []
-    for (line, place), nodes in discovered.items():
-        texts.append(
-            f"{rule_of(nodes[0].target).op} has no sharding rule: one was found by running it on pieces ({len(nodes)} "
-            f"times); register it to be certain, and to silence this note\n    {line}{place}"
-        )
-    for (op, why, place), nodes in whole.items():
-        gathered, computed = (sum(map(bytes_of, nodes)) for bytes_of in (_gathered, _made))
-        texts.append(
-            f"{op} has no sharding rule, and none was found: {why}; each rank computes all of it, on whole operands "
-            f"({len(nodes)} times, {gathered:,} bytes gathered, {computed:,} bytes of results); register_rule one, or "
-            f"refuse it with strict=True{place}"
-        )
-    return texts
-
-
-def _registered(node: fx.Node, bound: Bound) -> str:
-    """Return the line that registers the discovered rule."""
-    linear = f', linear="{bound.rule.linear}"' if bound.rule.linear else ""
-    return f'autopar.register_rule("{bound.pattern}", "{called_op(node).name()}"{linear})'
-
-
-def _gathered(node: fx.Node) -> int:
-    """Return the bytes that the worst rank receives so that an op's operands have the required layouts."""
-    pairs = [(record_of(value).type, use) for value, use in zip(operands(node), record_of(node).uses, strict=True)]
-    return sum(
-        cost(type, replace(type, layout=use.layout))
-        for type, use in pairs
-        if isinstance(type, TensorType) and use is not None
-    )
-
-
-def _made(node: fx.Node) -> int:
-    """Return the bytes of all results of an op."""
-    type = record_of(node).type
-    types = type if isinstance(type, tuple) else (type,)
-    return sum(math.prod(result.shape) * result.dtype.itemsize for result in types if result is not None)
+        return notes_without_rule(program)

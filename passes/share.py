@@ -9,13 +9,11 @@ from torch import fx
 
 from autopar.capture.blocks import block_of, is_parameter, reader_of
 from autopar.ir import transfers
-from autopar.ir.nodes import called_op, map_operands, operands, record_of
+from autopar.ir.nodes import map_operands, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
-from autopar.rules.registry import RULES
-
-REDUCTIONS = (transfers.all_reduce, transfers.reduce_scatter)
+from autopar.plan.shared_transfers import REDUCTIONS, computed, narrows, turning_block
 
 
 @dataclass(frozen=True)
@@ -27,10 +25,7 @@ class Share(Pass):
         x_tp_1 : f32[32 64] = all_gather(x, 0, tp)              b : f32[32 8] = mm(x_tp, w)
         b : f32[32 8] = mm(x_tp_1, w)
 
-    Transfers are not shared across phases: the backward gathers again what the forward gathered, so that it need not be
-    kept. There are three exceptions. A value that the forward reduced is kept, because it is no larger than the partial
-    sums that would be kept instead. So is a value that the forward cast to fewer bytes, except parameters, which are
-    kept anyway. And so are the gathered parameters of the block with which the forward ends and the backward begins.
+    Transfers are not shared across phases, with the exceptions of ``autopar.plan.shared_transfers``.
     """
 
     name: ClassVar[str] = "share"
@@ -40,7 +35,7 @@ class Share(Pass):
     def run(self, program: Program) -> None:
         first: dict[Any, fx.Node] = {}
         representative: dict[fx.Node, fx.Node] = {}
-        turning = _gathers_of_last_block(program)
+        turning = _gathers_of_turning_block(program)
         with program.edit() as edit:
             for node in program.nodes:
                 if node.target not in transfers.BY_FUNCTION:
@@ -61,37 +56,25 @@ class Share(Pass):
 
 
 def _narrows(node: fx.Node) -> bool:
-    """Return whether a cast reduces the bytes of a value that is no parameter and no view of one."""
+    """Return whether a cast reduces the bytes of a value that an op computes."""
     (value,) = operands(node)
     source, result = record_of(value).type, record_of(node).type
     if node.target is not transfers.cast or not isinstance(source, TensorType) or not isinstance(result, TensorType):
         return False
-    while value.op == "call_function" and (
-        value.target in transfers.BY_FUNCTION or ((rule := RULES.get(called_op(value))) and rule.view)
-    ):
-        (value,) = operands(value)
-    return value.op == "call_function" and result.dtype.itemsize < source.dtype.itemsize
+    return narrows(source, result) and computed(value)
 
 
-def _gathers_of_last_block(program: Program) -> set[fx.Node]:
-    """Return the backward's gathers of parameters that belong to the last block of the forward.
-
-    The backward begins with that block.
-    """
-    block = block_of(program)
-    last: str | None = None
-    gathers = set()
-    for node in program.nodes:
-        if node.target is not transfers.all_gather or not is_parameter(operands(node)[0]):
-            continue
-        path = block(reader_of(node))
-        if record_of(node).phase == "forward":
-            last = path
-        elif path != last:
-            break
-        else:
-            gathers.add(node)
-    return gathers
+def _gathers_of_turning_block(program: Program) -> set[fx.Node]:
+    """Return the backward's gathers of parameters that the block reads with which the forward ends."""
+    block, turning = block_of(program), turning_block(program)
+    return {
+        node
+        for node in program.nodes
+        if node.target is transfers.all_gather
+        and record_of(node).phase != "forward"
+        and is_parameter(operands(node)[0])
+        and block(reader_of(node)) == turning
+    }
 
 
 def _hashable(value: Any) -> Any:

@@ -1,0 +1,273 @@
+"""Build the factor graph of a traced program: strategies, homes, and the prices of ops and transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch import fx
+
+from autopar.capture.blocks import block_of, blocks, is_parameter, module_paths
+from autopar.costs.machine import Machine
+from autopar.costs.op_prices import OpPrices
+from autopar.errors import PlanError
+from autopar.ir.layout import DistAttr, layout_of
+from autopar.ir.nodes import element_of, is_getitem, operands, record_of, tensor_type
+from autopar.plan.boundary import Boundary, filled, required_dtypes
+from autopar.plan.shared_transfers import computed, turning_block
+from autopar.plan.usable_rules import usable_rule, where
+from autopar.rules.strategies import Bound
+from autopar.search.chains import Chains, State
+from autopar.search.cuts import CutSearch
+from autopar.search.groups import groups_of
+from autopar.search.problem import Problem, Reader, Value
+from autopar.search.sharing import Alternates, Use, alternates, fraction
+from autopar.search.strategies import Placed, homes, strategies
+
+FORBIDDEN = 2.0**33  # nanoseconds: dearer than any plan
+
+
+def build(boundary: Boundary, machine: Machine, *, strict: bool = False) -> Problem:
+    """Return the problem of choosing the layouts of a traced program.
+
+    Raises:
+        RuleError: an op has no rule, and ``strict`` is set.
+        PlanError: no strategy of an op meets a constraint.
+    """
+    return _Builder(boundary, machine, strict).build()
+
+
+class _Builder:
+    def __init__(self, boundary: Boundary, machine: Machine, strict: bool) -> None:
+        self.boundary, self.program, self.mesh, self.strict = boundary, boundary.program, boundary.mesh, strict
+        self.machine = machine
+        self.chains = Chains(self.mesh, machine)
+        self.problem = Problem(self.program, self.mesh, self.chains)
+        self.graph = self.problem.graph
+        self._block_of = block_of(self.program)
+        self._blocks = blocks(module_paths(self.program))
+        self._turning = turning_block(self.program)
+        self._strategies: dict[object, list[Placed]] = {}
+        self._prices: dict[object, np.ndarray] = {}
+        self._alternates: dict[object, Alternates] = {}
+        self._tables: dict[object, np.ndarray] = {}
+
+    def build(self) -> Problem:
+        nodes = list(self.program.nodes)
+        bounds = {
+            node: usable_rule(node, strict=self.strict)
+            for node in nodes
+            if node.op == "call_function" and not is_getitem(node)
+        }
+        parts = _parts(bounds)
+        for position, node in enumerate(nodes):
+            if node.op in ("placeholder", "get_attr"):
+                self._add_placeholder(node, position)
+            elif node in bounds:
+                self._add_op(node, bounds[node], parts[node], position)
+        self._read_results()
+        for node, returned in self.boundary.tangents.items():
+            self._tie_tangent(node, self.problem.value(returned))
+        for node in nodes:
+            self._constrain(node)
+        for value in self.problem.values.values():
+            self._pay(value)
+        return self.problem
+
+    # -- variables -----------------------------------------------------------------------------------------------
+
+    def _add_placeholder(self, node: fx.Node, position: int) -> None:
+        type = tensor_type(node)
+        decided = None if node in self.boundary.tangents else self.boundary.decided(node)
+        options = homes(type.shape, self.mesh) if decided is None else [self.boundary.home(node).kept]
+        variable = self._add(node, [0.0] * len(options), position)
+        self.problem.homes[variable] = options
+        states = tuple((attr, type.dtype) for attr in options)
+        self.problem.values[node, 0] = Value(node.name, type, variable, states, False, is_parameter(node))
+
+    def _add_op(self, node: fx.Node, bound: Bound, parts: Mapping[str, tuple[int, ...]], position: int) -> None:
+        record = record_of(node)
+        read = operands(node)
+        values = [self.problem.value(operand) for operand in read]
+        dtypes = required_dtypes(record, [value.type for value in values])
+        types = record.type if isinstance(record.type, tuple) else (record.type,)
+        key = (bound, tuple(sorted(parts.items())))
+        placed = self._strategies.get(key)
+        if placed is None:
+            placed = self._strategies[key] = strategies(bound, self.mesh, parts)
+        prices = self._prices_of(key, bound, placed, dtypes, types)
+        variable = self._add(node, prices, position)
+        self.problem.placed[variable], self.problem.prices[variable] = placed, prices
+        made = computed(node)
+        for k, type in enumerate(types):
+            if type is not None:
+                states = tuple((attr, type.dtype) for p in placed if (attr := p.gives[k]) is not None)
+                self.problem.values[node, k] = Value(node.name, type, variable, states, made)
+        block = self._block_of(node)
+        for k, (value, dtype) in enumerate(zip(values, dtypes, strict=True)):
+            needs = tuple((p.needs[k], dtype) for p in placed)
+            label = self.problem.labels[variable]
+            self._add_reader(value, Reader(variable, needs, record.phase, label, block == self._turning))
+
+    def _add_reader(self, value: Value, reader: Reader) -> None:
+        """Add a use of a value; equal ones, as of ``add(x, x)``, are one, because they share all transfers."""
+        if reader not in value.readers:
+            value.readers.append(reader)
+
+    def _prices_of(
+        self, key: object, bound: Bound, placed: Sequence[Placed], dtypes: Sequence, types: Sequence
+    ) -> np.ndarray:
+        writes = tuple(None if type is None else type.dtype for type in types)
+        priced = (key, tuple(dtypes), writes)
+        found = self._prices.get(priced)
+        if found is None:
+            prices = OpPrices(bound, self.mesh, dtypes, writes, self.machine)
+            found = np.array([prices.price(dict(p.split)) for p in placed], dtype=np.float64)
+            self._prices[priced] = found
+        return found
+
+    def _add(self, node: fx.Node, costs: Sequence[float] | np.ndarray, position: float) -> int:
+        variable = self.graph.add_variable(node.name, costs)
+        self.problem.variables[node] = variable
+        self.problem.order.append(position)
+        self.problem.labels.append(self._label(node))
+        return variable
+
+    def _label(self, node: fx.Node) -> str:
+        """Return the path of the block of an op, or of the only block that reads a placeholder."""
+        nodes = [node] if node.op == "call_function" else [user for user in node.users if user.op != "output"]
+        paths = {self._block_of(user) for user in nodes}
+        path = paths.pop() if len(paths) == 1 else ""
+        return path if path in self._blocks else ""
+
+    # -- boundary conditions -------------------------------------------------------------------------------------
+
+    def _read_results(self) -> None:
+        """Add the uses at the output: gradients and states are returned in the homes of their placeholders."""
+        output = self.program.output
+        record = record_of(output)
+        named = {node.name: node for node in self.program.placeholders}
+        values = [self.problem.value(node) for node in operands(output)]
+        dtypes = required_dtypes(record, [value.type for value in values])
+        begins = next((record_of(n).phase for n in self.program.nodes if n.op == "call_function"), "forward")
+        for node, value, result, dtype in zip(operands(output), values, record.results, dtypes, strict=True):
+            early = result.kind != "grad" and record_of(node).phase == "forward" == begins
+            phase = "forward" if early else "backward"
+            home = self.problem.variables.get(named[result.of]) if result.of in named else None
+            own: tuple[State, ...] = ()
+            if home is None:
+                own = tuple((self._returned(value, attr), dtype) for attr, _ in value.states)
+                self._add_reader(value, Reader(value.variable, own, phase, self.problem.labels[value.variable]))
+            else:
+                needs = tuple((attr, dtype) for attr in self.problem.homes[home])
+                turning = self._block_of(output) == self._turning
+                self._add_reader(value, Reader(home, needs, phase, self.problem.labels[home], turning))
+            self.problem.results.append((value, home, own, dtype))
+
+    def _returned(self, value: Value, attr: DistAttr) -> DistAttr:
+        return self.boundary.returned_attr(replace(value.type, layout=layout_of(self.mesh, attr)))
+
+    def _tie_tangent(self, node: fx.Node, value: Value) -> None:
+        """Give a tangent the layout in which its value is returned."""
+        variable = self.problem.variables[node]
+        options = self.problem.homes[variable]
+        wanted = [self._returned(value, attr) for attr, _ in value.states]
+        left = np.array([options.index(attr) for attr in wanted])
+        self.graph.add_edge(value.variable, variable, left, np.arange(len(options)), _equal(len(options)))
+
+    def _constrain(self, node: fx.Node) -> None:
+        """Forbid the uses of a constrained result in another layout than that of the constraint."""
+        if node.op != "call_function" or isinstance(record_of(node).type, tuple):
+            return
+        decided = self.boundary.decided(node)
+        if decided is None:
+            return
+        value = self.problem.value(node)
+        for reader in value.readers:
+            fits = np.array([
+                filled(decided, attr).normalize(value.type.shape, self.mesh) == attr for attr, _ in reader.states
+            ])  # fmt: skip
+            if not fits.any():
+                raise PlanError(
+                    f"no strategy of {self.graph.names[reader.variable]} reads {node.name} in the layout of the "
+                    f"constraint{where(record_of(node))}"
+                )
+            self._add_costs(reader.variable, np.where(fits, 0.0, FORBIDDEN))
+
+    def _add_costs(self, variable: int, costs: np.ndarray) -> None:
+        self.graph.costs[variable] = self.graph.intern(self.graph.costs[variable] + costs)
+
+    # -- transfers -----------------------------------------------------------------------------------------------
+
+    def _pay(self, value: Value) -> None:
+        """Add the prices of all transfers of a value."""
+        options, left = _numbered(value.states)
+        for readers, share, kept in groups_of(value):
+            numbered = [_numbered(reader.states) for reader in readers]
+            if len(readers) > 1 and self._pay_once(value, options, left, readers, numbered, share, kept):
+                continue
+            for (states, right), reader in zip(numbered, readers, strict=True):
+                table = self._table(value, options, states, reader, share, kept)
+                if reader.variable == value.variable:
+                    self._add_costs(value.variable, table[left, right])
+                else:
+                    self.graph.add_edge(value.variable, reader.variable, left, right, table)
+
+    def _pay_once(self, value: Value, options, left, readers, numbered, share, kept) -> bool:
+        """Add a variable for what the readers share; ``False`` if they cannot share anything."""
+        uses = [Use(tuple(states), r.phase, r.turning) for (states, _), r in zip(numbered, readers, strict=True)]
+        key = (value.type.shape, tuple(options), tuple(uses), value.computed, value.parameter, share, kept)
+        made = self._alternates.get(key)
+        if made is None:
+            path = lambda have, need, use: value.path(self.chains, have, need, readers[use])  # noqa: E731
+            made = self._alternates[key] = alternates(options, [use.states for use in uses], path, share, kept)
+        if len(made.home) == len(options):
+            return False
+        variable = self.graph.add_variable(f"{value.name}'", made.paid)
+        self.problem.order.append(self.problem.order[value.variable] + 0.5)
+        labels = {reader.block for reader in readers}
+        self.problem.labels.append(labels.pop() if len(labels) == 1 else self.problem.labels[value.variable])
+        self.graph.add_edge(value.variable, variable, left, made.home, _equal(len(options)))
+        pairs = np.arange(len(made.home))
+        for (_, right), reader, rest in zip(numbered, readers, made.rest, strict=True):
+            self.graph.add_edge(variable, reader.variable, pairs, right, rest)
+        return True
+
+    def _table(self, value: Value, options, states, reader: Reader, share: float, kept: float) -> np.ndarray:
+        """Return the nanoseconds of the transfers from each home to each state that a reader needs."""
+        shape = value.type.shape
+        key = (shape, tuple(options), tuple(states), share, kept, value.computed, reader.phase, reader.turning)
+        table = self._tables.get(key)
+        if table is None:
+            if share == kept == 1.0:
+                rows = [[float(self.chains.nanoseconds(shape, h, n)) for n in states] for h in options]
+            else:
+                rows = [[fraction(value.path(self.chains, h, n, reader), share, kept) for n in states] for h in options]
+            table = self._tables[key] = np.array(rows)
+        return table
+
+
+def _parts(bounds: Mapping[fx.Node, Bound]) -> dict[fx.Node, dict[str, tuple[int, ...]]]:
+    """Return the sizes of the parts of the factors of each op."""
+    search, numbers = CutSearch(), dict[tuple[fx.Node, int], int]()
+
+    def number(node: fx.Node, part: int = 0) -> int:
+        return numbers.setdefault(element_of(node) if is_getitem(node) else (node, part), len(numbers))
+
+    for op, (node, bound) in enumerate(bounds.items()):
+        results = [number(node, part) for part in range(len(bound.results))]
+        search.add(op, bound, [number(value) for value in operands(node)], results)
+    search.run()
+    return {node: search.of(op, bound) for op, (node, bound) in enumerate(bounds.items())}
+
+
+def _equal(count: int) -> np.ndarray:
+    """Return the table that forbids two different states."""
+    return np.where(np.eye(count, dtype=bool), 0.0, FORBIDDEN)
+
+
+def _numbered(states: Sequence[State]) -> tuple[list[State], np.ndarray]:
+    """Return the different states, and the number of each."""
+    numbers: dict[State, int] = {}
+    return [*dict.fromkeys(states)], np.array([numbers.setdefault(state, len(numbers)) for state in states])

@@ -1,0 +1,122 @@
+"""Hold the choice of a plan as a factor graph, with the meaning of its variables.
+
+A variable is the strategy of an op, the home of a placeholder, or the alternate of a value that several ops read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import fx
+
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import element_of, is_getitem
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType, requirement_of
+from autopar.search.chains import Chains, State
+from autopar.search.factor_graph import FactorGraph
+from autopar.search.sharing import Path, path_of, union
+from autopar.search.strategies import Placed
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One use of a value.
+
+    Attributes:
+        variable: decides the use.
+        states: what the use needs, for each state of that variable.
+        phase: of the transfers before the use.
+        block: path of the reader's block, or "".
+        turning: whether the reader is in the block with which the forward ends.
+    """
+
+    variable: int
+    states: tuple[State, ...]
+    phase: str
+    block: str
+    turning: bool = False
+
+
+@dataclass
+class Value:
+    """One tensor of the program.
+
+    Attributes:
+        variable: of the op or placeholder that makes it.
+        states: its state for each state of that variable.
+        readers: its uses; its own variable decides in which layout it is returned.
+        computed: whether an op makes it, so that narrowing casts of it are kept for the backward.
+        parameter: whether it is a parameter.
+    """
+
+    name: str
+    type: TensorType
+    variable: int
+    states: tuple[State, ...]
+    computed: bool = True
+    parameter: bool = False
+    readers: list[Reader] = field(default_factory=list)
+
+    def path(self, chains: Chains, have: State, need: State, reader: Reader) -> Path:
+        """Return the transfers from one state to another before a reader, with what shares them."""
+        turning = self.parameter and (reader.phase == "forward" or reader.turning)
+        return path_of(chains.chain(self.type.shape, have, need), reader.phase, computed=self.computed, turning=turning)
+
+
+@dataclass
+class Problem:
+    """The factor graph of a program.
+
+    Attributes:
+        variables: op or placeholder → its variable.
+        placed: variable of an op → its strategies.
+        prices: variable of an op → the nanoseconds of each strategy.
+        homes: variable of a placeholder → its possible attributes.
+        values: (node, index of the result) → the value.
+        results: of the output: the value, the variable of the placeholder whose home is required (or ``None``: the
+            value's own state), and the dtype.
+        order: variable → where it stands in the program.
+        labels: variable → the path of its block, or "".
+    """
+
+    program: Program
+    mesh: Mesh
+    chains: Chains
+    graph: FactorGraph = field(default_factory=FactorGraph)
+    variables: dict[fx.Node, int] = field(default_factory=dict)
+    placed: dict[int, list[Placed]] = field(default_factory=dict)
+    prices: dict[int, np.ndarray] = field(default_factory=dict)
+    homes: dict[int, list[DistAttr]] = field(default_factory=dict)
+    values: dict[tuple[fx.Node, int], Value] = field(default_factory=dict)
+    results: list[tuple[Value, int | None, tuple[State, ...], torch.dtype]] = field(default_factory=list)
+    order: list[float] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+
+    def value(self, node: fx.Node) -> Value:
+        return self.values[element_of(node) if is_getitem(node) else (node, 0)]
+
+    def required_results(self, states: Sequence[int]) -> tuple[Requirement, ...]:
+        """Return what the output requires of each result."""
+        return tuple(
+            requirement_of(
+                self.mesh, own[states[value.variable]][0] if home is None else self.homes[home][states[home]], dtype
+            )
+            for value, home, own, dtype in self.results
+        )
+
+    def explicit_price(self, states: Sequence[int]) -> int:
+        """Return the nanoseconds of the explicit program of an assignment, with each shared transfer paid once."""
+        total = sum(int(prices[states[variable]]) for variable, prices in self.prices.items())
+        for value in self.values.values():
+            home = value.states[states[value.variable]]
+            paths = [
+                value.path(self.chains, home, reader.states[states[reader.variable]], reader)
+                for reader in value.readers
+            ]
+            total += union([path for path in paths if path])
+        return total

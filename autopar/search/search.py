@@ -1,0 +1,112 @@
+"""Search the cheapest Layouts of a traced program."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import fx
+
+from autopar.costs.machine import Machine
+from autopar.errors import PlanError
+from autopar.ir.layout import DistAttr, layout_of
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import element_of, is_getitem, operands, record_of
+from autopar.ir.record import Requirement, ValueType, requirement_of
+from autopar.plan.boundary import Boundary, required_dtypes
+from autopar.search.build import FORBIDDEN, build
+from autopar.search.problem import Problem
+from autopar.search.solver import solve
+
+
+@dataclass(frozen=True)
+class Found:
+    """The layouts that a search found.
+
+    Attributes:
+        types: node → the type of its result, with a Layout.
+        uses: node → what it requires of its operands.
+        nanoseconds: the price of the explicit program.
+        bound: a lower bound of the prices of all plans, in nanoseconds.
+        search_seconds: how long the search took.
+    """
+
+    types: dict[fx.Node, ValueType]
+    uses: dict[fx.Node, tuple[Requirement | None, ...]]
+    nanoseconds: int
+    bound: float
+    search_seconds: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether no plan is cheaper."""
+        return self.bound > self.nanoseconds - 1
+
+    @property
+    def gap(self) -> float:
+        """How much cheaper a plan could be at most, relative to the bound."""
+        return 0.0 if self.exact else self.nanoseconds / self.bound - 1
+
+    def certificate(self, machine: Machine) -> str:
+        """Return the certificate in a sentence."""
+        proof = "no plan is cheaper" if self.exact else f"no plan is more than {self.gap:.2%} cheaper"
+        price = f"{self.nanoseconds / 1e6:,.3f} ms a step on {machine.name}"
+        return f"searched in {self.search_seconds:.1f} s: {price}, and {proof}"
+
+
+def search(boundary: Boundary, machine: Machine, *, strict: bool = False, time_limit: float = 60.0) -> Found:
+    """Return the cheapest layouts of a traced program for the mesh of a machine, and a bound.
+
+    Args:
+        boundary: the program, its mesh and its constraints.
+        strict: refuse ops without a rule; else they run on whole operands on every rank.
+        time_limit: seconds, after which the best layouts so far are returned.
+
+    Raises:
+        PlanError: constraints contradict each other.
+    """
+    start = time.monotonic()
+    problem = build(boundary, machine, strict=strict)
+    answer = solve(problem.graph, problem.order, problem.labels, start + time_limit)
+    if answer.cost >= FORBIDDEN:
+        raise PlanError("no strategies of the ops meet all constraints of the plan at once; leave some of them out")
+    types, uses = _layouts(problem, answer.states)
+    price = problem.explicit_price(answer.states.tolist())
+    return Found(types, uses, price, answer.bound, time.monotonic() - start)
+
+
+def _layouts(
+    problem: Problem, states: np.ndarray
+) -> tuple[dict[fx.Node, ValueType], dict[fx.Node, tuple[Requirement | None, ...]]]:
+    mesh = problem.mesh
+    types: dict[fx.Node, ValueType] = {}
+    uses: dict[fx.Node, tuple[Requirement | None, ...]] = {}
+    for node in problem.program.nodes:
+        record = record_of(node)
+        if node.op == "output":
+            types[node] = None
+            uses[node] = problem.required_results(states.tolist())
+        elif is_getitem(node):
+            source, index = element_of(node)
+            parts = types[source]
+            assert isinstance(parts, tuple)
+            types[node], uses[node] = parts[index], (None,)
+        elif node.op == "call_function":
+            variable = problem.variables[node]
+            placed = problem.placed[variable][states[variable]]
+            types[node] = _placed(record.type, placed.gives, mesh)
+            dtypes = required_dtypes(record, [problem.value(operand).type for operand in operands(node)])
+            uses[node] = tuple(requirement_of(mesh, a, d) for a, d in zip(placed.needs, dtypes, strict=True))
+        else:
+            variable = problem.variables[node]
+            types[node] = _placed(record.type, (problem.homes[variable][states[variable]],), mesh)
+    return types, uses
+
+
+def _placed(type: ValueType, attrs: tuple[DistAttr | None, ...], mesh: Mesh) -> ValueType:
+    parts = tuple(
+        None if part is None or attr is None else replace(part, layout=layout_of(mesh, attr))
+        for part, attr in zip(type if isinstance(type, tuple) else (type,), attrs, strict=True)
+    )
+    return parts if isinstance(type, tuple) else parts[0]

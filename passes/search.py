@@ -1,0 +1,48 @@
+"""Search: give every value and every use the Layout of the cheapest plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autopar.costs.machine import machine
+from autopar.ir.program import Program
+from autopar.passes.manager import LayoutPass
+from autopar.plan.boundary import Boundary
+from autopar.plan.ops_without_rule import notes_without_rule
+from autopar.search.search import search
+
+
+@dataclass(frozen=True)
+class Search(LayoutPass):
+    """Choose the Layouts with which the explicit program is fastest on a machine.
+
+        x : f32[32 64] = input                                 x : f32[32/dp 64] = input
+        up : f32[256 64] = param                       →       up : f32[256 64] = param
+        t : f32[64 256] = t(up)                                t : f32[64 256] = t(up)
+        mm : f32[32 256] = mm(x, t)                            mm : f32[32/dp 256] = mm(x, t)
+
+    Takes the place of ``place``, ``follow``, ``lift`` and ``defer``, which would change nothing in what it finds. The
+    price is that of ``autopar.price``. The report ends with the certificate: how much cheaper a plan could be at most.
+
+    Without a machine, the prices are those of a generic one.
+
+    Attributes:
+        time_limit: seconds, after which the best plan so far is taken.
+        Others are as in ``LayoutPass``; placeholders without a constraint are searched too.
+    """
+
+    name: ClassVar[str] = "search"
+    takes: ClassVar[str] = "traced"
+    gives: ClassVar[str] = "placed"
+
+    time_limit: float = 60.0
+
+    def run(self, program: Program) -> list[str]:
+        on = self.machine or machine("generic")
+        boundary = Boundary(program, self._put_on_mesh(program), self.constraints, self.whole)
+        found = search(boundary, on, strict=self.strict, time_limit=self.time_limit)
+        with program.edit() as edit:
+            for node, type in found.types.items():
+                edit.annotate(node, type=type, uses=found.uses.get(node, ()))
+        return [*notes_without_rule(program), found.certificate(on)]

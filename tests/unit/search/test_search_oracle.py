@@ -1,0 +1,112 @@
+"""The search beside an enumeration of all plans of small programs, and beside random plans of models."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from random_plans import Prices, choices, count, plans, random_plan
+from random_traced import random_traced
+from searched import MACHINES, MESHES, price, traced
+
+from autopar import Mesh, Program
+from autopar.costs.machine import Machine
+from autopar.plan.boundary import Boundary
+from autopar.search.build import build
+from autopar.search.problem import Problem
+from autopar.search.search import Found, _layouts, search
+
+MOST = 20_000  # plans that are enumerated
+
+
+def price_of_plan(problem: Problem, mesh: Mesh, machine: Machine, states: np.ndarray) -> int:
+    """The price of the explicit program of a plan."""
+    types, uses = _layouts(problem, states)
+    return price(problem.program, mesh, machine, Found(types, uses, 0, 0.0, 0.0))
+
+
+def check(program: Program, mesh: Mesh, machine: Machine, seed: object) -> bool:
+    """Compare with all plans; ``False`` if these are too many."""
+    boundary = Boundary(program, mesh)
+    problem = build(boundary, machine)
+    if math.prod(count(problem, v) for v in choices(problem)) > MOST:
+        return False
+    found, prices = search(boundary, machine), Prices(problem)
+    least = min(prices(states) for states in plans(problem, boundary))
+    assert found.bound <= least + 1e-6, (seed, "the bound is above the best plan")
+    if max(len(value.readers) for value in problem.values.values()) <= 3:  # otherwise the bound may lie below
+        assert found.nanoseconds == least and found.exact, (seed, found.nanoseconds, found.bound, least)
+    assert price(program, mesh, machine, found) == found.nanoseconds, seed
+    draw = random.Random(0)
+    for _ in range(3):
+        states = random_plan(problem, boundary, draw)
+        assert prices(states) == price_of_plan(problem, mesh, machine, states), (seed, states.tolist())
+    return True
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_the_best_of_all_plans_of_small_programs(first: int) -> None:
+    compared = 0
+    for seed in range(first, first + 10):
+        draw = random.Random(seed)
+        mesh, shape = draw.choice([(MESHES[0], (8, 8)), (MESHES[0], (8,)), (MESHES[1], (8,)), (MESHES[1], (8, 8))])
+        ops = draw.randint(1, 5) if mesh is MESHES[0] else draw.randint(1, 3) if shape == (8,) else 1
+        program = traced(random_traced(draw, ops, shape))
+        compared += check(program, mesh, MACHINES[seed % len(MACHINES)], seed)
+    assert compared >= 6
+
+
+BY_HAND = {
+    "a sum is reduced once, for the output and for an op": """
+  x : f32[256 256] = input
+forward:
+  s : f32[] = sum.dim_IntList(x, [0, 1])
+  e : f32[] = exp(s)
+  return (s, e)
+""",
+    "a sum is reduced once for two results": """
+  x : f32[256 256] = input
+forward:
+  s : f32[] = sum.dim_IntList(x, [0, 1])
+  return (s, s)
+""",
+    "a narrowing cast of a result is kept for the backward": """
+  x : f32[64 64] = input
+  d_out : bf16[64 64] = tangent(0)
+forward:
+  r : f32[64 64] = relu(x)
+  y : bf16[64 64] = neg(r as bf16)
+backward:
+  m : bf16[64 64] = mul.Tensor(d_out, r as bf16)
+  return y
+  grad x = m as f32
+""",
+    "a narrowing cast of a parameter is made again": """
+  w : f32[64 64] = param
+  d_out : bf16[64 64] = tangent(0)
+forward:
+  y : bf16[64 64] = neg(w as bf16)
+backward:
+  m : bf16[64 64] = mul.Tensor(d_out, w as bf16)
+  return y
+  grad w = m as f32
+""",
+    "an op reads a value twice, beside two others": """
+  w : f32[8 8] = param
+  x : f32[8 8] = input
+forward:
+  v0 : f32[8 8] = add.Tensor(x, x)
+  v1 : f32[8 8] = neg(x)
+  v2 : f32[8 8] = mul.Tensor(x, x)
+  return (v0, v1, v2)
+""",
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", BY_HAND)
+def test_what_is_shared_counts_once(name: str, mesh: Mesh) -> None:
+    assert check(traced(BY_HAND[name]), mesh, MACHINES[0], name) or mesh.size > 2

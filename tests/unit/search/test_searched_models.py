@@ -1,0 +1,125 @@
+"""Searched plans of models: the numbers of a single device, the promised price, and a bound below all plans."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import pytest
+import torch
+from equality import TOLERANCE, relative
+from random_plans import Prices, random_plan
+from searched import MACHINES, explicit
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import autopar
+from autopar import Mesh, Program
+from autopar.capture import capture
+from autopar.plan.boundary import Boundary
+from autopar.search.build import build
+from autopar.search.search import search
+
+MESH = Mesh(a=2, b=2)
+SLOW = MACHINES[0]
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Heads(nn.Module):
+    """Attention with a fused projection, over a flattened batch, and a loss beside the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24, bias=False), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        y = torch.softmax(q @ k.mT / 2, -1) @ v
+        z = self.out(y.transpose(1, 2).flatten(2))
+        return z, z.square().mean()
+
+
+def llama() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2, vocab_size=32,
+        max_position_embeddings=32, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+@functools.cache
+def on_meta(name: str) -> Program:
+    """The program of a model without numbers, in float32."""
+    with torch.device("meta"):
+        if name == "mlp":
+            return capture(Mlp(), (torch.empty(4, 4, 8),)).program
+        ids = torch.empty(4, 8, dtype=torch.long)
+        return capture(llama(), (), {"input_ids": ids, "labels": ids}).program
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["mlp", "llama"])
+def test_random_plans_never_cost_less_than_the_bound(name: str) -> None:
+    boundary = Boundary(on_meta(name), MESH)
+    problem, found = build(boundary, SLOW), search(boundary, SLOW, time_limit=60.0)
+    assert found.bound <= found.nanoseconds
+    prices, draw = Prices(problem), random.Random(0)
+    assert min(prices(random_plan(problem, boundary, draw)) for _ in range(200)) >= found.bound
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["mlp", "llama"])
+def test_the_explicit_program_has_the_price_that_was_found(name: str) -> None:
+    program = on_meta(name)
+    for machine in MACHINES if name == "mlp" else MACHINES[-1:]:
+        found = search(Boundary(program, MESH), machine)
+        made = explicit(program, MESH, machine, found)
+        assert found.bound <= found.nanoseconds == autopar.price(made, machine).nanoseconds, machine.name
+
+
+def compare(model: nn.Module, *args: Any, tolerance: float = TOLERANCE) -> None:
+    """Results and gradients of the searched program on simulated ranks, beside eager."""
+    program = capture(model, args).program
+    found = search(Boundary(program, MESH), SLOW)
+    made = explicit(program, MESH, SLOW, found)
+    assert any(type.attr.axes for type in found.types.values() if hasattr(type, "attr"))
+    named = dict(model.named_parameters())
+    inputs = [node for node in made.placeholders if autopar.ir.nodes.record_of(node).role == "input"]
+    given = {node.name: tensor for node, tensor in zip(inputs, args, strict=True)}
+    results = autopar.simulate(made, {**named, **dict(model.named_buffers()), **given})
+    wanted = model(*args)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    seeds = [torch.randn_like(result) for result in wanted]
+    ours = torch.autograd.grad(results, list(named.values()), seeds)
+    theirs = torch.autograd.grad(wanted, list(named.values()), seeds)
+    for a, b in zip([*results, *ours], [*wanted, *theirs], strict=True):
+        assert relative(a, b) <= tolerance
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [Mlp, Heads])
+def test_a_searched_plan_has_the_numbers_of_one_device(model: type[nn.Module]) -> None:
+    compare(model().double(), torch.randn(4, 4, 8, dtype=torch.float64))
+
+
+class Logits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = llama()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(ids).logits
+
+
+@pytest.mark.long
+def test_a_searched_llama_has_the_numbers_of_one_device() -> None:
+    compare(Logits().double(), torch.randint(0, 32, (4, 8)), tolerance=1e-6)  # it casts to float32 inside

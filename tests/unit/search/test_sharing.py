@@ -1,0 +1,92 @@
+"""What the pairs of home and alternate charge for a few uses, beside the union of the transfers of these uses."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from random_states import random_state
+from searched import MACHINES, SLOW
+
+from autopar import Mesh
+from autopar.ir.layout import DistAttr
+from autopar.search.chains import Chains, State
+from autopar.search.sharing import Path, Use, alternates, path_of, union
+
+MESH = Mesh(a=2, b=2)
+SHAPES = [(4, 8), (6, 5), (16,), (2, 4, 4)]
+DTYPES = (torch.float32, torch.float32, torch.bfloat16)
+
+
+def drawn(seed: int, count: int) -> tuple[list[State], list[Use], Callable[[State, State, int], Path]]:
+    """Homes and uses of a value, each with some states, in one phase or two; and the transfers before a use."""
+    draw = random.Random(seed)
+    chains = Chains(MESH, MACHINES[seed % len(MACHINES)])
+    shape = draw.choice(SHAPES)
+    homes = list(dict.fromkeys(random_state(draw, shape, MESH, DTYPES, pending=0.4) for _ in range(4)))
+    wanted = [random_state(draw, shape, MESH, DTYPES, pending=0.1) for _ in range(6)] + homes[:1]
+    uses = [
+        Use(tuple(dict.fromkeys(draw.sample(wanted, 4))), draw.choice(["forward", "backward"]), draw.random() < 0.5)
+        for _ in range(count)
+    ]
+    computed, parameter = draw.random() < 0.7, draw.random() < 0.5
+
+    def path(have: State, need: State, use: int) -> Path:
+        chain, turning = chains.chain(shape, have, need), parameter and uses[use].turning
+        return path_of(chain, uses[use].phase, computed=computed, turning=turning)
+
+    return homes, uses, path
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_cheapest_pair_pays_for_each_transfer_once(count: int) -> None:
+    shared = 0
+    for seed in range(20):
+        homes, uses, path = drawn(seed, count)
+        made = alternates(homes, [use.states for use in uses], path)
+        for number, home in enumerate(homes):
+            pairs = np.nonzero(made.home == number)[0]
+            for states in itertools.product(*(range(len(use.states)) for use in uses)):
+                total = made.paid[pairs].copy()
+                for rest, state in zip(made.rest, states, strict=True):
+                    total += rest[pairs, state]
+                paths = [path(home, use.states[states[k]], k) for k, use in enumerate(uses)]
+                assert total.min() == union(paths), (seed, home, states)
+                shared += union(paths) < sum(union([steps]) for steps in paths)
+    assert (shared > 0) == (count > 1)
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_fractions_of_prices_never_charge_more_than_the_union(parts: int) -> None:
+    """Of the uses of one value in groups, each charges its fraction: together they charge no more than all uses."""
+    for seed in range(12):
+        homes, uses, path = drawn(seed, 3)
+        made = alternates(homes, [use.states for use in uses], path, 1 / parts, 1 / parts / 2)
+        for number, home in enumerate(homes):
+            pairs = np.nonzero(made.home == number)[0]
+            for states in itertools.product(*(range(len(use.states)) for use in uses)):
+                total = made.paid[pairs] + sum(rest[pairs, s] for rest, s in zip(made.rest, states, strict=True))
+                paths = [path(home, use.states[states[k]], k) for k, use in enumerate(uses)]
+                assert total.min() <= union(paths) / parts, (seed, home, states)
+                if not union(paths):
+                    assert total.min() == 0
+                elif not any(not step.phase for steps in paths for step in steps):
+                    assert total.min() == pytest.approx(union(paths) / parts, rel=1e-5)
+
+
+def test_a_reduction_is_shared_by_all_phases_and_a_gather_is_not() -> None:
+    """A sum over a is reduced, and then gathered over b, in the forward and in the backward."""
+    chains, shape = Chains(MESH, SLOW), (64, 64)
+    home = DistAttr.split("b", None, pending=["a"]), torch.float32
+    whole, reduced = (DistAttr.replicated(2), torch.float32), (DistAttr.split("b", None), torch.float32)
+    chain = chains.chain(shape, home, whole)
+    prices = [hop.nanoseconds for hop in chain]
+    paths = [path_of(chain, phase) for phase in ("forward", "backward")]
+    assert [hop.state for hop in chain] == [reduced, whole]
+    assert [step.phase for step in paths[0]] == ["", "forward"]
+    assert union(paths) == prices[0] + 2 * prices[1]
+    assert union([paths[0], paths[0]]) == sum(prices)
