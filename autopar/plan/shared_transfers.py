@@ -12,9 +12,10 @@ from torch import fx
 
 from autopar.capture.blocks import block_of, is_parameter, reader_of
 from autopar.ir import transfers
-from autopar.ir.nodes import called_op, operands, record_of
+from autopar.ir.nodes import called_op, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.ir.value_names import LOSS, gradient_parameter
 from autopar.rules.registry import RULES
 
 REDUCTIONS = (transfers.all_reduce, transfers.reduce_scatter)
@@ -41,6 +42,15 @@ def turning_block(program: Program) -> str | None:
     """
     block, last = block_of(program), None
     for node in program.nodes:
-        if node.op == "call_function" and record_of(node).phase == "forward" and any(map(is_parameter, operands(node))):
+        if node.op == "call_function" and record_of(node).phase == "forward" and any(map(_is_weight, operands(node))):
             last = node
     return None if last is None else block(reader_of(last))
+
+
+def _is_weight(value: fx.Node) -> bool:
+    """Return whether a value is a parameter, and not a sum of gradients or losses."""
+    if not is_parameter(value):
+        return False
+    placeholder = value if value.op == "placeholder" else operands(value)[0]
+    name = name_of(placeholder)
+    return name != LOSS and gradient_parameter(name) is None
