@@ -7,11 +7,12 @@ program per class of ranks) after it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from autopar.costs.machine import Machine
+from autopar.costs.machine import Machine, machine_from
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.passes.amp import Amp
@@ -81,7 +82,7 @@ def pipeline(
     keep: Mapping[str, str] | None = None,
     recompute: str | Sequence[str] | None = None,
     search: bool = False,
-    machine: Machine | None = None,
+    machine: Machine | str | Path | None = None,
     time_limit: float = 60.0,
     last: type[Pass] = Share,
 ) -> list[Pass]:
@@ -93,13 +94,14 @@ def pipeline(
         amp, keep: as for ``amp``.
         recompute: what the backward computes again, as for ``recompute``.
         search: whether the cheapest layouts are searched, instead of those that follow from the constraints.
-        machine: the machine whose nanoseconds decide; without one the fewest bytes do.
+        machine: the machine whose nanoseconds decide, its name, or a file of one; without one the fewest bytes do.
         time_limit: as for ``search``.
         last: where to end. A training step makes ``micro`` of a program between ``amp`` and the passes behind it.
     """
     options = {
         "mesh": mesh, "constraints": constraints or {}, "strict": strict, "whole": whole, "device": device,
-        "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute, "machine": machine, "search": search,
+        "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute, "search": search,
+        "machine": None if machine is None else machine_from(machine),
         "time_limit": time_limit,
     }  # fmt: skip
     end = [row.make for row in PIPELINE].index(last) + 1

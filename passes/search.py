@@ -45,4 +45,12 @@ class Search(LayoutPass):
         with program.edit() as edit:
             for node, type in found.types.items():
                 edit.annotate(node, type=type, uses=found.uses.get(node, ()))
-        return [*notes_without_rule(program), found.certificate(on)]
+        return [*notes_without_rule(program), *_about_idle(found.idle_axes(boundary.mesh)), found.certificate(on)]
+
+
+def _about_idle(axes: list[str]) -> list[str]:
+    """Say which axes the plan does not use: fewer ranks are cheaper where links are slow."""
+    if not axes:
+        return []
+    along = axes[0] if len(axes) == 1 else "these axes"
+    return [f"the cheapest plan splits nothing over {' and '.join(axes)}: all ranks along {along} do the same"]

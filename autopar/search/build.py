@@ -25,7 +25,7 @@ from autopar.search.problem import Problem, Reader, Value
 from autopar.search.sharing import Alternates, Use, alternates, fraction
 from autopar.search.strategies import Placed, homes, strategies
 
-FORBIDDEN = 2.0**33  # nanoseconds: dearer than any plan
+LEAST_PENALTY = 2.0**33  # nanoseconds, of what is forbidden: up to here all sums are exact
 
 
 def build(boundary: Boundary, machine: Machine, *, strict: bool = False) -> Problem:
@@ -52,6 +52,7 @@ class _Builder:
         self._prices: dict[object, np.ndarray] = {}
         self._alternates: dict[object, Alternates] = {}
         self._tables: dict[object, np.ndarray] = {}
+        self._penalty = LEAST_PENALTY
 
     def build(self) -> Problem:
         nodes = list(self.program.nodes)
@@ -67,6 +68,9 @@ class _Builder:
             elif node in bounds:
                 self._add_op(node, bounds[node], parts[node], position)
         self._read_results()
+        # dearer than a plan that there always is: all ranks compute everything
+        everything = self.problem.explicit_price([0] * len(self.graph.costs))
+        self._penalty = max(LEAST_PENALTY, 2.0 ** (2 * everything).bit_length())
         for node, returned in self.boundary.tangents.items():
             self._tie_tangent(node, self.problem.value(returned))
         for node in nodes:
@@ -174,7 +178,7 @@ class _Builder:
         options = self.problem.homes[variable]
         wanted = [self._returned(value, attr) for attr, _ in value.states]
         left = np.array([options.index(attr) for attr in wanted])
-        self.graph.add_edge(value.variable, variable, left, np.arange(len(options)), _equal(len(options)))
+        self.graph.add_edge(value.variable, variable, left, np.arange(len(options)), self._equal(len(options)))
 
     def _constrain(self, node: fx.Node) -> None:
         """Forbid the uses of a constrained result in another layout than that of the constraint."""
@@ -193,7 +197,12 @@ class _Builder:
                     f"no strategy of {self.graph.names[reader.variable]} reads {node.name} in the layout of the "
                     f"constraint{where(record_of(node))}"
                 )
-            self._add_costs(reader.variable, np.where(fits, 0.0, FORBIDDEN))
+            self._add_costs(reader.variable, np.where(fits, 0.0, self._penalty))
+            self.problem.allowed.append((reader.variable, fits))
+
+    def _equal(self, count: int) -> np.ndarray:
+        """Return the table that forbids two different states."""
+        return np.where(np.eye(count, dtype=bool), 0.0, self._penalty)
 
     def _add_costs(self, variable: int, costs: np.ndarray) -> None:
         self.graph.costs[variable] = self.graph.intern(self.graph.costs[variable] + costs)
@@ -228,7 +237,7 @@ class _Builder:
         self.problem.order.append(self.problem.order[value.variable] + 0.5)
         labels = {reader.block for reader in readers}
         self.problem.labels.append(labels.pop() if len(labels) == 1 else self.problem.labels[value.variable])
-        self.graph.add_edge(value.variable, variable, left, made.home, _equal(len(options)))
+        self.graph.add_edge(value.variable, variable, left, made.home, self._equal(len(options)))
         pairs = np.arange(len(made.home))
         for (_, right), reader, rest in zip(numbered, readers, made.rest, strict=True):
             self.graph.add_edge(variable, reader.variable, pairs, right, rest)
@@ -260,11 +269,6 @@ def _parts(bounds: Mapping[fx.Node, Bound]) -> dict[fx.Node, dict[str, tuple[int
         search.add(op, bound, [number(value) for value in operands(node)], results)
     search.run()
     return {node: search.of(op, bound) for op, (node, bound) in enumerate(bounds.items())}
-
-
-def _equal(count: int) -> np.ndarray:
-    """Return the table that forbids two different states."""
-    return np.where(np.eye(count, dtype=bool), 0.0, FORBIDDEN)
 
 
 def _numbered(states: Sequence[State]) -> tuple[list[State], np.ndarray]:

@@ -66,11 +66,9 @@ class Minimised:
 
     Attributes:
         rest: the factors of the variables that are left. Infeasible: one of them has no rows.
-        constant: what the eliminated variables cost in any case.
     """
 
     def __init__(self, factors: Iterable[Rows], eliminated: Iterable[int], slack: float) -> None:
-        self.constant = 0.0
         self.steps: list[tuple[int, Rows]] = []
         of: dict[int, list[Rows]] = {v: [] for v in eliminated}
         self.rest: list[Rows] = []

@@ -82,6 +82,7 @@ class Problem:
             value's own state), and the dtype.
         order: variable → where it stands in the program.
         labels: variable → the path of its block, or "".
+        allowed: pairs of a variable and the states of it that a constraint allows.
     """
 
     program: Program
@@ -96,6 +97,7 @@ class Problem:
     results: list[tuple[Value, int | None, tuple[State, ...], torch.dtype]] = field(default_factory=list)
     order: list[float] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+    allowed: list[tuple[int, np.ndarray]] = field(default_factory=list)
 
     def value(self, node: fx.Node) -> Value:
         return self.values[element_of(node) if is_getitem(node) else (node, 0)]

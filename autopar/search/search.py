@@ -9,13 +9,13 @@ import numpy as np
 from torch import fx
 
 from autopar.costs.machine import Machine
-from autopar.errors import PlanError
+from autopar.errors import PlanError, shown
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import element_of, is_getitem, operands, record_of
 from autopar.ir.record import Requirement, ValueType, requirement_of
 from autopar.plan.boundary import Boundary, required_dtypes
-from autopar.search.build import FORBIDDEN, build
+from autopar.search.build import build
 from autopar.search.problem import Problem
 from autopar.search.solver import solve
 
@@ -30,6 +30,7 @@ class Found:
         nanoseconds: the price of the explicit program.
         bound: a lower bound of the prices of all plans, in nanoseconds.
         search_seconds: how long the search took.
+        late: whether the time limit ended it.
     """
 
     types: dict[fx.Node, ValueType]
@@ -37,6 +38,7 @@ class Found:
     nanoseconds: int
     bound: float
     search_seconds: float
+    late: bool = False
 
     @property
     def exact(self) -> bool:
@@ -52,7 +54,16 @@ class Found:
         """Return the certificate in a sentence."""
         proof = "no plan is cheaper" if self.exact else f"no plan is more than {self.gap:.2%} cheaper"
         price = f"{self.nanoseconds / 1e6:,.3f} ms a step on {machine.name}"
-        return f"searched in {self.search_seconds:.1f} s: {price}, and {proof}"
+        reason = (
+            "" if self.exact else "; the time limit ended the search" if self.late else "; too many plans are near it"
+        )
+        return f"searched in {self.search_seconds:.1f} s: {price}, and {proof}{reason}"
+
+    def idle_axes(self, mesh: Mesh) -> list[str]:
+        """Return the axes over which no value is split or pending: all their ranks do the same."""
+        types = [part for type in self.types.values() for part in (type if isinstance(type, tuple) else (type,))]
+        used = {axis for type in types if type is not None for axis in type.attr.axes}
+        return [axis for axis in mesh.names if mesh.sizes[axis] > 1 and axis not in used]
 
 
 def search(boundary: Boundary, machine: Machine, *, strict: bool = False, time_limit: float = 60.0) -> Found:
@@ -65,15 +76,19 @@ def search(boundary: Boundary, machine: Machine, *, strict: bool = False, time_l
 
     Raises:
         PlanError: constraints contradict each other.
+        ValueError: the time limit is no number of seconds.
     """
+    if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not time_limit >= 0:
+        raise ValueError(f"time_limit={shown(time_limit)} is not a number of seconds from 0 on")
     start = time.monotonic()
     problem = build(boundary, machine, strict=strict)
     answer = solve(problem.graph, problem.order, problem.labels, start + time_limit)
-    if answer.cost >= FORBIDDEN:
+    if not all(states[answer.states[variable]] for variable, states in problem.allowed):
         raise PlanError("no strategies of the ops meet all constraints of the plan at once; leave some of them out")
     types, uses = _layouts(problem, answer.states)
     price = problem.explicit_price(answer.states.tolist())
-    return Found(types, uses, price, answer.bound, time.monotonic() - start)
+    seconds = time.monotonic() - start
+    return Found(types, uses, price, answer.bound, seconds, seconds >= time_limit)
 
 
 def _layouts(

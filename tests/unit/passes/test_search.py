@@ -1,0 +1,62 @@
+"""The pass ``search``: its reports, its wrong inputs, and that the passes that it replaces would be idle."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from autopar import Mesh, price
+from autopar.capture import capture
+from autopar.costs.machine import Link, Machine, machine
+from autopar.examples.workloads import mlp
+from autopar.ir.program import Program
+from autopar.passes import Defer, Follow, Lift, Search, pipeline, run_passes
+
+H100 = machine("NVIDIA H100 80GB HBM3")
+FAST = Machine("fast links", "cpu", 64, Link(1e-7, 1e9), Link(1e-7, 1e9), Link(1e-9, 1e6))  # memory is slow
+
+
+def traced() -> Program:
+    model, x = mlp(1)
+    return capture(model, (x,)).program
+
+
+@pytest.mark.parametrize("on", [H100, FAST], ids=lambda on: on.name)
+@pytest.mark.long
+def test_the_passes_that_it_replaces_would_be_idle(on: Machine) -> None:
+    program = traced()
+    run_passes(program, [Search(mesh=Mesh(a=2, b=2), machine=on)])
+    before = str(program)
+    run_passes(program, [Follow(machine=on), Lift(), Defer()])
+    assert str(program) == before
+
+
+@pytest.mark.long
+def test_the_report_ends_with_the_certificate() -> None:
+    program = traced()
+    notes = run_passes(program, pipeline(Mesh(a=2, b=2), search=True, machine=FAST))[0].notes
+    assert notes[-1].endswith(
+        f"{price(program, FAST).seconds * 1e3:,.3f} ms a step on fast links, and no plan is cheaper"
+    )
+    assert len(notes) == 1
+
+
+@pytest.mark.simulated
+def test_the_report_names_axes_that_stay_idle() -> None:
+    notes = run_passes(traced(), pipeline(Mesh(a=2, b=2), search=True, machine=H100.name))[0].notes
+    assert notes[0] == "the cheapest plan splits nothing over a and b: all ranks along these axes do the same"
+    notes = run_passes(traced(), pipeline(Mesh(a=2), search=True, machine=H100.name))[0].notes
+    assert notes[0] == "the cheapest plan splits nothing over a: all ranks along a do the same"
+
+
+@pytest.mark.parametrize("limit", [math.nan, -1, "60", True])
+def test_a_time_limit_is_a_number_of_seconds(limit: Any) -> None:
+    with pytest.raises(ValueError, match=r"time_limit=.* is not a number of seconds from 0 on"):
+        run_passes(traced(), pipeline(Mesh(a=2), search=True, machine=H100, time_limit=limit))
+
+
+def test_an_unknown_machine_is_named() -> None:
+    with pytest.raises(ValueError, match=r"there is no machine 'H100'; did you mean"):
+        pipeline(Mesh(a=2), search=True, machine="H100")
