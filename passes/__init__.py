@@ -28,6 +28,8 @@ from autopar.passes.reshard import Reshard
 from autopar.passes.search import Search
 from autopar.passes.share import Share
 from autopar.passes.widen import Widen
+from autopar.search.search import Find
+from autopar.search.search import search as search_layouts
 
 
 class Row(NamedTuple):
@@ -58,7 +60,7 @@ PIPELINE: tuple[Row, ...] = (
     Row(Amp, {"amp": "amp", "keep": "keep", "device": "device"}, when="amp"),
     Row(Recompute, {"what": "recompute", **_WHERE}, when="recompute"),
     Row(Expand, {**_PLACING, "device": "device"}, unless="search"),
-    Row(Search, {**_PLACING, "time_limit": "time_limit"}, when="search"),
+    Row(Search, {**_PLACING, "time_limit": "time_limit", "find": "find"}, when="search"),
     Row(Place, _PLACING, unless="search"),
     Row(Follow, _PRICED, unless="search"),
     Row(Lift, unless="search"),
@@ -81,7 +83,7 @@ def pipeline(
     amp: str | None = None,
     keep: Mapping[str, str] | None = None,
     recompute: str | Sequence[str] | None = None,
-    search: bool = False,
+    search: bool | Find = False,
     machine: Machine | str | Path | None = None,
     time_limit: float = 60.0,
     last: type[Pass] = Share,
@@ -93,7 +95,8 @@ def pipeline(
         widen: whether partial sums of low precision are reduced in float32.
         amp, keep: as for ``amp``.
         recompute: what the backward computes again, as for ``recompute``.
-        search: whether the cheapest layouts are searched, instead of those that follow from the constraints.
+        search: whether the cheapest layouts are searched, instead of those that follow from the constraints; or the
+            function that does it in the place of ``autopar.search.search``.
         machine: the machine whose nanoseconds decide, its name, or a file of one; without one the fewest bytes do.
         time_limit: as for ``search``.
         last: where to end. A training step makes ``micro`` of a program between ``amp`` and the passes behind it.
@@ -102,7 +105,7 @@ def pipeline(
         "mesh": mesh, "constraints": constraints or {}, "strict": strict, "whole": whole, "device": device,
         "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute, "search": search,
         "machine": None if machine is None else machine_from(machine),
-        "time_limit": time_limit,
+        "time_limit": time_limit, "find": search_layouts if isinstance(search, bool) else search,
     }  # fmt: skip
     end = [row.make for row in PIPELINE].index(last) + 1
     return [

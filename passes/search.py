@@ -10,7 +10,7 @@ from autopar.ir.program import Program
 from autopar.passes.manager import LayoutPass
 from autopar.plan.boundary import Boundary
 from autopar.plan.ops_without_rule import notes_without_rule
-from autopar.search.search import search
+from autopar.search.search import Find, search
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Search(LayoutPass):
 
     Attributes:
         time_limit: seconds, after which the best plan so far is taken.
+        find: the search; another one may take a plan that is known already.
         Others are as in ``LayoutPass``; placeholders without a constraint are searched too.
     """
 
@@ -37,15 +38,16 @@ class Search(LayoutPass):
     gives: ClassVar[str] = "placed"
 
     time_limit: float = 60.0
+    find: Find = search
 
     def run(self, program: Program) -> list[str]:
         on = self.machine or machine("generic")
         boundary = Boundary(program, self._put_on_mesh(program), self.constraints, self.whole)
-        found = search(boundary, on, strict=self.strict, time_limit=self.time_limit)
+        found = self.find(boundary, on, strict=self.strict, time_limit=self.time_limit)
         with program.edit() as edit:
             for node, type in found.types.items():
                 edit.annotate(node, type=type, uses=found.uses.get(node, ()))
-        return [*notes_without_rule(program), *_about_idle(found.idle_axes(boundary.mesh)), found.certificate(on)]
+        return [*notes_without_rule(program), *_about_idle(found.idle_axes(boundary.mesh)), found.certificate]
 
 
 def _about_idle(axes: list[str]) -> list[str]:

@@ -147,12 +147,14 @@ class Machine:
 
     def save(self, path: str | Path) -> None:
         """Write a machine description that ``load`` reads."""
-        description = {**asdict(self), "peak": dict(self.peak)}
+        Path(path).write_text(json.dumps(self.description(), indent=2, allow_nan=False) + "\n")
+
+    def description(self) -> dict[str, Any]:
+        """Return the machine as JSON, which ``described`` reads."""
+        fields = {**asdict(self), "peak": dict(self.peak)}
         if self.capacity is None:
-            del description["capacity"]
-        Path(path).write_text(
-            json.dumps({"version": VERSION, "machines": [description]}, indent=2, allow_nan=False) + "\n"
-        )
+            del fields["capacity"]
+        return {"version": VERSION, "machines": [fields]}
 
     @staticmethod
     def load(path: str | Path) -> Machine:
@@ -258,6 +260,11 @@ def load(path: str | Path) -> list[Machine]:
         content = json.loads(Path(path).read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: the file is not JSON: {error}") from None
+    return described(content, path)
+
+
+def described(content: Any, path: str | Path) -> list[Machine]:
+    """Return the machines of a description in JSON; errors begin with ``path``. ``ValueError`` as in ``load``."""
     if not isinstance(content, dict) or "version" not in content:
         raise ValueError(f"{path}: version: missing; this is no machine description")
     if content["version"] != VERSION:

@@ -167,7 +167,7 @@ def price(program: Program | Programs, machine: Machine | str | Path, *, overlap
     total: dict[tuple[str, str, str, str], tuple[int, int]] = {}
     without_peak: set[torch.dtype] = set()
     for repeats, part in parts:
-        for key, cost in _costs(part, on, without_peak):
+        for _, key, cost in _costs(part, on, without_peak):
             times, paid = total.get(key, (0, 0))
             total[key] = times + repeats, paid + repeats * cost
     rows = [PriceRow(*key, times, cost) for key, (times, cost) in total.items()]
@@ -182,10 +182,16 @@ def _note(machine: Machine, dtype: torch.dtype) -> str:
     return f"the peak of {name} is not known: {machine.flops(dtype) / 1e12:,.1f} TFLOP/s, from the memory's bandwidth"
 
 
+def node_prices(program: Program, machine: Machine) -> Iterator[tuple[fx.Node, int]]:
+    """Yield the nanoseconds of each op and transfer of an explicit program."""
+    for node, _, cost in _costs(program, machine, set()):
+        yield node, cost
+
+
 def _costs(
     program: Program, machine: Machine, without_peak: set[torch.dtype]
-) -> Iterator[tuple[tuple[str, str, str, str], int]]:
-    """Yield (phase, name, axis, kind) and the nanoseconds of each op and transfer."""
+) -> Iterator[tuple[fx.Node, tuple[str, str, str, str], int]]:
+    """Yield each op and transfer, its (phase, name, axis, kind), and its nanoseconds."""
     if program.level != "explicit":
         raise ValueError(f"only explicit programs have a price, and this one is {program.level}: "
                          f"{REMEDIES[program.level]}")  # fmt: skip
@@ -196,7 +202,7 @@ def _costs(
             continue
         record = record_of(node)
         if node.target in transfers.BY_FUNCTION:
-            yield _of_transfer(node, machine)
+            yield node, *_of_transfer(node, machine)
             continue
         bound = bind_node(node)
         types = record.type if isinstance(record.type, tuple) else (record.type,)
@@ -207,7 +213,7 @@ def _costs(
         cost, compute = prices[key]
         if compute is not None and DTYPE_NAMES.get(compute) not in listed:
             without_peak.add(compute)
-        yield (record.phase, bound.rule.op, "", "op"), cost
+        yield node, (record.phase, bound.rule.op, "", "op"), cost
 
 
 def _of_op(bound: Bound, node: fx.Node, machine: Machine) -> tuple[int, torch.dtype | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from torch import fx
@@ -16,54 +17,34 @@ from autopar.ir.nodes import element_of, is_getitem, operands, record_of
 from autopar.ir.record import Requirement, ValueType, requirement_of
 from autopar.plan.boundary import Boundary, required_dtypes
 from autopar.search.build import build
+from autopar.search.certificate import TOLERANCE, Certificate
 from autopar.search.problem import Problem
 from autopar.search.solver import solve
 
 
 @dataclass(frozen=True)
-class Found:
+class Found(Certificate):
     """The layouts that a search found.
 
     Attributes:
         types: node → the type of its result, with a Layout.
         uses: node → what it requires of its operands.
-        nanoseconds: the price of the explicit program.
-        bound: a lower bound of the prices of all plans, in nanoseconds.
-        search_seconds: how long the search took.
-        late: whether the time limit ended it.
     """
 
     types: dict[fx.Node, ValueType]
     uses: dict[fx.Node, tuple[Requirement | None, ...]]
-    nanoseconds: int
-    bound: float
-    search_seconds: float
-    late: bool = False
-
-    @property
-    def exact(self) -> bool:
-        """Whether no plan is cheaper."""
-        return self.bound > self.nanoseconds - 1
-
-    @property
-    def gap(self) -> float:
-        """How much cheaper a plan could be at most, relative to the bound."""
-        return 0.0 if self.exact else self.nanoseconds / self.bound - 1
-
-    def certificate(self, machine: Machine) -> str:
-        """Return the certificate in a sentence."""
-        proof = "no plan is cheaper" if self.exact else f"no plan is more than {self.gap:.2%} cheaper"
-        price = f"{self.nanoseconds / 1e6:,.3f} ms a step on {machine.name}"
-        reason = (
-            "" if self.exact else "; the time limit ended the search" if self.late else "; too many plans are near it"
-        )
-        return f"searched in {self.search_seconds:.1f} s: {price}, and {proof}{reason}"
 
     def idle_axes(self, mesh: Mesh) -> list[str]:
         """Return the axes over which no value is split or pending: all their ranks do the same."""
         types = [part for type in self.types.values() for part in (type if isinstance(type, tuple) else (type,))]
         used = {axis for type in types if type is not None for axis in type.attr.axes}
         return [axis for axis in mesh.names if mesh.sizes[axis] > 1 and axis not in used]
+
+
+class Find(Protocol):
+    """Finds the layouts of a traced program, as ``search`` does."""
+
+    def __call__(self, boundary: Boundary, machine: Machine, *, strict: bool, time_limit: float) -> Found: ...
 
 
 def search(boundary: Boundary, machine: Machine, *, strict: bool = False, time_limit: float = 60.0) -> Found:
@@ -88,7 +69,10 @@ def search(boundary: Boundary, machine: Machine, *, strict: bool = False, time_l
     types, uses = _layouts(problem, answer.states)
     price = problem.explicit_price(answer.states.tolist())
     seconds = time.monotonic() - start
-    return Found(types, uses, price, answer.bound, seconds, seconds >= time_limit)
+    exact = answer.bound > price - TOLERANCE
+    late = seconds >= time_limit
+    reason = "" if exact else "the time limit ended the search" if late else "too many plans are near it"
+    return Found(machine, price, answer.bound, seconds, reason, types, uses)
 
 
 def _layouts(

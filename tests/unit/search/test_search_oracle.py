@@ -24,7 +24,7 @@ MOST = 20_000  # plans that are enumerated
 def price_of_plan(problem: Problem, mesh: Mesh, machine: Machine, states: np.ndarray) -> int:
     """The price of the explicit program of a plan."""
     types, uses = _layouts(problem, states)
-    return price(problem.program, mesh, machine, Found(types, uses, 0, 0.0, 0.0))
+    return price(problem.program, mesh, machine, Found(machine, 0, 0.0, 0.0, "", types, uses))
 
 
 def check(program: Program, mesh: Mesh, machine: Machine, seed: object) -> bool:
@@ -35,9 +35,9 @@ def check(program: Program, mesh: Mesh, machine: Machine, seed: object) -> bool:
         return False
     found, prices = search(boundary, machine), Prices(problem)
     least = min(prices(states) for states in plans(problem, boundary))
-    assert found.bound <= least + 1e-6, (seed, "the bound is above the best plan")
+    assert found.least <= least + 1e-6, (seed, "the bound is above the best plan")
     if max(len(value.readers) for value in problem.values.values()) <= 3:  # otherwise the bound may lie below
-        assert found.nanoseconds == least and found.exact, (seed, found.nanoseconds, found.bound, least)
+        assert found.nanoseconds == least and found.exact, (seed, found.nanoseconds, found.least, least)
     assert price(program, mesh, machine, found) == found.nanoseconds, seed
     draw = random.Random(0)
     for _ in range(3):

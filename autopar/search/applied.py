@@ -1,0 +1,142 @@
+"""Write the layouts of a program's values as text, and give them to another capture of the program."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from autopar.errors import PlanError
+from autopar.ir.layout import DistAttr, layout_of
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType, ValueType, requirement_of
+from autopar.ir.text.printer import print_dims, print_pending
+from autopar.ir.text.tokens import Cursor
+from autopar.ir.text.types import read_placed
+from autopar.plan.boundary import required_dtypes
+from autopar.search.solution import Planned, Solution
+from autopar.search.value_names import OUTPUT, value_names
+
+
+def graph_digest(program: Program) -> str:
+    """Return the digest of a traced program; the names of its values count."""
+    return hashlib.blake2b(str(program).encode(), digest_size=16).hexdigest()
+
+
+def planned_values(
+    program: Program, types: Mapping[fx.Node, ValueType], uses: Mapping[fx.Node, Sequence[Requirement | None]]
+) -> dict[str, Planned]:
+    """Return name → layouts of all values that have some, and of what the program returns."""
+    planned = {}
+    for node, name in value_names(program).items():
+        type = types.get(node)
+        parts = () if type is None else type if isinstance(type, tuple) else (type,)
+        gives = tuple(None if part is None else _text(part.shape, part.attr) for part in parts)
+        values = [record_of(operand).type for operand in operands(node)]
+        needs = tuple(
+            _text(value.shape, need.placed.attr)
+            for value, need in zip(values, uses.get(node, ()), strict=False)
+            if need is not None and isinstance(value, TensorType)
+        )
+        planned[name] = Planned(gives, needs)
+    return planned
+
+
+def _text(shape: Sequence[int], attr: DistAttr) -> str:
+    return f"[{print_dims(shape, attr)}]{print_pending(attr)}"
+
+
+def applied(
+    solution: Solution, program: Program
+) -> tuple[dict[fx.Node, ValueType], dict[fx.Node, tuple[Requirement | None, ...]]]:
+    """Return the types and uses of a traced program, as a solution gives them to its values.
+
+    Raises:
+        PlanError: the solution is of another program or mesh; the error says what differs.
+    """
+    mesh = program.mesh
+    assert mesh is not None
+    if mesh.axes != solution.mesh.axes:
+        raise PlanError(f"the plan is for the mesh ({solution.mesh}), and this one is ({mesh}); search a plan for it")
+    names = value_names(program)
+    if different := sorted(set(names.values()) ^ solution.values.keys()):
+        some = ", ".join(different[:4]) + ", …" * (len(different) > 4)
+        raise PlanError(
+            f"the plan is of another program: {len(different)} values are in only one of the two: {some}; search a "
+            f"plan for this one"
+        )
+    reader = _LayoutReader(mesh)
+    types: dict[fx.Node, ValueType] = {}
+    uses: dict[fx.Node, tuple[Requirement | None, ...]] = {}
+    for node in program.nodes:
+        record = record_of(node)
+        if is_getitem(node):
+            source, index = node.args[0], node.args[1]
+            parts = types[source]  # type: ignore[index]
+            assert isinstance(parts, tuple) and isinstance(index, int)
+            types[node], uses[node] = parts[index], (None,)
+            continue
+        name = names[node]
+        plan = solution.values[name]
+        values = [reader.part(record_of(operand).type) for operand in operands(node)]
+        type = record.type
+        parts = type if isinstance(type, tuple) else (type,)
+        if name == OUTPUT:
+            types[node] = None
+        else:
+            placed = tuple(reader.placed(name, part, text) for part, text in _pairs(name, parts, plan.gives))
+            types[node] = placed if isinstance(type, tuple) else placed[0]
+        if values:
+            dtypes = required_dtypes(record, values)
+            attrs = [reader.attr(name, value.shape, text) for value, text in _pairs(name, values, plan.needs)]
+            uses[node] = tuple(requirement_of(mesh, attr, dtype) for attr, dtype in zip(attrs, dtypes, strict=True))
+    return types, uses
+
+
+def _pairs(name: str, values: Sequence[Any], texts: Sequence[Any]) -> list[tuple[Any, Any]]:
+    if len(values) != len(texts):
+        raise PlanError(f"the plan has {len(texts)} layouts for {name}, which has {len(values)}; search the plan again")
+    return list(zip(values, texts, strict=True))
+
+
+class _LayoutReader:
+    """Reads layouts from text, each text once."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._known: dict[tuple[str, tuple[int, ...]], DistAttr] = {}
+
+    def part(self, type: ValueType) -> TensorType:
+        assert isinstance(type, TensorType)
+        return type
+
+    def placed(self, name: str, type: TensorType | None, text: str | None) -> TensorType | None:
+        if type is None or text is None:
+            return None
+        return TensorType(type.shape, type.dtype, layout_of(self.mesh, self.attr(name, type.shape, text)))
+
+    def attr(self, name: str, shape: tuple[int, ...], text: str) -> DistAttr:
+        key = text, shape
+        if key not in self._known:
+            self._known[key] = self._read(name, shape, text)
+        return self._known[key]
+
+    def _read(self, name: str, shape: tuple[int, ...], text: str) -> DistAttr:
+        cursor = Cursor()
+        try:
+            cursor.open(1, text)
+            placed = read_placed(cursor)
+            cursor.close()
+        except ValueError as error:
+            raise PlanError(f"the plan's layout {text!r} of {name} cannot be read: {error}") from None
+        if placed.shape != shape:
+            raise PlanError(
+                f"the plan's layout {text!r} of {name} is for another shape than {list(shape)}; search the plan again"
+            )
+        if unknown := sorted(set(placed.attr.axes) - set(self.mesh.names)):
+            raise PlanError(f"the plan's layout {text!r} of {name} has an axis {unknown[0]}, which is not on the mesh")
+        return placed.attr
