@@ -3,8 +3,8 @@
 Whoever chooses strategies for the ops, greedily or by a search, keeps these conditions:
 
 ====================  =================================================================================================
-placeholders          a constraint, or a Layout of the traced program, is the home; parameters and states are kept only
-                      in what DTensor can express
+placeholders          a constraint, or a Layout of the traced program, is the home, and its dims with ``?`` are open in
+                      a search; parameters and states are kept only in what DTensor can express
 sums of gradients     internal to the step: the home follows from the gradient and from the parameter's home
 tangents              as the returned value that they belong to
 results of ops        readers of a constrained result read it in the layout of the constraint
@@ -16,7 +16,7 @@ results of programs   returned values reduced, and in what DTensor can express, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -138,6 +138,24 @@ class Boundary:
                 found.add(node)
         return frozenset(found)
 
+    def homes(self, node: fx.Node, options: Iterable[DistAttr]) -> list[DistAttr]:
+        """Return the homes that a placeholder may have: of ``options``, those that agree with what is decided.
+
+        A decided dim is as decided, so the axes that split it are taken.
+        """
+        decided = None if node in self.tangents else self.decided(node)
+        if decided is None:
+            return [*options]
+        if OPEN not in decided.dims:
+            return [self.home(node).kept]
+        type, taken = tensor_type(node), set(decided.axes)
+        free = (attr for attr in options if not any(
+            axis in taken for wanted, dim in zip(decided.dims, attr.dims, strict=True) if wanted == OPEN
+            for _, axes in dim for axis in axes
+        ))  # fmt: skip
+        filled_in = (filled(decided, attr).normalize(type.shape, self.mesh) for attr in free)
+        return [*dict.fromkeys(self.nearest_home(node, attr) for attr in filled_in)]
+
     # -- results -------------------------------------------------------------------------------------------------
 
     def read_attr(self, node: fx.Node, type: TensorType) -> DistAttr | None:
@@ -213,6 +231,15 @@ def filled(constraint: DistAttr, attr: DistAttr) -> DistAttr:
         for wanted, parts in zip(constraint.dims, attr.dims, strict=True)
     ]
     return DistAttr(tuple(dims))
+
+
+def agreed(one: DistAttr, other: DistAttr) -> DistAttr | None:
+    """Return the constraint that says what two constraints of one value say; ``None`` if they contradict each other."""
+    dims = tuple(b if a == OPEN else a for a, b in zip(one.dims, other.dims, strict=True))
+    if any(OPEN != b != a for a, b in zip(dims, other.dims, strict=True)):
+        return None
+    axes = [axis for dim in dims if dim != OPEN for _, axes in dim for axis in axes]
+    return DistAttr(dims) if len(set(axes)) == len(axes) else None
 
 
 def required_dtypes(record: Record, values: Sequence[TensorType]) -> tuple[torch.dtype, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,8 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.record import TensorType, ValueType
-from autopar.ir.text.printer import print_type
+from autopar.ir.text.printer import print_dims, print_type
+from autopar.plan.boundary import agreed
 from autopar.plan.plan import Constraints, Plan, resolve
 from autopar.report.decisions import needed_whole_note, parts_note, unused_axes, whole_note
 
@@ -39,17 +41,21 @@ class Decisions(NamedTuple):
     Attributes:
         notes: decisions that were made for the user.
         unmatched: names of presets that match nothing.
+        search: whether the layouts of all values without a constraint are searched.
+        names: node → the user's name of a constrained value: ``up.weight``, ``down()``.
     """
 
     notes: tuple[str, ...]
     unmatched: tuple[str, ...]
+    search: bool = False
+    names: Mapping[str, str] = MappingProxyType({})
 
 
 def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured: Captured,
                 layouts: Mapping[str, DistAttr] | None = None) -> tuple[dict[str, DistAttr], Decisions]:  # fmt: skip
     """Return node → DistAttr for placeholders and for values that modules return, and notes of decisions.
 
-    The decisions were made for the user.
+    The decisions were made for the user. In a search, dims of placeholders may be undecided, too.
 
     Args:
         layouts: the layouts of parameters and inputs that are decided without the plan.
@@ -79,14 +85,28 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     resolved = resolve(plan, mesh, names.shapes, inputs, names.aliases, outputs, through=through, parts=parts)
     layouts_by_name = {**resolved.attrs, **(layouts or {})}
     attrs = {placeholder: layouts_by_name[name] for placeholder, name in users.items() if name in layouts_by_name}
+    named = {placeholder: users[placeholder] for placeholder in attrs}
     for call, name in returned:
         attr = resolved.attrs.get(call)
-        if attr is not None and (_shape(types[name]) != outputs[call] or attrs.setdefault(name, attr) != attr):
+        if attr is None:
+            continue
+        line = f"{name} : {print_type(types[name])}"
+        if _shape(types[name]) != outputs[call]:
             raise PlanError(
-                f"the plan's layout of {call} does not fit all values that it returns, or contradicts another module "
-                f"that returns the same value: {name} : {print_type(types[name])}; leave {call} out of the plan, or "
-                f"name another module that returns it"
+                f"the plan's layout of {call} does not fit all values that it returns: {line}; leave {call} out of the "
+                f"plan, or name another module that returns it"
             )
+        before, other = named.setdefault(name, call), attrs.get(name, attr)
+        if (both := agreed(other, attr)) is None:
+            shape = _shape(types[name])
+            raise PlanError(
+                f"the plan contradicts itself on {line}, which {before} and {call} both return: {before} is "
+                f"[{print_dims(shape, other)}], {call} is [{print_dims(shape, attr)}]; leave one of them out of the plan"
+            )
+        attrs[name] = both
+    unmatched = tuple(resolved.unmatched)
+    if resolved.search:
+        return attrs, Decisions(tuple(resolved.notes), unmatched, search=True, names=named)
     parameters = {users[p]: _shape(r.type) for p, r in records.items() if r.role == "param"}
     whole = _left_whole(resolved, parameters, parts) if resolved.preset else []
     follow = [
@@ -103,7 +123,8 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     unused = unused_axes(mesh, {axis for attr in attrs.values() for axis in attr.axes}, explained)
     return attrs, Decisions(
         (*resolved.notes, *parts_note(follow), *needed_whole_note(needed), *whole_note(whole), *unused),
-        tuple(resolved.unmatched),
+        unmatched,
+        names=named,
     )
 
 

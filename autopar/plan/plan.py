@@ -6,6 +6,9 @@ a buffer or an input; a name with ``()`` at the end is a module and stands for t
 ``"*.embed()"``. The class of a module may follow its name: ``"*.c_fc:Conv1D.weight"``. ``autopar.plan.spec`` describes
 the layouts. A plan may also be the name of a preset, or a list of dicts and presets, in which later entries override
 earlier ones.
+
+``"search"``, alone or in such a list, asks for the cheapest plan. The other entries are then constraints: a value that
+they name has that layout, dims with ``"?"`` are open, and so is all else.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autopar.errors import PlanError, class_of, shown
-from autopar.ir.layout import DistAttr
+from autopar.ir.layout import UNDECIDED, DistAttr
 from autopar.ir.mesh import EXPERTS, PIPELINE, SEQUENCE, Mesh
 from autopar.plan.presets import PRESETS
 from autopar.plan.spec import Spec, attr_of, axes_of, dims_of
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 Plan = Mapping[str, Spec] | str | Sequence[Mapping[str, Spec] | str]
 
+SEARCH = "search"  # the entry of a plan that asks for the cheapest one
 BY_DEFAULT = "megatron"  # the preset of a mesh with an axis tp, without a plan
 NOT_BATCH = ("tp", PIPELINE, SEQUENCE, EXPERTS)  # axes that are never the first to split the batch by default
 
@@ -42,12 +46,19 @@ class Constraints:
         notes: decisions that were made for the user.
         preset: whether a preset matched something.
         unmatched: names of presets that match nothing.
+        search: whether the layouts of all other values are searched; dims with ``?`` are then open.
     """
 
     attrs: dict[str, DistAttr] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     preset: bool = False
     unmatched: list[str] = field(default_factory=list)
+    search: bool = False
+
+
+def searches(plan: object) -> bool:
+    """Return whether a plan asks for a search."""
+    return SEARCH in (plan if isinstance(plan, (list, tuple)) else [plan])
 
 
 @dataclass(frozen=True)
@@ -102,15 +113,19 @@ def resolve(
         parts: tensors that are split as another tensor is, unless a dict of the user names them.
         calls: whether outputs are known; if not, globs over them are accepted.
 
+    In a search, no default applies: the batch is not split, and parts follow no base.
+
     Raises:
         PlanError: the value is no plan, or has an unknown preset or axis, a glob without a match, an axis that is used
             twice, a dim that does not exist, or two globs in one dict that split one value differently (in a preset the
             later one is used).
     """
     shapes = {**parameters, **(inputs or {}), **(outputs or {})}
-    matcher = _Matcher(mesh, shapes, aliases or {}, through, {part.name for part in parts})
-    resolved = Constraints()
+    resolved = Constraints(search=searches(plan))
+    matcher = _Matcher(mesh, shapes, aliases or {}, through, {part.name for part in parts}, resolved.search)
     named = _match(matcher, _layers(plan, mesh), resolved, inputs is not None, calls)
+    if resolved.search:
+        return resolved
     _follow_bases(resolved, [part for part in parts if part.name not in named], {*parameters, *(outputs or {})})
     input_axes = _axes_of_inputs(plan, mesh, {name: len(shape) for name, shape in (inputs or {}).items()})
     if inputs and not any(map(any, input_axes.values())):
@@ -154,6 +169,7 @@ class _Matcher:
         shapes: listed name → shape.
         aliases, through: as for ``resolve``.
         parts: listed names of tensors that follow another; presets do not match them.
+        open_: whether dims of parameters and inputs may be undecided.
     """
 
     mesh: Mesh
@@ -161,6 +177,7 @@ class _Matcher:
     aliases: Mapping[str, str]
     through: Sequence[tuple[str, str]]
     parts: set[str]
+    open_: bool = False
 
     def choices(self, layer: _Layer, misfits: dict[str, str], is_known: Callable[[str], bool]) -> dict[str, _Choice]:
         """Return the layout that a dict gives each value that it matches.
@@ -174,12 +191,11 @@ class _Matcher:
             if not matches and not layer.preset:
                 if is_known(glob):
                     raise PlanError(_no_match(glob, [name for name, _, _ in self._names()]))
-                dims_of(subject, spec, None, self.mesh, open_=glob.endswith("()"))
+                dims_of(subject, spec, None, self.mesh, open_=self.open_ or glob.endswith("()"))
             for listed, names, through in matches:
                 try:
-                    attr = attr_of(
-                        subject, spec, listed if ":" in names[0] else names[0], self.shapes[listed], self.mesh
-                    )
+                    name = listed if ":" in names[0] else names[0]
+                    attr = attr_of(subject, spec, name, self.shapes[listed], self.mesh, open_=self.open_)
                 except PlanError as error:
                     if not layer.preset:
                         raise
@@ -217,14 +233,18 @@ def of_the_batch(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> di
     """Map each input that a plan names to whether its dim 0 is the batch.
 
     It is if an axis of the batch splits it; an axis of size one counts. The result is empty on a mesh without such an
-    axis.
+    axis. Inputs whose dim 0 is open are left out.
 
     Args:
         inputs: name → number of dims.
     """
     batch = set(batch_axes(mesh))
     return (
-        {name: bool(dims and dims[0] & batch) for name, dims in _axes_of_inputs(plan, mesh, inputs).items()}
+        {
+            name: bool(dims and dims[0] & batch)
+            for name, dims in _axes_of_inputs(plan, mesh, inputs).items()
+            if not (dims and UNDECIDED in dims[0])
+        }
         if batch
         else {}
     )
@@ -246,16 +266,17 @@ def _axes_of_inputs(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) ->
 def _layers(plan: object, mesh: Mesh) -> list[_Layer]:
     if plan is None:
         return [_Layer(PRESETS[BY_DEFAULT], BY_DEFAULT, requested=False)] if "tp" in mesh.names else []
-    return [_layer(entry, mesh) for entry in (plan if isinstance(plan, (list, tuple)) else [plan])]
+    entries = plan if isinstance(plan, (list, tuple)) else [plan]
+    return [_layer(entry, mesh) for entry in entries if entry != SEARCH]
 
 
 def _layer(plan: object, mesh: Mesh) -> _Layer:
     if isinstance(plan, str):
         if plan not in PRESETS:
-            near = difflib.get_close_matches(plan.lower(), PRESETS, n=1)
+            near = difflib.get_close_matches(plan.lower(), [*PRESETS, SEARCH], n=1)
             raise PlanError(
-                f"no preset {shown(plan)}; presets are {', '.join(PRESETS)}, and a plan of your own is a dict from "
-                f"globs" + (f"; did you mean {near[0]!r}?" if near else "")
+                f"no preset {shown(plan)}; presets are {', '.join(PRESETS)}, \"search\" finds the cheapest plan, and a "
+                f"plan of your own is a dict from globs" + (f"; did you mean {near[0]!r}?" if near else "")
             )
         if PRESETS[plan] and "tp" not in mesh.names:
             raise PlanError(
@@ -266,7 +287,8 @@ def _layer(plan: object, mesh: Mesh) -> _Layer:
     if not isinstance(plan, Mapping):
         raise PlanError(
             f"a plan is a dict from globs to an axis or None for each dim, as in "
-            f'{{"*.up.weight": ("tp", None)}}, the name of a preset, or a list of these, not {class_of(plan)}: '
+            f'{{"*.up.weight": ("tp", None)}}, the name of a preset, "search", or a list of these, not '
+            f"{class_of(plan)}: "
             f"{shown(plan)}"
         )
     for glob in plan:
@@ -285,7 +307,13 @@ def _note_preset(
     """Note what a preset matched."""
     matched = [(choice.glob, not choice.attr.is_replicated) for choice in choices.values()]
     resolved.notes += [
-        *preset_notes(layer.preset, layer.requested, matched, unmatched := unmatched_names(layer.globs, matched)),
+        *preset_notes(
+            layer.preset,
+            layer.requested,
+            matched,
+            unmatched := unmatched_names(layer.globs, matched),
+            search=resolved.search,
+        ),
         *misfits.values(),
     ]
     resolved.preset |= bool(choices)

@@ -5,7 +5,7 @@
 ``("dp", "tp")``    several, major first
 ``None``            the dim is whole; so are dims at the end that are left out
 ``"(3 -1/tp)"``     a merged dim, split part by part; one size may be ``-1`` (a fused qkv weight)
-``"?"``             for a module's output: the layout of the dim is free
+``"?"``             for a module's output, and in a search: the layout of the dim is free
 ==================  ============================================================================================
 
 DTensor's placements, one for each axis of the mesh, are accepted too: ``(Shard(0), Replicate())``.
@@ -29,11 +29,21 @@ MERGED = re.compile(r"\((\s*(-1|\d+)(/\w+)*)+\s*\)")
 
 
 def attr_of(
-    subject: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh, *, pending: bool = False
+    subject: str,
+    spec: Spec,
+    name: str,
+    shape: Sequence[int],
+    mesh: Mesh,
+    *,
+    pending: bool = False,
+    open_: bool = False,
 ) -> DistAttr:
-    """Return the DistAttr of the value ``name``. ``pending``: it may be a partial sum.
+    """Return the DistAttr of the value ``name``.
 
-    Errors begin with ``subject``.
+    Args:
+        subject: errors begin with it.
+        pending: whether the value may be a partial sum.
+        open_: whether dims may be undecided; those of a module's output always may.
     """
     if is_placements(spec):
         from autopar.ir import dtensor
@@ -45,7 +55,7 @@ def attr_of(
         if attr.pending and not pending:
             raise PlanError(f"{subject} is pending, but {name} is no partial sum; only Shard and Replicate are allowed")
         return attr
-    dims = dims_of(subject, spec, len(shape), mesh, open_=name.endswith("()"))
+    dims = dims_of(subject, spec, len(shape), mesh, open_=open_ or name.endswith("()"))
     if len(spec) > len(shape):
         beyond = next((d for d, dim in enumerate(dims) if d >= len(shape) and any(axes for _, axes in dim)), None)
         says = f"has {len(spec)} entries" if beyond is None else f"splits dim {beyond}"
@@ -86,7 +96,7 @@ def dims_of(subject: str, spec: Spec, ndim: int | None, mesh: Mesh, *, open_: bo
 
 
 def axes_of(spec: Spec, ndim: int, mesh: Mesh) -> list[frozenset[str]]:
-    """Return the axes of each dim, with axes of size one, which a DistAttr does not have."""
+    """Return the axes of each dim, with axes of size one, which a DistAttr does not have; ``?`` for an open dim."""
     if is_placements(spec):
         return [
             frozenset(
@@ -96,7 +106,8 @@ def axes_of(spec: Spec, ndim: int, mesh: Mesh) -> list[frozenset[str]]:
             )
             for d in range(ndim)
         ]
-    named = [frozenset(axis for _, axes in dim for axis in axes) for dim in dims_of("", spec, ndim, mesh)]
+    dims = dims_of("", spec, ndim, mesh, open_=True)
+    named = [frozenset(axis for _, axes in dim for axis in axes) for dim in dims]
     return [*named, *[frozenset()] * (ndim - len(named))]
 
 
@@ -113,7 +124,8 @@ def _dim(subject: str, entry: Any, mesh: Mesh, open_: bool) -> Dim:
     if entry == UNDECIDED:
         if not open_:
             raise PlanError(
-                f"{subject} leaves a dim undecided ('?'), which only a module's output may be; give an axis or None"
+                f"{subject} leaves a dim undecided ('?'), which only a module's output may be, unless the plan is "
+                f'searched, as in ["search", {{…}}]; give an axis or None'
             )
         return ((None, (UNDECIDED,)),)
     return (

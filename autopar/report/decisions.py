@@ -33,15 +33,20 @@ def unmatched_names(globs: Iterable[str], matched: Collection[tuple[str, bool]])
 
 
 def preset_notes(
-    preset: str, asked: bool, matched: Collection[tuple[str, bool]], unmatched: Sequence[str]
+    preset: str, asked: bool, matched: Collection[tuple[str, bool]], unmatched: Sequence[str], *, search: bool = False
 ) -> list[str]:
     """Return a note with each of a preset's names and how many parameters it matched.
 
     Args:
         asked: whether the user chose the preset.
         matched: for each value the glob that decided it, and whether that splits it.
+        search: whether the preset constrains a search.
     """
     why = "" if asked else "without a plan, "
+    if not matched and search:
+        return [f"the model has none of the names of the preset {preset}, so it does not constrain the search"] * bool(
+            unmatched
+        )
     if not matched:
         return [
             f"{why}the preset {preset} is for this mesh, but the model has none of its names: every rank of tp does "

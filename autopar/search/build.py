@@ -83,8 +83,7 @@ class _Builder:
 
     def _add_placeholder(self, node: fx.Node, position: int) -> None:
         type = tensor_type(node)
-        decided = None if node in self.boundary.tangents else self.boundary.decided(node)
-        options = homes(type.shape, self.mesh) if decided is None else [self.boundary.home(node).kept]
+        options = self.boundary.homes(node, homes(type.shape, self.mesh))
         variable = self._add(node, [0.0] * len(options), position)
         self.problem.homes[variable] = options
         states = tuple((attr, type.dtype) for attr in options)

@@ -35,7 +35,7 @@ NOT_PLANS = [{"up.weight"}, 3, 0, True, b"ddp"]
 def test_what_is_not_a_dict(plan: object) -> None:
     assert refused(plan) == (
         'a plan is a dict from globs to an axis or None for each dim, as in {"*.up.weight": ("tp", None)}, '
-        f"the name of a preset, or a list of these, not {class_of(plan)}: {plan!r}"
+        f'the name of a preset, "search", or a list of these, not {class_of(plan)}: {plan!r}'
     )
 
 

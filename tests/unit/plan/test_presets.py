@@ -155,13 +155,14 @@ def test_presets_are_data() -> None:
         (
             "megatorn",
             MESH,
-            "no preset 'megatorn'; presets are ddp, megatron, megatron+sp, and a plan of your own is a dict from "
-            "globs; did you mean 'megatron'?",
+            "no preset 'megatorn'; presets are ddp, megatron, megatron+sp, \"search\" finds the cheapest plan, "
+            "and a plan of your own is a dict from globs; did you mean 'megatron'?",
         ),
         (
             ["ddp", "mine"],
             MESH,
-            "no preset 'mine'; presets are ddp, megatron, megatron+sp, and a plan of your own is a dict from globs",
+            "no preset 'mine'; presets are ddp, megatron, megatron+sp, \"search\" finds the cheapest plan, and a plan of "
+            "your own is a dict from globs",
         ),
         (
             "megatron",
@@ -182,8 +183,8 @@ def test_presets_are_data() -> None:
         (
             {"up.weight": ("?",)},
             MESH,
-            "the plan's 'up.weight': ('?',) leaves a dim undecided ('?'), which only a module's output may be; give "
-            "an axis or None",
+            "the plan's 'up.weight': ('?',) leaves a dim undecided ('?'), which only a module's output may be, unless "
+            "the plan is searched, as in [\"search\", {…}]; give an axis or None",
         ),
         (
             {"up.weight": ("(3 tp)",)},
@@ -309,8 +310,36 @@ def test_a_module_that_returns_two_ways() -> None:
             return self.act(x).sum(1) + self.act(x.sum(1))
 
     with pytest.raises(
-        PlanError,
-        match=r"the plan's layout of act\(\) does not fit all values that it returns, or contradicts another module "
-        r".*: relu_1 : f64\[4 8\]",
+        PlanError, match=r"the plan's layout of act\(\) does not fit all values that it returns: relu_1 : f64\[4 8\]; leave"
     ):
         autopar.parallelize(Twice(), MESH, {"act()": ("tp",)}, example=(X,))
+
+
+class Nested(nn.Module):
+    """Two modules return one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Sequential(nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x).relu()
+
+
+def test_two_modules_that_return_one_value() -> None:
+    """Their layouts are one if they agree; otherwise both are named."""
+
+    def attrs(plan: Any) -> dict[str, DistAttr]:
+        return constraints(plan, model, MESH, captured)[0]
+
+    model = Nested().double()
+    captured = capture(model, (X,))
+    (name,) = captured.modules["up"]
+    attr = attrs({"up()": ("?", "tp"), "up.0()": ("dp", "?")})[name]
+    assert attr == DistAttr.split("dp", "tp", None)
+    with pytest.raises(PlanError) as caught:
+        attrs({"up()": ("?", "tp"), "up.0()": ("tp", "?")})
+    assert str(caught.value) == (
+        f"the plan contradicts itself on {name} : f64[4 6 8], which up.0() and up() both return: up.0() is [4/tp 6/? 8], "
+        f"up() is [4/? 6/tp 8]; leave one of them out of the plan"
+    )
