@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
+from autopar.costs.machine import Machine, machine_from
 from autopar.errors import class_of, shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
@@ -20,6 +22,7 @@ from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan
 from autopar.runtime.processes.job import job_of
+from autopar.search.search import check_time_limit
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -37,6 +40,8 @@ def parallelize(
     random: Random = "parallel",
     strict: bool = False,
     timeout: float = 60.0,
+    machine: Machine | str | Path | None = None,
+    time_limit: float = 60.0,
 ) -> Parallel:
     """Put ``model`` on ``mesh``: capture it once, give every value a layout, and insert the transfers.
 
@@ -65,6 +70,10 @@ def parallelize(
             comparisons.
         strict: whether ops without a sharding rule are refused. Else autopar looks for a rule by running the op on
             small pieces. If it finds none, each rank computes the whole op, and the report says so.
+        machine: the machine whose seconds decide: its name, as ``torch.cuda.get_device_name`` prints it, the path of a
+            machine file, or an ``autopar.costs.machine.Machine``. By default it is that of the model's device, or a
+            generic one. Without it, a plan that is not searched is filled in by bytes.
+        time_limit: seconds, after which a search ends with the best plan so far, and says so.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
 
     On the processes of a job (``torchrun``, or an initialised process group) all ranks call ``parallelize``, and then
@@ -95,11 +104,14 @@ def parallelize(
         raise ValueError(
             f"timeout={shown(timeout)} is not a number of seconds above 0, after which processes without progress end"
         )
+    check_time_limit(time_limit)
+    on = None if machine is None else machine_from(machine)
     layouts_of(plan, model, mesh)  # refused before anything is sent
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(
-        model, mesh, plan, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture, random=random
-    )
+        model, mesh, plan, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture, random=random,
+        machine=on, time_limit=time_limit,
+    )  # fmt: skip
     if example is not None:
         args, kwargs = _example(example)
         parallel.capture(*args, **kwargs)

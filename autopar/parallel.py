@@ -10,6 +10,7 @@ import torch
 from autopar.capture.guards import Original
 from autopar.capture.model_state import model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
+from autopar.costs.machine import Machine, machine_of
 from autopar.ir.dtensor import edge_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
@@ -20,14 +21,18 @@ from autopar.model.calls import Calls
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import sharded
 from autopar.model.inputs import Inputs, describe
+from autopar.model.planner import Planner
 from autopar.model.proxy import ModelProxy
 from autopar.model.wrappers import refuse_compile
+from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_of
-from autopar.plan.plan import Plan
+from autopar.plan.plan import Plan, searches
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
+from autopar.search.solution import Solution
+from autopar.step.zero import split_over
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,19 +63,25 @@ class Parallel(ModelProxy):
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
                  strict: bool = False, inputs: Inputs = "global", outputs: Outputs = "sharded", recapture: bool = True,
-                 random: Random = "parallel") -> None:  # fmt: skip
+                 random: Random = "parallel", machine: Machine | None = None,
+                 time_limit: float = 60.0) -> None:  # fmt: skip
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
             context = RankContext(mesh.ranks[0], {}) if job is None else RankContext(job.rank, job.groups, agreement)
         attrs = layouts_of(plan, model, mesh)
+        if searches(plan):
+            attrs |= _until_searched(model, mesh, attrs)
         module = model if job is None else sharded(model, attrs, mesh, job)
         original = None if job is None else Original(model, module)
         layouts = {
             name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), mesh, p.shape, strided=True)
             for name, p in model.named_parameters()
         }
-        compiler = Compiler(module, mesh, plan, context, strict, outputs == "global", random)
+        planner = Planner(machine or machine_of(_device(model, job)), time_limit, agreement)
+        compiler = Compiler(
+            module, mesh, plan, context, strict, outputs == "global", random, machine=machine, planner=planner
+        )
         super().__init__(Calls(compiler, job, inputs, recapture, layouts, original))
 
     @property
@@ -104,6 +115,14 @@ class Parallel(ModelProxy):
         There is one for each structure, shapes and dtypes of arguments, mode, and values that forward reads.
         """
         return len(self._calls.captures)
+
+    @property
+    def solution(self) -> Solution | None:
+        """The searched plan, with its certificate; ``None`` if the plan was not searched. Prints as a table by module.
+
+        ``RuntimeError`` before a capture.
+        """
+        return self._current().solution
 
     def local(self, rank: int) -> Program:
         """Return the program of one rank, in the shapes of its pieces.
@@ -244,6 +263,29 @@ class Parallel(ModelProxy):
         from autopar.step.train_step import TrainStep
 
         return TrainStep(self, self._calls, optimizer, options_of(options))
+
+
+def _until_searched(model: torch.nn.Module, mesh: Mesh, attrs: Mapping[str, DistAttr]) -> dict[str, DistAttr]:
+    """Return layouts for the parameters that the plan leaves open: split over all axes, as they need the least memory.
+
+    The first capture searches their layouts, and moves them.
+    """
+    layouts = {}
+    for name, parameter in model.named_parameters():
+        attr = attrs.get(name)
+        if attr is None or OPEN in attr.dims:
+            attr = DistAttr.replicated(parameter.dim())
+            for axis in mesh.names:
+                attr = split_over(attr, parameter.shape, mesh, axis)
+            layouts[name] = attr
+    return layouts
+
+
+def _device(model: torch.nn.Module, job: Job | None) -> torch.device:
+    """Return the device of the pieces, or of the model in a process that is alone."""
+    if job is not None:
+        return job.device
+    return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
 
 
 def _returned_like_the_model(

@@ -17,14 +17,13 @@ from autopar.capture.arguments import bind_arguments
 from autopar.ir.layout import DistAttr
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.model.compiled import Compiler
+from autopar.model.compiled import Compiler, Placement
 from autopar.model.inputs import call_inputs
 from autopar.optimizers import definition_of
 from autopar.passes import Pass, Reshard, pipeline, run_passes
 from autopar.plan.constraints import constraints
 from autopar.plan.plan import Plan
-from autopar.report.passes import PassReport, Reports
-from autopar.runtime.localize import LocalPrograms
+from autopar.report.passes import Reports
 from autopar.step.compile import compile_micro
 from autopar.step.compile_update import compile_update
 from autopar.step.options import options_of
@@ -110,9 +109,7 @@ class Keeping(Compiler):
 
     placed: list[Program] = field(default_factory=list)
 
-    def place(
-        self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, **options: Any
-    ) -> tuple[LocalPrograms, list[PassReport]]:
+    def place(self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, **options: Any) -> Placement:
         self.placed.append(program.copy())
         run_passes(self.placed[-1], before_reshard(pipeline(self.mesh, attrs, device=device, **options)))
         return super().place(program, attrs, device, **options)
@@ -143,6 +140,7 @@ def placed_step(layers: int) -> PlacedStep:
         call_inputs(bind_arguments(model, (), inputs), "global", MESH, lambda shapes: {}),
         options,
         [name for name, _ in model.named_parameters()],
+        {},
         tuple(inputs),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)

@@ -21,7 +21,7 @@ from autopar.model.inputs import CallInputs, CallKey, Inputs, Shapes, call_input
 from autopar.model.local_tensors import LocalTensors, refuse_without_values
 from autopar.model.uneven_batches import with_like_pieces
 from autopar.plan.constraints import layouts_of
-from autopar.plan.plan import of_the_batch
+from autopar.plan.plan import of_the_batch, without_search
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job, Membership
 from autopar.runtime.seeds import step_seed
@@ -127,7 +127,8 @@ class Calls:
         """Return the plan's layouts for inputs of the given shapes."""
         key = tuple(shapes.items())
         if key not in self._input_layouts:
-            self._input_layouts[key] = layouts_of(self.compiler.plan, self.module, self.mesh, shapes)
+            plan = without_search(self.compiler.plan)  # inputs that ranks bring in pieces are not searched
+            self._input_layouts[key] = layouts_of(plan, self.module, self.mesh, shapes)
         return self._input_layouts[key]
 
     def of_the_batch(self, inputs: Mapping[str, int]) -> Mapping[str, bool]:
@@ -175,20 +176,25 @@ class Calls:
         if not call.known:
             notes = about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
             compiled = replace(self.compiler, numbers=call.numbers).compile(inputs, notes)
+            if compiled.found is not None:
+                self._settle(compiled.homes)
             # one order of collectives on all ranks
             self.agreement.compare_programs(str(compiled.program), compiled.captured.guards)
             self.captures.add(call, compiled.captured.guards, compiled)
         self.latest = self.captures[call]
         return self.latest
 
+    def _settle(self, layouts: Mapping[str, DistAttr]) -> None:
+        """Keep parameters in the layouts that a search gave them; later captures do not change them."""
+        moved = {name: attr for name, attr in layouts.items() if self._layouts.get(name) != attr}
+        self._layouts |= moved
+        self.compiler = replace(self.compiler, homes={**self.compiler.homes, **layouts})
+        if self.job is not None and moved:
+            move_parameters(self.module, moved, self.mesh, self.job)
+
     def move(self, layouts: Mapping[str, DistAttr]) -> None:
         """Give parameters other layouts from now on, and drop what was captured for the old ones. All ranks call it."""
-        moved = {name: attr for name, attr in layouts.items() if self._layouts.get(name) != attr}
-        if not moved:
-            return
-        self._layouts |= moved
-        self.compiler = replace(self.compiler, homes={**self.compiler.homes, **moved})
-        self.captures.clear()
-        self.latest = None
-        if self.job is not None:
-            move_parameters(self.module, moved, self.mesh, self.job)
+        if any(self._layouts.get(name) != attr for name, attr in layouts.items()):
+            self._settle(layouts)
+            self.captures.clear()
+            self.latest = None

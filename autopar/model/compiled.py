@@ -6,21 +6,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from autopar.capture import Captured, capture_call
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
+from autopar.costs.machine import Machine, machine_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.model.inputs import CallInputs
+from autopar.model.planner import Planner, Search
+from autopar.passes import Search as SearchPass
 from autopar.passes import pipeline, run_passes
 from autopar.plan.constraints import constraints
-from autopar.plan.plan import Plan
+from autopar.plan.plan import Plan, searches
 from autopar.report.passes import PassReport, Reports
 from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis
@@ -28,6 +32,8 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.simulated_step import SimulatedStep
+from autopar.search.ending import Ending
+from autopar.search.solution import Solution, timed
 from autopar.verify.levels import verify
 
 
@@ -63,6 +69,7 @@ class Compiled:
         reports: what each pass did.
         part: returns the same call with a backward for only some of the returned values, which are given by position.
         context: this process as a rank; ``None`` where it only simulates.
+        found: the plan, if it was searched.
     """
 
     captured: Captured
@@ -71,6 +78,21 @@ class Compiled:
     reports: Reports
     part: Callable[[frozenset[int]], Compiled]
     context: RankContext | None
+    found: Solution | None = None
+
+    @cached_property
+    def solution(self) -> Solution | None:
+        """The plan with the times of modules, if it was searched."""
+        return None if self.found is None else timed(self.found, self.program)
+
+    @property
+    def homes(self) -> dict[str, DistAttr]:
+        """The layouts of the parameters, by the user's names."""
+        return {
+            name_of(node): tensor_type(node).attr
+            for node in self.program.placeholders
+            if record_of(node).role == "param"
+        }
 
     @cached_property
     def simulated(self) -> SimulatedStep:
@@ -82,6 +104,20 @@ class Compiled:
         assert context is not None
         return ProcessStep(self.program, self.local[context.rank], lambda positions: self.part(positions).here,
                            groups=context.groups, agreement=context.agreement)  # fmt: skip
+
+
+class Placement(NamedTuple):
+    """What the passes made of a program.
+
+    Attributes:
+        local: the program of each rank.
+        reports: what each pass did.
+        found: the plan, if it was searched.
+    """
+
+    local: LocalPrograms
+    reports: list[PassReport]
+    found: Solution | None
 
 
 @dataclass(frozen=True)
@@ -96,6 +132,8 @@ class Compiler:
         random: the option of ``parallelize``.
         homes: parameter → its layout between calls, which overrides the plan.
         numbers: the places whose floats become inputs of the program.
+        machine: the machine whose nanoseconds decide where the plan is not searched; without one, bytes decide.
+        planner: how the plan is searched, if it is.
     """
 
     model: torch.nn.Module
@@ -107,6 +145,13 @@ class Compiler:
     random: Random = "parallel"
     homes: Mapping[str, DistAttr] = field(default_factory=dict)
     numbers: tuple[GuardedPlace, ...] = ()
+    machine: Machine | None = None
+    planner: Planner = field(default_factory=lambda: Planner(machine_of("cpu")))
+
+    @property
+    def searches(self) -> bool:
+        """Whether the plan of a program is searched: on one rank there is nothing to choose."""
+        return searches(self.plan) and self.mesh.size > 1
 
     def compile(self, inputs: CallInputs, notes: Sequence[str] = ()) -> Compiled:
         """Capture a call and place it. ``notes`` are added to the report."""
@@ -132,18 +177,38 @@ class Compiler:
         )
 
     def place(
-        self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, **options: Any
-    ) -> tuple[LocalPrograms, list[PassReport]]:
+        self,
+        program: Program,
+        attrs: Mapping[str, DistAttr],
+        device: torch.device,
+        *,
+        ending: Ending | None = None,
+        **options: Any,
+    ) -> Placement:
         """Run all passes after capture: the program gets its layouts and transfers, and each rank its local program.
 
         Args:
             attrs: node → its layout, of the nodes that the plan decides.
-            options: further options of ``passes.pipeline``.
+            ending: what ends the step, if the program is a micro-batch.
+            options: further options of ``passes.pipeline``; with ``search=True``, the planner searches the others.
         """
+        search = Search(self.planner, ending) if options.pop("search", False) else None
+        if search is not None:
+            options |= {"search": search, "machine": self.planner.machine, "time_limit": self.planner.time_limit}
+        options.setdefault("machine", self.machine)
         passes = pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=device, **options)
         reports = run_passes(program, passes)
         local, report = self.localize(program)
-        return local, [*reports, report]
+        return Placement(local, [*reports, report], None if search is None else search.solution)
+
+    def found(
+        self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, ending: Ending, **options: Any
+    ) -> dict[str, DistAttr]:
+        """Return the layouts of the inputs in the cheapest plan of a traced program, which does not change."""
+        search, copy = Search(self.planner, ending), program.copy()
+        options |= {"search": search, "machine": self.planner.machine, "time_limit": self.planner.time_limit}
+        run_passes(copy, pipeline(self.mesh, attrs, strict=self.strict, device=device, last=SearchPass, **options))
+        return {n.name: tensor_type(n).attr for n in copy.placeholders if record_of(n).role == "input"}
 
     def localize(self, program: Program) -> tuple[LocalPrograms, PassReport]:
         """Make each rank's local program from an explicit program."""
@@ -163,8 +228,12 @@ class Compiler:
         self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]
     ) -> Compiled:
         traced = program.copy() if len(captured.differentiable) > 1 else program
-        local, more = self.place(program, attrs, captured.device)
+        local, more, found = self.place(program, attrs, captured.device, search=self.searches)
         reports += more
+        if found is not None:  # parts of the backward keep the layouts of parameters and inputs
+            kept = [node for node in program.placeholders if record_of(node).role != "tangent"]
+            attrs = {**attrs, **{node.name: tensor_type(node).attr for node in kept}}
+            reports.append(PassReport("price", 0.0, notes=(found.certificate,)))
         special: dict[frozenset[int], Compiled] = {}
 
         def specialized(positions: frozenset[int]) -> Compiled:
@@ -174,4 +243,4 @@ class Compiler:
                 special[positions] = self._placed(captured, part, attrs, [])
             return special[positions]
 
-        return Compiled(captured, program, local, Reports(reports), specialized, self.context)
+        return Compiled(captured, program, local, Reports(reports), specialized, self.context, found)

@@ -16,8 +16,9 @@ results of programs   returned values reduced, and in what DTensor can express, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -138,14 +139,16 @@ class Boundary:
                 found.add(node)
         return frozenset(found)
 
-    def homes(self, node: fx.Node, options: Iterable[DistAttr]) -> list[DistAttr]:
+    def homes(self, node: fx.Node, options: Sequence[DistAttr]) -> list[DistAttr]:
         """Return the homes that a placeholder may have: of ``options``, those that agree with what is decided.
 
         A decided dim is as decided, so the axes that split it are taken.
         """
         decided = None if node in self.tangents else self.decided(node)
         if decided is None:
-            return [*options]
+            # buffers are plain tensors, whole on every rank
+            whole = record_of(node).role == "buffer" and node not in self.sums
+            return [self.home(node).kept] if whole else [*options, *self._pending(node, options)]
         if OPEN not in decided.dims:
             return [self.home(node).kept]
         type, taken = tensor_type(node), set(decided.axes)
@@ -155,6 +158,19 @@ class Boundary:
         ))  # fmt: skip
         filled_in = (filled(decided, attr).normalize(type.shape, self.mesh) for attr in free)
         return [*dict.fromkeys(self.nearest_home(node, attr) for attr in filled_in)]
+
+    def _pending(self, node: fx.Node, options: Sequence[DistAttr]) -> list[DistAttr]:
+        """Return the homes in which a sum of gradients is pending: over any of the axes that do not split it."""
+        if node not in self.open_sums:
+            return []
+        axes = [axis for axis in self.mesh.names if self.mesh.sizes[axis] > 1]
+        return [
+            replace(attr, pending=tuple((axis, "sum") for axis in sorted(chosen)))
+            for attr in options
+            for count in range(1, len(axes) + 1)
+            for chosen in itertools.combinations(axes, count)
+            if not set(chosen).intersection(attr.axes)
+        ]
 
     # -- results -------------------------------------------------------------------------------------------------
 

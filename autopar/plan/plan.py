@@ -61,6 +61,13 @@ def searches(plan: object) -> bool:
     return SEARCH in (plan if isinstance(plan, (list, tuple)) else [plan])
 
 
+def without_search(plan: Plan | None) -> Plan | None:
+    """Return a plan without its entry ``"search"``: its constraints, and the defaults for inputs."""
+    if not searches(plan):
+        return plan
+    return [entry for entry in plan if entry != SEARCH] if isinstance(plan, (list, tuple)) else []
+
+
 @dataclass(frozen=True)
 class _Layer:
     """One dict of a plan. The dict of a preset has a name, and its globs need not match or fit.
@@ -275,7 +282,7 @@ def _layer(plan: object, mesh: Mesh) -> _Layer:
         if plan not in PRESETS:
             near = difflib.get_close_matches(plan.lower(), [*PRESETS, SEARCH], n=1)
             raise PlanError(
-                f"no preset {shown(plan)}; presets are {', '.join(PRESETS)}, \"search\" finds the cheapest plan, and a "
+                f'no preset {shown(plan)}; presets are {", ".join(PRESETS)}, "search" finds the cheapest plan, and a '
                 f"plan of your own is a dict from globs" + (f"; did you mean {near[0]!r}?" if near else "")
             )
         if PRESETS[plan] and "tp" not in mesh.names:

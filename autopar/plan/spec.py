@@ -29,14 +29,7 @@ MERGED = re.compile(r"\((\s*(-1|\d+)(/\w+)*)+\s*\)")
 
 
 def attr_of(
-    subject: str,
-    spec: Spec,
-    name: str,
-    shape: Sequence[int],
-    mesh: Mesh,
-    *,
-    pending: bool = False,
-    open_: bool = False,
+    subject: str, spec: Spec, name: str, shape: Sequence[int], mesh: Mesh, *, pending: bool = False, open_: bool = False
 ) -> DistAttr:
     """Return the DistAttr of the value ``name``.
 

@@ -12,34 +12,42 @@ from autopar.capture.blocks import block_of, blocks, is_parameter, module_paths
 from autopar.costs.machine import Machine
 from autopar.costs.op_prices import OpPrices
 from autopar.errors import PlanError
+from autopar.ir import transfers
 from autopar.ir.layout import DistAttr, layout_of
-from autopar.ir.nodes import element_of, is_getitem, operands, record_of, tensor_type
+from autopar.ir.nodes import element_of, is_getitem, name_of, operands, record_of, tensor_type
 from autopar.plan.boundary import Boundary, filled, required_dtypes
 from autopar.plan.shared_transfers import computed, turning_block
 from autopar.plan.usable_rules import usable_rule, where
 from autopar.rules.strategies import Bound
 from autopar.search.chains import Chains, State
 from autopar.search.cuts import CutSearch
+from autopar.search.ending import Ending
 from autopar.search.groups import groups_of
 from autopar.search.problem import Problem, Reader, Value
 from autopar.search.sharing import Alternates, Use, alternates, fraction
 from autopar.search.strategies import Placed, homes, strategies
 
+COLLECTIVES = {function for function, transfer in transfers.BY_FUNCTION.items() if transfer.collective}
 LEAST_PENALTY = 2.0**33  # nanoseconds, of what is forbidden: up to here all sums are exact
 
 
-def build(boundary: Boundary, machine: Machine, *, strict: bool = False) -> Problem:
+def build(boundary: Boundary, machine: Machine, *, strict: bool = False, ending: Ending | None = None) -> Problem:
     """Return the problem of choosing the layouts of a traced program.
+
+    Args:
+        strict: refuse ops without a rule.
+        ending: what ends the step, if the program is a micro-batch.
 
     Raises:
         RuleError: an op has no rule, and ``strict`` is set.
         PlanError: no strategy of an op meets a constraint.
     """
-    return _Builder(boundary, machine, strict).build()
+    return _Builder(boundary, machine, strict, ending).build()
 
 
 class _Builder:
-    def __init__(self, boundary: Boundary, machine: Machine, strict: bool) -> None:
+    def __init__(self, boundary: Boundary, machine: Machine, strict: bool, ending: Ending | None) -> None:
+        self.ending = ending
         self.boundary, self.program, self.mesh, self.strict = boundary, boundary.program, boundary.mesh, strict
         self.machine = machine
         self.chains = Chains(self.mesh, machine)
@@ -52,6 +60,7 @@ class _Builder:
         self._prices: dict[object, np.ndarray] = {}
         self._alternates: dict[object, Alternates] = {}
         self._tables: dict[object, np.ndarray] = {}
+        self._moving: dict[object, np.ndarray] = {}
         self._penalty = LEAST_PENALTY
 
     def build(self) -> Problem:
@@ -77,6 +86,8 @@ class _Builder:
             self._constrain(node)
         for value in self.problem.values.values():
             self._pay(value)
+        if self.ending is not None:
+            self._end(self.ending)
         return self.problem
 
     # -- variables -----------------------------------------------------------------------------------------------
@@ -87,7 +98,8 @@ class _Builder:
         variable = self._add(node, [0.0] * len(options), position)
         self.problem.homes[variable] = options
         states = tuple((attr, type.dtype) for attr in options)
-        self.problem.values[node, 0] = Value(node.name, type, variable, states, False, is_parameter(node))
+        stays = self.ending is not None and self.ending.stays and len(options) > 1 and record_of(node).role == "param"
+        self.problem.values[node, 0] = Value(node.name, type, variable, states, False, is_parameter(node), stays)
 
     def _add_op(self, node: fx.Node, bound: Bound, parts: Mapping[str, tuple[int, ...]], position: int) -> None:
         record = record_of(node)
@@ -206,6 +218,28 @@ class _Builder:
     def _add_costs(self, variable: int, costs: np.ndarray) -> None:
         self.graph.costs[variable] = self.graph.intern(self.graph.costs[variable] + costs)
 
+    # -- the end of the step -------------------------------------------------------------------------------------
+
+    def _end(self, ending: Ending) -> None:
+        """Add the prices of the update, which reads the sums of gradients."""
+        for sum_, parameter in self.boundary.sums.items():
+            variable, type = self.problem.variables[sum_], tensor_type(sum_)
+            sums = self.problem.homes[variable]
+            if parameter is None:
+                table = ending.of_loss(self.chains, type, sums)[None]
+                home = None
+            else:
+                home = self.problem.variables[parameter]
+                name, homes = name_of(parameter), self.problem.homes[home]
+                table = ending.nanoseconds(self.chains, name, tensor_type(parameter), homes, sums, type.dtype)
+            self.problem.endings.append((home, variable, table))
+            share = self.graph.intern(np.floor(table * 2**20 / ending.microbatches) / 2**20)
+            if home is None:
+                self._add_costs(variable, share[0])
+            else:
+                self.graph.add_edge(home, variable, np.arange(len(homes)), np.arange(len(sums)), share)
+        self.problem.microbatches = ending.microbatches
+
     # -- transfers -----------------------------------------------------------------------------------------------
 
     def _pay(self, value: Value) -> None:
@@ -217,6 +251,8 @@ class _Builder:
                 continue
             for (states, right), reader in zip(numbered, readers, strict=True):
                 table = self._table(value, options, states, reader, share, kept)
+                if (forbidden := self._moves(value, options, states)) is not None:
+                    table = table + forbidden
                 if reader.variable == value.variable:
                     self._add_costs(value.variable, table[left, right])
                 else:
@@ -238,9 +274,22 @@ class _Builder:
         self.problem.labels.append(labels.pop() if len(labels) == 1 else self.problem.labels[value.variable])
         self.graph.add_edge(value.variable, variable, left, made.home, self._equal(len(options)))
         pairs = np.arange(len(made.home))
-        for (_, right), reader, rest in zip(numbered, readers, made.rest, strict=True):
+        for (states, right), reader, rest in zip(numbered, readers, made.rest, strict=True):
+            if (forbidden := self._moves(value, options, states)) is not None:
+                rest = rest + forbidden[made.home]
             self.graph.add_edge(variable, reader.variable, pairs, right, rest)
         return True
+
+    def _moves(self, value: Value, options: Sequence[State], states: Sequence[State]) -> np.ndarray | None:
+        """Return the penalties of transitions that communicate, for a parameter that moves in the update alone."""
+        if not value.stays:
+            return None
+        key = (value.type.shape, tuple(options), tuple(states))
+        if key not in self._moving:
+            chain = lambda have, need: self.chains.chain(value.type.shape, have, need)  # noqa: E731
+            moves = [[any(hop.function in COLLECTIVES for hop in chain(h, n)) for n in states] for h in options]
+            self._moving[key] = np.where(np.array(moves), self._penalty, 0.0)
+        return self._moving[key]
 
     def _table(self, value: Value, options, states, reader: Reader, share: float, kept: float) -> np.ndarray:
         """Return the nanoseconds of the transfers from each home to each state that a reader needs."""

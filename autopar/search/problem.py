@@ -52,6 +52,7 @@ class Value:
         readers: its uses; its own variable decides in which layout it is returned.
         computed: whether an op makes it, so that narrowing casts of it are kept for the backward.
         parameter: whether it is a parameter.
+        stays: whether it may not move to another rank before it is read.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Value:
     states: tuple[State, ...]
     computed: bool = True
     parameter: bool = False
+    stays: bool = False
     readers: list[Reader] = field(default_factory=list)
 
     def path(self, chains: Chains, have: State, need: State, reader: Reader) -> Path:
@@ -83,6 +85,9 @@ class Problem:
         order: variable → where it stands in the program.
         labels: variable → the path of its block, or "".
         allowed: pairs of a variable and the states of it that a constraint allows.
+        microbatches: how often the program runs in a step.
+        endings: of each sum of gradients the variable of its parameter (``None`` for the loss), its own variable, and
+            the nanoseconds of the update of each pair of states, once in a step.
     """
 
     program: Program
@@ -98,6 +103,8 @@ class Problem:
     order: list[float] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     allowed: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    microbatches: int = 1
+    endings: list[tuple[int | None, int, np.ndarray]] = field(default_factory=list)
 
     def value(self, node: fx.Node) -> Value:
         return self.values[element_of(node) if is_getitem(node) else (node, 0)]
@@ -112,7 +119,10 @@ class Problem:
         )
 
     def explicit_price(self, states: Sequence[int]) -> int:
-        """Return the nanoseconds of the explicit program of an assignment, with each shared transfer paid once."""
+        """Return the nanoseconds of the step of an assignment, with each shared transfer paid once.
+
+        It is that of the explicit program, or that of all micro-batches and the update.
+        """
         total = sum(int(prices[states[variable]]) for variable, prices in self.prices.items())
         for value in self.values.values():
             home = value.states[states[value.variable]]
@@ -121,4 +131,5 @@ class Problem:
                 for reader in value.readers
             ]
             total += union([path for path in paths if path])
-        return total
+        ended = sum(int(table[0 if home is None else states[home], states[sum_]]) for home, sum_, table in self.endings)
+        return total * self.microbatches + ended

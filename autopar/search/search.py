@@ -18,6 +18,7 @@ from autopar.ir.record import Requirement, ValueType, requirement_of
 from autopar.plan.boundary import Boundary, required_dtypes
 from autopar.search.build import build
 from autopar.search.certificate import TOLERANCE, Certificate
+from autopar.search.ending import Ending
 from autopar.search.problem import Problem
 from autopar.search.solver import solve
 
@@ -47,32 +48,46 @@ class Find(Protocol):
     def __call__(self, boundary: Boundary, machine: Machine, *, strict: bool, time_limit: float) -> Found: ...
 
 
-def search(boundary: Boundary, machine: Machine, *, strict: bool = False, time_limit: float = 60.0) -> Found:
+def check_time_limit(time_limit: float) -> None:
+    """Raise ``ValueError`` if a time limit is no number of seconds."""
+    if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not time_limit >= 0:
+        raise ValueError(f"time_limit={shown(time_limit)} is not a number of seconds from 0 on")
+
+
+def search(
+    boundary: Boundary,
+    machine: Machine,
+    *,
+    strict: bool = False,
+    time_limit: float = 60.0,
+    ending: Ending | None = None,
+) -> Found:
     """Return the cheapest layouts of a traced program for the mesh of a machine, and a bound.
 
     Args:
         boundary: the program, its mesh and its constraints.
         strict: refuse ops without a rule; else they run on whole operands on every rank.
         time_limit: seconds, after which the best layouts so far are returned.
+        ending: what ends the step, if the program is a micro-batch: then the price is that of the whole step.
 
     Raises:
         PlanError: constraints contradict each other.
         ValueError: the time limit is no number of seconds.
     """
-    if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)) or not time_limit >= 0:
-        raise ValueError(f"time_limit={shown(time_limit)} is not a number of seconds from 0 on")
+    check_time_limit(time_limit)
     start = time.monotonic()
-    problem = build(boundary, machine, strict=strict)
+    problem = build(boundary, machine, strict=strict, ending=ending)
     answer = solve(problem.graph, problem.order, problem.labels, start + time_limit)
     if not all(states[answer.states[variable]] for variable, states in problem.allowed):
         raise PlanError("no strategies of the ops meet all constraints of the plan at once; leave some of them out")
     types, uses = _layouts(problem, answer.states)
     price = problem.explicit_price(answer.states.tolist())
     seconds = time.monotonic() - start
-    exact = answer.bound > price - TOLERANCE
+    least = answer.bound * problem.microbatches
+    exact = least > price - TOLERANCE
     late = seconds >= time_limit
     reason = "" if exact else "the time limit ended the search" if late else "too many plans are near it"
-    return Found(machine, price, answer.bound, seconds, reason, types, uses)
+    return Found(machine, price, least, seconds, reason, types, uses)
 
 
 def _layouts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
 from autopar.search.certificate import Certificate
-from autopar.search.module_times import ModuleTime
+from autopar.search.module_times import ModuleTime, module_times
 
 VERSION = 1  # of the file format
 
@@ -70,6 +71,11 @@ class Solution(Certificate):
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file, which ``plan=`` of ``parallelize`` takes."""
         Path(path).write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+
+def timed(solution: Solution, program: Program) -> Solution:
+    """Return a solution with the times of the modules of its explicit program."""
+    return replace(solution, modules=module_times(program, solution.machine))
 
 
 def _right(header: str) -> Column:

@@ -96,7 +96,13 @@ class StepCaptures:
         notes = about_recapture(key, [known for known, *_ in self.micros.keys], call.changes, calls.recapture)
         with self._with_note():
             micro = compile_micro(
-                replace(calls.compiler, numbers=call.numbers), inputs, self._options, trained, cut, notes
+                replace(calls.compiler, numbers=call.numbers),
+                inputs,
+                self._options,
+                trained,
+                self._optimizer_state.updates(),
+                cut,
+                notes,
             )
         for dropped, captured in self.micros.add(call, micro.captured.guards, micro):
             self._drop(dropped, captured)

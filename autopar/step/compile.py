@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import fx
@@ -14,8 +16,8 @@ from autopar.capture import Captured
 from autopar.capture.specialize import specialize
 from autopar.errors import at_line
 from autopar.gc_pause import gc_paused
-from autopar.ir.layout import DistAttr, layout_of
-from autopar.ir.nodes import name_of, record_of, set_record
+from autopar.ir.layout import WHOLE, DistAttr, layout_of
+from autopar.ir.nodes import name_of, record_of, set_record, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import LOSS, count_name, gradient_name, input_of_batch
@@ -23,11 +25,15 @@ from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.passes import Amp, pipeline, run_passes
 from autopar.passes.amp import low_precision
+from autopar.plan.constraints import layouts_of
+from autopar.plan.plan import without_search
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
+from autopar.search.ending import Ending
 from autopar.step.compiled_step import MicroBatch, Placed, about, merged
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program
+from autopar.step.ending import Updating, ending_of
 from autopar.step.micro import Micro, micro_of
 from autopar.step.options import StepOptions
 from autopar.step.outputs import about_outputs, loss_of, names_of
@@ -42,6 +48,7 @@ def compile_micro(
     call: CallInputs,
     options: StepOptions,
     trained: Sequence[str],
+    updates: Mapping[str, Updating],
     cut: Collection[str],
     notes: Sequence[str] = (),
 ) -> MicroBatch:
@@ -50,6 +57,7 @@ def compile_micro(
     Args:
         call: the inputs of the micro-batch.
         trained: the names of the optimizer's parameters.
+        updates: how they are updated, which counts where the plan is searched.
         cut: the names of the inputs that are cut into micro-batches.
         notes: lines that are added to the report.
 
@@ -60,7 +68,7 @@ def compile_micro(
     captured, attrs, report = replace(compiler, homes={}).capture(
         call, notes
     )  # the layouts of parameters are decided here
-    return _MicroCompiler(compiler, options, trained, captured, attrs, report).run(cut)
+    return _MicroCompiler(compiler, options, trained, updates, captured, attrs, report).run(cut)
 
 
 class _MicroCompiler:
@@ -76,11 +84,12 @@ class _MicroCompiler:
         compiler: Compiler,
         options: StepOptions,
         trained: Sequence[str],
+        updates: Mapping[str, Updating],
         captured: Captured,
         attrs: dict[str, DistAttr],
         report: PassReport,
     ) -> None:
-        self.compiler, self.options, self.trained = compiler, options, trained
+        self.compiler, self.options, self.trained, self.updates = compiler, options, trained, updates
         self.captured, self.attrs, self.reports = captured, attrs, [report]
 
     def run(self, cut: Collection[str]) -> MicroBatch:
@@ -88,17 +97,19 @@ class _MicroCompiler:
         traced, renamed = self._loss_alone()
         micro = self._micro(traced, {renamed.get(name, name) for name in cut})
         placeholders = {name_of(node): node for node in micro.program.placeholders}
-        inputs = {
-            n: self.attrs[node.name]
-            for n, node in placeholders.items()
-            if record_of(node).role == "input" and node.name in self.attrs
-        }
-        zero = zero_of(options.zero, compiler.mesh, inputs)
-        self._split(zero, micro, placeholders)
-        count = self._count(traced, micro, inputs)
         wanted = {"recompute": options.recompute, "widen": options.reduce_dtype is not None}
-        local, reports = compiler.place(micro.program, self.attrs, device, **wanted)
+        if compiler.searches and options.zero:
+            self.attrs |= self._layouts_of_inputs(micro, wanted)
+        zero = zero_of(options.zero, compiler.mesh, self._inputs(placeholders))
+        self._split(zero, micro, placeholders)
+        ending = self._ending(micro, partial(zero.split, "state"))
+        local, reports, found = compiler.place(
+            micro.program, self.attrs, device, search=compiler.searches, ending=ending, **wanted
+        )
         self.reports += reports
+        if found is not None:
+            self.attrs |= {n.name: tensor_type(n).attr for n in placeholders.values() if record_of(n).role == "input"}
+        count = self._count(traced, micro, self._inputs(placeholders))
         types: dict[str, TensorType] = {name: record_of(node).type for name, node in placeholders.items()}  # type: ignore[misc]
         states = {name: zero.split("state", types[name].attr, types[name].shape) for name in micro.gradients}
         trained = {name: types[name] for name in micro.gradients if name in self.trained}
@@ -122,7 +133,41 @@ class _MicroCompiler:
             loss=types[LOSS],
             outputs=micro.outputs,
             reports=tuple(self.reports),
+            found=found,
         )
+
+    def _inputs(self, placeholders: Mapping[str, fx.Node]) -> dict[str, DistAttr]:
+        """The layouts of the inputs that have one."""
+        return {
+            n: self.attrs[node.name]
+            for n, node in placeholders.items()
+            if record_of(node).role == "input" and node.name in self.attrs
+        }
+
+    def _layouts_of_inputs(self, micro: Micro, wanted: Mapping[str, Any]) -> dict[str, DistAttr]:
+        """Search the layouts of inputs without ZeRO, which needs to know the axes that split the batch.
+
+        If no axis splits it, the batch is split as without a search.
+        """
+        ending = self._ending(micro, lambda home, shape: home)
+        assert ending is not None
+        found = self.compiler.found(micro.program, self.attrs, self.captured.device, ending, **wanted)
+        if any(attr.dims and attr.dims[0] != WHOLE for attr in found.values()):
+            return found
+        nodes = {name_of(n): n for n in micro.program.placeholders if n.name in found}
+        shapes = {name: tensor_type(node).shape for name, node in nodes.items()}
+        compiler = self.compiler
+        usual = layouts_of(without_search(compiler.plan), compiler.model, compiler.mesh, shapes)
+        return {node.name: usual[name] for name, node in nodes.items() if name in usual}
+
+    def _ending(self, micro: Micro, state_of: Callable[[DistAttr, Sequence[int]], DistAttr]) -> Ending | None:
+        """Describe what ends the step, if the plan is searched."""
+        if not self.compiler.searches:
+            return None
+        types = {name_of(node): tensor_type(node) for node in micro.program.placeholders}
+        sums = {name: types[gradient_name(name)] for name in micro.gradients}
+        kept = dict.fromkeys(low_precision(micro.program), torch.float32) if self.options.amp else {}
+        return ending_of(self.updates, types, sums, kept, self.options, state_of)
 
     def _loss_alone(self) -> tuple[Program, dict[str, str]]:
         """The traced program with the gradients of the loss alone, in mixed precision; and the inputs that were
@@ -182,7 +227,7 @@ class _MicroCompiler:
             for node in program.placeholders
             if (name := input_of_batch(record_of(node).name)) in inputs
         }
-        local, reports = self.compiler.place(program, attrs, self.captured.device)
+        local, reports, _ = self.compiler.place(program, attrs, self.captured.device)
         self.reports += about("count", reports)
         return program, local
 
@@ -207,7 +252,7 @@ class _MicroCompiler:
         }
         program, attrs = copy_program(masters, copies, self.captured.device)
         verify(program, "copy")
-        local, reports = self.compiler.place(program, attrs, self.captured.device)
+        local, reports, _ = self.compiler.place(program, attrs, self.captured.device)
         self.reports += about("copy", reports)
         return (program, local), masters
 

@@ -27,7 +27,7 @@ def compile_update(
     )
     _give_loss_its_source(ending.program, micro.program)
     verify(ending.program, "update")
-    local, reports = compiler.place(ending.program, ending.constraints, device)
+    local, reports, _ = compiler.place(ending.program, ending.constraints, device)
     last, more = merged(compiler, micro.program, ending.program)
     reports += more
     states = frozenset(name_of(node) for node in ending.program.placeholders if record_of(node).role == "state")

@@ -14,6 +14,7 @@ from autopar.ir.record import TensorType
 from autopar.model.compiled import Compiler
 from autopar.report.passes import PassReport, Reports
 from autopar.runtime.localize import LocalPrograms
+from autopar.search.solution import Solution
 from autopar.step.merged_programs import merge_programs
 from autopar.step.outputs import Output
 from autopar.step.program import Step
@@ -41,6 +42,7 @@ class MicroBatch:
         loss: the type of the state in which losses add up.
         outputs: the outputs of the model that ``micro`` returns.
         reports: what each pass did.
+        found: the plan of the whole step, if it was searched.
     """
 
     captured: Captured
@@ -56,6 +58,7 @@ class MicroBatch:
     loss: TensorType
     outputs: tuple[Output, ...]
     reports: tuple[PassReport, ...]
+    found: Solution | None = None
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,18 @@ class OptimizerState:
             numbers |= {scheduled_name(name, k): value for name, value in scheduled.items()}
         return numbers
 
+    def updates(self) -> dict[str, tuple[Update, dict[str, TensorType]]]:
+        """Return how each parameter is updated by one op, with the types of its states but the counted ones."""
+        groups = [(group, self.definition.update(group)) for group in self.optimizer.param_groups]
+        found = {}
+        for name, (number, parameter) in self.groups().items():
+            group, update = groups[number]
+            if update.op is not None:
+                state = self.definition.initial(torch.empty_like(parameter, device="meta"), group)
+                types = {n: TensorType(tuple(t.shape), t.dtype) for n, t in state.items() if n not in update.counted}
+                found[name] = update, types
+        return found
+
     def trained(
         self, parameters: Mapping[str, TensorType], gradients: Mapping[str, TensorType], states: Mapping[str, DistAttr]
     ) -> tuple[Trained, ...]:

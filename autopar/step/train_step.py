@@ -17,6 +17,7 @@ from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs, describe
 from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
+from autopar.search.solution import Solution
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures
@@ -28,6 +29,7 @@ from autopar.step.options import StepOptions, describe_options
 from autopar.step.outputs import returned_like_the_model
 from autopar.step.program import Step
 from autopar.step.runs import OnProcess, Simulated, lowered_of
+from autopar.step.solution import solution_of
 from autopar.step.state import TrainingState
 from autopar.torch_private import without_function_modes
 
@@ -110,6 +112,15 @@ class TrainStep:
         They differ in structure, shapes or dtypes of arguments, mode, guarded Python values or parameter groups.
         """
         return len(self._captured.micros)
+
+    @property
+    def solution(self) -> Solution | None:
+        """The searched plan of the step, with its certificate; ``None`` if it was not searched.
+
+        Prints as a table by module. ``RuntimeError`` before a capture.
+        """
+        found = self._current()[0].found
+        return None if found is None else solution_of(found, self.program)
 
     def local(self, rank: int) -> Step:
         """Return the programs of one rank, in the shapes of its pieces."""

@@ -184,7 +184,7 @@ def test_presets_are_data() -> None:
             {"up.weight": ("?",)},
             MESH,
             "the plan's 'up.weight': ('?',) leaves a dim undecided ('?'), which only a module's output may be, unless "
-            "the plan is searched, as in [\"search\", {…}]; give an axis or None",
+            'the plan is searched, as in ["search", {…}]; give an axis or None',
         ),
         (
             {"up.weight": ("(3 tp)",)},
@@ -310,7 +310,8 @@ def test_a_module_that_returns_two_ways() -> None:
             return self.act(x).sum(1) + self.act(x.sum(1))
 
     with pytest.raises(
-        PlanError, match=r"the plan's layout of act\(\) does not fit all values that it returns: relu_1 : f64\[4 8\]; leave"
+        PlanError,
+        match=r"the plan's layout of act\(\) does not fit all values that it returns: relu_1 : f64\[4 8\]; leave",
     ):
         autopar.parallelize(Twice(), MESH, {"act()": ("tp",)}, example=(X,))
 

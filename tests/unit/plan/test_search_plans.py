@@ -79,9 +79,7 @@ def test_a_captured_call_has_only_the_users_constraints() -> None:
     assert attrs == {} and decisions.search and decisions.notes == ()
     captured = capture(model, (x,))
     (act,) = captured.modules["act"]
-    attrs, decisions = constraints(
-        ["search", {"up.weight": ("?", "tp"), "act()": ("dp", "?")}], model, MESH, captured
-    )
+    attrs, decisions = constraints(["search", {"up.weight": ("?", "tp"), "act()": ("dp", "?")}], model, MESH, captured)
     assert decisions.names == {"up_weight": "up.weight", act: "act()"} and attrs.keys() == decisions.names.keys()
     assert attrs["up_weight"] == DistAttr((OPEN, ((None, ("tp",)),)))
     assert not constraints("ddp", model, MESH, captured)[1].search

@@ -1,0 +1,34 @@
+"""Certify the plan of a whole step: its price, and a bound that the micro-batch and its ending have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.costs.program_price import node_prices, price
+from autopar.ir import transfers
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.record import ValueType
+from autopar.search.solution import Solution, timed
+from autopar.step.program import Step
+
+
+def solution_of(found: Solution, step: Step) -> Solution:
+    """Return the plan of a step, priced as its explicit programs.
+
+    The search has priced the micro-batches, the reductions of gradients and the ops of the update. Ops on single
+    numbers, such as counts of steps, are the same in all plans, so the bound has them too.
+    """
+    machine = found.machine
+    nanoseconds = price(step, machine).nanoseconds
+    alike = sum(
+        cost
+        for node, cost in node_prices(step.update, machine)
+        if node.target not in transfers.BY_FUNCTION
+        and all(_is_number(value) for value in (record_of(node).type, *(record_of(n).type for n in operands(node))))
+    )
+    least = min(found.least + alike, float(nanoseconds))
+    return timed(replace(found, nanoseconds=nanoseconds, least=least), step.micro)
+
+
+def _is_number(type: ValueType) -> bool:
+    return all(part is None or not part.shape for part in (type if isinstance(type, tuple) else (type,)))
