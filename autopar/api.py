@@ -20,7 +20,7 @@ from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.inputs import INPUTS, Inputs
 from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
-from autopar.plan.plan import Plan
+from autopar.plan.plan import SEARCH, Plan
 from autopar.runtime.processes.job import job_of
 from autopar.search.search import check_time_limit
 
@@ -50,13 +50,15 @@ def parallelize(
     Args:
         model: any ``torch.nn.Module`` on one device; it does not change.
         mesh: ``autopar.Mesh(dp=2, tp=2)``, or a ``DeviceMesh`` whose dims have names.
-        plan: a glob over names of parameters and inputs → an axis (or a tuple of axes, or ``None``) for each dim, or
-            DTensor's placements; ``"*.module()"`` is for what a module returns. Or the name of a preset (``"ddp"``,
-            ``"megatron"``, ``"megatron+sp"``), or a list of such plans, of which later ones override earlier ones.
-            Tensors that the plan does not name are replicated. If it names no input, the batch, dim 0 of the inputs, is
-            split over the first axis that is not ``tp``, ``cp``, ``ep`` or ``pp``, and over ``ep``; the sequence, dim
-            1, over ``cp``. Without a plan, an axis ``tp`` uses the preset ``megatron`` for the names that the model
-            has.
+        plan: ``"search"``, the default where there is an ``example``: the cheapest layouts of all values on the
+            ``machine``, with a certificate in ``parallel.solution``. Or a dict: a glob over names of parameters and
+            inputs → an axis (or a tuple of axes, or ``None``) for each dim, or DTensor's placements; ``"*.module()"``
+            is for what a module returns. Or the name of a preset (``"ddp"``, ``"megatron"``, ``"megatron+sp"``), or a
+            list of such plans, of which later ones override earlier ones. Beside ``"search"`` in a list they are
+            constraints, and all else is searched; else tensors that the plan does not name are replicated, and, if it
+            names no input, the batch, dim 0 of the inputs, is split over the first axis that is not ``tp``, ``cp``,
+            ``ep`` or ``pp``, and over ``ep``; the sequence, dim 1, over ``cp``. Without a plan and an example, an axis
+            ``tp`` uses the preset ``megatron`` for the names that the model has.
         example: the arguments of one call: a tuple, a dict of keywords, or both as a pair. With it, the call is
             captured now, and ``parallel.program`` can be printed; without it, the first call captures.
         inputs: what each process passes. ``"global"``: the same batch, of which it keeps its piece. ``"local"``: a
@@ -106,6 +108,8 @@ def parallelize(
         )
     check_time_limit(time_limit)
     on = None if machine is None else machine_from(machine)
+    if plan is None and example is not None:
+        plan = SEARCH
     layouts_of(plan, model, mesh)  # refused before anything is sent
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(

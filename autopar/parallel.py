@@ -204,6 +204,9 @@ class Parallel(ModelProxy):
     def train_step(self, optimizer: torch.optim.Optimizer, **options: Unpack[StepKeywords]) -> TrainStep:
         """Make the whole training step one static program: ``loss = step(batch)`` runs forward, backward and optimizer.
 
+        Without a plan, or with ``"search"``, the first batch searches the cheapest layouts of the whole step, update
+        included; parameters may move to other layouts and stay the same objects. ``step.solution`` has the certificate.
+
             optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-3)
             step = parallel.train_step(optimizer, microbatches=16, zero=1, clip_norm=1.0)
             for batch in batches:

@@ -14,6 +14,7 @@ from autopar.ir.program import Program
 from autopar.model.calls import Calls
 from autopar.model.captures import Captures, about_recapture
 from autopar.model.inputs import CallInputs, CallKey
+from autopar.plan.plan import SEARCH
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches
 from autopar.step.compile import compile_micro
@@ -96,7 +97,9 @@ class StepCaptures:
         notes = about_recapture(key, [known for known, *_ in self.micros.keys], call.changes, calls.recapture)
         with self._with_note():
             micro = compile_micro(
-                replace(calls.compiler, numbers=call.numbers),
+                replace(
+                    calls.compiler, numbers=call.numbers, plan=SEARCH if (plan := calls.compiler.plan) is None else plan
+                ),
                 inputs,
                 self._options,
                 trained,
