@@ -80,6 +80,7 @@ class _Builder:
         # dearer than a plan that there always is: all ranks compute everything
         everything = self.problem.explicit_price([0] * len(self.graph.costs))
         self._penalty = max(LEAST_PENALTY, 2.0 ** (2 * everything).bit_length())
+        self.chains.impossible = int(self._penalty)
         for node, returned in self.boundary.tangents.items():
             self._tie_tangent(node, self.problem.value(returned))
         for node in nodes:

@@ -17,6 +17,7 @@ import torch
 from autopar.costs.machine import Machine
 from autopar.costs.op_prices import nanoseconds
 from autopar.costs.prices import step_price
+from autopar.errors import TransitionError
 from autopar.ir import transfers
 from autopar.ir.layout import WHOLE, Axes, DistAttr, in_common, layout_of
 from autopar.ir.mesh import Mesh
@@ -52,10 +53,12 @@ class Chains:
 
     Attributes:
         classes: class → the chain of its first pair.
+        impossible: the nanoseconds of a pair without transfers.
     """
 
     mesh: Mesh
     machine: Machine
+    impossible: int = 2**33
     classes: dict[object, Chain] = field(default_factory=dict)
     _known: dict[object, Chain] = field(default_factory=dict)
 
@@ -96,7 +99,11 @@ class Chains:
         source = TensorType(shape, have[1], layout_of(self.mesh, have[0]))
         target = TensorType(shape, need[1], layout_of(self.mesh, need[0]))
         hops, type = [], source
-        for step in transitions(source, target, self.machine):
+        try:
+            steps = transitions(source, target, self.machine)
+        except TransitionError:  # as from a maximum of ranks to a sum of ranks
+            return (Hop(None, need, self.impossible, False),)
+        for step in steps:
             seconds = step_price(step.function, type, dict(step.arguments), step.type, self.machine)
             fewer = step.function is transfers.cast and narrows(type, step.type)
             hops.append(Hop(step.function, (step.type.attr, step.type.dtype), nanoseconds(seconds), fewer))
