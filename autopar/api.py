@@ -11,7 +11,7 @@ import torch
 
 import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
 from autopar.costs.machine import Machine, machine_from
-from autopar.errors import class_of, shown
+from autopar.errors import PlanError, class_of, shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
 from autopar.ir.mesh import PIPELINE, Mesh
@@ -22,7 +22,9 @@ from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import SEARCH, Plan
 from autopar.runtime.processes.job import job_of
+from autopar.search.artifact import load
 from autopar.search.search import check_time_limit
+from autopar.search.solution import Solution
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 def parallelize(
     model: torch.nn.Module,
     mesh: Mesh | DeviceMesh,
-    plan: Plan | None = None,
+    plan: Plan | Solution | None = None,
     *,
     example: Any = None,
     inputs: Inputs = "global",
@@ -58,7 +60,8 @@ def parallelize(
             constraints, and all else is searched; else tensors that the plan does not name are replicated, and, if it
             names no input, the batch, dim 0 of the inputs, is split over the first axis that is not ``tp``, ``cp``,
             ``ep`` or ``pp``, and over ``ep``; the sequence, dim 1, over ``cp``. Without a plan and an example, an axis
-            ``tp`` uses the preset ``megatron`` for the names that the model has.
+            ``tp`` uses the preset ``megatron`` for the names that the model has. Or a plan that was searched before, as
+            ``parallel.solution``, or the path of the ``.json`` file in which ``solution.save`` has written it.
         example: the arguments of one call: a tuple, a dict of keywords, or both as a pair. With it, the call is
             captured now, and ``parallel.program`` can be printed; without it, the first call captures.
         inputs: what each process passes. ``"global"``: the same batch, of which it keeps its piece. ``"local"``: a
@@ -107,19 +110,31 @@ def parallelize(
             f"timeout={shown(timeout)} is not a number of seconds above 0, after which processes without progress end"
         )
     check_time_limit(time_limit)
-    on = None if machine is None else machine_from(machine)
+    on = machine_from(machine) if machine is not None else None if given is None else given.machine
+    plan, given = _given(plan, mesh)
     if plan is None and example is not None:
         plan = SEARCH
     layouts_of(plan, model, mesh)  # refused before anything is sent
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(
         model, mesh, plan, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture, random=random,
-        machine=on, time_limit=time_limit,
+        machine=on, time_limit=time_limit, given=given,
     )  # fmt: skip
     if example is not None:
         args, kwargs = _example(example)
         parallel.capture(*args, **kwargs)
     return parallel
+
+
+def _given(plan: Plan | Solution | None, mesh: Mesh) -> tuple[Plan | None, Solution | None]:
+    """Return the plan, and beside ``"search"`` one that was searched before, or that is in a file."""
+    if isinstance(plan, str) and plan.endswith(".json"):
+        plan = load(plan)
+    if not isinstance(plan, Solution):
+        return plan, None
+    if plan.mesh.axes != mesh.axes:
+        raise PlanError(f"the plan is for the mesh ({plan.mesh}), and this one is ({mesh}); search a plan for it")
+    return SEARCH, plan
 
 
 def check_pipeline(mesh: Mesh) -> None:

@@ -64,7 +64,7 @@ class Parallel(ModelProxy):
     def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
                  strict: bool = False, inputs: Inputs = "global", outputs: Outputs = "sharded", recapture: bool = True,
                  random: Random = "parallel", machine: Machine | None = None,
-                 time_limit: float = 60.0) -> None:  # fmt: skip
+                 time_limit: float = 60.0, given: Solution | None = None) -> None:  # fmt: skip
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
@@ -78,7 +78,7 @@ class Parallel(ModelProxy):
             name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), mesh, p.shape, strided=True)
             for name, p in model.named_parameters()
         }
-        planner = Planner(machine or machine_of(_device(model, job)), time_limit, agreement)
+        planner = Planner(machine or machine_of(_device(model, job)), time_limit, agreement, given)
         compiler = Compiler(
             module, mesh, plan, context, strict, outputs == "global", random, machine=machine, planner=planner
         )

@@ -198,6 +198,8 @@ class Compiler:
         options.setdefault("machine", self.machine)
         passes = pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=device, **options)
         reports = run_passes(program, passes)
+        if search is not None and search.notes:
+            reports.append(PassReport("plan", 0.0, notes=tuple(search.notes)))
         local, report = self.localize(program)
         return Placement(local, [*reports, report], None if search is None else search.solution)
 

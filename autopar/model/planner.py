@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.costs.machine import Machine
 from autopar.errors import AutoparError, PlanError, RuleError
-from autopar.ir.record import TensorType
+from autopar.ir.nodes import name_of, record_of, tensor_type
+from autopar.ir.program import Program
+from autopar.ir.text.printer import print_type
 from autopar.plan.boundary import OPEN, Boundary
 from autopar.runtime.processes.agreement import Agreement
-from autopar.search.applied import applied, graph_digest, planned_values
+from autopar.search.applied import applied, layouts_of_placeholders
 from autopar.search.artifact import from_json
 from autopar.search.ending import Ending
+from autopar.search.planned import graph_digest
 from autopar.search.search import Found, search
-from autopar.search.solution import Solution
+from autopar.search.solution import Solution, solution_from
 
-SAID_BY = {
-    "PlanError": PlanError,
-    "RuleError": RuleError,
-}  # class of an error of the searching rank → as others raise it
+SAID_BY = {"PlanError": PlanError, "RuleError": RuleError}  # the class of an error on the searching rank → on others
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,14 @@ class Planner:
         machine: the machine whose seconds decide.
         time_limit: seconds, after which the best plan so far is taken.
         agreement: the ranks that take one plan; ``None`` for one process.
-        given: plans that need no search, for the traced programs that they are of.
+        given: a plan that needs no search, for the traced program that it is of; parameters have its layouts in all
+            programs.
     """
 
     machine: Machine
     time_limit: float = 60.0
     agreement: Agreement | None = None
-    given: tuple[Solution, ...] = ()
+    given: Solution | None = None
 
 
 @dataclass
@@ -46,35 +47,62 @@ class Search:
     Attributes:
         ending: what ends the step, if the program is a micro-batch.
         solution: what was found, without the times of modules; ``None`` before.
+        notes: decisions that were made for the user.
     """
 
     planner: Planner
     ending: Ending | None = None
     solution: Solution | None = field(default=None, init=False)
+    notes: list[str] = field(default_factory=list, init=False)
 
     def __call__(self, boundary: Boundary, machine: Machine, *, strict: bool, time_limit: float) -> Found:
-        graph = graph_digest(boundary.program)
-        for given in self.planner.given:
-            if given.graph == graph and (found := _agreeing(given, boundary)) is not None:
-                self.solution = given
+        # the problem can be solved again later, and passes change the program until then
+        traced = replace(boundary, program=boundary.program.copy())
+        found = self._found(traced, machine, strict, time_limit)
+        nodes = dict(zip(traced.program.nodes, boundary.program.nodes, strict=True))
+        types = {nodes[node]: type for node, type in found.types.items()}
+        return replace(found, types=types, uses={nodes[node]: uses for node, uses in found.uses.items()})
+
+    def _found(self, boundary: Boundary, machine: Machine, strict: bool, time_limit: float) -> Found:
+        given = self.planner.given
+        if given is not None:
+            found = self._given(given, boundary)
+            if found is not None:
                 return found
+            boundary = _with_homes(boundary, given)
+            self.notes.append("the plan is of another call: parameters have its layouts, and the others are searched")
         agreement = self.planner.agreement
         if agreement is None:
             found = search(boundary, machine, strict=strict, time_limit=time_limit, ending=self.ending)
-            self.solution = _solution(found, boundary, graph)
+            self.solution = self._solution(found, boundary)
             return found
-        self.solution = self._of_first_rank(agreement, boundary, machine, graph, strict, time_limit)
-        return _found(self.solution, boundary)
+        self.solution = self._of_first_rank(agreement, boundary, machine, strict, time_limit)
+        return _found(self.solution, boundary.program)
+
+    def _given(self, given: Solution, boundary: Boundary) -> Found | None:
+        """Return the plan that is given, if it is of this program and the constraints want nothing else."""
+        if given.graph != graph_digest(boundary.program):
+            return None
+        found = _found(given, boundary.program)
+        for node in boundary.program.placeholders:
+            decided = boundary.decided(node)
+            if decided is None or OPEN in decided.dims or node in boundary.tangents or node in boundary.open_sums:
+                continue
+            if boundary.home(node).kept != found.types[node].attr:  # type: ignore[union-attr]
+                return None
+        self.solution = given
+        return found
 
     def _of_first_rank(
-        self, agreement: Agreement, boundary: Boundary, machine: Machine, graph: str, strict: bool, time_limit: float
+        self, agreement: Agreement, boundary: Boundary, machine: Machine, strict: bool, time_limit: float
     ) -> Solution:
         """Search on the first rank, and send the plan to the others as text. All ranks call it."""
-        text, error = "", None
+        solution, text, error = None, "", None
         if agreement.rank == 0:
             try:
                 found = search(boundary, machine, strict=strict, time_limit=time_limit, ending=self.ending)
-                text = json.dumps(_solution(found, boundary, graph).to_json())
+                solution = self._solution(found, boundary)
+                text = json.dumps(solution.to_json())
             except AutoparError as raised:
                 error = raised
         said = None if error is None else (type(error).__name__, str(error))
@@ -83,35 +111,40 @@ class Search:
             raise error
         if said is not None:
             raise SAID_BY.get(said[0], PlanError)(said[1])
-        solution = from_json(json.loads(text))
-        if solution.graph != graph:
-            raise PlanError("rank 0 has searched a plan for another program than this rank's; let all ranks pass the "
-                            "same model and the same arguments")  # fmt: skip
+        if solution is None:
+            solution = from_json(json.loads(text))
+        if solution.graph != graph_digest(boundary.program):
+            raise PlanError(
+                "rank 0 has searched a plan for another program than this rank's; let all ranks pass the same model "
+                "and the same arguments"
+            )
         return solution
 
-
-def _solution(found: Found, boundary: Boundary, graph: str) -> Solution:
-    values = planned_values(boundary.program, found.types, found.uses)
-    return Solution(
-        found.machine, found.nanoseconds, found.least, found.search_seconds, found.reason, boundary.mesh, graph, values
-    )
+    def _solution(self, found: Found, boundary: Boundary) -> Solution:
+        return solution_from(found, boundary.program, boundary.mesh, "call" if self.ending is None else "step")
 
 
-def _found(solution: Solution, boundary: Boundary) -> Found:
-    types, uses = applied(solution, boundary.program)
+def _found(solution: Solution, program: Program) -> Found:
+    types, uses = applied(solution, program)
     return Found(
         solution.machine, solution.nanoseconds, solution.least, solution.search_seconds, solution.reason, types, uses
     )
 
 
-def _agreeing(solution: Solution, boundary: Boundary) -> Found | None:
-    """Return the plan for a program, if its homes are those that the constraints want."""
-    found = _found(solution, boundary)
-    for node in boundary.program.placeholders:
-        decided, type = boundary.decided(node), found.types[node]
-        if decided is None or OPEN in decided.dims or node in boundary.tangents or node in boundary.open_sums:
-            continue
-        assert isinstance(type, TensorType)
-        if boundary.home(node).kept != type.attr:
-            return None
-    return found
+def _with_homes(boundary: Boundary, given: Solution) -> Boundary:
+    """Constrain parameters to the layouts of a plan of another program.
+
+    Raises:
+        PlanError: the plan has other parameters; the error says which.
+    """
+    program = boundary.program
+    parameters = {name_of(node): node for node in program.placeholders if record_of(node).role == "param"}
+    homes = layouts_of_placeholders(given, program)
+    if different := [name for name in parameters if name not in homes]:
+        node = parameters[different[0]]
+        raise PlanError(
+            f"the plan is of another model: it has no layout for {len(different)} of {len(parameters)} parameters, "
+            f"such as {different[0]} : {print_type(tensor_type(node))}; search a plan for this model"
+        )
+    kept = {node.name: homes[name] for name, node in parameters.items() if boundary.decided(node) is None}
+    return replace(boundary, constraints={**boundary.constraints, **kept})

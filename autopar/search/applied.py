@@ -1,9 +1,8 @@
-"""Write the layouts of a program's values as text, and give them to another capture of the program."""
+"""Give the layouts of a plan to the values of another capture of its program."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
@@ -11,43 +10,14 @@ from torch import fx
 from autopar.errors import PlanError
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import is_getitem, operands, record_of
+from autopar.ir.nodes import is_getitem, name_of, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType, ValueType, requirement_of
-from autopar.ir.text.printer import print_dims, print_pending
 from autopar.ir.text.tokens import Cursor
 from autopar.ir.text.types import read_placed
 from autopar.plan.boundary import required_dtypes
-from autopar.search.solution import Planned, Solution
+from autopar.search.solution import Solution
 from autopar.search.value_names import OUTPUT, value_names
-
-
-def graph_digest(program: Program) -> str:
-    """Return the digest of a traced program; the names of its values count."""
-    return hashlib.blake2b(str(program).encode(), digest_size=16).hexdigest()
-
-
-def planned_values(
-    program: Program, types: Mapping[fx.Node, ValueType], uses: Mapping[fx.Node, Sequence[Requirement | None]]
-) -> dict[str, Planned]:
-    """Return name → layouts of all values that have some, and of what the program returns."""
-    planned = {}
-    for node, name in value_names(program).items():
-        type = types.get(node)
-        parts = () if type is None else type if isinstance(type, tuple) else (type,)
-        gives = tuple(None if part is None else _text(part.shape, part.attr) for part in parts)
-        values = [record_of(operand).type for operand in operands(node)]
-        needs = tuple(
-            _text(value.shape, need.placed.attr)
-            for value, need in zip(values, uses.get(node, ()), strict=False)
-            if need is not None and isinstance(value, TensorType)
-        )
-        planned[name] = Planned(gives, needs)
-    return planned
-
-
-def _text(shape: Sequence[int], attr: DistAttr) -> str:
-    return f"[{print_dims(shape, attr)}]{print_pending(attr)}"
 
 
 def applied(
@@ -95,6 +65,24 @@ def applied(
             attrs = [reader.attr(name, value.shape, text) for value, text in _pairs(name, values, plan.needs)]
             uses[node] = tuple(requirement_of(mesh, attr, dtype) for attr, dtype in zip(attrs, dtypes, strict=True))
     return types, uses
+
+
+def layouts_of_placeholders(solution: Solution, program: Program) -> dict[str, DistAttr]:
+    """Return parameter → its layout in a plan, of the parameters of a program that the plan has in the same shape."""
+    assert program.mesh is not None
+    reader, names = _LayoutReader(program.mesh), value_names(program)
+    found = {}
+    for node in program.placeholders:
+        planned = solution.values.get(names[node])
+        if record_of(node).role != "param" or planned is None or not planned.gives:
+            continue
+        text = planned.gives[0]
+        assert text is not None
+        try:
+            found[name_of(node)] = reader.attr(names[node], tensor_type(node).shape, text)
+        except PlanError:  # of another shape
+            continue
+    return found
 
 
 def _pairs(name: str, values: Sequence[Any], texts: Sequence[Any]) -> list[tuple[Any, Any]]:

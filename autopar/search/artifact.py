@@ -15,7 +15,8 @@ from typing import Any
 from autopar.costs.machine import described
 from autopar.errors import PlanError, shown
 from autopar.ir.mesh import Mesh
-from autopar.search.solution import VERSION, Planned, Solution
+from autopar.search.planned import Planned
+from autopar.search.solution import KINDS, VERSION, Solution
 
 
 def load(path: str | Path) -> Solution:
@@ -70,8 +71,10 @@ def _read(content: Any, path: str | Path) -> Solution:
         ):
             raise _Malformed(f'values.{name}: layouts are strings, as "[64/tp 128]"')
         values[name] = Planned(tuple(gives), tuple(needs))
-    reason, graph = _field(content, "reason", str), _field(content, "graph", str)
-    return Solution(machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), graph, values)
+    reason, kind, graph = (_field(content, name, str) for name in ("reason", "kind", "graph"))
+    if kind not in KINDS:
+        raise _Malformed(f"kind: {shown(kind)} is none of {', '.join(KINDS)}")
+    return Solution(machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values)
 
 
 def _field(content: Mapping[str, Any], name: str, kind: type | tuple[type, ...], at: str = "") -> Any:

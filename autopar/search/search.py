@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,11 +16,12 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import element_of, is_getitem, operands, record_of
 from autopar.ir.record import Requirement, ValueType, requirement_of
 from autopar.plan.boundary import Boundary, required_dtypes
+from autopar.search.again import Again
 from autopar.search.build import build
 from autopar.search.certificate import TOLERANCE, Certificate
 from autopar.search.ending import Ending
 from autopar.search.problem import Problem
-from autopar.search.solver import solve
+from autopar.search.solver import Answer, solve
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,12 @@ class Found(Certificate):
     Attributes:
         types: node → the type of its result, with a Layout.
         uses: node → what it requires of its operands.
+        again: solves the problem again; ``None`` for a plan that was not searched here.
     """
 
     types: dict[fx.Node, ValueType]
     uses: dict[fx.Node, tuple[Requirement | None, ...]]
+    again: Again | None = field(default=None, repr=False, compare=False)
 
     def idle_axes(self, mesh: Mesh) -> list[str]:
         """Return the axes over which no value is split or pending: all their ranks do the same."""
@@ -78,6 +81,11 @@ def search(
     start = time.monotonic()
     problem = build(boundary, machine, strict=strict, ending=ending)
     answer = solve(problem.graph, problem.order, problem.labels, start + time_limit)
+    return found_by(answer, problem, machine, start, time_limit)
+
+
+def found_by(answer: Answer, problem: Problem, machine: Machine, start: float, time_limit: float) -> Found:
+    """Return the layouts of an answer to a problem. ``start``: when its search began, of ``time.monotonic``."""
     if not all(states[answer.states[variable]] for variable, states in problem.allowed):
         raise PlanError("no strategies of the ops meet all constraints of the plan at once; leave some of them out")
     types, uses = _layouts(problem, answer.states)
@@ -87,7 +95,8 @@ def search(
     exact = least > price - TOLERANCE
     late = seconds >= time_limit
     reason = "" if exact else "the time limit ended the search" if late else "too many plans are near it"
-    return Found(machine, price, least, seconds, reason, types, uses)
+    again = Again(problem, answer.states, time_limit)
+    return Found(machine, price, least, seconds, reason, types, uses, again)
 
 
 def _layouts(

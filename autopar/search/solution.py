@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from rich.console import Console
 from rich.table import Column, Table
 
+from autopar.errors import PlanError
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
+from autopar.plan.spec import Spec
+from autopar.search.again import Again, Alternative
 from autopar.search.certificate import Certificate
 from autopar.search.module_times import ModuleTime, module_times
+from autopar.search.planned import Planned, graph_digest, planned_values
+from autopar.search.search import Found, found_by
 
 VERSION = 1  # of the file format
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The layouts of one op or placeholder, as programs print them: ``[256/tp 64] +dp``.
-
-    Attributes:
-        gives: of each result; ``None`` for a result that the op does not make.
-        needs: of each operand, as the op reads it.
-    """
-
-    gives: tuple[str | None, ...]
-    needs: tuple[str, ...] = ()
+Kind = Literal["call", "step"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -39,15 +34,19 @@ class Solution(Certificate):
 
     Attributes:
         mesh: the mesh.
+        kind: whether it is of a call of the model or of a training step.
         graph: the digest of the traced program.
         values: name of a value → its layouts; ``value_names`` gives the names.
         modules: what each module takes.
+        again: solves the problem again; ``None`` on ranks that did not search, and for a plan from a file.
     """
 
     mesh: Mesh
+    kind: Kind
     graph: str
     values: Mapping[str, Planned] = field(repr=False)
     modules: Sequence[ModuleTime] = field(default=(), repr=False, compare=False)
+    again: Again | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         if not self.modules:
@@ -55,14 +54,59 @@ class Solution(Certificate):
         table = Table("module", "parameters → result", _right("ops µs"), _right("transfers µs"))
         for row in self.modules:
             table.add_row(row.module, row.layouts, f"{row.ops / 1e3:,.1f}", f"{row.transfers / 1e3:,.1f}")
-        out = io.StringIO()
-        Console(file=out, width=120).print(table)
-        return f"{out.getvalue()}{self.certificate}\n"
+        return f"{_printed(table)}{self.certificate}\n"
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def explain(self, name: str) -> Explanation:
+        """Return what each layout of a value would cost, with everything else chosen anew. Prints as a table.
+
+        Args:
+            name: of a parameter or an input; or of another value, as in ``values``.
+
+        Raises:
+            PlanError: there is no such value, or the plan was not searched in this process.
+        """
+        return Explanation(name, tuple(self._again().alternatives(name)))
+
+    def fix(self, plan: Mapping[str, Spec]) -> Solution:
+        """Return the cheapest plan in which values have these layouts; ``plan=`` of ``parallelize`` takes it.
+
+        Args:
+            plan: a glob over names of parameters, inputs and other values → a layout, as in a plan: dims with ``"?"``
+                stay free.
+
+        Raises:
+            PlanError: a glob matches nothing, no strategy meets a constraint, or the plan was not searched in this
+                process.
+        """
+        again, start = self._again(), time.monotonic()
+        found = found_by(again.fixed(plan), again.problem, self.machine, start, again.time_limit)
+        return solution_from(found, again.problem.program, self.mesh, self.kind)
+
+    def diff(self, other: Solution) -> Difference:
+        """Return the values whose layouts differ in another plan of the same program. Prints as a table."""
+        rows = [
+            (name, _gives(self.values.get(name)), _gives(other.values.get(name)))
+            for name in dict.fromkeys((*self.values, *other.values))
+        ]
+        different = tuple((name, own, theirs) for name, own, theirs in rows if own != theirs)
+        return Difference(different, self.nanoseconds, other.nanoseconds)
+
+    def _again(self) -> Again:
+        if self.again is None:
+            raise PlanError(
+                "only the process that searched the plan can choose anew; on several ranks it is the first one, and a "
+                "plan from a file was searched elsewhere"
+            )
+        return self.again
+
+    # -- as a file ---------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON, without the times of modules."""
         return {
-            "version": VERSION, "mesh": dict(self.mesh.axes), "graph": self.graph,
+            "version": VERSION, "mesh": dict(self.mesh.axes), "kind": self.kind, "graph": self.graph,
             "machine": self.machine.description(), "nanoseconds": self.nanoseconds, "least": self.least,
             "search_seconds": self.search_seconds, "reason": self.reason,
             "values": {name: {"gives": [*v.gives], "needs": [*v.needs]} for name, v in self.values.items()},
@@ -71,6 +115,62 @@ class Solution(Certificate):
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file, which ``plan=`` of ``parallelize`` takes."""
         Path(path).write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What each layout of a value costs, the cheapest first. Prints as a table."""
+
+    name: str
+    alternatives: tuple[Alternative, ...]
+
+    def __str__(self) -> str:
+        table = Table(self.name, _right("ms a step"), _right("more"), "")
+        best = self.alternatives[0].nanoseconds
+        for row in self.alternatives:
+            more = f"+{row.nanoseconds / best - 1:.2%}" if row.nanoseconds > best else ""
+            table.add_row(row.layout, f"{row.nanoseconds / 1e6:,.3f}", more, "the plan's" * row.chosen)
+        return _printed(table)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The values of which two plans give other layouts. Prints as a table.
+
+    Attributes:
+        rows: the name of a value, its layouts in the first plan and in the second.
+        nanoseconds, others: the prices of the two plans.
+    """
+
+    rows: tuple[tuple[str, str, str], ...]
+    nanoseconds: int
+    others: int
+
+    def __str__(self) -> str:
+        table = Table("value", "this plan", "the other")
+        for row in self.rows:
+            table.add_row(*row)
+        more = f"{self.nanoseconds / 1e6:,.3f} ms a step, the other {self.others / 1e6:,.3f} ms\n"
+        return (_printed(table) if self.rows else "all layouts are the same\n") + more
+
+
+def _gives(planned: Planned | None) -> str:
+    return "" if planned is None else ", ".join(text or "–" for text in planned.gives)
+
+
+def _printed(table: Table) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(table)
+    return out.getvalue()
+
+
+def solution_from(found: Found, program: Program, mesh: Mesh, kind: Kind) -> Solution:
+    """Return what a search found for a traced program, by the names of its values."""
+    values = planned_values(program, found.types, found.uses)
+    return Solution(
+        found.machine, found.nanoseconds, found.least, found.search_seconds, found.reason, mesh, kind,
+        graph_digest(program), values, again=found.again,
+    )  # fmt: skip
 
 
 def timed(solution: Solution, program: Program) -> Solution:

@@ -16,6 +16,7 @@ from autopar.verify.levels import verify
 SLOW = Machine(
     "slow", "cpu", 2, Link(1e-6, 1e8), Link(2e-6, 5e7), Link(1e-7, 1e9), (("f32", 1e9), ("bf16", 4e9), ("f64", 5e8))
 )
+FAST = Machine("fast links", "cpu", 64, Link(1e-7, 1e9), Link(1e-7, 1e9), Link(1e-9, 1e6))  # its memory is slow
 MACHINES = (SLOW, machine_from("cpu"), machine_from("NVIDIA H100 80GB HBM3"))
 MESHES = (Mesh(a=2), Mesh(a=2, b=2))
 

@@ -6,16 +6,16 @@ import math
 from typing import Any
 
 import pytest
+from searched import FAST
 
 from autopar import Mesh, price
 from autopar.capture import capture
-from autopar.costs.machine import Link, Machine, machine
+from autopar.costs.machine import Machine, machine
 from autopar.examples.workloads import mlp
 from autopar.ir.program import Program
 from autopar.passes import Defer, Follow, Lift, Search, pipeline, run_passes
 
 H100 = machine("NVIDIA H100 80GB HBM3")
-FAST = Machine("fast links", "cpu", 64, Link(1e-7, 1e9), Link(1e-7, 1e9), Link(1e-9, 1e6))  # memory is slow
 
 
 def traced() -> Program:

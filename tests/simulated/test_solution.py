@@ -1,0 +1,186 @@
+"""The searched plan as a user sees it: its certificate and table, as a file, and asked again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from searched import FAST
+from torch import nn
+
+import autopar
+from autopar import Mesh
+from autopar.errors import PlanError
+from autopar.search.artifact import load
+from autopar.search.solution import Solution
+
+pytestmark = pytest.mark.simulated
+
+MESH = Mesh(a=2, b=2)
+X = torch.randn(32, 64, dtype=torch.float64)
+
+
+class Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x))).square().mean()
+
+
+@pytest.fixture(scope="module")
+def model() -> Loss:
+    return Loss().double()
+
+
+@pytest.fixture(scope="module")
+def parallel(model: Loss) -> autopar.parallel.Parallel:
+    return autopar.parallelize(model, MESH, machine=FAST, example=(X,))
+
+
+@pytest.fixture(scope="module")
+def solution(parallel: autopar.parallel.Parallel) -> Solution:
+    assert parallel.solution is not None
+    return parallel.solution
+
+
+def test_the_certificate(parallel: autopar.parallel.Parallel, solution: Solution) -> None:
+    assert solution.seconds == autopar.price(parallel.program, FAST).seconds == solution.bound
+    assert (solution.gap, solution.exact, solution.machine) == (0.0, True, FAST)
+    assert solution.search_seconds > 0
+    assert str(parallel.reports).splitlines()[-1].endswith(solution.certificate)
+    assert "no plan is cheaper" in solution.certificate
+
+
+def test_the_table_adds_up_to_the_price(solution: Solution) -> None:
+    assert sum(row.ops + row.transfers for row in solution.modules) == solution.nanoseconds
+    assert [row.module for row in solution.modules] == ["up", "(the model)", "down"]
+    assert "weight f64[256/a/b 64]" in str(solution)
+
+
+def test_layers_that_are_alike_are_one_row() -> None:
+    layers = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(4))).double()
+    x = torch.randn(32, 16, dtype=torch.float64)
+    parallel = autopar.parallelize(layers, MESH, machine=FAST, example=(x,))
+    assert parallel.solution is not None
+    names = [row.module for row in parallel.solution.modules]
+    assert len(names) < 4 and any("-" in name or "," in name for name in names)
+
+
+def test_a_saved_plan_is_applied_without_a_search(
+    model: Loss, parallel: autopar.parallel.Parallel, solution: Solution, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    solution.save(file)
+    again = autopar.parallelize(model, MESH, str(file), example=(X,))
+    assert str(again.program) == str(parallel.program)
+    assert again.solution == solution
+    torch.testing.assert_close(again.simulate(X), model(X))
+
+
+def test_another_call_of_the_same_model_keeps_the_layouts_of_parameters(model: Loss, solution: Solution) -> None:
+    parallel = autopar.parallelize(model, MESH, solution, machine=FAST)
+    torch.testing.assert_close(parallel.simulate(X[:16]), model(X[:16]))
+    (note,) = parallel.reports["plan"].notes
+    assert note == "the plan is of another call: parameters have its layouts, and the others are searched"
+    assert "up_weight : f64[256/a/b 64] = param" in str(parallel.program)
+
+
+def test_a_plan_of_another_mesh_or_model(solution: Solution) -> None:
+    with pytest.raises(PlanError, match=r"the plan is for the mesh \(a=2 b=2\), and this one is \(a=4\)"):
+        autopar.parallelize(Loss(), Mesh(a=4), solution)
+    with pytest.raises(PlanError, match=r"no layout for 2 of 2 parameters, such as weight : f32\[4 3\]"):
+        autopar.parallelize(nn.Linear(3, 4), MESH, solution, example=(torch.randn(2, 3),))
+
+
+def test_explain_chooses_everything_else_anew(model: Loss, solution: Solution) -> None:
+    explanation = solution.explain("up.weight")
+    best = explanation.alternatives[0]
+    assert (best.layout, best.chosen, best.nanoseconds) == ("[256/a/b 64]", True, solution.nanoseconds)
+    for other in explanation.alternatives[1:3]:
+        fixed = solution.fix({"up.weight": spec_of(other.layout)})
+        assert fixed.nanoseconds == other.nanoseconds > solution.nanoseconds
+        assert fixed.exact
+    assert "the plan's" in str(explanation)
+
+
+def spec_of(layout: str) -> tuple[Any, ...]:
+    return tuple(tuple(dim.split("/")[1:]) or None for dim in layout.strip("[]").split())
+
+
+def test_fix_is_a_plan(model: Loss, solution: Solution) -> None:
+    fixed = solution.fix({"up.weight": (None, "a"), "x": ("b",)})
+    parallel = autopar.parallelize(model, MESH, fixed, example=(X,))
+    assert "up_weight : f64[256 64/a] = param" in str(parallel.program)
+    assert "x : f64[32/b 64] = input" in str(parallel.program)
+    assert autopar.price(parallel.program, FAST).nanoseconds == fixed.nanoseconds >= solution.nanoseconds
+    torch.testing.assert_close(parallel.simulate(X), model(X))
+    rows = {name: (own, other) for name, own, other in solution.diff(fixed).rows}
+    assert rows["param up.weight"] == ("[256/a/b 64]", "[256 64/a]")
+    assert "param up.weight" in str(solution.diff(fixed))
+    assert str(solution.diff(solution)).startswith("all layouts are the same")
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        ({"zz": ("a",)}, "'zz' matches no parameter, input or other value of the plan"),
+        ({"up.bias": ("a", "b")}, "splits dim 1, but up.bias has the shape"),
+        ({"x": ("c",)}, r"the mesh \(a=2 b=2\) has no axis 'c'"),
+        ({"down forward addmm": ("(2 16/a)",)}, "no strategy|has the size"),
+    ],
+)
+def test_what_cannot_be_fixed(solution: Solution, plan: dict[str, Any], text: str) -> None:
+    with pytest.raises(PlanError, match=text):
+        solution.fix(plan)
+
+
+def test_questions_to_a_plan_from_a_file(solution: Solution, tmp_path: Path) -> None:
+    solution.save(tmp_path / "plan.json")
+    with pytest.raises(PlanError, match="only the process that searched the plan can choose anew"):
+        load(tmp_path / "plan.json").explain("up.weight")
+    with pytest.raises(PlanError, match=r"the plan has no value 'weight'; near it: up\.weight, down\.weight"):
+        solution.explain("weight")
+
+
+DAMAGE = {
+    "version": (2, "version: 2 is not known"),
+    "graph": (3, "graph: 3 is not of the right kind"),
+    "kind": ("week", "kind: 'week' is none of call, step"),
+    "nanoseconds": (-1, "numbers from 0 on are wanted"),
+    "least": (float("nan"), "numbers from 0 on are wanted"),
+    "mesh": ({"a": 0}, "at least 1|size"),
+    "machine": ({}, "version: missing"),
+    "values": ({"x": 3}, r"values\.x: an object is wanted"),
+}
+
+
+@pytest.mark.parametrize("field", DAMAGE)
+def test_a_damaged_file(solution: Solution, tmp_path: Path, field: str) -> None:
+    value, text = DAMAGE[field]
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({**solution.to_json(), field: value}))
+    with pytest.raises(PlanError, match=text):
+        load(file)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "{" * 100_000, "not json", '{"version": 1}'])
+def test_a_file_that_is_no_plan(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(text)
+    with pytest.raises(PlanError, match=r"plan\.json: "):
+        autopar.parallelize(Loss(), MESH, str(file))
+
+
+def test_layouts_of_a_hostile_file(model: Loss, solution: Solution, tmp_path: Path) -> None:
+    for layout in ("[256/z 64]", "[3 64]", "[256/a/b 64", "[999999999999999999999 64]", ""):
+        content = solution.to_json()
+        content["values"]["param up.weight"]["gives"] = [layout]
+        file = tmp_path / "plan.json"
+        file.write_text(json.dumps(content))
+        with pytest.raises(PlanError, match=r"the plan's layout .* of param up\.weight"):
+            autopar.parallelize(model, MESH, str(file), example=(X,))
