@@ -36,6 +36,18 @@ OPEN: Dim = ((None, (UNDECIDED,)),)  # a dim that a constraint leaves open
 ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
 
 
+class UserConstraints(dict[str, DistAttr]):
+    """Node → DistAttr; dims with ``?`` are free.
+
+    Attributes:
+        names: node → the user's name of it, for errors: ``up.weight``, ``down()``.
+    """
+
+    def __init__(self, attrs: Mapping[str, DistAttr], names: Mapping[str, str]) -> None:
+        super().__init__(attrs)
+        self.names = names
+
+
 @dataclass(frozen=True)
 class Home:
     """The attributes of a placeholder.
@@ -73,6 +85,11 @@ class Boundary:
         type = record_of(node).type
         layout = type.layout if isinstance(type, TensorType) else None
         return self.constraints.get(node.name, None if layout is None else layout.attr)
+
+    def said(self, node: fx.Node) -> str:
+        """Return the user's name of a constrained value."""
+        names = self.constraints.names if isinstance(self.constraints, UserConstraints) else {}
+        return names.get(node.name, name_of(node) if node.op == "placeholder" else node.name)
 
     # -- placeholders --------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.record import TensorType, ValueType
 from autopar.ir.text.printer import print_dims, print_type
-from autopar.plan.boundary import agreed
+from autopar.plan.boundary import UserConstraints, agreed
 from autopar.plan.plan import Constraints, Plan, resolve
 from autopar.report.decisions import needed_whole_note, parts_note, unused_axes, whole_note
 
@@ -42,17 +41,15 @@ class Decisions(NamedTuple):
         notes: decisions that were made for the user.
         unmatched: names of presets that match nothing.
         search: whether the layouts of all values without a constraint are searched.
-        names: node → the user's name of a constrained value: ``up.weight``, ``down()``.
     """
 
     notes: tuple[str, ...]
     unmatched: tuple[str, ...]
     search: bool = False
-    names: Mapping[str, str] = MappingProxyType({})
 
 
 def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured: Captured,
-                layouts: Mapping[str, DistAttr] | None = None) -> tuple[dict[str, DistAttr], Decisions]:  # fmt: skip
+                layouts: Mapping[str, DistAttr] | None = None) -> tuple[UserConstraints, Decisions]:  # fmt: skip
     """Return node → DistAttr for placeholders and for values that modules return, and notes of decisions.
 
     The decisions were made for the user. In a search, dims of placeholders may be undecided, too.
@@ -101,12 +98,14 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
             shape = _shape(types[name])
             raise PlanError(
                 f"the plan contradicts itself on {line}, which {before} and {call} both return: {before} is "
-                f"[{print_dims(shape, other)}], {call} is [{print_dims(shape, attr)}]; leave one of them out of the plan"
+                f"[{print_dims(shape, other)}], {call} is [{print_dims(shape, attr)}]; leave one of them out of the "
+                f"plan"
             )
         attrs[name] = both
     unmatched = tuple(resolved.unmatched)
+    named_attrs = UserConstraints(attrs, named)
     if resolved.search:
-        return attrs, Decisions(tuple(resolved.notes), unmatched, search=True, names=named)
+        return named_attrs, Decisions(tuple(resolved.notes), unmatched, search=True)
     parameters = {users[p]: _shape(r.type) for p, r in records.items() if r.role == "param"}
     whole = _left_whole(resolved, parameters, parts) if resolved.preset else []
     follow = [
@@ -121,10 +120,8 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     # another note explains a preset that matches nothing
     explained = {"tp"} if resolved.unmatched and not resolved.preset else set()
     unused = unused_axes(mesh, {axis for attr in attrs.values() for axis in attr.axes}, explained)
-    return attrs, Decisions(
-        (*resolved.notes, *parts_note(follow), *needed_whole_note(needed), *whole_note(whole), *unused),
-        unmatched,
-        names=named,
+    return named_attrs, Decisions(
+        (*resolved.notes, *parts_note(follow), *needed_whole_note(needed), *whole_note(whole), *unused), unmatched
     )
 
 

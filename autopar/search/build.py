@@ -11,15 +11,15 @@ from torch import fx
 from autopar.capture.blocks import block_of, blocks, is_parameter, module_paths
 from autopar.costs.machine import Machine
 from autopar.costs.op_prices import OpPrices
-from autopar.errors import PlanError
 from autopar.ir import transfers
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import element_of, is_getitem, name_of, operands, record_of, tensor_type
-from autopar.plan.boundary import Boundary, filled, required_dtypes
+from autopar.plan.boundary import Boundary, required_dtypes
 from autopar.plan.shared_transfers import computed, turning_block
-from autopar.plan.usable_rules import usable_rule, where
+from autopar.plan.usable_rules import usable_rule
 from autopar.rules.strategies import Bound
 from autopar.search.chains import Chains, State
+from autopar.search.constrained_reads import allowed_states
 from autopar.search.cuts import CutSearch
 from autopar.search.ending import Ending
 from autopar.search.groups import groups_of
@@ -83,8 +83,9 @@ class _Builder:
         self.chains.impossible = int(self._penalty)
         for node, returned in self.boundary.tangents.items():
             self._tie_tangent(node, self.problem.value(returned))
-        for node in nodes:
-            self._constrain(node)
+        for variable, fits in allowed_states(self.problem, self.boundary).items():
+            self._add_costs(variable, np.where(fits, 0.0, self._penalty))
+            self.problem.allowed.append((variable, fits))
         for value in self.problem.values.values():
             self._pay(value)
         if self.ending is not None:
@@ -191,26 +192,6 @@ class _Builder:
         wanted = [self._returned(value, attr) for attr, _ in value.states]
         left = np.array([options.index(attr) for attr in wanted])
         self.graph.add_edge(value.variable, variable, left, np.arange(len(options)), self._equal(len(options)))
-
-    def _constrain(self, node: fx.Node) -> None:
-        """Forbid the uses of a constrained result in another layout than that of the constraint."""
-        if node.op != "call_function" or isinstance(record_of(node).type, tuple):
-            return
-        decided = self.boundary.decided(node)
-        if decided is None:
-            return
-        value = self.problem.value(node)
-        for reader in value.readers:
-            fits = np.array([
-                filled(decided, attr).normalize(value.type.shape, self.mesh) == attr for attr, _ in reader.states
-            ])  # fmt: skip
-            if not fits.any():
-                raise PlanError(
-                    f"no strategy of {self.graph.names[reader.variable]} reads {node.name} in the layout of the "
-                    f"constraint{where(record_of(node))}"
-                )
-            self._add_costs(reader.variable, np.where(fits, 0.0, self._penalty))
-            self.problem.allowed.append((reader.variable, fits))
 
     def _equal(self, count: int) -> np.ndarray:
         """Return the table that forbids two different states."""

@@ -87,7 +87,9 @@ def search(
 def found_by(answer: Answer, problem: Problem, machine: Machine, start: float, time_limit: float) -> Found:
     """Return the layouts of an answer to a problem. ``start``: when its search began, of ``time.monotonic``."""
     if not all(states[answer.states[variable]] for variable, states in problem.allowed):
-        raise PlanError("no strategies of the ops meet all constraints of the plan at once; leave some of them out")
+        raise PlanError(
+            f"time_limit={time_limit} ended the search before it had a plan that meets the constraints; allow more time"
+        )
     types, uses = _layouts(problem, answer.states)
     price = problem.explicit_price(answer.states.tolist())
     seconds = time.monotonic() - start

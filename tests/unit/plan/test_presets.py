@@ -161,8 +161,8 @@ def test_presets_are_data() -> None:
         (
             ["ddp", "mine"],
             MESH,
-            "no preset 'mine'; presets are ddp, megatron, megatron+sp, \"search\" finds the cheapest plan, and a plan of "
-            "your own is a dict from globs",
+            "no preset 'mine'; presets are ddp, megatron, megatron+sp, \"search\" finds the cheapest plan, and a plan "
+            "of your own is a dict from globs",
         ),
         (
             "megatron",
@@ -341,6 +341,6 @@ def test_two_modules_that_return_one_value() -> None:
     with pytest.raises(PlanError) as caught:
         attrs({"up()": ("?", "tp"), "up.0()": ("tp", "?")})
     assert str(caught.value) == (
-        f"the plan contradicts itself on {name} : f64[4 6 8], which up.0() and up() both return: up.0() is [4/tp 6/? 8], "
-        f"up() is [4/? 6/tp 8]; leave one of them out of the plan"
+        f"the plan contradicts itself on {name} : f64[4 6 8], which up.0() and up() both return: up.0() is "
+        f"[4/tp 6/? 8], up() is [4/? 6/tp 8]; leave one of them out of the plan"
     )

@@ -64,7 +64,7 @@ def test_an_input_whose_first_dim_is_open_may_be_the_batch() -> None:
 def test_errors_are_those_of_other_plans() -> None:
     with pytest.raises(PlanError, match="the plan's glob 'dwn' matches no parameter or input"):
         resolved(["search", {"dwn": ("tp",)}])
-    with pytest.raises(PlanError, match="the plan contradicts itself on up.weight: .* make the globs disjoint"):
+    with pytest.raises(PlanError, match=r"the plan contradicts itself on up.weight: .* make the globs disjoint"):
         resolved(["search", {"*.up.weight": ("tp",), "up.*": (None, "tp")}])
     with pytest.raises(PlanError, match="did you mean 'search'"):
         resolved("serach")
@@ -80,7 +80,7 @@ def test_a_captured_call_has_only_the_users_constraints() -> None:
     captured = capture(model, (x,))
     (act,) = captured.modules["act"]
     attrs, decisions = constraints(["search", {"up.weight": ("?", "tp"), "act()": ("dp", "?")}], model, MESH, captured)
-    assert decisions.names == {"up_weight": "up.weight", act: "act()"} and attrs.keys() == decisions.names.keys()
+    assert attrs.names == {"up_weight": "up.weight", act: "act()"} and attrs.keys() == attrs.names.keys()
     assert attrs["up_weight"] == DistAttr((OPEN, ((None, ("tp",)),)))
     assert not constraints("ddp", model, MESH, captured)[1].search
 
