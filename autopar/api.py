@@ -110,8 +110,8 @@ def parallelize(
             f"timeout={shown(timeout)} is not a number of seconds above 0, after which processes without progress end"
         )
     check_time_limit(time_limit)
-    on = machine_from(machine) if machine is not None else None if given is None else given.machine
     plan, given = _given(plan, mesh)
+    on = machine_from(machine) if machine is not None else None if given is None else given.machine
     if plan is None and example is not None:
         plan = SEARCH
     layouts_of(plan, model, mesh)  # refused before anything is sent
