@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autopar import checkpoint
-    from autopar.api import parallelize
+    from autopar.api import devices, parallelize
     from autopar.costs.program_price import price
     from autopar.errors import (
         AutoparError,
@@ -41,16 +41,17 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
     "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
-    "localize", "parallelize", "price", "redistribute", "register_rule", "simulate",
+    "devices", "localize", "parallelize", "price", "redistribute", "register_rule", "simulate",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
-    "parallelize": "api", "Parallel": "parallel", "Program": "ir.program", "Mesh": "ir.mesh", "DistAttr": "ir.layout",
-    "Layout": "ir.layout", "register_rule": "rules", "redistribute": "runtime.redistribute_pieces",
-    "localize": "runtime.simulated_program", "simulate": "runtime.simulated_program", "price": "costs.program_price",
+    "parallelize": "api", "devices": "api", "Parallel": "parallel", "Program": "ir.program", "Mesh": "ir.mesh",
+    "DistAttr": "ir.layout", "Layout": "ir.layout", "register_rule": "rules",
+    "redistribute": "runtime.redistribute_pieces", "localize": "runtime.simulated_program",
+    "simulate": "runtime.simulated_program", "price": "costs.program_price",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan",
-         "report", "rules", "runtime", "step", "transitions", "verify")  # fmt: skip
+         "report", "rules", "runtime", "search", "step", "transitions", "verify")  # fmt: skip
 
 
 class _Passes:

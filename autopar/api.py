@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
-from autopar.costs.machine import Machine, machine_from
+from autopar.costs.machine import Machine, machine_from, machine_of
 from autopar.errors import PlanError, class_of, shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.ir.ops.seeded_random import RANDOM, Random
+from autopar.model.choose_mesh import choose_mesh
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.inputs import INPUTS, Inputs
 from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import SEARCH, Plan
+from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import job_of
 from autopar.search.artifact import load
+from autopar.search.meshes import Devices, meshes
 from autopar.search.search import check_time_limit
 from autopar.search.solution import Solution
 
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
 def parallelize(
     model: torch.nn.Module,
-    mesh: Mesh | DeviceMesh,
+    mesh: Mesh | DeviceMesh | Devices,
     plan: Plan | Solution | None = None,
     *,
     example: Any = None,
@@ -51,7 +54,8 @@ def parallelize(
 
     Args:
         model: any ``torch.nn.Module`` on one device; it does not change.
-        mesh: ``autopar.Mesh(dp=2, tp=2)``, or a ``DeviceMesh`` whose dims have names.
+        mesh: ``autopar.Mesh(dp=2, tp=2)``, or a ``DeviceMesh`` whose dims have names; or ``autopar.devices(64)``: of
+            all meshes of so many ranks with up to three axes, the one with the cheapest plan for the ``example``.
         plan: ``"search"``, the default where there is an ``example``: the cheapest layouts of all values on the
             ``machine``, with a certificate in ``parallel.solution``. Or a dict: a glob over names of parameters and
             inputs → an axis (or a tuple of axes, or ``None``) for each dim, or DTensor's placements; ``"*.module()"``
@@ -91,6 +95,11 @@ def parallelize(
         ValueError: the mesh does not have as many ranks as the job has processes, or has an axis ``pp``.
     """
     _check_model(model)
+    if isinstance(mesh, Devices):
+        return _on_best_mesh(
+            model, mesh, plan, example, inputs, strict=strict, machine=machine, time_limit=time_limit, timeout=timeout,
+            outputs=outputs, recapture=recapture, random=random,
+        )  # fmt: skip
     device_mesh: DeviceMesh | None = None
     if is_device_mesh(mesh):
         device_mesh = mesh
@@ -123,6 +132,60 @@ def parallelize(
     if example is not None:
         args, kwargs = _example(example)
         parallel.capture(*args, **kwargs)
+    return parallel
+
+
+def devices(count: int, machine: Machine | str | Path | None = None) -> Devices:
+    """Return so many devices whose mesh ``parallelize(model, autopar.devices(64), example=…)`` chooses.
+
+    Args:
+        count: the number of ranks.
+        machine: as for ``parallelize``.
+
+    Raises:
+        ValueError: ``count`` is no number of ranks, or there is no such machine.
+    """
+    next(iter(meshes(count)))
+    return Devices(count, None if machine is None else machine_from(machine))
+
+
+def _on_best_mesh(
+    model: torch.nn.Module, devices: Devices, plan: Plan | Solution | None, example: Any, inputs: Inputs, *,
+    strict: bool, machine: Machine | str | Path | None, time_limit: float, timeout: float, outputs: Outputs,
+    **options: Any,
+) -> Parallel:  # fmt: skip
+    """``parallelize`` on the mesh whose cheapest plan is the fastest."""
+    if plan not in (None, SEARCH):
+        raise ValueError(
+            f"autopar.devices({devices.count}) chooses the axes of the mesh together with the plan, so a plan that "
+            f"names axes needs a Mesh; leave plan out, or give a mesh, as in Mesh(dp={devices.count})"
+        )
+    if example is None:
+        raise ValueError(
+            f"autopar.devices({devices.count}) chooses the mesh for a call; give its arguments as example=(x,)"
+        )
+    if inputs != "global":
+        raise ValueError(
+            'autopar.devices() chooses the layouts of inputs, so all ranks bring the batch: inputs="global"'
+        )
+    check_time_limit(time_limit)
+    _check_choice("outputs", outputs, OUTPUTS)
+    device = _device(model, None)
+    on = machine_from(machine) if machine is not None else devices.machine or machine_of(device)
+    args, kwargs = _example(example)
+    row = Mesh(a=devices.count)
+    job = job_of(row, device, None, timeout)
+    agreement = None if job is None or devices.count == 1 else Agreement(job.control, row)
+    solution, note = choose_mesh(
+        devices, model, args, kwargs, on, whole=outputs == "global", strict=strict, time_limit=time_limit,
+        agreement=agreement,
+    )  # fmt: skip
+    parallel = parallelize(
+        model, solution.mesh, solution, outputs=outputs, strict=strict, timeout=timeout, machine=on,
+        time_limit=time_limit, **options,
+    )  # fmt: skip
+    parallel.compiler.planner.notes.append(note)
+    parallel.capture(*args, **kwargs)
     return parallel
 
 

@@ -32,12 +32,14 @@ class Planner:
         agreement: the ranks that take one plan; ``None`` for one process.
         given: a plan that needs no search, for the traced program that it is of; parameters have its layouts in all
             programs.
+        notes: decisions that were made for the user before.
     """
 
     machine: Machine
     time_limit: float = 60.0
     agreement: Agreement | None = None
     given: Solution | None = None
+    notes: list[str] = field(default_factory=list, compare=False)
 
 
 @dataclass
@@ -64,6 +66,7 @@ class Search:
         return replace(found, types=types, uses={nodes[node]: uses for node, uses in found.uses.items()})
 
     def _found(self, boundary: Boundary, machine: Machine, strict: bool, time_limit: float) -> Found:
+        self.notes += self.planner.notes
         given = self.planner.given
         if given is not None:
             found = self._given(given, boundary)
