@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 from autopar.costs.machine import Machine
 from autopar.costs.prices import step_price
@@ -16,14 +17,16 @@ from autopar.ir.layout import Axes
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.transitions.chain import TransferChain, TransferStep
+from autopar.transitions.classes import Path, alike, class_of, renamed
 from autopar.transitions.draft import Parts
 from autopar.transitions.relayouts import views
-from autopar.transitions.states import Edge, Move, Moves, State, prices_of
+from autopar.transitions.states import Edge, Listed, Move, Moves, Prices, State, prices_of
 
-Path = tuple[tuple[Move, State], ...]
+
 SLACK = 16  # nanoseconds that rounding may add to a bound
 Key = tuple[int, int, int]  # nanoseconds, transfers, redistributes: the least is best
 FAR_OFF = 1 << 62
+CLASSES = 1 << 16  # paths that are kept
 MOST = 1024  # states from which a search goes on; on a mesh of three axes it ends before
 
 
@@ -42,12 +45,24 @@ def fastest_of_even(start: TensorType, goal: TensorType, linear: bool, machine: 
     Args:
         linear: whether a pending value may be cast.
     """
+    found = fastest_path(start, goal, linear, machine)
+    if found is None:
+        return None
+    moves, path = found
+    here, steps = moves.start, []
+    for move, there in path:
+        steps.append(moves.transfer(move, here, there))
+        here = there
+    return TransferChain(start).then(*steps)
+
+
+def fastest_path(start: TensorType, goal: TensorType, linear: bool, machine: Machine) -> tuple[Moves, Path] | None:
+    """Return the moves of ``fastest_of_even``."""
     assert start.layout is not None
     mesh = start.layout.mesh
     prices = prices_of(mesh, machine)
     number = {name: k for k, name in enumerate(prices.names)}
-    best: Key = (FAR_OFF, 0, 0)
-    found: tuple[Moves, Path] | None = None
+    found: tuple[Key, Moves, Path] | None = None
     even = [
         view
         for view in views(start.attr.dims, goal.attr.dims, start.shape, mesh)
@@ -58,18 +73,42 @@ def fastest_of_even(start: TensorType, goal: TensorType, linear: bool, machine: 
     for parts, have, want in even:
         ends = [tuple([tuple([number[axis] for axis in axes]) for axes in side]) for side in (have, want)]
         moves = Moves(start, goal, linear, prices, parts, *ends)
-        search = Search(moves, best)
-        path = search.run()
-        if path is not None:
-            best, found = search.best, (moves, path)
+        key, path = _path_of_class(moves)
+        if found is None or key < found[0]:
+            found = key, moves, path
     if found is None:
         return None
-    moves, path = found
-    here, steps = moves.start, []
-    for move, there in path:
-        steps.append(moves.transfer(move, here, there))
-        here = there
-    return TransferChain(start).then(*steps)
+    _, moves, path = found
+    return moves, path
+
+
+@lru_cache(maxsize=64)
+def _classes(prices: Prices) -> dict[object, tuple[Key, Path] | None]:
+    """Return the paths that are known on a mesh: class → the path for its parts; ``None`` where pairs differ."""
+    return {}
+
+
+def _path_of_class(moves: Moves) -> tuple[Key, Path]:
+    """Return the fastest path with its key, by the path of the class of the pair."""
+    described, known = class_of(moves), _classes(moves.prices)
+    if described.key not in known:
+        if len(known) == CLASSES:
+            known.clear()
+        try:
+            known[described.key] = _searched(alike(moves, described.order))
+        except Listed:
+            known[described.key] = None
+    found = known[described.key]
+    if found is None:
+        return _searched(moves)
+    return found[0], renamed(found[1], described.order, len(moves.sizes))
+
+
+def _searched(moves: Moves) -> tuple[Key, Path]:
+    search = Search(moves, (FAR_OFF, 0, 0))
+    path = search.run()
+    assert path is not None
+    return search.best, path
 
 
 def _even(parts: Parts, splits: list[Axes], mesh: Mesh) -> bool:

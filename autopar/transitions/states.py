@@ -27,6 +27,7 @@ Splits = tuple[tuple[int, ...], ...]  # the axes of each part, major first
 # the axes of each part, the set of these axes, the set of pending axes, and whether the value has the goal's dtype
 State = tuple[Splits, int, int, bool]
 Move = tuple[str, int, int, int]  # a transfer, its part, its other part, and the set of its axes
+Room = tuple[int, int]
 Edge = tuple[int, State, Move]  # nanoseconds, the state at the other end, and the move
 
 
@@ -60,6 +61,16 @@ class Prices:
         self.inside = self.counts[-1] // self.far[-1]
         self.latencies = 0.0 if machine.measured else inside, max(inside, outside)
         self._known: dict[tuple[str, int, int], int] = {}
+        self._rooms: dict[int, Room] = {}
+        self._digits = len({prime for name in self.names for _, prime in digits_of((name,), mesh)}) > 1
+
+    def room(self, n: int) -> Room:
+        """Return what tells how axes may split a part of this size: the sets that may, and where digits differ, it."""
+        found = self._rooms.get(n)
+        if found is None:
+            sets = sum([1 << k for k, count in enumerate(self.counts) if n % count == 0])
+            found = self._rooms[n] = sets, n if self._digits else 0
+        return found
 
     def nanoseconds(self, name: str, axes: int, size: int) -> int:
         """Return the price of a transfer over a set of axes; ``size`` is ``n`` of ``costs.prices``."""
@@ -78,6 +89,10 @@ class Prices:
 @lru_cache(maxsize=64)
 def prices_of(mesh: Mesh, machine: Machine) -> Prices:
     return Prices(mesh, machine)
+
+
+class Listed(Exception):
+    """The messages of an exchange have to be listed, so its price may depend on which dims the axes split."""
 
 
 class Rooms:
@@ -155,26 +170,32 @@ class Moves:
         parts: the part sizes, dim by dim; ``sizes`` are those of all parts.
         start, goal: the ends.
         reduced, renewed: axes that may be reduced, and those that may become pending.
+        alike: whether these are the moves of a class of pairs, with some of the parts.
     """
+
+    alike = False
 
     def __init__(self, start: TensorType, goal: TensorType, linear: bool, prices: Prices,
                  parts: Parts, have: Splits, want: Splits) -> None:  # fmt: skip
-        self.prices, self.parts, self.sizes = prices, parts, tuple([n for dim in parts for n in dim])
-        self.elements = math.prod(self.sizes)
-        self.rooms = rooms_of(parts, prices.sizes)
-        self.shape = start.shape
+        self.prices, self.shape = prices, start.shape
         self.dtypes = start.dtype, goal.dtype
         casts = start.dtype != goal.dtype
         number = {name: k for k, name in enumerate(prices.names)}
         pending, wanted = (sum([1 << number[axis] for axis, _ in end.attr.pending]) for end in (start, goal))
-        self.start = (have, _set_of(have), pending, not casts)
-        self.goal = (want, _set_of(want), wanted, True)
+        self.give(parts, (have, _set_of(have), pending, not casts), (want, _set_of(want), wanted, True))
+        self.elements = math.prod(self.sizes)
         self.linear = linear
         self.reduced, self.renewed = pending, wanted
         self.kind = next((kind for _, kind in start.attr.pending), "sum")
         self.new_kind = next((kind for _, kind in goal.attr.pending), "sum")
         self.itemsizes = start.dtype.itemsize, goal.dtype.itemsize
         self.sent = tuple([transfers.reduced_as(self.kind, dtype).itemsize for dtype in self.dtypes])
+
+    def give(self, parts: Parts, start: State, goal: State) -> None:
+        """Set the parts and the ends."""
+        self.parts, self.sizes = parts, tuple([n for dim in parts for n in dim])
+        self.rooms = rooms_of(parts, self.prices.sizes)
+        self.start, self.goal = start, goal
         self._exchanges: dict[tuple[Splits, Splits, int], Exchange] = {}
 
     # -- moves -----------------------------------------------------------------------------------------------------
@@ -291,8 +312,11 @@ class Moves:
         if found is None:
             axes, mesh, per_node = self.prices.axes, self.prices.mesh, self.prices.machine.ranks_per_node
             pairs = list(zip(self.sizes, self._names(here[0]), self._names(there[0]), strict=True))
-            found = counted_on_mesh(pairs, axes[here[2]], mesh, per_node)
+            others = self.elements // math.prod(self.sizes)
+            found = counted_on_mesh([*pairs, (others, (), ())], axes[here[2]], mesh, per_node)
             if found is None:
+                if self.alike:
+                    raise Listed
                 ends = [Layout(mesh, self._attr(state)) for state in (here, there)]
                 found = busiest(*ends, self.shape, per_node)
             self._exchanges[key] = found

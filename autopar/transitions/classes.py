@@ -1,0 +1,81 @@
+"""Describe the two ends of a path by all that the path depends on, so that pairs of states that are alike share one.
+
+Which dims the axes split does not matter to the fastest transfers, only which axes a part still has room for. So the
+parts are sorted, those without room are left out, and of parts that are alike and that no axis splits at either end as
+many are kept as there are axes. A path is found once for a *class* of pairs, and for others its parts are renamed.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import NamedTuple
+
+from autopar.ir import transfers
+from autopar.transitions.states import Move, Moves, Room, State
+
+Row = tuple[bool, Room, tuple[int, ...], tuple[int, ...]]  # whether it is late, its room, and its axes at both ends
+
+
+Path = tuple[tuple[Move, State], ...]  # each move with the state that follows
+
+
+class Class(NamedTuple):
+    """A class of pairs.
+
+    Attributes:
+        key: equal for all pairs of the class.
+        order: of each part of the class, its number among the parts of the pair.
+    """
+
+    key: object
+    order: tuple[int, ...]
+
+
+def class_of(moves: Moves) -> Class:
+    """Return the class of the ends of some moves."""
+    prices, most = moves.prices, len(moves.prices.sizes)
+    have, want = moves.start[0], moves.goal[0]
+    rows: list[tuple[Row, int]] = []
+    p = 0
+    for dim in moves.parts:
+        late = False  # whether an axis that splits the part would not split the dim plainly
+        for n in dim:
+            if have[p] or want[p] or prices.room(n)[0] > 1:
+                rows.append(((late, prices.room(n), have[p], want[p]), p))
+            late = late or not have[p] == want[p] or prices.counts[sum([1 << k for k in have[p]])] != n
+            p += 1
+    rows.sort()
+    kept, before, count = [], None, 0
+    for row, p in rows:
+        count = count + 1 if row == before else 1
+        before = row
+        if row[2] or row[3] or count <= most:
+            kept.append((row, p))
+    kinds = moves.kind == moves.new_kind, moves.new_kind in transfers.MERGES
+    ends = moves.start[1:], moves.goal[1:], moves.itemsizes, moves.sent, moves.linear, kinds
+    return Class((tuple([row for row, _ in kept]), ends, moves.elements), tuple([p for _, p in kept]))
+
+
+def alike(moves: Moves, order: tuple[int, ...]) -> Moves:
+    """Return moves between the same ends for the parts of a class only."""
+    other = copy(moves)
+    other.alike = True
+    have, want = (tuple([splits[p] for p in order]) for splits in (moves.start[0], moves.goal[0]))
+    other.give(tuple([(moves.sizes[p],) for p in order]), (have, *moves.start[1:]), (want, *moves.goal[1:]))
+    return other
+
+
+def renamed(path: Path, order: tuple[int, ...], count: int) -> Path:
+    """Return the path of a class for a pair with so many parts."""
+    found = []
+    for (name, p, q, axes), (splits, *rest) in path:
+        row: list[tuple[int, ...]] = [()] * count
+        for place, split in zip(order, splits, strict=True):
+            row[place] = split
+        if name in PLACED and p >= 0:
+            p, q = order[p], order[q]
+        found.append(((name, p, q, axes), (tuple(row), *rest)))
+    return tuple(found)
+
+
+PLACED = ("slice", "pend", "reduce_scatter", "all_gather", "all_to_all")  # transfers of parts
