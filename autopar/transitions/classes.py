@@ -13,7 +13,7 @@ from typing import NamedTuple
 from autopar.ir import transfers
 from autopar.transitions.states import Move, Moves, Room, State
 
-Row = tuple[bool, Room, tuple[int, ...], tuple[int, ...]]  # whether it is late, its room, and its axes at both ends
+Row = tuple[Room, tuple[int, ...], tuple[int, ...]]  # the room of a part, and its axes at both ends
 
 
 Path = tuple[tuple[Move, State], ...]  # each move with the state that follows
@@ -35,21 +35,22 @@ def class_of(moves: Moves) -> Class:
     """Return the class of the ends of some moves."""
     prices, most = moves.prices, len(moves.prices.sizes)
     have, want = moves.start[0], moves.goal[0]
-    rows: list[tuple[Row, int]] = []
+    rows: list[tuple[Row, int, int]] = []
     p = 0
     for dim in moves.parts:
-        late = False  # whether an axis that splits the part would not split the dim plainly
+        late = 0  # at how many ends an axis that splits the part would not split the dim plainly
         for n in dim:
             if have[p] or want[p] or prices.room(n)[0] > 1:
-                rows.append(((late, prices.room(n), have[p], want[p]), p))
-            late = late or not have[p] == want[p] or prices.counts[sum([1 << k for k in have[p]])] != n
+                rows.append(((prices.room(n), have[p], want[p]), late, p))
+            late |= 2 * (prices.count(want[p]) != n) + (prices.count(have[p]) != n)
             p += 1
     rows.sort()
-    kept, before, count = [], None, 0
-    for row, p in rows:
+    kept: list[tuple[Row, int]] = []
+    before, count = None, 0
+    for row, _, p in rows:
         count = count + 1 if row == before else 1
         before = row
-        if row[2] or row[3] or count <= most:
+        if row[1] or row[2] or count <= most:
             kept.append((row, p))
     kinds = moves.kind == moves.new_kind, moves.new_kind in transfers.MERGES
     ends = moves.start[1:], moves.goal[1:], moves.itemsizes, moves.sent, moves.linear, kinds

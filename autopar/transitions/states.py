@@ -72,6 +72,10 @@ class Prices:
             found = self._rooms[n] = sets, n if self._digits else 0
         return found
 
+    def count(self, axes: tuple[int, ...]) -> int:
+        """Return the number of pieces of a part that some axes split."""
+        return self.counts[sum([1 << k for k in axes])]
+
     def nanoseconds(self, name: str, axes: int, size: int) -> int:
         """Return the price of a transfer over a set of axes; ``size`` is ``n`` of ``costs.prices``."""
         key = name, axes, size
