@@ -24,6 +24,8 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.plan.shared_transfers import narrows
 from autopar.transitions import transitions
+from autopar.transitions.fastest import Fastest
+from autopar.transitions.plan import even_path
 
 State = tuple[DistAttr, torch.dtype]
 
@@ -98,6 +100,9 @@ class Chains:
     def _planned(self, shape: tuple[int, ...], have: State, need: State) -> Chain:
         source = TensorType(shape, have[1], layout_of(self.mesh, have[0]))
         target = TensorType(shape, need[1], layout_of(self.mesh, need[0]))
+        even = even_path(source, target, self.machine)
+        if even is not None:
+            return self._of_path(even, need)
         hops, type = [], source
         try:
             steps = transitions(source, target, self.machine)
@@ -108,6 +113,16 @@ class Chains:
             fewer = step.function is transfers.cast and narrows(type, step.type)
             hops.append(Hop(step.function, (step.type.attr, step.type.dtype), nanoseconds(seconds), fewer))
             type = step.type
+        return tuple(hops)
+
+    def _of_path(self, found: Fastest, need: State) -> Chain:
+        """Return the transfers of a path, without building them."""
+        moves, last = found.moves, len(found.path) - 1
+        hops = []
+        for k, (((name, *_), state), price) in enumerate(zip(found.path, found.prices, strict=True)):
+            there = need if k == last else (moves.attr(state), moves.dtypes[state[3]])
+            fewer = name == "cast" and moves.itemsizes[1] < moves.itemsizes[0]
+            hops.append(Hop(transfers.TRANSFERS[name].function, there, price, fewer))
         return tuple(hops)
 
     def _class_of(self, shape: tuple[int, ...], have: State, need: State) -> object | None:

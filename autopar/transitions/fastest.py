@@ -8,8 +8,10 @@ Otherwise all chains of ``drafts``, relayouts and precursors are priced.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from autopar.costs.machine import Machine
 from autopar.costs.prices import step_price
@@ -48,21 +50,29 @@ def fastest_of_even(start: TensorType, goal: TensorType, linear: bool, machine: 
     found = fastest_path(start, goal, linear, machine)
     if found is None:
         return None
-    moves, path = found
+    moves = found.moves
     here, steps = moves.start, []
-    for move, there in path:
+    for move, there in found.path:
         steps.append(moves.transfer(move, here, there))
         here = there
     return TransferChain(start).then(*steps)
 
 
-def fastest_path(start: TensorType, goal: TensorType, linear: bool, machine: Machine) -> tuple[Moves, Path] | None:
+class Fastest(NamedTuple):
+    """A path, what its moves mean, and their prices in nanoseconds."""
+
+    moves: Moves
+    path: Path
+    prices: tuple[int, ...]
+
+
+def fastest_path(start: TensorType, goal: TensorType, linear: bool, machine: Machine) -> Fastest | None:
     """Return the moves of ``fastest_of_even``."""
     assert start.layout is not None
     mesh = start.layout.mesh
     prices = prices_of(mesh, machine)
     number = {name: k for k, name in enumerate(prices.names)}
-    found: tuple[Key, Moves, Path] | None = None
+    found: tuple[Key, Fastest] | None = None
     even = [
         view
         for view in views(start.attr.dims, goal.attr.dims, start.shape, mesh)
@@ -73,23 +83,23 @@ def fastest_path(start: TensorType, goal: TensorType, linear: bool, machine: Mac
     for parts, have, want in even:
         ends = [tuple([tuple([number[axis] for axis in axes]) for axes in side]) for side in (have, want)]
         moves = Moves(start, goal, linear, prices, parts, *ends)
-        key, path = _path_of_class(moves)
+        key, path, paid = _path_of_class(moves)
         if found is None or key < found[0]:
-            found = key, moves, path
-    if found is None:
-        return None
-    _, moves, path = found
-    return moves, path
+            found = key, Fastest(moves, path, paid)
+    return found and found[1]
+
+
+_Known = tuple[Key, Path, tuple[int, ...]]  # the key of a path, the path, and the prices of its moves
 
 
 @lru_cache(maxsize=64)
-def _classes(prices: Prices) -> dict[object, tuple[Key, Path] | None]:
+def _classes(prices: Prices) -> dict[object, _Known | None]:
     """Return the paths that are known on a mesh: class → the path for its parts; ``None`` where pairs differ."""
     return {}
 
 
-def _path_of_class(moves: Moves) -> tuple[Key, Path]:
-    """Return the fastest path with its key, by the path of the class of the pair."""
+def _path_of_class(moves: Moves) -> _Known:
+    """Return the fastest path, by the path of the class of the pair."""
     described, known = class_of(moves), _classes(moves.prices)
     if described.key not in known:
         if len(known) == CLASSES:
@@ -101,14 +111,14 @@ def _path_of_class(moves: Moves) -> tuple[Key, Path]:
     found = known[described.key]
     if found is None:
         return _searched(moves)
-    return found[0], renamed(found[1], described.order, len(moves.sizes))
+    return found[0], renamed(found[1], described.order, len(moves.sizes)), found[2]
 
 
-def _searched(moves: Moves) -> tuple[Key, Path]:
+def _searched(moves: Moves) -> _Known:
     search = Search(moves, (FAR_OFF, 0, 0))
     path = search.run()
     assert path is not None
-    return search.best, path
+    return search.best, path, search.prices
 
 
 def _even(parts: Parts, splits: list[Axes], mesh: Mesh) -> bool:
@@ -128,6 +138,7 @@ class Search:
 
     Attributes:
         best: the key of the best path so far; a path is found only if it is better.
+        prices: of the transfers of the path.
     """
 
     def __init__(self, moves: Moves, best: Key) -> None:
@@ -135,6 +146,7 @@ class Search:
         self._to_goal: dict[State, int] = {}
         self._from_start: dict[State, int] = {}
         self._least = round(moves.prices.latencies[0])  # nanoseconds of an exchange
+        self.prices: tuple[int, ...] = ()
 
     def run(self) -> Path | None:
         """Return the path, unless it is no better than ``best``."""
@@ -178,8 +190,11 @@ class Search:
         if not direct:
             return None
         if end is None:
+            self.prices = shortest.prices(goal)
             return shortest.path(goal)
         here, there = end
+        after = backwards.prices(there)[::-1]
+        self.prices = (*shortest.prices(here), self.best[0] - shortest.paid[here][0] - sum(after), *after)
         return (*shortest.path(here), (("redistribute", 0, 0, 0), there), *backwards.path(there, backwards=True))
 
     def to_goal(self, state: State) -> int:
@@ -309,6 +324,14 @@ class _Costs:
                         came[state] = move, here
                         count += 1
                         heapq.heappush(queue, (least, new[1], count, state, new))
+
+    def prices(self, last: State) -> tuple[int, ...]:
+        """Return the prices of the moves between the first state and ``last``, from the first on."""
+        totals = [self.paid[last][0]]
+        while last != self.first:
+            last = self._came[last][1]
+            totals.append(self.paid[last][0])
+        return tuple([a - b for a, b in itertools.pairwise(totals)])[::-1]
 
     def path(self, last: State, *, backwards: bool = False) -> Path:
         """Return the moves to ``last``, or those from it; each with the state that follows."""

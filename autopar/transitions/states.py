@@ -321,13 +321,15 @@ class Moves:
             if found is None:
                 if self.alike:
                     raise Listed
-                ends = [Layout(mesh, self._attr(state)) for state in (here, there)]
+                ends = [Layout(mesh, self.attr(state)) for state in (here, there)]
                 found = busiest(*ends, self.shape, per_node)
             self._exchanges[key] = found
         return found
 
-    def _attr(self, state: State) -> DistAttr:
-        pending = tuple([(axis, self.kind) for axis in self.prices.axes[state[2]]])
+    def attr(self, state: State) -> DistAttr:
+        """Return the attribute of a state, in normal form."""
+        kind = self.kind if state[2] & self.reduced else self.new_kind
+        pending = tuple([(axis, kind) for axis in self.prices.axes[state[2]]])
         axes = iter(self._names(state[0]))
         split = [[next(axes) for _ in dim] for dim in self.parts]
         return transfers.join_parts(split, self.parts, pending, self.shape, self.prices.mesh)
@@ -346,7 +348,7 @@ class Moves:
         if name == "cast":
             return function, {"dtype": self.dtypes[1]}
         if name == "redistribute":
-            splits, sizes = transfers.flat_splits(self._attr(there), self.shape)
+            splits, sizes = transfers.flat_splits(self.attr(there), self.shape)
             return function, {"splits": splits, **({} if sizes is None else {"parts": sizes})}
         if name == "all_reduce":
             return function, {"axis": names[0] if len(names) == 1 else names, **op_argument(self.kind)}
