@@ -285,7 +285,7 @@ class _Builder:
         table = self._tables.get(key)
         if table is None:
             if share == kept == 1.0:
-                table = np.array([[float(self.chains.nanoseconds(shape, h, n)) for n in states] for h in options])
+                table = self.chains.prices(shape, options, states).astype(np.float64)
             else:
                 use = Use(np.arange(len(states)), reader.phase, value.turns(reader))
                 table = charges(self._tree(shape, options, states), use, share, kept, computed=value.computed)

@@ -11,10 +11,8 @@ from copy import copy
 from typing import NamedTuple
 
 from autopar.ir import transfers
-from autopar.transitions.states import Move, Moves, Room, State
-
-Row = tuple[Room, tuple[int, ...], tuple[int, ...]]  # the room of a part, and its axes at both ends
-
+from autopar.transitions.even_parts import Row, View
+from autopar.transitions.states import Move, Moves, State
 
 Path = tuple[tuple[Move, State], ...]  # each move with the state that follows
 
@@ -31,19 +29,13 @@ class Class(NamedTuple):
     order: tuple[int, ...]
 
 
-def class_of(moves: Moves) -> Class:
-    """Return the class of the ends of some moves."""
-    prices, most = moves.prices, len(moves.prices.sizes)
-    have, want = moves.start[0], moves.goal[0]
+def class_of(moves: Moves, view: View) -> Class:
+    """Return the class of the ends of the moves of a view."""
+    most, first = len(moves.prices.sizes), 0
     rows: list[tuple[Row, int, int]] = []
-    p = 0
-    for dim in moves.parts:
-        late = 0  # at how many ends an axis that splits the part would not split the dim plainly
-        for n in dim:
-            if have[p] or want[p] or prices.room(n)[0] > 1:
-                rows.append(((prices.room(n), have[p], want[p]), late, p))
-            late |= 2 * (prices.count(want[p]) != n) + (prices.count(have[p]) != n)
-            p += 1
+    for dim in view:
+        rows += [(row, late, first + p) for row, late, p in dim.rows]
+        first += len(dim.sizes)
     rows.sort()
     kept: list[tuple[Row, int]] = []
     before, count = None, 0

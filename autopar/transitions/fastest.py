@@ -15,13 +15,10 @@ from typing import NamedTuple
 
 from autopar.costs.machine import Machine
 from autopar.costs.prices import step_price
-from autopar.ir.layout import Axes
-from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.transitions.chain import TransferChain, TransferStep
 from autopar.transitions.classes import Path, alike, class_of, renamed
-from autopar.transitions.draft import Parts
-from autopar.transitions.relayouts import views
+from autopar.transitions.even_parts import View, even_views
 from autopar.transitions.states import Edge, Listed, Move, Moves, Prices, State, prices_of
 
 
@@ -71,19 +68,13 @@ def fastest_path(start: TensorType, goal: TensorType, linear: bool, machine: Mac
     assert start.layout is not None
     mesh = start.layout.mesh
     prices = prices_of(mesh, machine)
-    number = {name: k for k, name in enumerate(prices.names)}
     found: tuple[Key, Fastest] | None = None
-    even = [
-        view
-        for view in views(start.attr.dims, goal.attr.dims, start.shape, mesh)
-        if _even(view[0], view[1], mesh) and _even(view[0], view[2], mesh)
-    ]
-    if len(even) == 2 and _covers(even[1][0], even[0][0], prices.sizes):
-        del even[0]
-    for parts, have, want in even:
-        ends = [tuple([tuple([number[axis] for axis in axes]) for axes in side]) for side in (have, want)]
-        moves = Moves(start, goal, linear, prices, parts, *ends)
-        key, path, paid = _path_of_class(moves)
+    for view in even_views(start.attr.dims, goal.attr.dims, start.shape, prices):
+        moves = Moves(
+            start, goal, linear, prices, tuple([dim.sizes for dim in view]),
+            tuple([axes for dim in view for axes in dim.have]), tuple([axes for dim in view for axes in dim.want]),
+        )  # fmt: skip
+        key, path, paid = _path_of_class(moves, view)
         if found is None or key < found[0]:
             found = key, Fastest(moves, path, paid)
     return found and found[1]
@@ -98,9 +89,9 @@ def _classes(prices: Prices) -> dict[object, _Known | None]:
     return {}
 
 
-def _path_of_class(moves: Moves) -> _Known:
+def _path_of_class(moves: Moves, view: View) -> _Known:
     """Return the fastest path, by the path of the class of the pair."""
-    described, known = class_of(moves), _classes(moves.prices)
+    described, known = class_of(moves, view), _classes(moves.prices)
     if described.key not in known:
         if len(known) == CLASSES:
             known.clear()
@@ -119,18 +110,6 @@ def _searched(moves: Moves) -> _Known:
     path = search.run()
     assert path is not None
     return search.best, path, search.prices
-
-
-def _even(parts: Parts, splits: list[Axes], mesh: Mesh) -> bool:
-    sizes = [n for dim in parts for n in dim]
-    return all(n and n % mesh.count(axes) == 0 for n, axes in zip(sizes, splits, strict=True))
-
-
-def _covers(fine: Parts, plain: Parts, axes: tuple[int, ...]) -> bool:
-    """Return whether all even splits of plain dims are splits of the fine parts, of which an axis fills one."""
-    if len(set(axes)) > 1 or any(len(dim) > 1 for dim in plain):
-        return False
-    return {n for dim in fine for n in dim[:-1]} == set(axes)
 
 
 class Search:

@@ -190,20 +190,20 @@ EXACT = 3  # on a mesh of more axes the search for even pieces may end early
 
 def even_path(start: TensorType, goal: TensorType, machine: Machine) -> Fastest | None:
     """Return the path of ``transitions`` between two types in normal form; ``None`` if it compares other chains too."""
-    if start.mesh != goal.mesh or not _has_room(start):
+    if start.mesh != goal.mesh or not has_room(start.shape, start.mesh):
         return None
     return fastest_path(start, goal, _is_linear(start.dtype, goal.dtype), machine)
 
 
-def _has_room(type: TensorType) -> bool:
-    """Return whether even pieces are the fastest; where dims are small, uneven ones in between may be faster."""
-    return len(type.mesh.names) <= EXACT and any(n and n % type.mesh.size == 0 for n in type.shape)
+def has_room(shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Return whether the fastest path of even pieces is taken; where dims are small, uneven ones may be faster."""
+    return len(mesh.names) <= EXACT and any(n and n % mesh.size == 0 for n in shape)
 
 
 def _fastest(start: TensorType, goal: TensorType, machine: Machine) -> tuple[TransferStep, ...]:
     task = _Task.of(start, goal)
     even = fastest_of_even(start, goal, task.linear, machine) if start.mesh == goal.mesh else None
-    if even is not None and _has_room(start):
+    if even is not None and has_room(start.shape, start.mesh):
         return even.steps
     best = _cheapest(start, goal)
     key = nanoseconds(start, best, machine), len(best)

@@ -21,7 +21,8 @@ from autopar.transitions import chain
 from autopar.transitions.chain import op_argument, parts_argument
 from autopar.transitions.draft import Parts
 
-Splits = tuple[tuple[int, ...], ...]  # the axes of each part, major first
+Numbers = tuple[int, ...]  # of axes, in order
+Splits = tuple[Numbers, ...]  # the axes of each part, major first
 
 
 # the axes of each part, the set of these axes, the set of pending axes, and whether the value has the goal's dtype
