@@ -6,6 +6,7 @@ another, a sum is reduced to a split. The first pair of a class is planned, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -52,18 +53,18 @@ class Chains:
 
     Attributes:
         impossible: the nanoseconds of a pair without transfers.
-        classes: what describes pairs of states.
+        classes: class of pairs → the price of its first one.
     """
 
     mesh: Mesh
     machine: Machine
     impossible: int = 2**33
-    classes: Classes = field(init=False)
+    classes: dict[object, int] = field(default_factory=dict)
     _known: dict[object, Chain] = field(default_factory=dict)
-    _prices: dict[object, int] = field(default_factory=dict)
+    _classes: Classes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.classes = Classes(self.mesh, self.machine)
+        self._classes = Classes(self.mesh, self.machine)
 
     def chain(self, shape: tuple[int, ...], have: State, need: State) -> Chain:
         """Return the transfers from one state of a value to another; ``()`` if they are equal."""
@@ -81,28 +82,28 @@ class Chains:
 
     def prices(self, shape: tuple[int, ...], haves: Sequence[State], needs: Sequence[State]) -> np.ndarray:
         """Return what the transfers from some states of a value to others take: [haves, needs], in nanoseconds."""
-        described = self.classes.of(shape, haves, needs)
+        described, elements = self._classes.of(shape, haves, needs), math.prod(shape)
         keys, first, inverse = np.unique(described.keys, return_index=True, return_inverse=True)
         found = np.zeros(len(keys), dtype=np.int64)
         for number, place in enumerate(first.tolist()):
             have, need = haves[place // len(needs)], needs[place % len(needs)]
             key = described.key(place)
-            price = self._prices.get(key) if key else None
+            price = self.classes.get((elements, key)) if key else None
             if price is None:
                 price = sum(hop.nanoseconds for hop in self.chain(shape, have, need))
                 if key:
-                    self._prices[key] = price
+                    self.classes[elements, key] = price
             found[number] = price
         return found[inverse.reshape(len(haves), len(needs))]
 
     def _planned(self, shape: tuple[int, ...], have: State, need: State) -> Chain:
         source = TensorType(shape, have[1], layout_of(self.mesh, have[0]))
         target = TensorType(shape, need[1], layout_of(self.mesh, need[0]))
-        even = even_path(source, target, self.machine)
-        if even is not None:
-            return self._of_path(even, need)
         hops, type = [], source
         try:
+            even = even_path(source, target, self.machine)
+            if even is not None:
+                return self._of_path(even, need)
             steps = transitions(source, target, self.machine)
         except TransitionError:  # as from a maximum of ranks to a sum of ranks
             return (Hop(None, need, self.impossible, False),)

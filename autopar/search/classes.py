@@ -1,13 +1,12 @@
 """Describe the pairs of states of a value by what the price of the transfers between them depends on.
 
-Which dims the axes split does not matter to the price. So a pair is described by the sorted *classes of its dims*: for
-each part, the axes that there is room for, and those that split it before and after; and beside these by the bytes,
-the pending axes and the dtypes. All pairs of a table are described at once.
+Which dims the axes split does not matter to the price. So a pair is described by its sorted parts: for each, the axes
+that there is room for, and those that split it before and after; and beside these by the number of elements, the
+pending axes and the dtypes, as for paths (``autopar.transitions.classes``). All pairs of a table are described at once.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,12 +17,12 @@ import torch
 from autopar.costs.machine import Machine
 from autopar.ir.layout import Dim, DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.transitions.even_parts import DimView, Row, covers, dim_views
+from autopar.transitions.even_parts import covers, dim_views
 from autopar.transitions.plan import has_room
 from autopar.transitions.states import prices_of
 
 State = tuple[DistAttr, torch.dtype]
-ALONE = -1  # the class of a dim that makes a pair be priced by itself: pieces are uneven, or parts have nothing in common
+_Told = tuple[tuple[int, ...], tuple[int, ...], bool]  # numbers of the fine and of the coarse parts; whether one suffices
 
 
 class Described(NamedTuple):
@@ -31,73 +30,111 @@ class Described(NamedTuple):
 
     Attributes:
         keys: of each pair, equal within a class: [pairs].
-        classes: of the dims of each pair, sorted, and the number of what else matters: [1 + dims, pairs].
-        elements: of the value.
+        others, fine, coarse: what describes a pair among values with as many elements: [rows, pairs].
+        alone: the pairs that are priced by themselves: pieces are uneven, or parts have nothing in common.
     """
 
     keys: np.ndarray
-    classes: np.ndarray
-    elements: int
+    others: np.ndarray
+    fine: np.ndarray
+    coarse: np.ndarray
+    alone: np.ndarray
 
     def key(self, pair: int) -> object | None:
-        """Return what describes a pair among all values; ``None`` if it is priced by itself."""
-        numbers = tuple(self.classes[:, pair].tolist())
-        return None if ALONE in numbers else (self.elements, numbers)
+        """Return what describes a pair; ``None`` if it is priced by itself."""
+        if self.alone[pair]:
+            return None
+        others, fine, coarse = (rows[:, pair] for rows in (self.others, self.fine, self.coarse))
+        return others.tobytes(), fine[fine > 0].tobytes(), coarse[coarse > 0].tobytes()
 
 
 @dataclass
 class Classes:
-    """The classes of dims, and of what else matters, on a mesh of one machine."""
+    """The classes of parts, and of what else matters, on a mesh of one machine."""
 
     mesh: Mesh
     machine: Machine
-    _dims: dict[tuple[Dim, Dim, int], int] = field(default_factory=dict)
+    _dims: dict[tuple[Dim, Dim, int], _Told | None] = field(default_factory=dict)
     _numbers: dict[object, int] = field(default_factory=dict)
+    _free: list[bool] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._number(NOTHING)
 
     def of(self, shape: tuple[int, ...], haves: Sequence[State], needs: Sequence[State]) -> Described:
         """Return the description of all pairs of states of a value."""
         count = len(haves) * len(needs)
         if not has_room(shape, self.mesh):
-            return Described(np.arange(count), np.full((1, count), ALONE), 0)
-        rows = []
+            none = np.zeros((0, count), dtype=np.int64)
+            return Described(np.arange(count), none, none, none, np.ones(count, dtype=bool))
+        alone, enough = np.zeros(count, dtype=bool), np.ones(count, dtype=bool)
+        fine, coarse = [], []
         for place, n in enumerate(shape):
             (before, a), (after, b) = (_numbered([attr.dims[place] for attr, _ in side]) for side in (haves, needs))
-            table = np.array([[self._dim(x, y, n) for y in after] for x in before])
-            rows.append(table[a[:, None], b].ravel())
-        rows = np.sort(np.array(rows), axis=0)
+            told = [self._told(x, y, n) for x in before for y in after]
+            pairs = (a[:, None] * len(after) + b).ravel()
+            alone |= np.array([row is None for row in told])[pairs]
+            enough &= np.array([row is None or row[2] for row in told])[pairs]
+            for rows, which in ((fine, 0), (coarse, 1)):
+                rows += list(_padded([row[which] if row else () for row in told])[:, pairs])
         (before, a), (after, b) = (_numbered([(attr.pending, dtype) for attr, dtype in side]) for side in (haves, needs))
-        table = np.array([[self._number((x, y)) for y in after] for x in before])
-        classes = np.concatenate([table[a[:, None], b].reshape(1, -1), rows])
-        alone = (classes == ALONE).any(axis=0)
-        keys = np.zeros(count, dtype=np.int64)
-        for row in classes:
-            _, row = np.unique(row, return_inverse=True)
-            _, keys = np.unique(keys * (int(row.max()) + 1) + row, return_inverse=True)
-        return Described(np.where(alone, count + np.arange(count), keys), classes, math.prod(shape))
+        others = np.array([[self._number((x, y)) for y in after] for x in before])[a[:, None], b].reshape(1, -1)
+        rows = others, self._sorted(fine, count), self._sorted(coarse, count) * ~enough
+        keys = _numbers_of(np.concatenate(rows))
+        _, keys = np.unique(keys, return_inverse=True)
+        return Described(np.where(alone, count + np.arange(count), keys), *rows, alone)
 
-    def _dim(self, have: Dim, need: Dim, size: int) -> int:
-        found = self._dims.get((have, need, size))
-        if found is None:
-            found = self._dims[have, need, size] = self._number_of_dim(have, need, size)
-        return found
+    def _sorted(self, rows: list[np.ndarray], count: int) -> np.ndarray:
+        """Return the parts of each pair in order; as many that are free and alike as there are axes."""
+        table = np.sort(np.array(rows, dtype=np.int64).reshape(len(rows), count), axis=0)
+        most = len(self.mesh.names)
+        if len(table) > most:
+            again = (table[most:] == table[:-most]) & np.array(self._free)[table[most:]]
+            table[most:][again] = 0
+            table.sort(axis=0)
+        return table
 
-    def _number_of_dim(self, have: Dim, need: Dim, size: int) -> int:
-        """Return the number of what the coarsest and the finest parts of a dim tell."""
-        prices = prices_of(self.mesh, self.machine)
-        views = dim_views(have, need, size, prices)
-        if views is None or None in views:
-            return ALONE
-        coarse, fine = views
-        if coarse == fine:
-            return self._number(_rows(fine))
-        return self._number((_rows(coarse), _rows(fine), covers((fine,), (coarse,), prices.sizes)))
+    def _told(self, have: Dim, need: Dim, size: int) -> _Told | None:
+        """Return the numbers of the parts of a dim."""
+        key = have, need, size
+        if key not in self._dims:
+            prices = prices_of(self.mesh, self.machine)
+            views = dim_views(have, need, size, prices)
+            if views is None or views[0] is None or views[1] is None:
+                self._dims[key] = None
+            else:
+                coarse, fine = (tuple([self._number(row) for row, _, _ in view.rows]) for view in views)
+                self._dims[key] = fine, coarse, views[0] == views[1] or covers(views[1:], views[:1], prices.sizes)
+        return self._dims[key]
 
     def _number(self, what: object) -> int:
-        return self._numbers.setdefault(what, len(self._numbers))
+        number = self._numbers.setdefault(what, len(self._numbers))
+        if number == len(self._free):
+            self._free.append(isinstance(what, tuple) and len(what) == 3 and not what[1] and not what[2])
+        return number
 
 
-def _rows(view: DimView) -> tuple[Row, ...]:
-    return tuple(sorted([row for row, _, _ in view.rows]))
+NOTHING = None  # has the number 0, which fills tables
+
+
+def _padded(rows: list[tuple[int, ...]]) -> np.ndarray:
+    """Return rows of numbers as columns, with zeros at the end."""
+    table = np.zeros((max(map(len, rows)), len(rows)), dtype=np.int64)
+    for place, row in enumerate(rows):
+        table[: len(row), place] = row
+    return table
+
+
+def _numbers_of(rows: np.ndarray) -> np.ndarray:
+    """Return a number for each column, equal for equal ones."""
+    base = int(rows.max()) + 1
+    keys, size = np.zeros(rows.shape[1], dtype=np.int64), 1
+    for row in rows:
+        if size > 2**62 // base:
+            different, keys = np.unique(keys, return_inverse=True)
+            size = len(different)
+        keys, size = keys * base + row, size * base
+    return keys
 
 
 def _numbered(things: Sequence) -> tuple[list, np.ndarray]:

@@ -189,7 +189,12 @@ EXACT = 3  # on a mesh of more axes the search for even pieces may end early
 
 
 def even_path(start: TensorType, goal: TensorType, machine: Machine) -> Fastest | None:
-    """Return the path of ``transitions`` between two types in normal form; ``None`` if it compares other chains too."""
+    """Return the path of ``transitions`` between two types in normal form; ``None`` if it compares other chains too.
+
+    Raises:
+        TransitionError: one kind of pending would become another.
+    """
+    _check_kinds(start, goal)
     if start.mesh != goal.mesh or not has_room(start.shape, start.mesh):
         return None
     return fastest_path(start, goal, _is_linear(start.dtype, goal.dtype), machine)
