@@ -10,7 +10,6 @@ from __future__ import annotations
 from copy import copy
 from typing import NamedTuple
 
-from autopar.ir import transfers
 from autopar.transitions.even_parts import Row, View
 from autopar.transitions.states import Move, Moves, State
 
@@ -44,8 +43,7 @@ def class_of(moves: Moves, view: View) -> Class:
         before = row
         if row[1] or row[2] or count <= most:
             kept.append((row, p))
-    kinds = moves.kind == moves.new_kind, moves.new_kind in transfers.MERGES
-    ends = moves.start[1:], moves.goal[1:], moves.itemsizes, moves.sent, moves.linear, kinds
+    ends = moves.start[1:], moves.goal[1:], moves.units, moves.context
     return Class((tuple([row for row, _ in kept]), ends, moves.elements), tuple([p for _, p in kept]))
 
 
@@ -54,7 +52,8 @@ def alike(moves: Moves, order: tuple[int, ...]) -> Moves:
     other = copy(moves)
     other.alike = True
     have, want = (tuple([splits[p] for p in order]) for splits in (moves.start[0], moves.goal[0]))
-    other.give(tuple([(moves.sizes[p],) for p in order]), (have, *moves.start[1:]), (want, *moves.goal[1:]))
+    sizes = tuple([(moves.prices.least(moves.sizes[p]),) for p in order])
+    other.give(sizes, (have, *moves.start[1:]), (want, *moves.goal[1:]))
     return other
 
 

@@ -208,11 +208,25 @@ class Search:
         Args:
             reduced, new: axes that are reduced, and those that become pending: their ranks need an element once.
         """
-        (have, used, pending, cast), (want, used_there, _, cast_there) = here, there
+        moves, known = self.moves, self.moves.rooms.bounds
+        key = here[0], here[2], there[0], reduced, new
+        found = known.get(key)
+        if found is None:
+            found = known[key] = self._rates(here, there, reduced, new)
+        far, rate, worst = found
+        if rate <= 0:
+            return 0
+        latencies = moves.prices.latencies
+        bytes = moves.elements * min(moves.itemsizes[here[3]], moves.itemsizes[there[3]])
+        return max(0, int(max(latencies[far] + bytes * rate, latencies[0] + bytes * worst)) - SLACK)
+
+    def _rates(self, here: State, there: State, reduced: int, new: int) -> tuple[bool, float, float]:
+        """Return whether nodes exchange data, and nanoseconds a byte of the value: of all ranks, and of the worst."""
+        (have, used, pending, _), (want, used_there, _, _) = here, there
         moves, prices, rooms = self.moves, self.moves.prices, self.moves.rooms
-        counts, nodes, elements = prices.counts, prices.far, moves.elements
-        total = shared = elements / counts[used_there]  # of a rank
-        total_far = shared_far = elements / nodes[used_there]  # of a node
+        counts, nodes = prices.counts, prices.far
+        total = shared = 1 / counts[used_there]  # of a rank
+        total_far = shared_far = 1 / nodes[used_there]  # of a node
         free = ~(used | pending) & (len(counts) - 1)
         if not reduced or nodes[reduced] == 1:
             for k, (a, b) in enumerate(zip(rooms.places(have), rooms.places(want), strict=True)):
@@ -221,39 +235,44 @@ class Search:
                     shared_far /= prices.nodes[k]
         lacked, far = (total - shared) / counts[new], (total_far - shared_far) / nodes[new]
         if reduced:
-            share = elements / (counts[used] * counts[reduced] * counts[free])
+            share = 1 / (counts[used] * counts[reduced] * counts[free])
             lacked = share * (counts[reduced] - 1) + max(0.0, total / counts[new] - share)
             if nodes[reduced] > 1:
-                share = elements / (nodes[used] * nodes[reduced] * nodes[free])
+                share = 1 / (nodes[used] * nodes[reduced] * nodes[free])
                 far = share * (nodes[reduced] - 1) + max(0.0, total_far / nodes[new] - share)
         if lacked <= 0:
-            return 0
+            return False, 0.0, 0.0
         far /= prices.inside
-        itemsize = min(moves.itemsizes[cast], moves.itemsizes[cast_there])
         near, between = prices.rates
-        bound = prices.latencies[far > 0] + itemsize * (lacked * near + far * (between - near))
-        if not reduced and not new:  # the worst rank
+        worst = 0.0
+        if not reduced and not new:
             count, moved = rooms.union(have, want)
-            worst = elements // counts[used_there] - (0 if moved else elements // count)
-            bound = max(bound, prices.latencies[0] + worst * itemsize * near)
-        return max(0, int(bound) - SLACK)
+            worst = (1 / counts[used_there] - (0 if moved else 1 / count)) * near
+        return far > 0, lacked * near + far * (between - near), worst
 
     def _least_exchange(self, here: State, there: State) -> int:
         """Return nanoseconds that a redistribute takes at least."""
-        moves, prices = self.moves, self.moves.prices
-        rooms = moves.rooms
+        moves, known = self.moves, self.moves.rooms.least_exchanges
+        key = here[0], there[0]
+        found = known.get(key)
+        if found is None:
+            found = known[key] = self._exchange_rates(here, there)
+        latency, rate = found
+        return max(0, int(latency + moves.elements * moves.itemsizes[here[3]] * rate) - SLACK)
+
+    def _exchange_rates(self, here: State, there: State) -> tuple[float, float]:
+        """Return the nanoseconds of the messages of a redistribute, and those of each byte of the value."""
+        prices, rooms = self.moves.prices, self.moves.rooms
         count, moved = rooms.union(here[0], there[0])
-        overlap = moves.elements // count
-        lacked = moves.elements // prices.counts[there[1]] - (0 if moved else overlap)
+        lacked = 1 / prices.counts[there[1]] - (0 if moved else 1 / count)
         if lacked <= 0:
-            return 0
+            return 0.0, 0.0
         far = False
         if prices.far[-1] > 1:
             for have, want, n in zip(rooms.places(here[0]), rooms.places(there[0]), prices.nodes, strict=True):
                 far |= n > 1 and have is not None and have != want
-        partners = max(1, lacked // overlap)
-        seconds = lacked * moves.itemsizes[here[3]] * prices.rates[far]
-        return max(0, int(max(1, prices.latencies[0] and partners) * prices.latencies[far] + seconds) - SLACK)
+        partners = max(1, int(lacked * count + 1e-6))
+        return max(1, prices.latencies[0] and partners) * prices.latencies[far], lacked * prices.rates[far]
 
 
 def _paid(item: tuple[State, tuple[int, int]]) -> tuple[int, int]:

@@ -29,7 +29,11 @@ Splits = tuple[Numbers, ...]  # the axes of each part, major first
 State = tuple[Splits, int, int, bool]
 Move = tuple[str, int, int, int]  # a transfer, its part, its other part, and the set of its axes
 Room = tuple[int, int]
+Unpriced = tuple[int, int, int, State, Move]  # which of ``Moves.units``, times this, divided by this; as ``Edge``
 Edge = tuple[int, State, Move]  # nanoseconds, the state at the other end, and the move
+
+
+SENT, BOTH = 2, 4  # the places in ``Moves.units`` of what is sent for a reduction, and of both dtypes
 
 
 class Prices:
@@ -73,22 +77,30 @@ class Prices:
             found = self._rooms[n] = sets, n if self._digits else 0
         return found
 
+    def least(self, n: int) -> int:
+        """Return the least size with the same room."""
+        sets, size = self.room(n)
+        return size or max([count for k, count in enumerate(self.counts) if sets >> k & 1])
+
     def count(self, axes: tuple[int, ...]) -> int:
         """Return the number of pieces of a part that some axes split."""
         return self.counts[sum([1 << k for k in axes])]
 
     def nanoseconds(self, name: str, axes: int, size: int) -> int:
-        """Return the price of a transfer over a set of axes; ``size`` is ``n`` of ``costs.prices``."""
+        """Return the price of a transfer over a set of axes; ``size`` is ``n`` of ``costs.prices``.
+
+        Of a cast it is the bytes that are read and written.
+        """
         key = name, axes, size
         found = self._known.get(key)
         if found is None:
-            found = round(group_price(name, size, self.axes[axes], self.mesh, self.machine) * 1e9)
+            if name == "cast":
+                seconds = exchange_price(name, (size, 1, False), 1, self.machine)
+            else:
+                seconds = group_price(name, size, self.axes[axes], self.mesh, self.machine)
+            found = round(seconds * 1e9)
             self._known[key] = found
         return found
-
-    def cast(self, size: int) -> int:
-        """Return the price of a cast that reads and writes ``size`` bytes."""
-        return round(exchange_price("cast", (size, 1, False), 1, self.machine) * 1e9)
 
 
 @lru_cache(maxsize=64)
@@ -104,6 +116,11 @@ class Rooms:
     """Which parts of a value an axis may split too, and where the axes are; for parts of these sizes."""
 
     def __init__(self, parts: Parts, axes: tuple[int, ...]) -> None:
+        self.after: dict[object, list[Unpriced]] = {}
+        self.before: dict[object, list[Unpriced]] = {}
+        self.bounds: dict[object, tuple[bool, float, float]] = {}
+        self.exchanges: dict[object, Exchange | None] = {}
+        self.least_exchanges: dict[object, tuple[float, float]] = {}
         self._parts, self._sizes, self._axes = parts, [n for dim in parts for n in dim], axes
         self._rooms: dict[tuple[Splits, int], tuple[int, ...]] = {}
         self._places: dict[Splits, tuple[tuple[int, int] | None, ...]] = {}
@@ -164,8 +181,8 @@ class Rooms:
 
 
 @lru_cache(maxsize=1024)
-def rooms_of(parts: Parts, axes: tuple[int, ...]) -> Rooms:
-    return Rooms(parts, axes)
+def rooms_of(parts: Parts, prices: Prices) -> Rooms:
+    return Rooms(parts, prices.sizes)
 
 
 class Moves:
@@ -195,21 +212,39 @@ class Moves:
         self.new_kind = next((kind for _, kind in goal.attr.pending), "sum")
         self.itemsizes = start.dtype.itemsize, goal.dtype.itemsize
         self.sent = tuple([transfers.reduced_as(self.kind, dtype).itemsize for dtype in self.dtypes])
+        self.units = (*self.itemsizes, *self.sent, sum(self.itemsizes))
+        kinds = self.kind == self.new_kind, self.new_kind in transfers.MERGES
+        self.context = self.reduced, self.renewed, linear, casts, kinds
 
     def give(self, parts: Parts, start: State, goal: State) -> None:
         """Set the parts and the ends."""
         self.parts, self.sizes = parts, tuple([n for dim in parts for n in dim])
-        self.rooms = rooms_of(parts, self.prices.sizes)
+        self.rooms = rooms_of(parts, self.prices)
         self.start, self.goal = start, goal
-        self._exchanges: dict[tuple[Splits, Splits, int], Exchange] = {}
 
     # -- moves -----------------------------------------------------------------------------------------------------
 
-    def after(self, state: State) -> Iterator[Edge]:
-        """Yield the moves from a state."""
+    def after(self, state: State) -> list[Edge]:
+        """Return the moves from a state."""
+        known = self.rooms.after
+        return self._priced(known[self.context, state] if (self.context, state) in known else
+                            known.setdefault((self.context, state), list(self._after(state))), state[1])  # fmt: skip
+
+    def before(self, state: State) -> list[Edge]:
+        """Return the moves to a state."""
+        known = self.rooms.before
+        return self._priced(known[self.context, state] if (self.context, state) in known else
+                            known.setdefault((self.context, state), list(self._before(state))), state[1])  # fmt: skip
+
+    def _priced(self, moves: list[Unpriced], used: int) -> list[Edge]:
+        piece, units, price = self.elements // self.prices.counts[used], self.units, self.prices.nanoseconds
+        return [
+            (price(move[0], move[3], piece * units[unit] * more // less), state, move)
+            for unit, more, less, state, move in moves
+        ]
+
+    def _after(self, state: State) -> Iterator[Unpriced]:
         splits, used, pending, cast = state
-        price, counts = self.prices.nanoseconds, self.prices.counts
-        size = self.elements // counts[used] * self.itemsizes[cast]
         reducible = pending & self.reduced if self.linear or not cast else 0
         new = self._new(pending, cast)
         taken = used | pending
@@ -217,47 +252,34 @@ class Moves:
             axis = 1 << k
             if not taken & axis:
                 for p in self.rooms.of(splits, n):
-                    cost = price("slice", axis, 2 * size // n)
-                    yield cost, (_given(splits, p, k), used | axis, pending, cast), ("slice", p, p, axis)
+                    yield cast, 2, n, (_given(splits, p, k), used | axis, pending, cast), ("slice", p, p, axis)
                 if new & axis:
-                    yield price("pend", axis, size), (splits, used, pending | axis, cast), ("pend", -1, -1, axis)
+                    yield cast, 1, 1, (splits, used, pending | axis, cast), ("pend", -1, -1, axis)
             elif reducible & axis:
-                sent = size // self.itemsizes[cast] * self.sent[cast]
                 for p in self.rooms.of(splits, n):
-                    yield (
-                        price("reduce_scatter", axis, sent),
-                        (_given(splits, p, k), used | axis, pending & ~axis, cast),
-                        ("reduce_scatter", p, p, axis),
-                    )
+                    there = _given(splits, p, k), used | axis, pending & ~axis, cast
+                    yield SENT + cast, 1, 1, there, ("reduce_scatter", p, p, axis)
         for p, axes in enumerate(splits):
             if not axes:
                 continue
             k = axes[-1]
             axis, n = 1 << k, self.prices.sizes[k]
             less = (*splits[:p], axes[:-1], *splits[p + 1 :])
-            yield price("all_gather", axis, size * n), (less, used & ~axis, pending, cast), ("all_gather", p, p, axis)
-            cost = price("all_to_all", axis, size)
+            yield cast, n, 1, (less, used & ~axis, pending, cast), ("all_gather", p, p, axis)
             for q in self.rooms.of(splits, n):
                 if q != p:
-                    yield cost, (_given(less, q, k), used, pending, cast), ("all_to_all", p, q, axis)
+                    yield cast, 1, 1, (_given(less, q, k), used, pending, cast), ("all_to_all", p, q, axis)
             if new & axis and self.new_kind in transfers.MERGES:
-                made = (less, used & ~axis, pending | axis, cast)
-                yield price("pend", axis, size * n), made, ("pend", p, p, axis)
+                yield cast, n, 1, (less, used & ~axis, pending | axis, cast), ("pend", p, p, axis)
         some = reducible
         while some:
-            sent = size // self.itemsizes[cast] * self.sent[cast]
-            yield price("all_reduce", some, sent), (splits, used, pending & ~some, cast), ("all_reduce", 0, 0, some)
+            yield SENT + cast, 1, 1, (splits, used, pending & ~some, cast), ("all_reduce", 0, 0, some)
             some = (some - 1) & reducible
         if not cast and (self.linear or not pending):
-            both = self.elements // counts[used] * sum(self.itemsizes)
-            yield self.prices.cast(both), (splits, used, pending, True), ("cast", 0, 0, 0)
+            yield BOTH, 1, 1, (splits, used, pending, True), ("cast", 0, 0, 0)
 
-    def before(self, state: State) -> Iterator[Edge]:
-        """Yield the moves to a state."""
+    def _before(self, state: State) -> Iterator[Unpriced]:
         splits, used, pending, cast = state
-        price, counts = self.prices.nanoseconds, self.prices.counts
-        size = self.elements // counts[used] * self.itemsizes[cast]
-        sent = self.elements // counts[used] * self.sent[cast]
         reducible = self.reduced & ~used & ~pending if self.linear or not cast else 0
         for p, axes in enumerate(splits):
             if not axes:
@@ -265,36 +287,29 @@ class Moves:
             k = axes[-1]
             axis, n = 1 << k, self.prices.sizes[k]
             less = (*splits[:p], axes[:-1], *splits[p + 1 :])
-            yield price("slice", axis, 2 * size), (less, used & ~axis, pending, cast), ("slice", p, p, axis)
+            yield cast, 2, 1, (less, used & ~axis, pending, cast), ("slice", p, p, axis)
             if self.reduced & axis and (self.linear or not cast):
-                yield (
-                    price("reduce_scatter", axis, sent * n),
-                    (less, used & ~axis, pending | axis, cast),
-                    ("reduce_scatter", p, p, axis),
-                )
-            cost = price("all_to_all", axis, size)
+                there = less, used & ~axis, pending | axis, cast
+                yield SENT + cast, n, 1, there, ("reduce_scatter", p, p, axis)
             for q in self.rooms.of(splits, n):
                 if q != p:
-                    yield cost, (_given(less, q, k), used, pending, cast), ("all_to_all", q, p, axis)
+                    yield cast, 1, 1, (_given(less, q, k), used, pending, cast), ("all_to_all", q, p, axis)
         for k, n in enumerate(self.prices.sizes):
             axis = 1 << k
             if not (used | pending) & axis:
-                cost = price("all_gather", axis, size)
                 for p in self.rooms.of(splits, n):
-                    yield cost, (_given(splits, p, k), used | axis, pending, cast), ("all_gather", p, p, axis)
+                    yield cast, 1, 1, (_given(splits, p, k), used | axis, pending, cast), ("all_gather", p, p, axis)
             elif pending & self.renewed & axis and self._new(pending & ~axis, cast) & axis:
-                cost = price("pend", axis, size)
-                yield cost, (splits, used, pending & ~axis, cast), ("pend", -1, -1, axis)
+                yield cast, 1, 1, (splits, used, pending & ~axis, cast), ("pend", -1, -1, axis)
                 if self.new_kind in transfers.MERGES:
                     for p in self.rooms.of(splits, n):
-                        yield cost, (_given(splits, p, k), used | axis, pending & ~axis, cast), ("pend", p, p, axis)
+                        yield cast, 1, 1, (_given(splits, p, k), used | axis, pending & ~axis, cast), ("pend", p, p, axis)
         some = reducible
         while some:
-            yield price("all_reduce", some, sent), (splits, used, pending | some, cast), ("all_reduce", 0, 0, some)
+            yield SENT + cast, 1, 1, (splits, used, pending | some, cast), ("all_reduce", 0, 0, some)
             some = (some - 1) & reducible
         if cast and self.dtypes[0] != self.dtypes[1] and (self.linear or not pending):
-            both = self.elements // counts[used] * sum(self.itemsizes)
-            yield self.prices.cast(both), (splits, used, pending, False), ("cast", 0, 0, 0)
+            yield BOTH, 1, 1, (splits, used, pending, False), ("cast", 0, 0, 0)
 
     def _new(self, pending: int, cast: bool) -> int:
         """Return the axes that may become pending."""
@@ -313,19 +328,19 @@ class Moves:
 
     def _exchange(self, here: State, there: State) -> Exchange:
         key = here[0], there[0], here[2]
-        found = self._exchanges.get(key)
-        if found is None:
+        known = self.rooms.exchanges
+        if key not in known:
             axes, mesh, per_node = self.prices.axes, self.prices.mesh, self.prices.machine.ranks_per_node
             pairs = list(zip(self.sizes, self._names(here[0]), self._names(there[0]), strict=True))
-            others = self.elements // math.prod(self.sizes)
-            found = counted_on_mesh([*pairs, (others, (), ())], axes[here[2]], mesh, per_node)
-            if found is None:
-                if self.alike:
-                    raise Listed
-                ends = [Layout(mesh, self.attr(state)) for state in (here, there)]
-                found = busiest(*ends, self.shape, per_node)
-            self._exchanges[key] = found
-        return found
+            known[key] = counted_on_mesh(pairs, axes[here[2]], mesh, per_node)
+        found = known[key]
+        if found is not None:
+            elements, count, far = found
+            return elements * (self.elements // math.prod(self.sizes)), count, far
+        if self.alike:
+            raise Listed
+        ends = [Layout(self.prices.mesh, self.attr(state)) for state in (here, there)]
+        return busiest(*ends, self.shape, self.prices.machine.ranks_per_node)
 
     def attr(self, state: State) -> DistAttr:
         """Return the attribute of a state, in normal form."""
