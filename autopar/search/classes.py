@@ -17,12 +17,14 @@ import torch
 from autopar.costs.machine import Machine
 from autopar.ir.layout import Dim, DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.transitions.even_parts import covers, dim_views
+from autopar.transitions.axis_prices import prices_of
+from autopar.transitions.even_parts import DimView, covers, dim_views
 from autopar.transitions.plan import has_room
-from autopar.transitions.states import prices_of
 
 State = tuple[DistAttr, torch.dtype]
-_Told = tuple[tuple[int, ...], tuple[int, ...], bool]  # numbers of the fine and of the coarse parts; whether one suffices
+_Told = tuple[
+    tuple[int, ...], tuple[int, ...], bool
+]  # numbers of the fine and of the coarse parts; whether one suffices
 
 
 class Described(NamedTuple):
@@ -68,21 +70,23 @@ class Classes:
             none = np.zeros((0, count), dtype=np.int64)
             return Described(np.arange(count), none, none, none, np.ones(count, dtype=bool))
         alone, enough = np.zeros(count, dtype=bool), np.ones(count, dtype=bool)
-        fine, coarse = [], []
+        fine: list[np.ndarray] = []
+        coarse: list[np.ndarray] = []
         for place, n in enumerate(shape):
             (before, a), (after, b) = (_numbered([attr.dims[place] for attr, _ in side]) for side in (haves, needs))
             told = [self._told(x, y, n) for x in before for y in after]
             pairs = (a[:, None] * len(after) + b).ravel()
             alone |= np.array([row is None for row in told])[pairs]
             enough &= np.array([row is None or row[2] for row in told])[pairs]
-            for rows, which in ((fine, 0), (coarse, 1)):
-                rows += list(_padded([row[which] if row else () for row in told])[:, pairs])
-        (before, a), (after, b) = (_numbered([(attr.pending, dtype) for attr, dtype in side]) for side in (haves, needs))
+            fine += list(_padded([row[0] if row else () for row in told])[:, pairs])
+            coarse += list(_padded([row[1] if row else () for row in told])[:, pairs])
+        (before, a), (after, b) = (
+            _numbered([(attr.pending, dtype) for attr, dtype in side]) for side in (haves, needs)
+        )
         others = np.array([[self._number((x, y)) for y in after] for x in before])[a[:, None], b].reshape(1, -1)
-        rows = others, self._sorted(fine, count), self._sorted(coarse, count) * ~enough
-        keys = _numbers_of(np.concatenate(rows))
-        _, keys = np.unique(keys, return_inverse=True)
-        return Described(np.where(alone, count + np.arange(count), keys), *rows, alone)
+        first, second = self._sorted(fine, count), self._sorted(coarse, count) * ~enough
+        _, keys = np.unique(_numbers_of(np.concatenate([others, first, second])), return_inverse=True)
+        return Described(np.where(alone, count + np.arange(count), keys), others, first, second, alone)
 
     def _sorted(self, rows: list[np.ndarray], count: int) -> np.ndarray:
         """Return the parts of each pair in order; as many that are free and alike as there are axes."""
@@ -99,13 +103,16 @@ class Classes:
         key = have, need, size
         if key not in self._dims:
             prices = prices_of(self.mesh, self.machine)
-            views = dim_views(have, need, size, prices)
-            if views is None or views[0] is None or views[1] is None:
+            coarse, fine = dim_views(have, need, size, prices) or (None, None)
+            if coarse is None or fine is None:
                 self._dims[key] = None
             else:
-                coarse, fine = (tuple([self._number(row) for row, _, _ in view.rows]) for view in views)
-                self._dims[key] = fine, coarse, views[0] == views[1] or covers(views[1:], views[:1], prices.sizes)
+                enough = coarse == fine or covers((fine,), (coarse,), prices.sizes)
+                self._dims[key] = self._numbers_of_rows(fine), self._numbers_of_rows(coarse), enough
         return self._dims[key]
+
+    def _numbers_of_rows(self, view: DimView) -> tuple[int, ...]:
+        return tuple([self._number(row) for row, _, _ in view.rows])
 
     def _number(self, what: object) -> int:
         number = self._numbers.setdefault(what, len(self._numbers))

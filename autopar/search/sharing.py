@@ -102,8 +102,8 @@ def alternates(
         paid.append(_fraction(ends.own, ends.kept, share, kept))
         for k, row in enumerate(rows):
             length = common(ends.keys[:, None], row.keys[None])
-            left = [sums[:, -1] - np.take_along_axis(sums, length.T, axis=1).T for sums in (row.own, row.kept)]
-            rest[k].append(_fraction(*left, share, kept))
+            own, others = (sums[:, -1] - np.take_along_axis(sums, length.T, axis=1).T for sums in (row.own, row.kept))
+            rest[k].append(_fraction(own, others, share, kept))
     return Alternates(np.concatenate(home), np.concatenate(paid), tuple(np.concatenate(parts) for parts in rest))
 
 
@@ -115,9 +115,7 @@ def charges(tree: Tree, use: Use, share: float = 1.0, kept: float = 1.0, *, comp
 
 def _before(tree: Tree, uses: Sequence[Use], computed: bool) -> list[Shared]:
     phases = list(dict.fromkeys(use.phase for use in uses))
-    return [
-        shared(tree, use.states, phases.index(use.phase), computed=computed, turning=use.turning) for use in uses
-    ]
+    return [shared(tree, use.states, phases.index(use.phase), computed=computed, turning=use.turning) for use in uses]
 
 
 def _ends(rows: Sequence[Shared]) -> Shared:

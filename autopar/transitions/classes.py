@@ -11,9 +11,9 @@ from copy import copy
 from typing import NamedTuple
 
 from autopar.transitions.even_parts import Row, View
-from autopar.transitions.states import Move, Moves, State
-
-Path = tuple[tuple[Move, State], ...]  # each move with the state that follows
+from autopar.transitions.path_search import Path
+from autopar.transitions.rooms import Move, State
+from autopar.transitions.states import Moves
 
 
 class Class(NamedTuple):
@@ -59,14 +59,14 @@ def alike(moves: Moves, order: tuple[int, ...]) -> Moves:
 
 def renamed(path: Path, order: tuple[int, ...], count: int) -> Path:
     """Return the path of a class for a pair with so many parts."""
-    found = []
-    for (name, p, q, axes), (splits, *rest) in path:
+    found: list[tuple[Move, State]] = []
+    for (name, p, q, axes), (splits, used, pending, cast) in path:
         row: list[tuple[int, ...]] = [()] * count
         for place, split in zip(order, splits, strict=True):
             row[place] = split
         if name in PLACED and p >= 0:
             p, q = order[p], order[q]
-        found.append(((name, p, q, axes), (tuple(row), *rest)))
+        found.append(((name, p, q, axes), (tuple(row), used, pending, cast)))
     return tuple(found)
 
 

@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from autopar.ir.layout import Axes, Dim
+from autopar.transitions.axis_prices import Numbers, Prices, Room
 from autopar.transitions.relayouts import views_of
-from autopar.transitions.states import Numbers, Prices, Room
 
 Row = tuple[Room, Numbers, Numbers]  # the room of a part, and the axes that split it at both ends
 

@@ -306,4 +306,4 @@ def _lacked(draft: Draft, precursor: Precursor, is_same_mesh: bool, mesh: Mesh) 
 
 def _is_linear(a: torch.dtype, b: torch.dtype) -> bool:
     """Return whether every value of ``a`` is one of ``b``: a cast before or after a sum gives the same."""
-    return a == b or a.is_floating_point and b.is_floating_point and a.itemsize < b.itemsize
+    return a == b or (a.is_floating_point and b.is_floating_point and a.itemsize < b.itemsize)

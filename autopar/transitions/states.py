@@ -1,188 +1,30 @@
 """List the moves between states of an even value: which axes split which part, which are pending, and its dtype.
 
-Axes are numbered in the order of the mesh, and sets of axes are bits of an integer. All pieces of a state have one
-size, which the set of its splits tells.
+All pieces of a state have one size, which the set of its splits tells.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
 
-from autopar.costs.exchanges import Exchange, busiest, counted_on_mesh, digits_of, node_digits
-from autopar.costs.machine import Machine
-from autopar.costs.prices import exchange_price, fastest_rates, group_price
+from autopar.costs.exchanges import Exchange, busiest, counted_on_mesh
+from autopar.costs.prices import exchange_price
 from autopar.ir import transfers
 from autopar.ir.layout import DistAttr, Layout
-from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.transitions import chain
+from autopar.transitions.axis_prices import Prices
 from autopar.transitions.chain import op_argument, parts_argument
 from autopar.transitions.draft import Parts
+from autopar.transitions.rooms import Move, Splits, State, Unpriced, rooms_of
 
-Numbers = tuple[int, ...]  # of axes, in order
-Splits = tuple[Numbers, ...]  # the axes of each part, major first
-
-
-# the axes of each part, the set of these axes, the set of pending axes, and whether the value has the goal's dtype
-State = tuple[Splits, int, int, bool]
-Move = tuple[str, int, int, int]  # a transfer, its part, its other part, and the set of its axes
-Room = tuple[int, int]
-Unpriced = tuple[int, int, int, State, Move]  # which of ``Moves.units``, times this, divided by this; as ``Edge``
 Edge = tuple[int, State, Move]  # nanoseconds, the state at the other end, and the move
-
-
 SENT, BOTH = 2, 4  # the places in ``Moves.units`` of what is sent for a reduction, and of both dtypes
-
-
-class Prices:
-    """Prices of one machine on one mesh, in nanoseconds.
-
-    Attributes:
-        names, sizes: the axes that have more than one rank.
-        counts, axes: the number of pieces of a part that a set of axes splits, and their names.
-        nodes: for each axis, between how many nodes its ranks are; 1 for the axes inside a node.
-        far: between how many nodes the ranks of a set of axes are.
-        inside: the number of ranks on a node.
-        rates: nanoseconds a received byte that no transfer is faster than: inside a node, and between nodes.
-        latencies: nanoseconds of an empty exchange inside a node and between nodes; 0 if it was measured.
-    """
-
-    def __init__(self, mesh: Mesh, machine: Machine) -> None:
-        self.mesh, self.machine = mesh, machine
-        self.names = tuple([axis for axis, size in mesh.axes if size > 1])
-        self.sizes = tuple([mesh.sizes[axis] for axis in self.names])
-        sets = range(1 << len(self.names))
-        self.axes = tuple([tuple([name for k, name in enumerate(self.names) if chosen >> k & 1]) for chosen in sets])
-        self.counts = tuple([mesh.count(axes) for axes in self.axes])
-        nodes = set(node_digits(mesh, machine.ranks_per_node) or ())
-        digits = [[size for digit, size in digits_of((name,), mesh) if digit in nodes] for name in self.names]
-        self.nodes = tuple(map(math.prod, digits))
-        self.far = tuple([math.prod([n for k, n in enumerate(self.nodes) if chosen >> k & 1]) for chosen in sets])
-        near, far = (rate * 1e9 for rate in fastest_rates(machine))
-        self.rates = near, far
-        inside, outside = machine.inside.latency * 1e9, machine.outside.latency * 1e9
-        self.inside = self.counts[-1] // self.far[-1]
-        self.latencies = 0.0 if machine.measured else inside, max(inside, outside)
-        self._known: dict[tuple[str, int, int], int] = {}
-        self._rooms: dict[int, Room] = {}
-        self._digits = len({prime for name in self.names for _, prime in digits_of((name,), mesh)}) > 1
-
-    def room(self, n: int) -> Room:
-        """Return what tells how axes may split a part of this size: the sets that may, and where digits differ, it."""
-        found = self._rooms.get(n)
-        if found is None:
-            sets = sum([1 << k for k, count in enumerate(self.counts) if n % count == 0])
-            found = self._rooms[n] = sets, n if self._digits else 0
-        return found
-
-    def least(self, n: int) -> int:
-        """Return the least size with the same room."""
-        sets, size = self.room(n)
-        return size or max([count for k, count in enumerate(self.counts) if sets >> k & 1])
-
-    def count(self, axes: tuple[int, ...]) -> int:
-        """Return the number of pieces of a part that some axes split."""
-        return self.counts[sum([1 << k for k in axes])]
-
-    def nanoseconds(self, name: str, axes: int, size: int) -> int:
-        """Return the price of a transfer over a set of axes; ``size`` is ``n`` of ``costs.prices``.
-
-        Of a cast it is the bytes that are read and written.
-        """
-        key = name, axes, size
-        found = self._known.get(key)
-        if found is None:
-            if name == "cast":
-                seconds = exchange_price(name, (size, 1, False), 1, self.machine)
-            else:
-                seconds = group_price(name, size, self.axes[axes], self.mesh, self.machine)
-            found = round(seconds * 1e9)
-            self._known[key] = found
-        return found
-
-
-@lru_cache(maxsize=64)
-def prices_of(mesh: Mesh, machine: Machine) -> Prices:
-    return Prices(mesh, machine)
 
 
 class Listed(Exception):
     """The messages of an exchange have to be listed, so its price may depend on which dims the axes split."""
-
-
-class Rooms:
-    """Which parts of a value an axis may split too, and where the axes are; for parts of these sizes."""
-
-    def __init__(self, parts: Parts, axes: tuple[int, ...]) -> None:
-        self.after: dict[object, list[Unpriced]] = {}
-        self.before: dict[object, list[Unpriced]] = {}
-        self.bounds: dict[object, tuple[bool, float, float]] = {}
-        self.exchanges: dict[object, Exchange | None] = {}
-        self.least_exchanges: dict[object, tuple[float, float]] = {}
-        self._parts, self._sizes, self._axes = parts, [n for dim in parts for n in dim], axes
-        self._rooms: dict[tuple[Splits, int], tuple[int, ...]] = {}
-        self._places: dict[Splits, tuple[tuple[int, int] | None, ...]] = {}
-        self._unions: dict[tuple[Splits, Splits], tuple[int, bool]] = {}
-
-    def of(self, splits: Splits, n: int) -> tuple[int, ...]:
-        """Return the parts that an axis of size ``n`` may split evenly, as the minor-most one.
-
-        Those come first after which dims are split plainly: of two equal paths the first is found.
-        """
-        found = self._rooms.get((splits, n))
-        if found is None:
-            rows = zip(self._sizes, splits, strict=True)
-            counts = [(size, n * math.prod([self._axes[k] for k in axes])) for size, axes in rows]
-            places = [p for p, (size, count) in enumerate(counts) if not size % count]
-            if len(counts) > len(self._parts):
-                places.sort(key=lambda p: not self.is_plain((*splits[:p], (*splits[p], -1), *splits[p + 1 :])))
-            found = self._rooms[splits, n] = tuple(places)
-        return found
-
-    def is_plain(self, splits: Splits) -> bool:
-        """Return whether these are splits of plain dims: an axis splits a part if others fill the parts before it."""
-        rest = iter(splits)
-        for dim in self._parts:
-            full = True
-            for n in dim:
-                axes = next(rest)
-                if axes and not full:
-                    return False
-                full = full and (-1 in axes or math.prod([self._axes[k] for k in axes]) == n)
-        return True
-
-    def places(self, splits: Splits) -> tuple[tuple[int, int] | None, ...]:
-        """Return for each axis the part that it splits, and the number of pieces that it splits further."""
-        found = self._places.get(splits)
-        if found is None:
-            places: list[tuple[int, int] | None] = [None] * len(self._axes)
-            for p, axes in enumerate(splits):
-                before = 1
-                for k in axes:
-                    places[k] = p, before
-                    before *= self._axes[k]
-            found = self._places[splits] = tuple(places)
-        return found
-
-    def union(self, have: Splits, want: Splits) -> tuple[int, bool]:
-        """Return into how many overlaps two splits divide a value, or fewer; and whether some rank keeps nothing."""
-        found = self._unions.get((have, want))
-        if found is None:
-            count, moved = 1, False
-            for a, b in zip(have, want, strict=True):
-                if a != b:
-                    short = min(len(a), len(b))
-                    moved |= a[:short] != b[:short]
-                count *= max(math.prod([self._axes[k] for k in a]), math.prod([self._axes[k] for k in b]))
-            found = self._unions[have, want] = count, moved
-        return found
-
-
-@lru_cache(maxsize=1024)
-def rooms_of(parts: Parts, prices: Prices) -> Rooms:
-    return Rooms(parts, prices.sizes)
 
 
 class Moves:
@@ -192,6 +34,8 @@ class Moves:
         parts: the part sizes, dim by dim; ``sizes`` are those of all parts.
         start, goal: the ends.
         reduced, renewed: axes that may be reduced, and those that may become pending.
+        units: bytes of an element in both dtypes; those that a reduction sends of it; and of both dtypes together.
+        context: what the moves of a state depend on, beside the parts.
         alike: whether these are the moves of a class of pairs, with some of the parts.
     """
 
@@ -226,15 +70,17 @@ class Moves:
 
     def after(self, state: State) -> list[Edge]:
         """Return the moves from a state."""
-        known = self.rooms.after
-        return self._priced(known[self.context, state] if (self.context, state) in known else
-                            known.setdefault((self.context, state), list(self._after(state))), state[1])  # fmt: skip
+        known, key = self.rooms.after, (self.context, state)
+        if key not in known:
+            known[key] = list(self._after(state))
+        return self._priced(known[key], state[1])
 
     def before(self, state: State) -> list[Edge]:
         """Return the moves to a state."""
-        known = self.rooms.before
-        return self._priced(known[self.context, state] if (self.context, state) in known else
-                            known.setdefault((self.context, state), list(self._before(state))), state[1])  # fmt: skip
+        known, key = self.rooms.before, (self.context, state)
+        if key not in known:
+            known[key] = list(self._before(state))
+        return self._priced(known[key], state[1])
 
     def _priced(self, moves: list[Unpriced], used: int) -> list[Edge]:
         piece, units, price = self.elements // self.prices.counts[used], self.units, self.prices.nanoseconds
@@ -303,7 +149,8 @@ class Moves:
                 yield cast, 1, 1, (splits, used, pending & ~axis, cast), ("pend", -1, -1, axis)
                 if self.new_kind in transfers.MERGES:
                     for p in self.rooms.of(splits, n):
-                        yield cast, 1, 1, (_given(splits, p, k), used | axis, pending & ~axis, cast), ("pend", p, p, axis)
+                        there = _given(splits, p, k), used | axis, pending & ~axis, cast
+                        yield cast, 1, 1, there, ("pend", p, p, axis)
         some = reducible
         while some:
             yield SENT + cast, 1, 1, (splits, used, pending | some, cast), ("all_reduce", 0, 0, some)
