@@ -24,8 +24,9 @@ from autopar.search.cuts import CutSearch
 from autopar.search.ending import Ending
 from autopar.search.groups import groups_of
 from autopar.search.problem import Problem, Reader, Value
-from autopar.search.sharing import Alternates, Use, alternates, fraction
+from autopar.search.sharing import Alternates, Use, alternates, charges
 from autopar.search.strategies import Placed, homes, strategies
+from autopar.search.trees import Tree, tree_of
 
 COLLECTIVES = {function for function, transfer in transfers.BY_FUNCTION.items() if transfer.collective}
 LEAST_PENALTY = 2.0**33  # nanoseconds, of what is forbidden: up to here all sums are exact
@@ -61,6 +62,7 @@ class _Builder:
         self._alternates: dict[object, Alternates] = {}
         self._tables: dict[object, np.ndarray] = {}
         self._moving: dict[object, np.ndarray] = {}
+        self._trees: dict[object, Tree] = {}
         self._penalty = LEAST_PENALTY
 
     def build(self) -> Problem:
@@ -242,12 +244,15 @@ class _Builder:
 
     def _pay_once(self, value: Value, options, left, readers, numbered, share, kept) -> bool:
         """Add a variable for what the readers share; ``False`` if they cannot share anything."""
-        uses = [Use(tuple(states), r.phase, r.turning) for (states, _), r in zip(numbered, readers, strict=True)]
-        key = (value.type.shape, tuple(options), tuple(uses), value.computed, value.parameter, share, kept)
+        uses = [(tuple(states), r.phase, value.turns(r)) for (states, _), r in zip(numbered, readers, strict=True)]
+        key = (value.type.shape, tuple(options), tuple(uses), value.computed, share, kept)
         made = self._alternates.get(key)
         if made is None:
-            path = lambda have, need, use: value.path(self.chains, have, need, readers[use])  # noqa: E731
-            made = self._alternates[key] = alternates(options, [use.states for use in uses], path, share, kept)
+            needed = list(dict.fromkeys(state for states, _, _ in uses for state in states))
+            tree = self._tree(value.type.shape, options, needed)
+            place = {state: number for number, state in enumerate(needed)}
+            each = [Use(np.array([place[state] for state in states]), *rest) for states, *rest in uses]
+            made = self._alternates[key] = alternates(tree, each, share, kept, computed=value.computed)
         if len(made.home) == len(options):
             return False
         variable = self.graph.add_variable(f"{value.name}'", made.paid)
@@ -276,15 +281,24 @@ class _Builder:
     def _table(self, value: Value, options, states, reader: Reader, share: float, kept: float) -> np.ndarray:
         """Return the nanoseconds of the transfers from each home to each state that a reader needs."""
         shape = value.type.shape
-        key = (shape, tuple(options), tuple(states), share, kept, value.computed, reader.phase, reader.turning)
+        key = (shape, tuple(options), tuple(states), share, kept, value.computed, reader.phase, value.turns(reader))
         table = self._tables.get(key)
         if table is None:
             if share == kept == 1.0:
-                rows = [[float(self.chains.nanoseconds(shape, h, n)) for n in states] for h in options]
+                table = self.chains.prices(shape, options, states).astype(np.float64)
             else:
-                rows = [[fraction(value.path(self.chains, h, n, reader), share, kept) for n in states] for h in options]
-            table = self._tables[key] = np.array(rows)
+                use = Use(np.arange(len(states)), reader.phase, value.turns(reader))
+                table = charges(self._tree(shape, options, states), use, share, kept, computed=value.computed)
+            self._tables[key] = table
         return table
+
+    def _tree(self, shape: tuple[int, ...], options: Sequence[State], states: Sequence[State]) -> Tree:
+        key = (shape, tuple(options), tuple(states))
+        tree = self._trees.get(key)
+        if tree is None:
+            chain = self.chains.chain
+            tree = self._trees[key] = tree_of([[chain(shape, have, need) for need in states] for have in options])
+        return tree
 
 
 def _parts(bounds: Mapping[fx.Node, Bound]) -> dict[fx.Node, dict[str, tuple[int, ...]]]:

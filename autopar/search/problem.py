@@ -66,8 +66,12 @@ class Value:
 
     def path(self, chains: Chains, have: State, need: State, reader: Reader) -> Path:
         """Return the transfers from one state to another before a reader, with what shares them."""
-        turning = self.parameter and (reader.phase == "forward" or reader.turning)
-        return path_of(chains.chain(self.type.shape, have, need), reader.phase, computed=self.computed, turning=turning)
+        chain = chains.chain(self.type.shape, have, need)
+        return path_of(chain, reader.phase, computed=self.computed, turning=self.turns(reader))
+
+    def turns(self, reader: Reader) -> bool:
+        """Return whether a gather before a reader is shared by the forward and the backward."""
+        return self.parameter and (reader.phase == "forward" or reader.turning)
 
 
 @dataclass

@@ -9,7 +9,7 @@ path. A pair (home, alternate) pays for the path, and a use then pays for what f
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from autopar.ir import transfers
 from autopar.plan.shared_transfers import REDUCTIONS
 from autopar.search.chains import Chain, State
+from autopar.search.trees import Shared, Tree, common, shared
 
 
 class Step(NamedTuple):
@@ -35,12 +36,12 @@ class Use(NamedTuple):
     """How one reader may need a value.
 
     Attributes:
-        states: the different states.
+        states: the numbers of the different states.
         phase: of the transfers before it.
-        turning: whether the reader is in the block with which the forward ends.
+        turning: whether a gather at the beginning is shared by the forward and the backward.
     """
 
-    states: tuple[State, ...]
+    states: np.ndarray
     phase: str
     turning: bool = False
 
@@ -80,66 +81,62 @@ def union(paths: Sequence[Path]) -> int:
 
 
 def alternates(
-    homes: Sequence[State],
-    uses: Sequence[Sequence[State]],
-    path_to: Callable[[State, State, int], Path],
-    share: float = 1.0,
-    kept: float = 1.0,
+    tree: Tree, uses: Sequence[Use], share: float = 1.0, kept: float = 1.0, *, computed: bool = True
 ) -> Alternates:
     """Return the pairs for at most three uses.
 
     Args:
-        homes: the different homes.
-        uses: for each use, the different states that it may need.
-        path_to: returns the transfers from a home to a state that the use of that number needs.
+        tree: the chains from the different homes to the states.
         share: the fraction of each price that counts here, where the uses of a value form several groups.
         kept: the same for transfers that uses in other phases may share.
+        computed: whether an op makes the value.
     """
-    home_of: list[int] = []
-    paid: list[float] = []
+    before = _before(tree, uses, computed)
+    home: list[np.ndarray] = []
+    paid: list[np.ndarray] = []
     rest: list[list[np.ndarray]] = [[] for _ in uses]
-    for number, home in enumerate(homes):
-        paths = [[path_to(home, state, k) for state in states] for k, states in enumerate(uses)]
-        alone = [np.array([fraction(path, share, kept) for path in own]) for own in paths]
-        begins = [_by_first(own) for own in paths]
-        ends: dict[Path, None] = {(): None} | dict.fromkeys(_shared(begins))
-        for end in ends:
-            home_of.append(number)
-            paid.append(fraction(end, share, kept))
-            for k, (row, first) in enumerate(zip(alone, begins, strict=True)):
-                if end and (alike := first.get(end[0])):
-                    row = row.copy()
-                    for path, places in alike.items():
-                        row[places] = fraction(path[_common(path, end) :], share, kept)
-                rest[k].append(row)
-    return Alternates(np.array(home_of), np.array(paid), tuple(np.stack(rows) for rows in rest))
+    for number in range(len(tree.numbers)):
+        rows = [Shared(b.keys[number], b.own[number], b.kept[number]) for b in before]
+        ends = _ends(rows)
+        home.append(np.full(len(ends.keys), number))
+        paid.append(_fraction(ends.own, ends.kept, share, kept))
+        for k, row in enumerate(rows):
+            length = common(ends.keys[:, None], row.keys[None])
+            own, others = (sums[:, -1] - np.take_along_axis(sums, length.T, axis=1).T for sums in (row.own, row.kept))
+            rest[k].append(_fraction(own, others, share, kept))
+    return Alternates(np.concatenate(home), np.concatenate(paid), tuple(np.concatenate(parts) for parts in rest))
 
 
-def _by_first(paths: Sequence[Path]) -> dict[object, dict[Path, list[int]]]:
-    """Group the places of paths by their first transfers, and then by paths."""
-    groups: dict[object, dict[Path, list[int]]] = {}
-    for place, path in enumerate(paths):
-        if path:
-            groups.setdefault(path[0], {}).setdefault(path, []).append(place)
-    return groups
+def charges(tree: Tree, use: Use, share: float = 1.0, kept: float = 1.0, *, computed: bool = True) -> np.ndarray:
+    """Return the nanoseconds of the transfers from each home to each state of a use that count: [homes, states]."""
+    (rows,) = _before(tree, [use], computed)
+    return _fraction(rows.own[..., -1], rows.kept[..., -1], share, kept)
 
 
-def fraction(path: Path, share: float, kept: float) -> float:
-    """Return the nanoseconds of a path that count, in multiples of 2⁻²⁰, rounded down."""
-    total = sum(step.nanoseconds * (share if step.phase else kept) for step in path)
-    return float(np.floor(total * 2**20) / 2**20)
+def _before(tree: Tree, uses: Sequence[Use], computed: bool) -> list[Shared]:
+    phases = list(dict.fromkeys(use.phase for use in uses))
+    return [shared(tree, use.states, phases.index(use.phase), computed=computed, turning=use.turning) for use in uses]
 
 
-def _shared(begins: Sequence[dict[object, dict[Path, list[int]]]]) -> list[Path]:
-    """Return the common beginnings of paths of two uses, the longest of each pair."""
-    found: dict[Path, None] = {}
-    for mine, others in itertools.combinations(begins, 2):
-        for first in (first for first in mine if first in others):
-            for a, b in itertools.product(mine[first], others[first]):
-                found[a[: _common(a, b)]] = None
-    return list(found)
+def _ends(rows: Sequence[Shared]) -> Shared:
+    """Return nothing, and the common beginnings of chains of two uses of one home, the longest of each pair."""
+    keys, own, kept = [np.full((1, rows[0].keys.shape[1]), -1)], [np.zeros(1)], [np.zeros(1)]
+    known = np.zeros(0, dtype=np.int64)
+    for a, b in itertools.combinations(rows, 2):
+        length = common(a.keys[:, None], b.keys[None])
+        mine, _ = np.nonzero(length)
+        length = length[length > 0]
+        last, first = np.unique(a.keys[mine, length - 1], return_index=True)
+        first = first[~np.isin(last, known)]
+        known = np.concatenate([known, last])
+        mine, length = mine[first], length[first]
+        places = np.arange(a.keys.shape[1])
+        keys.append(np.where(places < length[:, None], a.keys[mine], -1))
+        own.append(a.own[mine, length])
+        kept.append(a.kept[mine, length])
+    return Shared(np.concatenate(keys), np.concatenate(own), np.concatenate(kept))
 
 
-def _common(a: Path, b: Path) -> int:
-    """Return the length of the common beginning."""
-    return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+def _fraction(own: np.ndarray, kept: np.ndarray, share: float, kept_share: float) -> np.ndarray:
+    """Return the nanoseconds that count, in multiples of 2⁻²⁰, rounded down."""
+    return np.floor((own * share + kept * kept_share) * 2**20) / 2**20

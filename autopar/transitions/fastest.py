@@ -1,30 +1,27 @@
 """Choose the transfers that take a machine the fewest nanoseconds.
 
-Where all pieces are even, the shortest path between two states is found: forwards from the value (A*), backwards from
-the goal, and over one redistribute in between. Bytes that a rank, or a node, lacks bound what a path still costs.
+Where all pieces are even, the shortest path between two states is found, once for each class of pairs of states.
 Otherwise all chains of ``drafts``, relayouts and precursors are priced.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from autopar.costs.machine import Machine
 from autopar.costs.prices import step_price
-from autopar.ir.layout import Axes
-from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
+from autopar.transitions.axis_prices import Prices, prices_of
 from autopar.transitions.chain import TransferChain, TransferStep
-from autopar.transitions.draft import Parts
-from autopar.transitions.relayouts import views
-from autopar.transitions.states import Edge, Move, Moves, State, prices_of
+from autopar.transitions.classes import alike, class_of, renamed
+from autopar.transitions.even_parts import View, even_views
+from autopar.transitions.path_search import Key, Path, Search
+from autopar.transitions.states import Listed, Moves
 
-Path = tuple[tuple[Move, State], ...]
-SLACK = 16  # nanoseconds that rounding may add to a bound
-Key = tuple[int, int, int]  # nanoseconds, transfers, redistributes: the least is best
 FAR_OFF = 1 << 62
-MOST = 1024  # states from which a search goes on; on a mesh of three axes it ends before
+CLASSES = 1 << 16  # paths that are kept
 
 
 def nanoseconds(start: TensorType, steps: Sequence[TransferStep], machine: Machine) -> int:
@@ -42,240 +39,69 @@ def fastest_of_even(start: TensorType, goal: TensorType, linear: bool, machine: 
     Args:
         linear: whether a pending value may be cast.
     """
-    assert start.layout is not None
-    mesh = start.layout.mesh
-    prices = prices_of(mesh, machine)
-    number = {name: k for k, name in enumerate(prices.names)}
-    best: Key = (FAR_OFF, 0, 0)
-    found: tuple[Moves, Path] | None = None
-    even = [
-        view
-        for view in views(start.attr.dims, goal.attr.dims, start.shape, mesh)
-        if _even(view[0], view[1], mesh) and _even(view[0], view[2], mesh)
-    ]
-    if len(even) == 2 and _covers(even[1][0], even[0][0], prices.sizes):
-        del even[0]
-    for parts, have, want in even:
-        ends = [tuple([tuple([number[axis] for axis in axes]) for axes in side]) for side in (have, want)]
-        moves = Moves(start, goal, linear, prices, parts, *ends)
-        search = Search(moves, best)
-        path = search.run()
-        if path is not None:
-            best, found = search.best, (moves, path)
+    found = fastest_path(start, goal, linear, machine)
     if found is None:
         return None
-    moves, path = found
+    moves = found.moves
     here, steps = moves.start, []
-    for move, there in path:
+    for move, there in found.path:
         steps.append(moves.transfer(move, here, there))
         here = there
     return TransferChain(start).then(*steps)
 
 
-def _even(parts: Parts, splits: list[Axes], mesh: Mesh) -> bool:
-    sizes = [n for dim in parts for n in dim]
-    return all(n and n % mesh.count(axes) == 0 for n, axes in zip(sizes, splits, strict=True))
+class Fastest(NamedTuple):
+    """A path, what its moves mean, and their prices in nanoseconds."""
+
+    moves: Moves
+    path: Path
+    prices: tuple[int, ...]
 
 
-def _covers(fine: Parts, plain: Parts, axes: tuple[int, ...]) -> bool:
-    """Return whether all even splits of plain dims are splits of the fine parts, of which an axis fills one."""
-    if len(set(axes)) > 1 or any(len(dim) > 1 for dim in plain):
-        return False
-    return {n for dim in fine for n in dim[:-1]} == set(axes)
+def fastest_path(start: TensorType, goal: TensorType, linear: bool, machine: Machine) -> Fastest | None:
+    """Return the moves of ``fastest_of_even``."""
+    assert start.layout is not None
+    mesh = start.layout.mesh
+    prices = prices_of(mesh, machine)
+    found: tuple[Key, Fastest] | None = None
+    for view in even_views(start.attr.dims, goal.attr.dims, start.shape, prices):
+        moves = Moves(
+            start, goal, linear, prices, tuple([dim.sizes for dim in view]),
+            tuple([axes for dim in view for axes in dim.have]), tuple([axes for dim in view for axes in dim.want]),
+        )  # fmt: skip
+        key, path, paid = _path_of_class(moves, view)
+        if found is None or key < found[0]:
+            found = key, Fastest(moves, path, paid)
+    return found and found[1]
 
 
-class Search:
-    """The shortest path from one state to another.
-
-    Attributes:
-        best: the key of the best path so far; a path is found only if it is better.
-    """
-
-    def __init__(self, moves: Moves, best: Key) -> None:
-        self.moves, self.best = moves, best
-        self._to_goal: dict[State, int] = {}
-        self._from_start: dict[State, int] = {}
-        self._least = round(moves.prices.latencies[0])  # nanoseconds of an exchange
-
-    def run(self) -> Path | None:
-        """Return the path, unless it is no better than ``best``."""
-        start, goal, moves = self.moves.start, self.moves.goal, self.moves
-        shortest = _Costs(start)
-        end: tuple[State, State] | None = None  # ends of a redistribute on the best path
-        direct = False
-        for here in shortest.grow(moves.after, self.to_goal, self):
-            cost = shortest.paid[here]
-            if here == goal:
-                if (*cost, 0) < self.best:
-                    self.best, direct, end = (*cost, 0), True, None
-            elif here[2:] == goal[2:] and (
-                cost[0] + self._least_exchange(here, goal) < self.best[0] and moves.exchanges(here, goal)
-            ):
-                key = cost[0] + moves.exchange(here, goal), cost[1] + 1, 1
-                if key < self.best:
-                    self.best, direct, end = key, True, (here, goal)
-        backwards = _Costs(goal)
-        for _ in backwards.grow(moves.before, self.from_start, self):
-            pass
-        alike: dict[tuple[int, bool], list[tuple[tuple[int, int], float, State]]] = {}
-        near, counts, elements = moves.prices.rates[0], moves.prices.counts, moves.elements
-        for state, paid in sorted(shortest.paid.items(), key=_paid):
-            if paid[0] + self.to_goal(state) < self.best[0]:
-                alike.setdefault(state[2:], []).append((paid, elements / counts[state[1]], state))
-        for there, left in sorted(backwards.paid.items(), key=_paid):
-            if there == goal or left[0] + self.from_start(there) >= self.best[0]:
-                continue
-            wanted, rate = elements / counts[there[1]], near * moves.itemsizes[there[3]]
-            for paid, held, here in alike.get(there[2:], ()):
-                both = paid[0] + left[0]
-                if both + self._least >= self.best[0]:
-                    break
-                if both + (wanted - held) * rate >= self.best[0]:
-                    continue
-                if both + self._least_exchange(here, there) < self.best[0] and moves.exchanges(here, there):
-                    key = both + moves.exchange(here, there), paid[1] + left[1] + 1, 1
-                    if key < self.best:
-                        self.best, direct, end = key, True, (here, there)
-        if not direct:
-            return None
-        if end is None:
-            return shortest.path(goal)
-        here, there = end
-        return (*shortest.path(here), (("redistribute", 0, 0, 0), there), *backwards.path(there, backwards=True))
-
-    def to_goal(self, state: State) -> int:
-        """Return nanoseconds that no path from a state to the goal is faster than."""
-        found = self._to_goal.get(state)
-        if found is None:
-            found = self._to_goal[state] = self._bound(state, self.moves.goal)
-        return found
-
-    def from_start(self, state: State) -> int:
-        """Return nanoseconds that no path with an exchange from the start to a state is faster than."""
-        found = self._from_start.get(state)
-        if found is None:
-            found = self._from_start[state] = max(self._least, self._bound(self.moves.start, state))
-        return found
-
-    def _bound(self, here: State, there: State) -> int:
-        """Axes that are pending at both ends may stay so, or be reduced and become pending again."""
-        kept = here[2] & there[2]
-        reduced, new = here[2] & ~kept, there[2] & ~kept
-        bound = self._bound_of(here, there, reduced, new)
-        again = kept & self.moves.reduced & self.moves.renewed
-        some = again
-        while some and bound:
-            bound = min(bound, self._bound_of(here, there, reduced | some, new | some))
-            some = (some - 1) & again
-        return bound
-
-    def _bound_of(self, here: State, there: State, reduced: int, new: int) -> int:
-        """All ranks together receive what they lack, at the rate inside a node, and nodes at that between nodes.
-
-        Args:
-            reduced, new: axes that are reduced, and those that become pending: their ranks need an element once.
-        """
-        (have, used, pending, cast), (want, used_there, _, cast_there) = here, there
-        moves, prices, rooms = self.moves, self.moves.prices, self.moves.rooms
-        counts, nodes, elements = prices.counts, prices.far, moves.elements
-        total = shared = elements / counts[used_there]  # of a rank
-        total_far = shared_far = elements / nodes[used_there]  # of a node
-        free = ~(used | pending) & (len(counts) - 1)
-        if not reduced or nodes[reduced] == 1:
-            for k, (a, b) in enumerate(zip(rooms.places(have), rooms.places(want), strict=True)):
-                if a is not None and a != b and not new >> k & 1:
-                    shared /= prices.sizes[k]
-                    shared_far /= prices.nodes[k]
-        lacked, far = (total - shared) / counts[new], (total_far - shared_far) / nodes[new]
-        if reduced:
-            share = elements / (counts[used] * counts[reduced] * counts[free])
-            lacked = share * (counts[reduced] - 1) + max(0.0, total / counts[new] - share)
-            if nodes[reduced] > 1:
-                share = elements / (nodes[used] * nodes[reduced] * nodes[free])
-                far = share * (nodes[reduced] - 1) + max(0.0, total_far / nodes[new] - share)
-        if lacked <= 0:
-            return 0
-        far /= prices.inside
-        itemsize = min(moves.itemsizes[cast], moves.itemsizes[cast_there])
-        near, between = prices.rates
-        bound = prices.latencies[far > 0] + itemsize * (lacked * near + far * (between - near))
-        if not reduced and not new:  # the worst rank
-            count, moved = rooms.union(have, want)
-            worst = elements // counts[used_there] - (0 if moved else elements // count)
-            bound = max(bound, prices.latencies[0] + worst * itemsize * near)
-        return max(0, int(bound) - SLACK)
-
-    def _least_exchange(self, here: State, there: State) -> int:
-        """Return nanoseconds that a redistribute takes at least."""
-        moves, prices = self.moves, self.moves.prices
-        rooms = moves.rooms
-        count, moved = rooms.union(here[0], there[0])
-        overlap = moves.elements // count
-        lacked = moves.elements // prices.counts[there[1]] - (0 if moved else overlap)
-        if lacked <= 0:
-            return 0
-        far = False
-        if prices.far[-1] > 1:
-            for have, want, n in zip(rooms.places(here[0]), rooms.places(there[0]), prices.nodes, strict=True):
-                far |= n > 1 and have is not None and have != want
-        partners = max(1, lacked // overlap)
-        seconds = lacked * moves.itemsizes[here[3]] * prices.rates[far]
-        return max(0, int(max(1, prices.latencies[0] and partners) * prices.latencies[far] + seconds) - SLACK)
+_Known = tuple[Key, Path, tuple[int, ...]]  # the key of a path, the path, and the prices of its moves
 
 
-def _paid(item: tuple[State, tuple[int, int]]) -> tuple[int, int]:
-    return item[1]
+@lru_cache(maxsize=64)
+def _classes(prices: Prices) -> dict[object, _Known | None]:
+    """Return the paths that are known on a mesh: class → the path for its parts; ``None`` where pairs differ."""
+    return {}
 
 
-class _Costs:
-    """The least cost of states that can be reached from one.
+def _path_of_class(moves: Moves, view: View) -> _Known:
+    """Return the fastest path, by the path of the class of the pair."""
+    described, known = class_of(moves, view), _classes(moves.prices)
+    if described.key not in known:
+        if len(known) == CLASSES:
+            known.clear()
+        try:
+            known[described.key] = _searched(alike(moves, described.order))
+        except Listed:
+            known[described.key] = None
+    found = known[described.key]
+    if found is None:
+        return _searched(moves)
+    return found[0], renamed(found[1], described.order, len(moves.sizes)), found[2]
 
-    Attributes:
-        paid: (nanoseconds, transfers) of a state.
-    """
 
-    def __init__(self, first: State) -> None:
-        self.first = first
-        self.paid: dict[State, tuple[int, int]] = {first: (0, 0)}
-        self._came: dict[State, tuple[Move, State]] = {}
-
-    def grow(
-        self, edges: Callable[[State], Iterator[Edge]], bound: Callable[[State], int], search: Search
-    ) -> Iterator[State]:
-        """Yield states, those with the least bound first, while a path over them may be better than the best.
-
-        Args:
-            edges: the moves of a state.
-            bound: nanoseconds that a state is away from the end, or fewer.
-        """
-        count = seen = 0
-        queue = [(bound(self.first), 0, 0, self.first, (0, 0))]
-        paid, came = self.paid, self._came
-        while queue:
-            least, steps, _, here, cost = heapq.heappop(queue)
-            if (least, steps, 0) >= search.best:
-                break
-            if cost > paid[here]:
-                continue
-            yield here
-            if (seen := seen + 1) == MOST:
-                break
-            most = search.best[0]
-            for price, state, move in edges(here):
-                new = cost[0] + price, cost[1] + 1
-                if new[0] <= most and ((old := paid.get(state)) is None or new < old):
-                    least = new[0] + bound(state)
-                    if least <= most:
-                        paid[state] = new
-                        came[state] = move, here
-                        count += 1
-                        heapq.heappush(queue, (least, new[1], count, state, new))
-
-    def path(self, last: State, *, backwards: bool = False) -> Path:
-        """Return the moves to ``last``, or those from it; each with the state that follows."""
-        path = []
-        while last != self.first:
-            move, other = self._came[last]
-            path.append((move, other if backwards else last))
-            last = other
-        return tuple(path if backwards else path[::-1])
+def _searched(moves: Moves) -> _Known:
+    search = Search(moves, (FAR_OFF, 0, 0))
+    path = search.run()
+    assert path is not None
+    return search.best, path, search.prices

@@ -21,7 +21,7 @@ from autopar.ir.text.printer import print_type
 from autopar.transitions import reductions
 from autopar.transitions.chain import TransferChain, TransferStep
 from autopar.transitions.draft import Draft, Reduced
-from autopar.transitions.fastest import fastest_of_even, nanoseconds
+from autopar.transitions.fastest import Fastest, fastest_of_even, fastest_path, nanoseconds
 from autopar.transitions.pending import Precursor, precursors_of
 from autopar.transitions.relayouts import append_relayout, relayouts
 
@@ -166,7 +166,7 @@ class _Task(NamedTuple):
     @staticmethod
     def of(start: TensorType, goal: TensorType, keep: bool = True) -> _Task:
         """Return the task; ``keep``: what is pending at both ends stays so."""
-        linear = start.dtype == goal.dtype or _widens(start.dtype, goal.dtype)
+        linear = _is_linear(start.dtype, goal.dtype)
         pending = dict(start.attr.pending)
         stays = keep and start.mesh == goal.mesh and linear
         staying = {axis: kind for axis, kind in goal.attr.pending if stays and axis in pending}
@@ -188,11 +188,27 @@ def _cheapest(start: TensorType, goal: TensorType) -> tuple[TransferStep, ...]:
 EXACT = 3  # on a mesh of more axes the search for even pieces may end early
 
 
+def even_path(start: TensorType, goal: TensorType, machine: Machine) -> Fastest | None:
+    """Return the path of ``transitions`` between two types in normal form; ``None`` if it compares other chains too.
+
+    Raises:
+        TransitionError: one kind of pending would become another.
+    """
+    _check_kinds(start, goal)
+    if start.mesh != goal.mesh or not has_room(start.shape, start.mesh):
+        return None
+    return fastest_path(start, goal, _is_linear(start.dtype, goal.dtype), machine)
+
+
+def has_room(shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Return whether the fastest path of even pieces is taken; where dims are small, uneven ones may be faster."""
+    return len(mesh.names) <= EXACT and any(n and n % mesh.size == 0 for n in shape)
+
+
 def _fastest(start: TensorType, goal: TensorType, machine: Machine) -> tuple[TransferStep, ...]:
     task = _Task.of(start, goal)
     even = fastest_of_even(start, goal, task.linear, machine) if start.mesh == goal.mesh else None
-    room = any(n and n % start.mesh.size == 0 for n in start.shape)  # otherwise uneven pieces in between may be faster
-    if even is not None and room and len(start.mesh.names) <= EXACT:
+    if even is not None and has_room(start.shape, start.mesh):
         return even.steps
     best = _cheapest(start, goal)
     key = nanoseconds(start, best, machine), len(best)
@@ -288,6 +304,6 @@ def _lacked(draft: Draft, precursor: Precursor, is_same_mesh: bool, mesh: Mesh) 
     return most_lacked(Layout(draft.value.mesh, DistAttr(draft.dims)), Layout(mesh, DistAttr(precursor.dims)), shape)
 
 
-def _widens(a: torch.dtype, b: torch.dtype) -> bool:
+def _is_linear(a: torch.dtype, b: torch.dtype) -> bool:
     """Return whether every value of ``a`` is one of ``b``: a cast before or after a sum gives the same."""
-    return a.is_floating_point and b.is_floating_point and a.itemsize < b.itemsize
+    return a == b or (a.is_floating_point and b.is_floating_point and a.itemsize < b.itemsize)

@@ -155,7 +155,7 @@ def views(source: Sequence[Dim], goal: Sequence[Dim], shape: Sequence[int], mesh
     The first dims are in the goal's, the value's or the finest parts, and then all are in the finest. In the finest
     parts every axis is the minor-most split of a part: ``8/dp/tp`` is ``2/dp 2/tp 2``.
     """
-    dims = [_views_of(dim, want, size, mesh) for size, dim, want in zip(shape, source, goal, strict=True)]
+    dims = [views_of(dim, want, size, mesh) for size, dim, want in zip(shape, source, goal, strict=True)]
     if not all(dims):
         return
     picks = [[views[0] for views in dims], [views[-1] for views in dims]]
@@ -186,11 +186,11 @@ def _first_view_of(dim: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[tuple[in
     sizes = tuple([n for n, _ in wanted])
     if (have := align(sized(dim, size), sizes, mesh)) is not None:
         return sizes, have, [axes for _, axes in wanted]
-    return next(iter(_views_of(dim, want, size, mesh)), None)
+    return next(iter(views_of(dim, want, size, mesh)), None)
 
 
 @lru_cache(maxsize=65536)
-def _views_of(dim: Dim, want: Dim, size: int, mesh: Mesh) -> list[tuple[tuple[int, ...], list[Axes], list[Axes]]]:
+def views_of(dim: Dim, want: Dim, size: int, mesh: Mesh) -> list[tuple[tuple[int, ...], list[Axes], list[Axes]]]:
     have, want_parts = sized(dim, size), sized(want, size)
     views = {}
     for sizes in [tuple([n for n, _ in parts]) for parts in (want_parts, have)]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,46 +16,63 @@ from searched import MACHINES, SLOW
 from autopar import Mesh
 from autopar.ir.layout import DistAttr
 from autopar.search.chains import Chains, State
-from autopar.search.sharing import Path, Use, alternates, path_of, union
+from autopar.search.sharing import Path, Use, alternates, charges, path_of, union
+from autopar.search.trees import Tree, tree_of
 
 MESH = Mesh(a=2, b=2)
 SHAPES = [(4, 8), (6, 5), (16,), (2, 4, 4)]
 DTYPES = (torch.float32, torch.float32, torch.bfloat16)
 
 
-def drawn(seed: int, count: int) -> tuple[list[State], list[Use], Callable[[State, State, int], Path]]:
-    """Homes and uses of a value, each with some states, in one phase or two; and the transfers before a use."""
+class Drawn(NamedTuple):
+    """Homes and uses of a value, and the transfers before a use: ``path(home, state, number of the use)``."""
+
+    homes: list[State]
+    needs: list[State]
+    uses: list[Use]
+    computed: bool
+    path: Callable[[State, State, int], Path]
+    tree: Tree
+
+
+def drawn(seed: int, count: int) -> Drawn:
+    """A value, each use of which needs some states, in one phase or two."""
     draw = random.Random(seed)
     chains = Chains(MESH, MACHINES[seed % len(MACHINES)])
     shape = draw.choice(SHAPES)
     homes = list(dict.fromkeys(random_state(draw, shape, MESH, DTYPES, pending=0.4) for _ in range(4)))
-    wanted = [random_state(draw, shape, MESH, DTYPES, pending=0.1) for _ in range(6)] + homes[:1]
+    needs = list(dict.fromkeys([random_state(draw, shape, MESH, DTYPES, pending=0.1) for _ in range(6)] + homes[:1]))
     uses = [
-        Use(tuple(dict.fromkeys(draw.sample(wanted, 4))), draw.choice(["forward", "backward"]), draw.random() < 0.5)
+        Use(
+            np.array(draw.sample(range(len(needs)), min(4, len(needs)))),
+            draw.choice(["forward", "backward"]),
+            draw.random() < 0.3,
+        )
         for _ in range(count)
     ]
-    computed, parameter = draw.random() < 0.7, draw.random() < 0.5
+    computed = draw.random() < 0.7
 
     def path(have: State, need: State, use: int) -> Path:
-        chain, turning = chains.chain(shape, have, need), parameter and uses[use].turning
-        return path_of(chain, uses[use].phase, computed=computed, turning=turning)
+        chain = chains.chain(shape, have, need)
+        return path_of(chain, uses[use].phase, computed=computed, turning=uses[use].turning)
 
-    return homes, uses, path
+    tree = tree_of([[chains.chain(shape, home, need) for need in needs] for home in homes])
+    return Drawn(homes, needs, uses, computed, path, tree)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_cheapest_pair_pays_for_each_transfer_once(count: int) -> None:
     shared = 0
     for seed in range(20):
-        homes, uses, path = drawn(seed, count)
-        made = alternates(homes, [use.states for use in uses], path)
+        homes, needs, uses, computed, path, tree = drawn(seed, count)
+        made = alternates(tree, uses, computed=computed)
         for number, home in enumerate(homes):
             pairs = np.nonzero(made.home == number)[0]
             for states in itertools.product(*(range(len(use.states)) for use in uses)):
                 total = made.paid[pairs].copy()
                 for rest, state in zip(made.rest, states, strict=True):
                     total += rest[pairs, state]
-                paths = [path(home, use.states[states[k]], k) for k, use in enumerate(uses)]
+                paths = [path(home, needs[use.states[states[k]]], k) for k, use in enumerate(uses)]
                 assert total.min() == union(paths), (seed, home, states)
                 shared += union(paths) < sum(union([steps]) for steps in paths)
     assert (shared > 0) == (count > 1)
@@ -64,18 +82,33 @@ def test_the_cheapest_pair_pays_for_each_transfer_once(count: int) -> None:
 def test_fractions_of_prices_never_charge_more_than_the_union(parts: int) -> None:
     """Of the uses of one value in groups, each charges its fraction: together they charge no more than all uses."""
     for seed in range(12):
-        homes, uses, path = drawn(seed, 3)
-        made = alternates(homes, [use.states for use in uses], path, 1 / parts, 1 / parts / 2)
+        homes, needs, uses, computed, path, tree = drawn(seed, 3)
+        made = alternates(tree, uses, 1 / parts, 1 / parts / 2, computed=computed)
         for number, home in enumerate(homes):
             pairs = np.nonzero(made.home == number)[0]
             for states in itertools.product(*(range(len(use.states)) for use in uses)):
                 total = made.paid[pairs] + sum(rest[pairs, s] for rest, s in zip(made.rest, states, strict=True))
-                paths = [path(home, use.states[states[k]], k) for k, use in enumerate(uses)]
+                paths = [path(home, needs[use.states[states[k]]], k) for k, use in enumerate(uses)]
                 assert total.min() <= union(paths) / parts, (seed, home, states)
                 if not union(paths):
                     assert total.min() == 0
                 elif not any(not step.phase for steps in paths for step in steps):
                     assert total.min() == pytest.approx(union(paths) / parts, rel=1e-5)
+
+
+def test_the_charges_of_a_use_are_those_of_its_path() -> None:
+    some = 0
+    for seed in range(12):
+        homes, needs, uses, computed, path, tree = drawn(seed, 1)
+        (use,) = uses
+        charged = charges(tree, use, 1.0, 0.5, computed=computed)
+        for (h, home), (k, state) in itertools.product(enumerate(homes), enumerate(use.states)):
+            steps = path(home, needs[state], 0)
+            own = sum(step.nanoseconds for step in steps if step.phase)
+            kept = sum(step.nanoseconds for step in steps if not step.phase)
+            assert charged[h, k] == own + kept / 2
+            some += kept > 0 < own
+    assert some
 
 
 def test_a_reduction_is_shared_by_all_phases_and_a_gather_is_not() -> None:

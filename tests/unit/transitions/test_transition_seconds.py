@@ -24,8 +24,10 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_type
 from autopar.transitions import duration, plan, transitions
-from autopar.transitions.fastest import Search, nanoseconds
-from autopar.transitions.states import Moves, prices_of
+from autopar.transitions.axis_prices import prices_of
+from autopar.transitions.fastest import fastest_path, nanoseconds
+from autopar.transitions.path_search import Search
+from autopar.transitions.states import Moves
 
 FEW = {"ranks_per_node": 2}
 H100 = machine("NVIDIA H100 80GB HBM3")
@@ -200,6 +202,43 @@ def test_bounds_are_no_more_than_prices(pair: tuple[TensorType, TensorType], on:
         assert search.to_goal(state) <= search.best[0] - total
         assert search._bound(moves.start, state) <= total
     assert total == search.best[0]
+
+
+@st.composite
+def pairs_in_parts(draw: st.DrawFn) -> tuple[TensorType, TensorType]:
+    mesh = draw(st.sampled_from([Mesh(a=2, b=2), Mesh(a=4, b=2), Mesh(a=2, b=2, c=2), Mesh(a=2, b=3), Mesh(a=4, b=6)]))
+    shape = draw(st.sampled_from([(16, 48), (48, 16), (4, 24, 8), (96, 8), (768,), (48, 4, 4)]))
+    before, after = draw(st.sampled_from([(torch.float32,) * 2, (torch.bfloat16, torch.float32)]))
+    ends = [draw(attrs(mesh, shape, pending=("sum",), max_parts=2)) for _ in range(2)]
+    return tuple(
+        normal(TensorType(shape, dtype, Layout(mesh, attr))) for dtype, attr in zip((before, after), ends, strict=True)
+    )
+
+
+@pytest.mark.simulated
+@settings(max_examples=200, deadline=None)
+@given(pairs_in_parts(), st.sampled_from(MACHINES))
+def test_a_path_of_a_class_is_a_fastest_one_of_each_of_its_pairs(
+    pair: tuple[TensorType, TensorType], on: Machine
+) -> None:
+    """Paths of earlier examples serve later ones, so that a class of pairs that differ shows."""
+    found = fastest_path(*pair, True, on)
+    if found is None or pair[0] == pair[1]:
+        return
+    search = Search(found.moves, (1 << 62, 0, 0))
+    assert search.run() is not None
+    redistributes = sum(move[0] == "redistribute" for move, _ in found.path)
+    assert (sum(found.prices), len(found.path), redistributes) == search.best
+    type = pair[0]
+    state = found.moves.start
+    for (move, after), price in zip(found.path, found.prices, strict=True):
+        function, given_ = found.moves.transfer(move, state, after)
+        new = transfers.BY_FUNCTION[function].infer(type, given_, {})
+        assert (new.attr, price) == (
+            found.moves.attr(after), round(step_price(function, type, given_, new, on) * 1e9)
+        )  # fmt: skip
+        type, state = new, after
+    assert type == pair[1]
 
 
 CHOSEN = {  # on dp=8 tp=8, with eight ranks on a node: (from, to): transfers, µs
