@@ -8,7 +8,7 @@ Messages are multiples of 2⁻²⁰ ns, so that all sums are exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -37,6 +37,11 @@ class Link:
         self._lower_groups, self._upper_groups = _groups(left, table.shape[0]), _groups(right, table.shape[1])
         self._least_lower: Array = table.min(axis=1)
         self._least_upper: Array = self.to_upper
+
+    def start(self, to_lower: Array, to_upper: Array) -> None:
+        """Begin with these messages."""
+        self.to_lower, self.to_upper = to_lower, to_upper
+        self._least_lower, self._least_upper = self.least_for_lower(), self.least_for_upper()
 
     def least_for_lower(self) -> Array:
         """Return what the pair costs at least for each ``left``, without what it has handed to the lower variable."""
@@ -110,6 +115,21 @@ class MessagePassing:
                 self.links.append(link)
                 self.above[i].append(link)
                 self.below[j].append(link)
+
+    def start(self, given: Mapping[tuple[int, int], Array]) -> None:
+        """Begin with messages: variable and its neighbour → what the pair hands to the variable."""
+        for link in self.links:
+            lower, upper = self.variables[link.lower], self.variables[link.upper]
+            if (lower, upper) in given:
+                link.start(given[lower, upper], given[upper, lower])
+
+    def messages(self) -> dict[tuple[int, int], Array]:
+        """Return the messages: variable and its neighbour → what the pair hands to the variable."""
+        found = {}
+        for link in self.links:
+            lower, upper = self.variables[link.lower], self.variables[link.upper]
+            found[lower, upper], found[upper, lower] = link.to_lower, link.to_upper
+        return found
 
     def run(self, passes: int) -> None:
         """Pass messages up and down so many times."""
