@@ -106,11 +106,14 @@ class MessagePassing:
         self.above: list[list[Link]] = [[] for _ in self.variables]
         self.links: list[Link] = []
         self.bound, self.lost = -np.inf, 0.0
+        tables: dict[tuple[int, bool], Array] = {}
         for (a, b), edge in graph.edges.items():
             if a in place and b in place:
-                i, j, table, left, right = place[a], place[b], edge.table, edge.left, edge.right
+                i, j, left, right = place[a], place[b], edge.left, edge.right
+                key = (id(edge.table), i > j)
+                table = tables[key] = tables[key] if key in tables else _laid_out(edge.table.T if i > j else edge.table)
                 if i > j:
-                    i, j, table, left, right = j, i, np.ascontiguousarray(table.T), right, left
+                    i, j, left, right = j, i, right, left
                 link = Link(i, j, table, left, right)
                 self.links.append(link)
                 self.above[i].append(link)
@@ -203,6 +206,11 @@ class MessagePassing:
         """Return the number of a variable in the graph for which the messages are in the end."""
         variable = self.variables[place]
         return variable if self.renamed is None else self.renamed[variable]
+
+
+def _laid_out(table: Array) -> Array:
+    """Return a table with its longer axis contiguous: minima over either axis are several times faster then."""
+    return np.asfortranarray(table) if table.shape[0] > table.shape[1] else np.ascontiguousarray(table)
 
 
 _Groups = tuple[Array, Array] | None  # the order that sorts states by number, and where each number begins

@@ -33,8 +33,10 @@ class Best:
         cost: of these states.
     """
 
-    def __init__(self, graph: FactorGraph, states: Array) -> None:
-        self._graph, self.states, self.cost = graph, states, graph.energy(states)
+    def __init__(self, graph: FactorGraph) -> None:
+        self._graph = graph
+        self.states = np.zeros(len(graph.costs), dtype=np.int64)
+        self.cost = graph.energy(self.states)
 
     def offer(self, states: Array) -> None:
         """Keep an assignment if it is better."""

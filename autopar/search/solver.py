@@ -19,6 +19,7 @@ from autopar.search.exact import TooManyRows, factors_of, solve_exactly
 from autopar.search.factor_graph import Array, FactorGraph
 from autopar.search.fold import Folded, rings_of
 from autopar.search.message_passing import MessagePassing
+from autopar.search.parts import MOST_STATES
 from autopar.search.periodic import Best, Periodic
 from autopar.search.pruning import affordable, restricted
 from autopar.search.tied import Reduced
@@ -30,7 +31,8 @@ FIRST_SLACK = 1e-4  # of the bound
 LEAST_SLACK = 1.0  # nanoseconds: it grows by a factor, so it begins above zero
 GROWTH = 4.0
 WIDER = 30.0  # how many times the slack an answer among the kept states may cost beyond the bound
-MOST_STATES = 10000  # of all variables that are solved exactly together
+PATIENCE = 20  # more rises of the bound like the last one, which would reach the best answer, are worth their passes
+LEAST_RISE = 1.0  # nanoseconds
 
 
 @dataclass(frozen=True)
@@ -69,17 +71,28 @@ def _solve_rings(folded: Folded, order: Sequence[float], deadline: float) -> Ans
     """Return the best assignment and the bound of a graph with long runs."""
     graph, reduced = folded.long, Reduced(folded)
     places = [order[v] for v in folded.variables]
-    inner = _Solver(reduced.weighted, reduced.left, places, deadline)
     passing = MessagePassing(reduced.weighted, reduced.left, places)
-    inner.raise_bound(passing)
-    inner.offer(passing, passing.decoded())
-    states = folded.extended(reduced.eliminated.completed(inner.states))
-    best = Best(graph, states)
+    best = Best(graph)
+
+    def offer(states: Array) -> None:
+        """Offer an assignment of what is left of the folded graph."""
+        full = np.zeros(len(folded.variables), dtype=np.int64)
+        full[passing.variables] = states
+        best.offer(folded.extended(reduced.eliminated.completed(full)))
+
+    last = -np.inf
+    for _ in range(MOST_PASSES // PASSES):
+        passing.run(PASSES)
+        offer(passing.decoded())
+        rise, last = passing.bound + reduced.constant - last, passing.bound + reduced.constant
+        if rise * PATIENCE < best.cost - last or rise <= LEAST_RISE or time.monotonic() > deadline:
+            break
     periodic = Periodic(reduced, passing, places)
     periodic.solve(best, deadline)
     if best.cost > periodic.bound and time.monotonic() < deadline:  # many blocks may have a better answer in common
+        inner = _Solver(reduced.weighted, reduced.left, places, deadline)
         inner.look(passing, _first_slack(passing), WIDER)
-        best.offer(folded.extended(reduced.eliminated.completed(inner.states)))
+        offer(inner.states[passing.variables])
         periodic.solve(best, deadline)
     return Answer(best.states, best.cost, min(periodic.bound, best.cost))
 
