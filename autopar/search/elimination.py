@@ -37,9 +37,7 @@ class Eliminated:
         kept: variables that stay.
     """
 
-    def __init__(
-        self, graph: FactorGraph, memo: dict[object, Array] | None = None, kept: Collection[int] = ()
-    ) -> None:
+    def __init__(self, graph: FactorGraph, memo: dict[object, Array] | None = None, kept: Collection[int] = ()) -> None:
         self.graph = FactorGraph(graph.intern, list(graph.costs), list(graph.names), dict(graph.edges), graph._merged)
         self.constant = 0.0
         self.steps: list[_Step] = []

@@ -31,11 +31,7 @@ class Part:
     """
 
     def __init__(
-        self,
-        passing: MessagePassing,
-        shared: Sequence[int],
-        slack: float,
-        allowed: Mapping[int, Array] | None = None,
+        self, passing: MessagePassing, shared: Sequence[int], slack: float, allowed: Mapping[int, Array] | None = None
     ) -> None:
         """Find the rows.
 
@@ -58,7 +54,7 @@ class Part:
         mine = [number.get(place[v], -1) for v in shared]
         self._inner = inner = Eliminated(self._part.graph, kept=[v for v in mine if v >= 0])
         below = self._part.constant + inner.constant - passing.bound
-        columns, costs = {}, np.full(1, below)
+        columns, costs = dict[int, Array](), np.full(1, below)
         if inner.left:
             self._again = again = MessagePassing(inner.graph, inner.left, [float(v) for v in range(len(number))])
             again.run(PASSES)
@@ -76,14 +72,14 @@ class Part:
                 return
             rows = join(done.rest, slack - below - done.constant)
             costs = rows.costs + (below + done.constant)
-            columns = {v: rows.states[:, k] for k, v in enumerate(rows.variables)}
+            chosen = {v: rows.states[:, k] for k, v in enumerate(rows.variables)}
             for p, states in enumerate(last.kept):
                 v = again.variables[p]
-                columns[v, "original"] = states[columns[left[v]]] if v in left and left[v] in columns else states[:1]
+                columns[v] = states[chosen[left[v]]] if left.get(v) in chosen else states[:1]
         states = np.empty((len(costs), len(shared)), dtype=np.int32)
         for k, v in enumerate(shared):
             own = kept[place[v]]
-            states[:, k] = own[0] if mine[k] < 0 else own[columns[mine[k], "original"]]
+            states[:, k] = own[0] if mine[k] < 0 else own[columns[mine[k]]]
         fits = costs <= slack
         self.rows = rows_of(tuple(range(len(shared))), states[fits], costs[fits])
         self._kept, self._mine, self._places = kept, mine, [place[v] for v in shared]

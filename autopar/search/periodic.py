@@ -8,13 +8,12 @@ spans, and the spans of all runs with what is outside.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from autopar.search.exact import Minimised, TooManyRows, join
+from autopar.search.exact import Minimised, Rows, TooManyRows
 from autopar.search.factor_graph import Array, FactorGraph
-from autopar.search.fold import Folded
 from autopar.search.message_passing import MessagePassing
 from autopar.search.parts import Part, TooManyStates, spread_rows
 from autopar.search.spans import Span
@@ -52,18 +51,38 @@ class Periodic:
     """
 
     def __init__(self, reduced: Reduced, passing: MessagePassing, order: Sequence[float]) -> None:
-        """Split the graph, with the messages of the weighted graph."""
-        self.reduced, self.folded = reduced, reduced.folded
+        """Split the graph.
+
+        Args:
+            passing: messages of the weighted graph.
+            order: variable of the folded graph → where it stands.
+        """
+        self._reduced, self._folded = reduced, reduced.folded
         given = shares(passing, reduced)
-        self.rings = [TiedRing(reduced, ring, given, order) for ring in self.folded.rings]
-        self.ends = Ends(reduced, self.rings, given, order)
-        settle(self.ends.passing)
-        self.pieces = [ring.pieces() for ring in self.rings]
-        self.bound = self._parts_bound = self.ends.passing.bound + reduced.constant + sum(
+        self._rings = [TiedRing(reduced, ring, given, order) for ring in self._folded.rings]
+        self._ends = Ends(reduced, self._rings, given, order)
+        settle(self._ends.passing)
+        self._pieces = [ring.pieces() for ring in self._rings]
+        self._place_columns()
+        self.bound = self._sum = self._ends.passing.bound + reduced.constant + sum(
             ring.ring.times * piece.passing.bound
-            for ring, pieces in zip(self.rings, self.pieces, strict=True)
+            for ring, pieces in zip(self._rings, self._pieces, strict=True)
             for piece in pieces
-        )
+        )  # fmt: skip
+
+    def _place_columns(self) -> None:
+        """Number what the parts have in common: the borders of each run, then the outer variables that blocks read."""
+        borders = [v for both in self._ends.borders for border in both for v in border]
+        outside = [sorted({v for piece in pieces for v in piece.outside}) for pieces in self._pieces]
+        outer = sorted({v for each in outside for v in each})
+        self._shared = [*borders, *(self._ends.own[v] for v in outer)]
+        self._outer = {v: len(borders) + k for k, v in enumerate(outer)}
+        self._columns: list[list[int]] = []  # of each run
+        begin = 0
+        for (before, after), names in zip(self._ends.borders, outside, strict=True):
+            end = begin + len(before) + len(after)
+            self._columns.append([*range(begin, end), *(self._outer[v] for v in names)])
+            begin = end
 
     def solve(self, best: Best, deadline: float) -> None:
         """Look at ever more assignments near the bound, until the best one is among them.
@@ -73,108 +92,104 @@ class Periodic:
         """
         slack = max(FIRST_SLACK * abs(self.bound), LEAST_SLACK)
         while self.bound < best.cost and time.monotonic() < deadline:
-            wanted = min(slack, best.cost - self._parts_bound)
+            wanted = min(slack, best.cost - self._sum)
             try:
                 found = self._look(wanted)
             except (TooManyRows, TooManyStates):
                 return
             if found is not None:
                 best.offer(found)
-            self.bound = max(self.bound, min(best.cost, self._parts_bound + wanted))
+            self.bound = max(self.bound, min(best.cost, self._sum + wanted))
             slack *= GROWTH
 
     def _look(self, slack: float) -> Array | None:
         """Return the best assignment within a slack above the sum of the bounds of the parts."""
-        pieces = [piece for pieces in self.pieces for piece in pieces]
-        outer = sorted({v for piece in pieces for v in piece.outside})
-        shared = [v for borders in self.ends.borders for border in borders for v in border]
-        ends = Part(self.ends.passing, [*shared, *(self.ends.own[v] for v in outer)], slack)
+        ends = Part(self._ends.passing, self._shared, slack)
         if not len(ends.rows.costs):
             return None
         left = slack - float(ends.rows.costs.min())
-        allowed = {v: np.unique(ends.rows.states[:, len(shared) + k]) for k, v in enumerate(outer)}
+        allowed = {v: np.unique(ends.rows.states[:, column]) for v, column in self._outer.items()}
         parts: list[list[Part]] = []
-        outsides: list[list[int]] = []
-        for ring, found in zip(self.rings, self.pieces, strict=True):
-            outside = sorted({v for piece in found for v in piece.outside})
-            outsides.append(outside)
+        for ring, pieces in zip(self._rings, self._pieces, strict=True):
             parts.append([])
-            for piece in found:
-                names = [v for v in outside if v in piece.outside]
+            for piece in pieces:
                 domain = {own: allowed[v] for v, own in piece.outside.items()}
-                shared_here = [*piece.before, *piece.after, *(piece.outside[v] for v in names)]
-                part = Part(piece.passing, shared_here, left, domain)
+                part = Part(
+                    piece.passing,
+                    [*piece.before, *piece.after, *(piece.outside[v] for v in sorted(piece.outside))],
+                    left,
+                    domain,
+                )
+                parts[-1].append(part)
                 if not len(part.rows.costs):
                     return None
-                left -= (ring.ring.times) * float(part.rows.costs.min())
-                parts[-1].append(part)
-            if left < 0:
-                return None
-        return self._joined(ends, parts, slack, left, outer, outsides)
-
-    def _joined(self, ends: Part, parts, slack: float, left: float, outer, outsides) -> Array | None:
-        base = float(ends.rows.costs.min())
+                left -= ring.ring.times * float(part.rows.costs.min())
+                if left < 0:
+                    return None
         factors, spans = [ends.rows], []
-        begin, count = 0, sum(len(border) for borders in self.ends.borders for border in borders)
-        for ring, found, outside, borders in zip(self.rings, parts, outsides, self.ends.borders, strict=True):
-            width = len(borders[0])
-            blocks = [Span(part.rows, width) for part in found]
-            span = blocks[0]
-            for block in blocks[1:]:
-                span = span.followed_by(block, left)
-            if not span.feasible:
+        for ring, columns, own in zip(self._rings, self._columns, parts, strict=True):
+            span = _whole(ring, [part.rows for part in own], left)
+            if span is None:
                 return None
-            once = span.least - sum(block.least for block in blocks)
-            left -= once * ring.ring.times
-            whole = _power(span, ring.ring.times, left) if left >= 0 else None
-            if whole is None or not whole.feasible:
-                return None
-            left -= whole.least - span.least * ring.ring.times
-            base += whole.least
-            spans.append(whole)
-            names = [*range(begin, begin + 2 * width), *(count + outer.index(v) for v in outside)]
-            factors.append(spread_rows(whole.rows, names))
-            begin += 2 * width
-        done = Minimised(factors, range(len(ends.rows.variables)), slack - base + float(ends.rows.costs.min()))
+            left -= span.least - ring.ring.times * sum(float(part.rows.costs.min()) for part in own)
+            spans.append(span)
+            factors.append(spread_rows(span.rows, columns))
+        done = Minimised(factors, range(len(self._shared)), slack - sum(span.least for span in spans))
         if not done.feasible:
             return None
         known: dict[int, int] = {}
         done.complete(known)
-        return self._completed(ends, parts, spans, known, outer, outsides)
+        return self._completed(ends, parts, spans, known)
 
-    def _completed(self, ends: Part, parts, spans: list[Span], known: dict[int, int], outer, outsides) -> Array:
-        reduced = self.reduced
+    def _completed(
+        self, ends: Part, parts: Sequence[Sequence[Part]], spans: Sequence[Span], known: Mapping[int, int]
+    ) -> Array:
+        """Return the states of the long graph from those that the parts have in common."""
+        reduced, number = self._reduced, self._folded.number
         short = np.zeros(len(reduced.graph.costs), dtype=np.int64)
-        of_ends = ends.completed([known[k] for k in range(len(known))])
-        places = {v: k for k, v in enumerate(self.ends.passing.variables)}
-        for v, own in self.ends.own.items():
-            short[v] = of_ends[places[own]]
-        begin, count = 0, sum(len(border) for borders in self.ends.borders for border in borders)
-        copies: list[list[Array]] = []
-        for ring, pieces, found, span, outside in zip(self.rings, self.pieces, parts, spans, outsides, strict=True):
-            width = span.width
-            names = [*range(begin, begin + 2 * width), *(count + outer.index(v) for v in outside)]
-            begin += 2 * width
-            known_blocks: dict[object, Array] = {}
-            copies.append([])
-            for k, states in enumerate(span.blocks([known[v] for v in names])):
-                k %= len(pieces)
-                if (k, states) not in known_blocks:
-                    inner = found[k].completed(states)
+        for v, state in _assigned(
+            ends, self._ends.passing, list(self._ends.own), [known[k] for k in range(len(known))]
+        ):
+            short[v] = state
+        states = self._folded.extended(reduced.eliminated.completed(short))
+        for ring, pieces, own, span, columns in zip(
+            self._rings, self._pieces, parts, spans, self._columns, strict=True
+        ):
+            made: dict[object, Array] = {}
+            for k, beside in enumerate(span.blocks([known[column] for column in columns])):
+                which = k % len(pieces)
+                if (which, beside) not in made:
                     full = short.copy()
-                    for place, state in zip(pieces[k].passing.variables, inner, strict=True):
-                        v = pieces[k].own[place] if place < len(pieces[k].own) else None
-                        if v is not None:
-                            full[v] = state
-                    known_blocks[k, states] = reduced.eliminated.completed(full)
-                copies[-1].append(known_blocks[k, states])
-        whole = reduced.eliminated.completed(short)
-        states = self.folded.extended(whole)
-        for ring, blocks in zip(self.rings, copies, strict=True):
-            for block, full in zip(ring.ring.blocks, blocks, strict=True):
-                for v in block:
-                    states[v] = full[self.folded.number[v]]
+                    for v, state in _assigned(own[which], pieces[which].passing, pieces[which].own, beside):
+                        full[v] = state
+                    made[which, beside] = reduced.eliminated.completed(full)
+                for v in ring.ring.blocks[k]:
+                    states[v] = made[which, beside][number[v]]
         return states
+
+
+def _assigned(
+    part: Part, passing: MessagePassing, names: Sequence[int], shared: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Yield the best state of each of the first variables of a part, by their names."""
+    states = part.completed(shared)
+    for place, v in enumerate(passing.variables):
+        if v < len(names):
+            yield names[v], int(states[place])
+
+
+def _whole(ring: TiedRing, blocks: Sequence[Rows], slack: float) -> Span | None:
+    """Return the span of a whole run; ``None`` if all costs more than the slack above the sum of the least costs."""
+    width = len(ring.border.lower) + len(ring.border.upper)
+    once, *others = (Span(rows, width) for rows in blocks)
+    least = once.least
+    for other in others:
+        once, least = once.followed_by(other, slack), least + other.least
+        if not once.feasible:
+            return None
+    slack -= (once.least - least) * ring.ring.times
+    whole = _power(once, ring.ring.times, slack) if slack >= 0 else None
+    return whole if whole is not None and whole.feasible else None
 
 
 def _power(span: Span, times: int, slack: float) -> Span | None:

@@ -106,9 +106,7 @@ class _Solver:
         bound: the best lower bound so far.
     """
 
-    def __init__(
-        self, graph: FactorGraph, left: Sequence[int], order: Sequence[float], deadline: float
-    ) -> None:
+    def __init__(self, graph: FactorGraph, left: Sequence[int], order: Sequence[float], deadline: float) -> None:
         self.graph, self.left, self.order, self.deadline = graph, left, order, deadline
         self.states = np.zeros(len(graph.costs), dtype=np.int64)
         self.cost = np.inf if left else 0.0

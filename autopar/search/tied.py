@@ -20,6 +20,7 @@ from autopar.search.message_passing import GRAIN, Link, MessagePassing
 
 PASSES = 5  # of messages, between two looks at a bound
 MOST_PASSES = 30
+Messages = Mapping[tuple[int, int], Array]  # variable and its neighbour → what the pair hands to the variable
 SLOW = 1e-6  # the relative rise of a bound over so many passes that is too little to go on
 
 
@@ -102,7 +103,7 @@ class TiedRing:
         to_outside: variable outside of the ring → its costs from all blocks of the run.
     """
 
-    def __init__(self, reduced: Reduced, ring: Ring, given: Mapping[tuple[int, int], Array], order: Sequence[float]):
+    def __init__(self, reduced: Reduced, ring: Ring, given: Messages, order: Sequence[float]):
         graph, alive = reduced.graph, set(reduced.left)
         self.reduced, self.ring = reduced, ring
         self.blocks = reduced.folded.blocks(ring)
@@ -132,7 +133,7 @@ class TiedRing:
         for i, j, edge in inner:
             closed.add_edge(self.own[i], self.own[j], *edge)
         self.passing = MessagePassing(closed, range(len(self.numbers)), [order[v] for v in self.numbers])
-        self.passing.start({(self.own[i], self.own[j]): given[i, j] for (i, j) in given if i in self.own and j in self.own})
+        self.passing.start(_renamed(given, self.own))
         self.passing.run(PASSES)
         self.links: dict[tuple[int, int], Link] = {}
         self.place = {self.numbers[v]: k for k, v in enumerate(self.passing.variables)}
@@ -183,9 +184,13 @@ class TiedRing:
                 graph.add_edge(outside[other], number(v, v), *edge)
         for p, q, _ in self.ring.crossings:
             if p in self.border.lower:
-                graph.add_edge(number(("before", p), lower[p]), number(block[q], block[q]), *self.rest(lower[p], block[q]))
+                graph.add_edge(
+                    number(("before", p), lower[p]), number(block[q], block[q]), *self.rest(lower[p], block[q])
+                )
             if p not in self.border.lower:
-                graph.add_edge(number(block[p], block[p]), number(("after", q), upper[q]), *self.rest(block[p], upper[q]))
+                graph.add_edge(
+                    number(block[p], block[p]), number(("after", q), upper[q]), *self.rest(block[p], upper[q])
+                )
         passing = MessagePassing(graph, range(len(order)), order)
         passing.run(PASSES)
         before = [numbers["before", p] for p in self.border.lower] + [numbers[block[q]] for q in self.border.upper]
@@ -202,9 +207,7 @@ class Ends:
         borders: for each ring, its variables on the borders before and after the run.
     """
 
-    def __init__(
-        self, reduced: Reduced, rings: Sequence[TiedRing], given: Mapping[tuple[int, int], Array], order: Sequence[float]
-    ) -> None:
+    def __init__(self, reduced: Reduced, rings: Sequence[TiedRing], given: Messages, order: Sequence[float]) -> None:
         graph, number = reduced.graph, reduced.folded.number
         inside = {v for ring in rings for v in ring.numbers}
         variables = [v for v in reduced.left if v not in inside]
@@ -245,10 +248,15 @@ class Ends:
         for each in edges:
             short.add_edge(*each)
         self.passing = MessagePassing(short, range(len(costs)), places)
-        self.passing.start({(self.own[i], self.own[j]): given[i, j] for i, j in given if i in self.own and j in self.own})
+        self.passing.start(_renamed(given, self.own))
 
 
-def shares(passing: MessagePassing, reduced: Reduced) -> dict[tuple[int, int], Array]:
+def _renamed(given: Messages, own: Mapping[int, int]) -> Messages:
+    """Return the messages among some variables, by other numbers of them."""
+    return {(own[i], own[j]): message for (i, j), message in given.items() if i in own and j in own}
+
+
+def shares(passing: MessagePassing, reduced: Reduced) -> Messages:
     """Return the messages for one of the edges that an edge of the weighted graph stands for, in whole grains."""
     return {
         ends: np.floor(message * (GRAIN / reduced.edge_times((min(ends), max(ends))))) / GRAIN

@@ -168,7 +168,7 @@ def models(draw: st.DrawFn) -> Model:
         labels.append(label)
         return graph.add_variable(name, rng.integers(0, largest + 1, states))
 
-    outer = [add(f"outer{k}", "", int(rng.integers(1, 4))) for k in range(draw(st.integers(0, 2)))]
+    outer = [add(f"outer{k}", "", int(rng.integers(1, 4))) for k in range(draw(st.integers(0, 3)))]
     for stack in range(draw(st.integers(1, 2))):
         _add_stack(draw, rng, graph, labels, f"stack{stack}", outer, table)
         head = add(f"head{stack}", "", 2)
@@ -199,6 +199,7 @@ def _add_stack(
     )
     odd = draw(st.sampled_from([(), (0,), (0, count - 1), (count - 2,), (2, count - 1)]))
     before: list[int] = []
+    rng.shuffle(outside)
     for k in range(count):
         block = []
         for p in range(width):
