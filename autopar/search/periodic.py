@@ -69,6 +69,7 @@ class Periodic:
             for ring, pieces in zip(self._rings, self._pieces, strict=True)
             for piece in pieces
         )  # fmt: skip
+        self._slack = max(FIRST_SLACK * abs(self.bound), LEAST_SLACK)
 
     def _place_columns(self) -> None:
         """Number what the parts have in common: the borders of each run, then the outer variables that blocks read."""
@@ -90,9 +91,8 @@ class Periodic:
         Args:
             deadline: of ``time.monotonic``.
         """
-        slack = max(FIRST_SLACK * abs(self.bound), LEAST_SLACK)
         while self.bound < best.cost and time.monotonic() < deadline:
-            wanted = min(slack, best.cost - self._sum)
+            wanted = min(self._slack, best.cost - self._sum)
             try:
                 found = self._look(wanted)
             except (TooManyRows, TooManyStates):
@@ -100,7 +100,7 @@ class Periodic:
             if found is not None:
                 best.offer(found)
             self.bound = max(self.bound, min(best.cost, self._sum + wanted))
-            slack *= GROWTH
+            self._slack *= GROWTH
 
     def _look(self, slack: float) -> Array | None:
         """Return the best assignment within a slack above the sum of the bounds of the parts."""
