@@ -7,6 +7,7 @@ Equal eliminations, as in equal layers, are computed once.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -31,9 +32,12 @@ class Eliminated:
         graph: the rest; eliminated variables have no edges.
         left: the variables that are left.
         constant: the nanoseconds of what was eliminated entirely.
+
+    Args:
+        kept: variables that stay.
     """
 
-    def __init__(self, graph: FactorGraph, memo: dict[object, Array] | None = None) -> None:
+    def __init__(self, graph: FactorGraph, memo: dict[object, Array] | None = None, kept: Collection[int] = ()) -> None:
         self.graph = FactorGraph(graph.intern, list(graph.costs), list(graph.names), dict(graph.edges), graph._merged)
         self.constant = 0.0
         self.steps: list[_Step] = []
@@ -42,15 +46,15 @@ class Eliminated:
         for i, j in graph.edges:
             self._neighbours[i].add(j)
             self._neighbours[j].add(i)
-        self._run()
+        self._run(set(kept))
 
-    def _run(self) -> None:
+    def _run(self, kept: set[int]) -> None:
         alive = set(range(len(self.graph.costs)))
         queue = sorted(alive)
         while queue:
             again: set[int] = set()
             for variable in queue:
-                if variable in alive and self._removable(variable):
+                if variable in alive and variable not in kept and self._removable(variable):
                     again |= self._neighbours[variable]
                     self._eliminate(variable)
                     alive.remove(variable)

@@ -66,12 +66,14 @@ class Minimised:
 
     Attributes:
         rest: the factors of the variables that are left. Infeasible: one of them has no rows.
+        constant: what the minimum is above the sum of the rest.
     """
 
     def __init__(self, factors: Iterable[Rows], eliminated: Iterable[int], slack: float) -> None:
         self.steps: list[tuple[int, Rows]] = []
         of: dict[int, list[Rows]] = {v: [] for v in eliminated}
         self.rest: list[Rows] = []
+        self.constant = 0.0
         for factor in factors:
             kept = factor.costs <= slack
             cut = factor if kept.all() else rows_of(factor.variables, factor.states[kept], factor.costs[kept])
@@ -89,6 +91,10 @@ class Minimised:
             self.steps.append((variable, made))
             inner = [v for v in others if v in of]
             least = _least(made, others)
+            if len(least.costs) and (rise := float(least.costs.min())):  # all that follows costs so much more
+                least = least._replace(costs=least.costs - rise)
+                self.constant += rise
+                slack -= rise
             for v in inner:
                 of[v] = [f for f in of[v] if variable not in f.variables]
                 of[v].append(least)
@@ -126,7 +132,7 @@ def solve_exactly(
     done = Minimised(factors, variables, slack)
     if not done.feasible:
         return None
-    cost = sum(float(rows.costs.min()) for rows in done.rest)
+    cost = done.constant + sum(float(rows.costs.min()) for rows in done.rest)
     if cost > slack:
         return None
     states: dict[int, int] = {}

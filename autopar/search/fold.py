@@ -1,33 +1,36 @@
-"""Fold a long chain of equal blocks to a short one, and carry its messages back to the long one.
+"""Fold long chains of equal blocks to short ones, whose blocks stand for many.
 
-The messages of the layers in the middle of a deep model hardly differ. So messages are passed on a chain of few blocks,
-and all inner blocks of the long chain take those of the one in the middle. This is a reparametrisation as any other is,
-so the bound that it proves holds for the long chain.
-
-Three blocks of the run are kept: ``first a b c d last`` becomes ``first a b d last``, and c takes the messages of b.
+A run of equal blocks becomes a ring of two blocks, or of three where two would have two edges for one pair of
+variables. All blocks of the run take the states and the messages of these in turn. So a variable of a ring counts as
+often as it has blocks, and so does each edge. The least cost of the weighted graph is that of the best assignment that
+repeats in each run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from autopar.search.factor_graph import Edge, FactorGraph
-from autopar.search.message_passing import MessagePassing
+from autopar.search.factor_graph import Array, Edge, FactorGraph
 
-KEPT = 4  # blocks of a run: two at the beginning, one in the middle, one at the end
+LEAST = 2  # how often a ring stands in its run
 
 
 class Run(NamedTuple):
     """Blocks that follow each other and are equal, also in their edges to each other and to what is outside.
 
+    The blocks beside the run have other costs or edges, but those to the run are equal too.
+
     Attributes:
         blocks: the variables of each block, in order.
+        before, after: the blocks beside the run.
     """
 
     blocks: list[list[int]]
+    before: list[int]
+    after: list[int]
 
 
 def runs(graph: FactorGraph, variables: Sequence[int], labels: Sequence[str]) -> list[Run]:
@@ -44,9 +47,8 @@ def runs(graph: FactorGraph, variables: Sequence[int], labels: Sequence[str]) ->
             chains.setdefault(head, {}).setdefault(int(number), []).append(v)
     found = []
     for members in chains.values():
-        blocks = [members[number] for number in sorted(members)]
-        place = {v: (k, p) for k, block in enumerate(_without_far(graph, blocks)) for p, v in enumerate(block)}
-        blocks = [[v for v in block if v in place] for block in blocks]
+        blocks = _without_far(graph, [members[number] for number in sorted(members)])
+        place = {v: (k, p) for k, block in enumerate(blocks) for p, v in enumerate(block)}
         edges: dict[int, dict[object, tuple[int, ...]]] = {k: {} for k in range(len(blocks))}
         for (i, j), edge in graph.edges.items():
             ids = tuple(map(id, edge))
@@ -61,106 +63,120 @@ def runs(graph: FactorGraph, variables: Sequence[int], labels: Sequence[str]) ->
         begin = 0
         for k in range(1, len(blocks) + 1):
             if k == len(blocks) or signs[k] != signs[begin]:
-                if k - begin > KEPT:
-                    found.append(Run(blocks[begin:k]))
+                beside = [blocks[b] if 0 <= b < len(blocks) else [] for b in (begin - 1, k)]
+                found.append(Run(blocks[begin:k], *beside))
                 begin = k
-    return sorted(found, key=lambda run: -len(run.blocks))
+    return sorted((run for run in found if len(run.blocks) > 1), key=lambda run: -len(run.blocks))
 
 
 def _without_far(graph: FactorGraph, blocks: list[list[int]]) -> list[list[int]]:
     """Leave out the variables that are beside a block which is neither their own nor the next or the previous one."""
     of = {v: k for k, block in enumerate(blocks) for v in block}
-    far = set()
-    for i, j in graph.edges:
-        if i in of and j in of and abs(of[i] - of[j]) > 1:
-            far |= {i, j}  # a value that many blocks read is one end of such an edge
+    far = [(i, j) for i, j in graph.edges if i in of and j in of and abs(of[i] - of[j]) > 1]
     # the readers are beside the value of another block too: only the ends with several such edges are left out
-    count = {v: 0 for v in far}
-    for i, j in graph.edges:
-        if i in of and j in of and abs(of[i] - of[j]) > 1:
-            count[i] += 1
-            count[j] += 1
+    count: dict[int, int] = {}
+    for v in (v for ends in far for v in ends):
+        count[v] = count.get(v, 0) + 1
     dropped: set[int] = set()
-    for i, j in graph.edges:
-        if i in of and j in of and abs(of[i] - of[j]) > 1 and not dropped & {i, j}:
+    for i, j in far:
+        if not dropped & {i, j}:
             dropped.add(i if count[i] >= count[j] else j)
     return [[v for v in block if v not in dropped] for block in blocks]
 
 
-class Folded:
-    """A graph whose longest run of blocks is shortened.
+class Crossing(NamedTuple):
+    """An edge from each block of a run to the next one.
 
     Attributes:
-        graph: the short one.
-        variables: variable of the short graph → variable of the long one.
+        lower, upper: the places of its ends in the two blocks.
+        edge: with the lower end at its left.
     """
 
-    def __init__(self, graph: FactorGraph, left: Sequence[int], run: Run) -> None:
-        self.long, self.left, self.blocks = graph, list(left), run.blocks
-        blocks = run.blocks
-        self.kept = [blocks[0], blocks[1], blocks[2], blocks[-1]]
-        dropped = {v for block in blocks[3:-1] for v in block}
-        self.variables = [v for v in left if v not in dropped]
-        self._number = {v: k for k, v in enumerate(self.variables)}
-        self._place = {v: (k, p) for k, block in enumerate(blocks) for p, v in enumerate(block)}
-        self.graph = FactorGraph(graph.intern)
+    lower: int
+    upper: int
+    edge: Edge
+
+
+class Ring:
+    """Few blocks that stand for those of a run in turn.
+
+    Attributes:
+        blocks: those of the run in the long graph; their number is a multiple of the period.
+        before, after: the blocks beside them.
+        period: how many blocks the ring has.
+        times: how often each of them stands in the run.
+        crossings: the edges from each block to the next one.
+    """
+
+    def __init__(self, graph: FactorGraph, run: Run) -> None:
+        place = {v: (k, p) for k, block in enumerate(run.blocks) for p, v in enumerate(block)}
+        found: dict[tuple[int, int], Edge] = {}
+        for (i, j), edge in graph.edges.items():
+            (k, p), (m, q) = place.get(i, (-1, 0)), place.get(j, (-1, 0))
+            if {k, m} == {0, 1}:
+                found[(p, q) if k == 0 else (q, p)] = edge if k == 0 else flipped(graph, edge)
+        self.crossings = [Crossing(p, q, edge) for (p, q), edge in sorted(found.items(), key=lambda each: each[0])]
+        self.period = 3 if any((q, p) in found for p, q in found) else 2
+        self.times = len(run.blocks) // self.period
+        count = self.times * self.period
+        self.blocks, self.before = run.blocks[:count], run.before
+        self.after = [*run.blocks[count:], run.after][0]
+
+
+class Folded:
+    """A graph in which rings stand for the longest runs.
+
+    Attributes:
+        graph: the short one; each variable and edge has its costs once.
+        variables: variable of the short graph → variable of the long one; in a ring, the first that it stands for.
+        times: variable of the short graph → for how many it stands.
+        edge_times: edge of the short graph → for how many it stands.
+    """
+
+    def __init__(self, graph: FactorGraph, rings: Sequence[Ring]) -> None:
+        self.long, self.rings = graph, list(rings)
+        stands = {v: v for v in range(len(graph.costs))}
+        for ring in rings:
+            for k, block in enumerate(ring.blocks):
+                stands.update(zip(block, ring.blocks[k % ring.period], strict=True))
+        self.variables = [v for v in stands if stands[v] == v]
+        number = {v: k for k, v in enumerate(self.variables)}
+        self.number = {v: number[first] for v, first in stands.items()}
+        self.times = np.bincount(list(self.number.values()), minlength=len(self.variables)).tolist()
+        self.graph, self.edge_times = FactorGraph(graph.intern), dict[tuple[int, int], int]()
         for v in self.variables:
             self.graph.add_variable(graph.names[v], graph.costs[v])
-        before, after = set(blocks[2]), dict(zip(blocks[3], blocks[-1], strict=True))
         for (i, j), edge in graph.edges.items():
-            if i in before or j in before:  # the last block follows the third
-                i, j = after.get(i, i), after.get(j, j)
-            if i in self._number and j in self._number:
-                self.graph.add_edge(self._number[i], self._number[j], *edge)
+            a, b = self.number[i], self.number[j]
+            ends = (min(a, b), max(a, b))
+            self.edge_times[ends] = self.edge_times.get(ends, 0) + 1
+            if ends not in self.graph.edges:
+                self.graph.edges[ends] = edge if a < b else flipped(graph, edge)
 
-    def unfolded(self, passing: MessagePassing) -> FactorGraph:
-        """Return the long graph, reparametrised by the messages of the short one.
+    def blocks(self, ring: Ring) -> list[list[int]]:
+        """Return the variables of the blocks of a ring in the short graph."""
+        return [[self.number[v] for v in block] for block in ring.blocks[: ring.period]]
 
-        Its variables are ``left``, in order.
-        """
-        given = {}
-        for link in passing.links:
-            i, j = passing.variables[link.lower], passing.variables[link.upper]
-            given[i, j], given[j, i] = link.to_lower, link.to_upper
-        ids = {v: k for k, v in enumerate(self.left)}
-        costs: dict[int, np.ndarray] = {}
-        groups: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        result, edges = FactorGraph(self.long.intern), []
-        for v in self.left:
-            costs[v] = self.long.costs[v].copy()
-        for (i, j), edge in self.long.edges.items():
-            mine, theirs = given[self._pair(i, j)], given[self._pair(j, i)]
-            costs[i] += mine[edge.left]
-            costs[j] += theirs[edge.right]
-            key = (id(edge.table), id(mine), id(theirs))
-            if key not in groups:
-                groups[key] = (self.long.intern(edge.table - mine[:, None] - theirs[None, :]), mine, theirs)
-            edges.append((ids[i], ids[j], Edge(edge.left, edge.right, groups[key][0])))
-        for v in self.left:
-            result.add_variable(self.long.names[v], costs[v])
-        for i, j, edge in edges:
-            result.edges[i, j] = edge
-        return result
-
-    def _pair(self, end: int, other: int) -> tuple[int, int]:
-        """Return the edge of the short graph whose message an end takes: that end, and the other one."""
-        (k, p), (m, q) = self._place.get(end, (None, 0)), self._place.get(other, (None, 0))
-        kept = None if k is None else self._kept(k)
-        if kept is not None:
-            end = self.kept[kept][p]
-        if m is not None:
-            beside = self._kept(m) if kept is None or k is None else kept + m - k
-            other = self.kept[beside][q]
-        return self._number[end], self._number[other]
-
-    def _kept(self, block: int) -> int:
-        """Return the kept block whose messages a block takes: the first, the second, or the last."""
-        return 0 if block == 0 else 3 if block == len(self.blocks) - 1 else 1
-
-    def extended(self, states: Mapping[int, int]) -> dict[int, int]:
+    def extended(self, states: Array) -> Array:
         """Return the states of the long graph from those of the short one."""
-        full = {}
-        for v in self.left:
-            k, p = self._place.get(v, (None, 0))
-            full[v] = states[self._number[v if k is None else self.kept[self._kept(k)][p]]]
-        return full
+        return np.array([states[self.number[v]] for v in range(len(self.long.costs))], dtype=np.int64)
+
+
+def flipped(graph: FactorGraph, edge: Edge) -> Edge:
+    """Return an edge with its ends exchanged."""
+    return Edge(edge.right, edge.left, graph.intern(edge.table.T))
+
+
+def rings_of(graph: FactorGraph, labels: Sequence[str]) -> list[Ring]:
+    """Return the rings of the runs that are long enough; no two of them are beside each other."""
+    found: list[Ring] = []
+    inside: dict[int, int] = {}
+    for run in runs(graph, range(len(graph.costs)), labels):
+        ring = Ring(graph, run)
+        if ring.times < LEAST:
+            continue
+        mine = {v for block in ring.blocks for v in block}
+        if not any((i in mine and j in inside) or (j in mine and i in inside) for i, j in graph.edges):
+            inside.update(dict.fromkeys(mine, len(found)))
+            found.append(ring)
+    return found

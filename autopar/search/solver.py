@@ -17,9 +17,12 @@ import numpy as np
 from autopar.search.elimination import Eliminated
 from autopar.search.exact import TooManyRows, factors_of, solve_exactly
 from autopar.search.factor_graph import Array, FactorGraph
-from autopar.search.fold import Folded, runs
+from autopar.search.fold import Folded, rings_of
 from autopar.search.message_passing import MessagePassing
+from autopar.search.parts import MOST_STATES
+from autopar.search.periodic import Best, Periodic
 from autopar.search.pruning import affordable, restricted
+from autopar.search.tied import Reduced
 
 PASSES = 10  # of messages, between two looks at the bound
 MOST_PASSES = 200
@@ -28,8 +31,8 @@ FIRST_SLACK = 1e-4  # of the bound
 LEAST_SLACK = 1.0  # nanoseconds: it grows by a factor, so it begins above zero
 GROWTH = 4.0
 WIDER = 30.0  # how many times the slack an answer among the kept states may cost beyond the bound
-UNFOLDED_PASSES = 3
-MOST_STATES = 10000  # of all variables that are solved exactly together
+PATIENCE = 20  # more rises of the bound like the last one, which would reach the best answer, are worth their passes
+LEAST_RISE = 1.0  # nanoseconds
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,44 @@ def solve(graph: FactorGraph, order: Sequence[float], labels: Sequence[str], dea
         labels: variable → the path of its block, as ``layers.3``, or "" outside of blocks.
         deadline: of ``time.monotonic``.
     """
+    rings = rings_of(graph, labels)
+    if rings:
+        return _solve_rings(Folded(graph, rings), order, deadline)
     reduced = Eliminated(graph)
-    solver = _Solver(reduced.graph, reduced.left, order, labels, deadline)
+    solver = _Solver(reduced.graph, reduced.left, order, deadline)
     solver.run()
     states = reduced.completed(solver.states)
     return Answer(states, graph.energy(states), solver.bound + reduced.constant)
+
+
+def _solve_rings(folded: Folded, order: Sequence[float], deadline: float) -> Answer:
+    """Return the best assignment and the bound of a graph with long runs."""
+    graph, reduced = folded.long, Reduced(folded)
+    places = [order[v] for v in folded.variables]
+    passing = MessagePassing(reduced.weighted, reduced.left, places)
+    best = Best(graph)
+
+    def offer(states: Array) -> None:
+        """Offer an assignment of what is left of the folded graph."""
+        full = np.zeros(len(folded.variables), dtype=np.int64)
+        full[passing.variables] = states
+        best.offer(folded.extended(reduced.eliminated.completed(full)))
+
+    last = -np.inf
+    for _ in range(MOST_PASSES // PASSES):
+        passing.run(PASSES)
+        offer(passing.decoded())
+        rise, last = passing.bound + reduced.constant - last, passing.bound + reduced.constant
+        if rise * PATIENCE < best.cost - last or rise <= LEAST_RISE or time.monotonic() > deadline:
+            break
+    periodic = Periodic(reduced, passing, places)
+    periodic.solve(best, deadline)
+    if best.cost > periodic.bound and time.monotonic() < deadline:  # many blocks may have a better answer in common
+        inner = _Solver(reduced.weighted, reduced.left, places, deadline)
+        inner.look(passing, _first_slack(passing), WIDER)
+        offer(inner.states[passing.variables])
+        periodic.solve(best, deadline)
+    return Answer(best.states, best.cost, min(periodic.bound, best.cost))
 
 
 class _Solver:
@@ -70,10 +106,8 @@ class _Solver:
         bound: the best lower bound so far.
     """
 
-    def __init__(
-        self, graph: FactorGraph, left: Sequence[int], order: Sequence[float], labels: Sequence[str], deadline: float
-    ) -> None:
-        self.graph, self.left, self.order, self.labels, self.deadline = graph, left, order, labels, deadline
+    def __init__(self, graph: FactorGraph, left: Sequence[int], order: Sequence[float], deadline: float) -> None:
+        self.graph, self.left, self.order, self.deadline = graph, left, order, deadline
         self.states = np.zeros(len(graph.costs), dtype=np.int64)
         self.cost = np.inf if left else 0.0
         self.bound = -np.inf if left else 0.0
@@ -81,36 +115,14 @@ class _Solver:
     def run(self) -> None:
         if not self.left:
             return
-        blocks = runs(self.graph, self.left, self.labels)
-        if blocks:
-            folded = Folded(self.graph, self.left, blocks[0])
-            passing = self._start_folded(folded)
-        else:
-            passing = MessagePassing(self.graph, self.left, self.order)
-            self._raise(passing)
+        passing = MessagePassing(self.graph, self.left, self.order)
+        self.raise_bound(passing)
         self.bound = max(self.bound, passing.bound)
         self._prove(passing)
         if not np.isfinite(self.cost):
-            self._offer(passing, passing.decoded())
+            self.offer(passing, passing.decoded())
 
-    def _start_folded(self, folded: Folded) -> MessagePassing:
-        """Pass messages on a folded graph, and carry its messages and its best states over to the whole one."""
-        order = [self.order[v] for v in folded.variables]
-        passing = MessagePassing(folded.graph, range(len(order)), order)
-        inner = _Solver(folded.graph, range(len(order)), order, [""] * len(order), self.deadline)
-        inner._raise(passing)
-        inner._look(passing, _first_slack(passing), WIDER)
-        if not np.isfinite(inner.cost):
-            inner._offer(passing, passing.decoded())
-        for v, state in folded.extended(dict(enumerate(inner.states.tolist()))).items():
-            self.states[v] = state
-        self.cost = self._cost(self.states)
-        places = [self.order[v] for v in folded.left]
-        whole = MessagePassing(folded.unfolded(passing), range(len(places)), places, folded.left)
-        whole.run(UNFOLDED_PASSES)
-        return whole
-
-    def _raise(self, passing: MessagePassing) -> None:
+    def raise_bound(self, passing: MessagePassing) -> None:
         """Pass messages until the bound hardly rises."""
         last = -np.inf
         for _ in range(MOST_PASSES // PASSES):
@@ -123,15 +135,15 @@ class _Solver:
         """Look at ever more assignments near the bound, until the best one is among them."""
         slack = _first_slack(passing)
         if not np.isfinite(self.cost):
-            self._look(passing, slack, WIDER)
+            self.look(passing, slack, WIDER)
         while self.bound < self.cost and time.monotonic() < self.deadline:
             wanted = min(slack, self.cost - passing.bound)
-            if not self._look(passing, wanted):
+            if not self.look(passing, wanted):
                 return
             self.bound = max(self.bound, min(self.cost, passing.bound + wanted))
             slack *= GROWTH
 
-    def _look(self, passing: MessagePassing, slack: float, wider: float = 1.0) -> bool:
+    def look(self, passing: MessagePassing, slack: float, wider: float = 1.0) -> bool:
         """Look for the best assignment within ``slack`` of the bound of ``passing``, and keep it.
 
         Returns whether all of them were looked at: there may be too many.
@@ -162,10 +174,10 @@ class _Solver:
                 return True
             for place, state in enumerate(last.expanded([solved[1][v] for v in numbers])):
                 full[again.variables[place]] = state
-        self._offer(passing, part.expanded(inner.completed(full)))
+        self.offer(passing, part.expanded(inner.completed(full)))
         return True
 
-    def _offer(self, passing: MessagePassing, found: Array) -> None:
+    def offer(self, passing: MessagePassing, found: Array) -> None:
         """Keep an assignment of the variables of ``passing`` if it is better than the best so far."""
         states = self.states.copy()
         for place, state in enumerate(found):

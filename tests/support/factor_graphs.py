@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -139,3 +139,76 @@ def chain_of(seed: int, count: int, width: int, states: int = 3) -> Chain:
             for (p, q), edge in onwards.items():
                 graph.add_edge(blocks[k - 1][p], blocks[k][q], *edge)
     return Chain(graph, labels, blocks)
+
+
+class Model(NamedTuple):
+    """Outer variables, and stacks of blocks that follow each other, with a label for each variable."""
+
+    graph: FactorGraph
+    labels: list[str]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Model:
+    """Draw a graph like that of a model: blocks with few edges to each other and to outer variables.
+
+    The first and the last block may differ from the others, one in the middle too, and there may be two stacks. Some
+    variables have one state, some edges come twice, and some costs are forbidding.
+    """
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    largest = draw(st.sampled_from([1, 5, 1000]))
+    graph, labels = FactorGraph(), list[str]()
+
+    def table(rows: int, columns: int) -> tuple[Array, Array, Array]:
+        left, right = numbered(rng, rows), numbered(rng, columns)
+        costs = rng.integers(0, largest + 1, (left.max() + 1, right.max() + 1)).astype(float)
+        return left, right, np.where(rng.random(costs.shape) < 0.05, 2.0**20, costs)
+
+    def add(name: str, label: str, states: int) -> int:
+        labels.append(label)
+        return graph.add_variable(name, rng.integers(0, largest + 1, states))
+
+    outer = [add(f"outer{k}", "", int(rng.integers(1, 4))) for k in range(draw(st.integers(0, 3)))]
+    for stack in range(draw(st.integers(1, 2))):
+        _add_stack(draw, rng, graph, labels, f"stack{stack}", outer, table)
+        head = add(f"head{stack}", "", 2)
+        for v in (0, head - 1):
+            if v != head:
+                graph.add_edge(v, head, *table(len(graph.costs[v]), 2))
+    return Model(graph, labels)
+
+
+def _add_stack(
+    draw: st.DrawFn,
+    rng: np.random.Generator,
+    graph: FactorGraph,
+    labels: list[str],
+    name: str,
+    outer: Sequence[int],
+    table: Callable[[int, int], tuple[Array, Array, Array]],
+) -> None:
+    count, width = draw(st.integers(4, 14)), draw(st.integers(1, 3))
+    states = rng.integers(1, 4, width)
+    costs = [rng.integers(0, 9, size) for size in states]
+    sized = lambda pairs, first, second: [(p, q, table(first[p], second[q])) for p, q in pairs]  # noqa: E731
+    drawn = lambda pairs: [pair for pair in pairs if rng.random() < 0.7]  # noqa: E731
+    inside = sized(drawn(itertools.combinations(range(width), 2)), states, states)
+    onwards = sized(drawn(itertools.product(range(width), repeat=2)), states, states)
+    outside = sized(
+        drawn(itertools.product(range(len(outer)), range(width))), [len(graph.costs[v]) for v in outer], states
+    )
+    odd = draw(st.sampled_from([(), (0,), (0, count - 1), (count - 2,), (2, count - 1)]))
+    before: list[int] = []
+    rng.shuffle(outside)
+    for k in range(count):
+        block = []
+        for p in range(width):
+            labels.append(f"{name}.{k}")
+            block.append(graph.add_variable(f"{name}.{k}.{p}", costs[p] + (k in odd)))
+        for p, q, edge in inside:
+            graph.add_edge(block[p], block[q], *edge)
+        for p, q, edge in outside:
+            graph.add_edge(outer[p], block[q], *edge)
+        for p, q, edge in onwards if before else []:
+            graph.add_edge(before[p], block[q], *edge)
+        before = block

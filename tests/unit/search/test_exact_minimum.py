@@ -82,10 +82,10 @@ def test_the_others_keep_their_least_costs_within_the_slack(case: Case, share: f
         of_rest = costs[tuple(place.get(v, slice(None)) for v in range(count))].min()
         states = tuple(place.get(v, -1) for v in range(count))
         if of_rest > slack:
-            assert not done.feasible or cost_of(done.rest, states) > slack
+            assert not done.feasible or done.constant + cost_of(done.rest, states) > slack
         else:
             assert done.feasible
-            assert cost_of(done.rest, states) == of_rest
+            assert done.constant + cost_of(done.rest, states) == of_rest
             done.complete(place)
             assert costs[tuple(place[v] for v in range(count))] == of_rest
 
@@ -94,7 +94,9 @@ def test_an_infeasible_part_ends_the_work() -> None:
     factors = [rows_of((v,), np.array([[0], [1]]), np.array([4.0, 5.0])) for v in range(2)]
     assert not Minimised(factors, range(2), 3).feasible
     assert not Minimised(factors, [0], 3).feasible
-    assert Minimised(factors, range(2), 4).feasible
+    assert not Minimised(factors, range(2), 7).feasible
+    assert Minimised(factors, range(2), 8).feasible
+    assert Minimised(factors, [0], 4).feasible
 
 
 def even(count: int) -> list[Rows]:
@@ -138,7 +140,8 @@ def test_joint_states_of_many_variables_differ() -> None:
     """Here rows differ only in the first variables."""
     ones = rows_of(tuple(range(WIDE)), np.ones((1, WIDE), dtype=np.int32), np.array([9.0]))
     table = rows_of(tuple(range(WIDE)), np.concatenate([wide(0, 1), ones.states]), np.array([1.0, 2.0, 3.0, 9.0]))
-    (rest,) = Minimised([table], [WIDE - 1], 10).rest
-    assert sorted(rest.costs.tolist()) == [1, 2, 3, 9]
+    done = Minimised([table], [WIDE - 1], 10)
+    (rest,) = done.rest
+    assert sorted((rest.costs + done.constant).tolist()) == [1, 2, 3, 9]
     joined = join([table, table], 20)
     assert sorted(joined.costs.tolist()) == [2, 4, 6, 18]

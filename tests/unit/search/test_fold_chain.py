@@ -1,42 +1,31 @@
-"""The run of equal blocks of a chain, and the messages of a short chain in the long one."""
+"""The runs of equal blocks, and the graph in which few blocks stand for all of a run."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from factor_graphs import Chain, assignments, chain_of, least_cost
+from factor_graphs import Model, assignments, chain_of, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.search.factor_graph import FactorGraph
-from autopar.search.fold import Folded, Run, runs
-from autopar.search.message_passing import MessagePassing
+from autopar.search.elimination import Eliminated
+from autopar.search.fold import Folded, Run, rings_of, runs
+from autopar.search.tied import Reduced
 
 chains = st.builds(chain_of, st.integers(0, 2**32 - 1), st.integers(7, 10), st.integers(2, 3))
 
 
-def folded(chain: Chain) -> Folded:
-    left = list(range(len(chain.graph.costs)))
-    (run,) = runs(chain.graph, left, chain.labels)
-    return Folded(chain.graph, left, run)
-
-
-def short_passing(short: Folded, passes: int) -> MessagePassing:
-    passing = MessagePassing(short.graph, range(len(short.variables)), short.variables)
-    passing.run(passes)
-    return passing
+def run_of(blocks: list[list[int]], first: int, last: int) -> Run:
+    """The run from one block to another, with the blocks beside it."""
+    beside = [blocks[k] if 0 <= k < len(blocks) else [] for k in (first - 1, last + 1)]
+    return Run(blocks[first : last + 1], *beside)
 
 
 @settings(deadline=None, max_examples=20)
 @given(chains)
-def test_the_equal_blocks_are_a_run(chain: Chain) -> None:
-    assert runs(chain.graph, range(len(chain.graph.costs)), chain.labels) == [Run(chain.blocks[1:-1])]
-
-
-def test_few_blocks_are_no_run() -> None:
-    assert [
-        len(runs(c.graph, range(len(c.graph.costs)), c.labels)) for c in (chain_of(0, 6, 2), chain_of(0, 7, 2))
-    ] == [0, 1]
+def test_the_equal_blocks_are_a_run(chain) -> None:
+    found = runs(chain.graph, range(len(chain.graph.costs)), chain.labels)
+    assert found == [run_of(chain.blocks, 1, len(chain.blocks) - 2)]
 
 
 def test_blocks_without_labels_are_no_run() -> None:
@@ -50,10 +39,10 @@ def test_another_cost_or_edge_ends_a_run() -> None:
     changed = chain.blocks[7]
     chain.graph.costs[changed[0]] = chain.graph.intern(chain.graph.costs[changed[0]] + 1)
     every = range(len(chain.labels))
-    assert runs(chain.graph, every, chain.labels) == [Run(chain.blocks[8:15]), Run(chain.blocks[1:7])]
+    assert runs(chain.graph, every, chain.labels) == [run_of(chain.blocks, 8, 14), run_of(chain.blocks, 1, 6)]
     chain = chain_of(0, 16, 2)
     chain.graph.add_edge(chain.blocks[7][0], chain.blocks[8][1], np.arange(3), np.arange(3), np.eye(3))
-    assert runs(chain.graph, every, chain.labels) == [Run(chain.blocks[1:7]), Run(chain.blocks[9:15])]
+    assert runs(chain.graph, every, chain.labels) == [run_of(chain.blocks, 1, 6), run_of(chain.blocks, 9, 14)]
 
 
 def test_two_runs_come_with_the_longest_first() -> None:
@@ -62,7 +51,8 @@ def test_two_runs_come_with_the_longest_first() -> None:
         label.replace("layers", "encoder") if v < chain.blocks[7][0] else label for v, label in enumerate(chain.labels)
     ]
     found = runs(chain.graph, range(len(labels)), labels)
-    assert found == [Run(chain.blocks[8:16]), Run(chain.blocks[1:6])]
+    assert [run.blocks for run in found] == [chain.blocks[8:16], chain.blocks[1:6]]
+    assert len(rings_of(chain.graph, labels)) == 1  # the run of five blocks is too short for two rings of three
 
 
 @pytest.mark.parametrize("reader", [0, 1])
@@ -77,84 +67,55 @@ def test_a_value_that_many_blocks_read_is_outside_of_the_run(reader: int) -> Non
     assert run.blocks == chain.blocks[1:-1]
 
 
-@settings(deadline=None, max_examples=20)
-@given(chains)
-def test_a_short_chain_has_four_blocks_of_the_run(chain: Chain) -> None:
-    short = folded(chain)
-    kept = [0, 1, 2, 3, len(chain.blocks) - 2, len(chain.blocks) - 1]
-    assert short.variables == [0, *(v for k in kept for v in chain.blocks[k])]
-    width = len(chain.blocks[0])
-    assert len(short.graph.edges) == 6 * (width * (width - 1) // 2 + width) + 5 * width**2
-    number = {v: k for k, v in enumerate(short.variables)}
-    for (i, j), edge in chain.graph.edges.items():
-        if i in number and j in number:
-            assert all(a is b for a, b in zip(short.graph.edges[number[i], number[j]], edge, strict=True))
-    # the last block follows the third as the second follows the first
-    for p in chain.blocks[2]:
-        for q in chain.blocks[3]:
-            if (p, q) in chain.graph.edges:
-                beside = chain.blocks[-2][chain.blocks[3].index(q)]
-                third = chain.blocks[3][chain.blocks[2].index(p)]
-                assert short.graph.edges[number[third], number[beside]] == chain.graph.edges[p, q]
+def test_a_ring_of_two_blocks_has_one_edge_for_each_pair() -> None:
+    """A variable with an edge to its own copy in the next block needs three."""
+    chain = chain_of(0, 16, 2)
+    assert [(ring.period, ring.times, len(ring.blocks)) for ring in rings_of(chain.graph, chain.labels)] == [(3, 4, 12)]
+    for k in range(15):
+        for p, q in [(0, 0), (1, 1), (1, 0)]:
+            del chain.graph.edges[chain.blocks[k][p], chain.blocks[k + 1][q]]
+    (ring,) = rings_of(chain.graph, chain.labels)
+    assert (ring.period, ring.times, ring.before, ring.after) == (2, 7, chain.blocks[0], chain.blocks[15])
+    assert [crossing[:2] for crossing in ring.crossings] == [(0, 1)]
 
 
-@settings(deadline=None, max_examples=20)
-@given(chains, st.integers(1, 12))
-def test_messages_of_the_short_chain_keep_all_costs_of_the_long_one(chain: Chain, passes: int) -> None:
-    short = folded(chain)
-    long = short.unfolded(short_passing(short, passes))
-    assert long.names == chain.graph.names
-    for states in assignments(chain.graph, count=10):
-        assert long.energy(states) == chain.graph.energy(states)
+def test_blocks_that_are_left_over_follow_the_ring() -> None:
+    chain = chain_of(0, 12, 2)
+    (ring,) = rings_of(chain.graph, chain.labels)
+    assert ring.blocks == chain.blocks[1:10]
+    assert ring.after == chain.blocks[10]
 
 
-def sum_of_least(graph: FactorGraph) -> float:
-    return float(sum(costs.min() for costs in graph.costs) + sum(edge.table.min() for edge in graph.edges.values()))
+def test_few_blocks_are_no_ring() -> None:
+    assert [len(rings_of(c.graph, c.labels)) for c in (chain_of(0, 7, 2), chain_of(0, 8, 2))] == [0, 1]
 
 
-@settings(deadline=None, max_examples=15)
-@given(chains, st.integers(1, 12))
-def test_the_bound_of_the_long_chain_is_below_its_minimum(chain: Chain, passes: int) -> None:
-    short = folded(chain)
-    long = short.unfolded(short_passing(short, passes))
-    passing = MessagePassing(long, range(len(long.costs)), range(len(long.costs)))
-    passing.run(1)
-    least = least_cost(chain.graph)
-    assert sum_of_least(long) <= least
-    assert sum_of_least(long) - 1e-3 < passing.bound <= least
+@pytest.mark.simulated
+@settings(deadline=None, max_examples=40)
+@given(models(), st.integers(0, 99))
+def test_the_weighted_graph_costs_what_all_blocks_cost(model: Model, seed: int) -> None:
+    """For all assignments that repeat, also when the others are eliminated."""
+    folded = Folded(model.graph, rings_of(model.graph, model.labels))
+    assert sum(folded.times) == len(model.labels)
+    assert sum(folded.edge_times.values()) == len(model.graph.edges)
+    reduced = Reduced(folded)
+    for states in assignments(folded.graph, seed, 5):
+        full = reduced.eliminated.completed(states)
+        left = reduced.weighted.energy(full) - sum(
+            reduced.weighted.costs[v][full[v]] for v in range(len(full)) if v not in reduced.left
+        )
+        assert left + reduced.constant == model.graph.energy(folded.extended(full))
 
 
-def test_the_messages_of_the_short_chain_serve_the_long_one() -> None:
-    """This is what folding is for: they prove nine tenths of what is to prove, without a pass on the long chain."""
-    for seed in range(4):
-        chain = chain_of(seed, 40, 2)
-        short = folded(chain)
-        least, long = least_cost(chain.graph), short.unfolded(short_passing(short, 10))
-        assert least - sum_of_least(long) < 0.1 * (least - sum_of_least(chain.graph))
-
-
-@settings(deadline=None, max_examples=15)
-@given(chains, st.data())
-def test_the_blocks_of_a_long_chain_get_the_states_of_a_short_one(chain: Chain, data: st.DataObject) -> None:
-    short = folded(chain)
-    states = assignments(short.graph, data.draw(st.integers(0, 99)), 1)[0].tolist()
-    full = short.extended(dict(enumerate(states)))
-    assert sorted(full) == short.left
-    assert [full[v] for v in short.variables if v not in chain.blocks[3]] == [
-        x for v, x in zip(short.variables, states, strict=True) if v not in chain.blocks[3]
-    ]
-    second = [full[v] for v in chain.blocks[2]]
-    assert all([full[v] for v in block] == second for block in chain.blocks[3:-2])
-
-
-def test_a_subset_of_the_variables_is_folded() -> None:
-    """As after elimination: variables that are not left have no edges."""
-    chain = chain_of(0, 9, 2)
-    isolated = chain.graph.add_variable("isolated", [1, 2])
-    left = list(range(isolated))
-    (run,) = runs(chain.graph, left, [*chain.labels, "layers.3"])
-    short = Folded(chain.graph, left, run)
-    long = short.unfolded(short_passing(short, 3))
-    assert len(long.costs) == isolated
-    states = np.ones(isolated + 1, dtype=int)
-    assert long.energy(states[:-1]) == chain.graph.energy(states) - 2
+def test_blocks_of_a_ring_are_eliminated_alike() -> None:
+    chain = chain_of(3, 9, 3)
+    for block in chain.blocks:  # a leaf and a path, which go
+        leaf = chain.graph.add_variable("leaf", [1, 2, 3])
+        chain.graph.add_edge(block[0], leaf, np.arange(3), np.arange(3), np.arange(9.0).reshape(3, 3))
+        chain.labels.append(chain.labels[block[0]])
+    folded = Folded(chain.graph, rings_of(chain.graph, chain.labels))
+    reduced = Reduced(folded)
+    (ring,) = folded.rings
+    left = [[v in reduced.left for v in block] for block in folded.blocks(ring)]
+    assert left == [[True, True, True, False]] * 3
+    assert len(Eliminated(folded.graph, kept=range(len(folded.variables))).left) == len(folded.variables)

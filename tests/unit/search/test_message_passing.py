@@ -117,3 +117,17 @@ def bound_after(case: Case, passes: int) -> float:
 def test_dense_tables_have_what_the_edge_says() -> None:
     edge = Edge(np.array([0, 1, 0]), np.array([1, 0]), np.array([[1.0, 2.0], [3.0, 4.0]]))
     assert dense(edge).tolist() == [[2, 1], [4, 3], [2, 1]]
+
+
+@settings(deadline=None, max_examples=20)
+@given(cases(), st.integers(1, 4))
+def test_messages_can_be_carried_on(case: Case, passes: int) -> None:
+    every = range(len(case.graph.costs))
+    first, second = (MessagePassing(case.graph, every, every) for _ in range(2))
+    first.run(passes)
+    second.start(first.messages())
+    assert all((first.reparametrised(v) == second.reparametrised(v)).all() for v in every)
+    first.run(1)
+    second.run(1)
+    assert first.messages().keys() == second.messages().keys()
+    assert all((first.messages()[ends] == message).all() for ends, message in second.messages().items())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from factor_graphs import Case, Chain, case_of, cases, chain_of, dense_cases, least_cost
+from factor_graphs import Case, Chain, Model, case_of, cases, chain_of, dense_cases, least_cost, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,6 +76,28 @@ def test_chains_of_equal_blocks_are_solved_exactly(chain: Chain) -> None:
     assert answer.cost == answer.bound == least_cost(chain.graph)
 
 
+@pytest.mark.long
+@settings(deadline=None, max_examples=60)
+@given(models())
+def test_models_with_runs_are_solved_exactly(model: Model) -> None:
+    """Outer variables, uneven blocks, one or two stacks; also as if no block had a label."""
+    answer = answer_of(model.graph, model.labels)
+    assert answer.cost == answer.bound == least_cost(model.graph)
+    assert answer_of(model.graph).cost == answer.cost
+
+
+def test_deep_chains_are_solved_exactly() -> None:
+    """The price of a block more is the same at any depth, once the chain is long."""
+    costs = []
+    for count in (40, 100, 103, 1000, 1003):
+        chain = chain_of(5, count, 2)
+        answer = answer_of(chain.graph, chain.labels)
+        assert answer.exact
+        costs.append(answer.cost)
+    assert costs[0] == least_cost(chain_of(5, 40, 2).graph)
+    assert costs[2] - costs[1] == costs[4] - costs[3]
+
+
 def test_chains_of_equal_blocks_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     folded = solver.Folded
@@ -83,7 +105,7 @@ def test_chains_of_equal_blocks_are_folded(monkeypatch: pytest.MonkeyPatch) -> N
     chain = chain_of(1, 12, 3)
     answer_of(chain.graph, chain.labels)
     ((short,),) = [made]
-    assert len(short.variables) < len(short.left)
+    assert len(short.variables) < len(chain.labels)
 
 
 @pytest.mark.parametrize("kind", ["dense", "chain"])
