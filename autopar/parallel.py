@@ -24,6 +24,7 @@ from autopar.model.inputs import Inputs, describe
 from autopar.model.planner import Planner
 from autopar.model.proxy import ModelProxy
 from autopar.model.wrappers import refuse_compile
+from autopar.plan.batch import split_over
 from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan, searches
@@ -32,7 +33,6 @@ from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 from autopar.search.solution import Solution
-from autopar.step.zero import split_over
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -30,7 +30,15 @@ def layouts_of(
     """
     names = names_of(model)
     return resolve(
-        plan, mesh, names.shapes, inputs, names.aliases, through=names.through, parts=names.parts, calls=False
+        plan,
+        mesh,
+        names.shapes,
+        inputs,
+        names.aliases,
+        through=names.through,
+        parts=names.parts,
+        buffers=names.shapes.keys() - names.parameters,
+        calls=False,
     ).attrs
 
 
@@ -79,7 +87,10 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
         for part in names.parts
         if outputs.get(part.name, names.shapes[part.base]) == names.shapes[part.base] or part.name in names.shapes
     ]
-    resolved = resolve(plan, mesh, names.shapes, inputs, names.aliases, outputs, through=through, parts=parts)
+    buffers = names.shapes.keys() - names.parameters
+    resolved = resolve(
+        plan, mesh, names.shapes, inputs, names.aliases, outputs, through=through, parts=parts, buffers=buffers
+    )
     layouts_by_name = {**resolved.attrs, **(layouts or {})}
     attrs = {placeholder: layouts_by_name[name] for placeholder, name in users.items() if name in layouts_by_name}
     named = {placeholder: users[placeholder] for placeholder in attrs}

@@ -14,18 +14,18 @@ they name has that layout, dims with ``"?"`` are open, and so is all else.
 from __future__ import annotations
 
 import difflib
-import fnmatch
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autopar.errors import PlanError, class_of, shown
 from autopar.ir.layout import UNDECIDED, DistAttr
-from autopar.ir.mesh import EXPERTS, PIPELINE, SEQUENCE, Mesh
+from autopar.ir.mesh import Mesh
+from autopar.plan.batch import batch_axes, batch_axis, split_batch
+from autopar.plan.matching import Choice, Layer, Matcher, matches
 from autopar.plan.presets import PRESETS
-from autopar.plan.spec import Spec, attr_of, axes_of, dims_of
-from autopar.report.decisions import preset_notes, unmatched_names
+from autopar.plan.spec import Spec, axes_of
+from autopar.report.decisions import preset_notes, sharded_note, unmatched_names
 
 if TYPE_CHECKING:
     from autopar.capture.naming import Part
@@ -34,7 +34,6 @@ Plan = Mapping[str, Spec] | str | Sequence[Mapping[str, Spec] | str]
 
 SEARCH = "search"  # the entry of a plan that asks for the cheapest one
 BY_DEFAULT = "megatron"  # the preset of a mesh with an axis tp, without a plan
-NOT_BATCH = ("tp", PIPELINE, SEQUENCE, EXPERTS)  # axes that are never the first to split the batch by default
 
 
 @dataclass
@@ -68,32 +67,6 @@ def without_search(plan: Plan | None) -> Plan | None:
     return [entry for entry in plan if entry != SEARCH] if isinstance(plan, (list, tuple)) else []
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """One dict of a plan. The dict of a preset has a name, and its globs need not match or fit.
-
-    Attributes:
-        requested: whether the user named the preset; else it is the default.
-    """
-
-    globs: dict[str, Spec]
-    preset: str = ""
-    requested: bool = True
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """The layout that one dict gives a tensor: the glob, and the tensor's names that it matches.
-
-    It also holds whether these names leave wrappers out.
-    """
-
-    attr: DistAttr
-    glob: str
-    names: list[str]
-    through: bool
-
-
 def resolve(
     plan: Plan | None,
     mesh: Mesh,
@@ -104,6 +77,7 @@ def resolve(
     *,
     through: Sequence[tuple[str, str]] = (),
     parts: Sequence[Part] = (),
+    buffers: Collection[str] = (),
     calls: bool = True,
 ) -> Constraints:
     """Match a plan against names and shapes.
@@ -118,9 +92,10 @@ def resolve(
         through: names without wrappers, each with a listed name that it may mean. A glob may match them too; within one
             dict, a glob that matches one of the other names has precedence.
         parts: tensors that are split as another tensor is, unless a dict of the user names them.
+        buffers: names among ``parameters`` of what is no parameter; presets split it by its name only.
         calls: whether outputs are known; if not, globs over them are accepted.
 
-    In a search, no default applies: the batch is not split, and parts follow no base.
+    In a search, no default applies: only a preset splits the batch, and parts follow no base.
 
     Raises:
         PlanError: the value is no plan, or has an unknown preset or axis, a glob without a match, an axis that is used
@@ -129,24 +104,36 @@ def resolve(
     """
     shapes = {**parameters, **(inputs or {}), **(outputs or {})}
     resolved = Constraints(search=searches(plan))
-    matcher = _Matcher(mesh, shapes, aliases or {}, through, {part.name for part in parts}, resolved.search)
-    named = _match(matcher, _layers(plan, mesh), resolved, inputs is not None, calls)
-    if resolved.search:
-        return resolved
-    _follow_bases(resolved, [part for part in parts if part.name not in named], {*parameters, *(outputs or {})})
+    matcher = Matcher(mesh, shapes, aliases or {}, through, {part.name for part in parts}, resolved.search)
+    layers, sharded = _layers(plan, mesh), {n: shape for n, shape in parameters.items() if n not in buffers}
+    named = _match(matcher, layers, resolved, sharded, inputs is not None, calls)
+    if not resolved.search:
+        following = [part for part in parts if part.name not in named]
+        _follow_bases(resolved, following, {*parameters, *(outputs or {})})
+        for layer in layers:
+            _shard(resolved, layer, mesh, {p.name: sharded[p.name] for p in following if p.name in sharded})
     input_axes = _axes_of_inputs(plan, mesh, {name: len(shape) for name, shape in (inputs or {}).items()})
-    if inputs and not any(map(any, input_axes.values())):
-        _split_batch(resolved, mesh, {name: shape for name, shape in inputs.items() if name not in input_axes})
+    splits = not resolved.search or any(layer.preset and PRESETS[layer.preset].batch for layer in layers)
+    if splits and inputs and not any(map(any, input_axes.values())):
+        attrs, notes = split_batch(mesh, {name: shape for name, shape in inputs.items() if name not in input_axes})
+        resolved.attrs |= attrs
+        resolved.notes += notes
     return resolved
 
 
 def _match(
-    matcher: _Matcher, layers: Sequence[_Layer], resolved: Constraints, with_inputs: bool, with_calls: bool
+    matcher: Matcher,
+    layers: Sequence[Layer],
+    resolved: Constraints,
+    sharded: Mapping[str, Sequence[int]],
+    with_inputs: bool,
+    with_calls: bool,
 ) -> set[str]:
     """Give ``resolved`` the layouts of all dicts; later ones override earlier ones. Returns the names of the values
     that dicts of the user split.
 
     Args:
+        sharded: name → shape of the parameters that presets shard by their shapes.
         with_inputs, with_calls: whether inputs and outputs are known; a glob without a match may mean an unknown one.
     """
     named: set[str] = set()
@@ -158,7 +145,23 @@ def _match(
         elif with_inputs:
             _note_preset(resolved, layer, choices, misfits)
         resolved.attrs |= {name: choice.attr for name, choice in choices.items()}
+        if (count := _shard(resolved, layer, matcher.mesh, sharded)) is not None and with_inputs:
+            resolved.notes.append(sharded_note(layer.preset, count, len(sharded), batch_axis(matcher.mesh)))
     return named
+
+
+def _shard(resolved: Constraints, layer: Layer, mesh: Mesh, parameters: Mapping[str, Sequence[int]]) -> int | None:
+    """Give parameters the layouts that a preset makes of their shapes.
+
+    Returns how many of them are split over the axis of the batch; ``None`` if the preset does not ask for shapes.
+    """
+    of_shape, axis = PRESETS[layer.preset].of_shape if layer.preset else None, batch_axis(mesh)
+    if of_shape is None or axis is None:
+        return None
+    for name, shape in parameters.items():
+        before = resolved.attrs.get(name, DistAttr.replicated(len(shape)))
+        resolved.attrs[name] = of_shape(before, shape, mesh, axis)
+    return sum(axis in resolved.attrs[name].axes for name in parameters)
 
 
 def _follow_bases(resolved: Constraints, parts: Sequence[Part], known: Collection[str]) -> None:
@@ -166,74 +169,6 @@ def _follow_bases(resolved: Constraints, parts: Sequence[Part], known: Collectio
     for part in parts:
         if part.base in resolved.attrs and part.name in known:
             resolved.attrs[part.name] = part.attr(resolved.attrs[part.base])
-
-
-@dataclass(frozen=True)
-class _Matcher:
-    """Matches the dicts of a plan against the names of values.
-
-    Attributes:
-        shapes: listed name → shape.
-        aliases, through: as for ``resolve``.
-        parts: listed names of tensors that follow another; presets do not match them.
-        open_: whether dims of parameters and inputs may be undecided.
-    """
-
-    mesh: Mesh
-    shapes: Mapping[str, Sequence[int]]
-    aliases: Mapping[str, str]
-    through: Sequence[tuple[str, str]]
-    parts: set[str]
-    open_: bool = False
-
-    def choices(self, layer: _Layer, misfits: dict[str, str], is_known: Callable[[str], bool]) -> dict[str, _Choice]:
-        """Return the layout that a dict gives each value that it matches.
-
-        ``misfits`` receives the globs of a preset that do not fit.
-        """
-        chosen: dict[str, _Choice] = {}
-        for glob, spec in layer.globs.items():
-            subject = f"the plan's {glob!r}: {_show(spec)}"
-            matches = [*self._matches(glob, layer)]
-            if not matches and not layer.preset:
-                if is_known(glob):
-                    raise PlanError(_no_match(glob, [name for name, _, _ in self._names()]))
-                dims_of(subject, spec, None, self.mesh, open_=self.open_ or glob.endswith("()"))
-            for listed, names, through in matches:
-                try:
-                    name = listed if ":" in names[0] else names[0]
-                    attr = attr_of(subject, spec, name, self.shapes[listed], self.mesh, open_=self.open_)
-                except PlanError as error:
-                    if not layer.preset:
-                        raise
-                    misfits.setdefault(
-                        glob,
-                        f"of the preset {layer.preset}, {glob!r} does not fit {names[0]}, which stays as it is: "
-                        f"{error}",
-                    )
-                    continue
-                before = chosen.get(listed)
-                if before is not None and before.through < through:
-                    continue
-                if before is not None and before.attr != attr and before.through == through and not layer.preset:
-                    raise _contradiction(layer.globs, before, glob, names)
-                chosen[listed] = _Choice(attr, glob, names, through)
-        return chosen
-
-    def _names(self) -> Iterator[tuple[str, str, bool]]:
-        """Yield each name, its listed name, and whether it leaves wrappers out."""
-        yield from ((name, name, False) for name in self.shapes)
-        yield from ((name, listed, False) for name, listed in self.aliases.items())
-        yield from ((name, listed, True) for name, listed in self.through if listed in self.shapes)
-
-    def _matches(self, glob: str, layer: _Layer) -> Iterator[tuple[str, list[str], bool]]:
-        """Yield each value that a glob matches, its names that match, and whether all of these leave wrappers out."""
-        matching: dict[str, tuple[list[str], list[str]]] = {}
-        for name, listed, through in self._names():
-            if not (layer.preset and listed in self.parts) and _matches(glob, name):
-                matching.setdefault(listed, ([], []))[through].append(name)
-        for listed, (names, without_wrappers) in matching.items():
-            yield listed, names or without_wrappers, not names
 
 
 def of_the_batch(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, bool]:
@@ -257,27 +192,22 @@ def of_the_batch(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> di
     )
 
 
-def batch_axes(mesh: Mesh) -> list[str]:
-    """Return the axes that may split the batch."""
-    return [name for name in mesh.names if name not in NOT_BATCH or name == EXPERTS]
-
-
 def _axes_of_inputs(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, list[frozenset[str]]]:
     """Map each input that a plan names to the axes of each dim."""
     globs = [(glob, spec) for layer in _layers(plan, mesh) for glob, spec in layer.globs.items()]
     return {
-        name: axes_of(spec, ndim, mesh) for glob, spec in globs for name, ndim in inputs.items() if _matches(glob, name)
+        name: axes_of(spec, ndim, mesh) for glob, spec in globs for name, ndim in inputs.items() if matches(glob, name)
     }
 
 
-def _layers(plan: object, mesh: Mesh) -> list[_Layer]:
+def _layers(plan: object, mesh: Mesh) -> list[Layer]:
     if plan is None:
-        return [_Layer(PRESETS[BY_DEFAULT], BY_DEFAULT, requested=False)] if "tp" in mesh.names else []
+        return [Layer(PRESETS[BY_DEFAULT].globs, BY_DEFAULT, requested=False)] if "tp" in mesh.names else []
     entries = plan if isinstance(plan, (list, tuple)) else [plan]
     return [_layer(entry, mesh) for entry in entries if entry != SEARCH]
 
 
-def _layer(plan: object, mesh: Mesh) -> _Layer:
+def _layer(plan: object, mesh: Mesh) -> Layer:
     if isinstance(plan, str):
         if plan not in PRESETS:
             near = difflib.get_close_matches(plan.lower(), [*PRESETS, SEARCH], n=1)
@@ -285,12 +215,18 @@ def _layer(plan: object, mesh: Mesh) -> _Layer:
                 f'no preset {shown(plan)}; presets are {", ".join(PRESETS)}, "search" finds the cheapest plan, and a '
                 f"plan of your own is a dict from globs" + (f"; did you mean {near[0]!r}?" if near else "")
             )
-        if PRESETS[plan] and "tp" not in mesh.names:
+        preset = PRESETS[plan]
+        if preset.of_shape is not None and batch_axis(mesh) is None:
+            raise PlanError(
+                f"the preset {shown(plan)} splits the batch and parameters over an axis of the batch, and the mesh "
+                f"({mesh}) has none; name one so: Mesh(dp=2)"
+            )
+        if preset.globs and "tp" not in mesh.names:
             raise PlanError(
                 f"the preset {shown(plan)} splits over an axis named tp, and the mesh ({mesh}) has none; name one so: "
                 f"Mesh(tp=2)"
             )
-        return _Layer(PRESETS[plan], plan)
+        return Layer(preset.globs, plan)
     if not isinstance(plan, Mapping):
         raise PlanError(
             f"a plan is a dict from globs to an axis or None for each dim, as in "
@@ -305,11 +241,11 @@ def _layer(plan: object, mesh: Mesh) -> _Layer:
                 f"inputs, "
                 f'as in "*.up.weight"'
             )
-    return _Layer(dict(plan))
+    return Layer(dict(plan))
 
 
 def _note_preset(
-    resolved: Constraints, layer: _Layer, choices: Mapping[str, _Choice], misfits: Mapping[str, str]
+    resolved: Constraints, layer: Layer, choices: Mapping[str, Choice], misfits: Mapping[str, str]
 ) -> None:
     """Note what a preset matched."""
     matched = [(choice.glob, not choice.attr.is_replicated) for choice in choices.values()]
@@ -325,84 +261,3 @@ def _note_preset(
     ]
     resolved.preset |= bool(choices)
     resolved.unmatched += unmatched
-
-
-def _contradiction(globs: Mapping[str, Spec], before: _Choice, glob: str, names: list[str]) -> PlanError:
-    shared = [name for name in names if name in before.names]
-    both = shared[0] if shared else f"one tensor with the names {before.names[0]} and {names[0]}"
-    return PlanError(
-        f"the plan contradicts itself on {both}: {before.glob!r} says {_show(globs[before.glob])}, {glob!r} says "
-        f"{_show(globs[glob])}; " + ("make the globs disjoint" if shared else "split it alike under both names")
-    )
-
-
-def _matches(glob: str, name: str) -> bool:
-    if glob.endswith("()") != name.endswith("()") or (":" in glob) != (":" in name):
-        return False
-    if ":" in glob:  # a module without a class in the glob may have any class
-        *modules, parameter = glob.split(".")
-        glob = ".".join([part if ":" in part or not part.strip("*") else f"{part}:*" for part in modules] + [parameter])
-    return fnmatch.fnmatchcase("." + name, glob) or fnmatch.fnmatchcase(name, glob)
-
-
-_ORIGINAL = re.compile(r"(.*)\bparametrizations\.(\w+)\.original\d*")
-
-
-def _no_match(glob: str, names: list[str]) -> str:
-    originals = [name for name in names if (match := _ORIGINAL.fullmatch(name)) and _matches(glob, match[1] + match[2])]
-    if originals:
-        return (
-            f"the plan's glob {glob!r} names a tensor that a parametrization computes from parts of other shapes, so "
-            f"the layouts of the parts are not known; name the parts: {', '.join(originals[:4])}"
-        )
-    calls = glob.endswith("()")
-    names = [name for name in names if name.endswith("()") == calls and (":" in name) == (":" in glob)]
-    near = difflib.get_close_matches(glob.lstrip("*."), names, n=3, cutoff=0.3) or names[:3]
-    kind = "module that is called and returns one tensor, which the step needs" if calls else "parameter or input"
-    return f"the plan's glob {glob!r} matches no {kind}; near it: {', '.join(near) or 'the model has none'}"
-
-
-def _show(spec: object) -> str:
-    return shown(tuple(spec) if isinstance(spec, list) else spec)
-
-
-def _split_batch(resolved: Constraints, mesh: Mesh, inputs: Mapping[str, Sequence[int]]) -> None:
-    """Split inputs by default, if the plan splits none.
-
-    The batch is split over ``ep`` and over the first axis without another meaning, the sequence over ``cp``. Inputs
-    that the plan names are left out.
-    """
-    first = next((shape for shape in inputs.values() if len(shape)), None)
-    if first is None:
-        return
-    batch = [
-        *[name for name in mesh.names if name not in NOT_BATCH][:1],
-        *[name for name in mesh.names if name == EXPERTS],
-    ]
-    sequence = [SEQUENCE] if SEQUENCE in mesh.names and len(first) > 1 else []
-    decisions: list[str] = []
-    split: dict[str, tuple[tuple[str, ...] | None, ...]] = dict.fromkeys(inputs, ())
-    for dim, axes, meaning in ((0, batch, "batch"), (1, sequence, "sequence")):
-        alike = [
-            name
-            for name, shape in inputs.items()
-            if axes and len(shape) > dim and tuple(shape[: dim + 1]) == tuple(first[: dim + 1])
-        ]
-        for name in alike:
-            split[name] = (*split[name], *[None] * (dim - len(split[name])), tuple(axes))
-        if alike:
-            decisions.append(
-                f"{' and '.join(axes)} split{'s' * (len(axes) == 1)} dim {dim} of the inputs {', '.join(alike)} (the "
-                f"{meaning}, {first[dim]})"
-            )
-    for name, dims in split.items():
-        if dims:
-            resolved.attrs[name] = DistAttr.split(*dims, *[None] * (len(inputs[name]) - len(dims))).normalize(
-                inputs[name], mesh
-            )
-    if decisions:
-        whole = [name for name, dims in split.items() if not dims]
-        resolved.notes.append(
-            f"{'; '.join(decisions)}{'; ' * bool(whole)}{', '.join(whole)}{' stay whole' * bool(whole)}; name inputs "
-            f"in the plan to change it"
-        )

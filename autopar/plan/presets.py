@@ -2,11 +2,19 @@
 
 ``megatron`` splits each pair of matrix products over ``tp``: the first by columns, the second by rows (Shoeybi et al.,
 arXiv:1909.08053). ``megatron+sp`` also splits the sequence between them over ``tp`` (Korthikanti et al.,
-arXiv:2205.05198). Entries whose names a model does not have are ignored.
+arXiv:2205.05198). ``fsdp`` also splits each parameter over the axis of the batch, as ZeRO 3 does: it is gathered where
+it is used, and its gradient is reduced to its pieces. Entries whose names a model does not have are ignored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.plan.batch import split_over
 from autopar.plan.spec import Spec
 
 Plan = dict[str, Spec]
@@ -151,8 +159,28 @@ RESIDUAL = (  # modules that begin the residual stream, or return a value that i
 
 SEQUENCE: Plan = {f"*.{module}()": ("?", "tp", None) for module in RESIDUAL}
 
-PRESETS: dict[str, Plan] = {
-    "ddp": {},  # parameters whole, and the batch split, as without a plan
-    "megatron": MEGATRON,
-    "megatron+sp": MEGATRON | SEQUENCE,
+
+class Preset(NamedTuple):
+    """A plan by name.
+
+    Attributes:
+        what: what it does, in a sentence.
+        globs: the layouts that it gives by name.
+        batch: whether it splits the batch, in a search too. Without a search each plan does.
+        of_shape: what becomes of the layout of each parameter: a function of the layout that it has without this, its
+            shape, the mesh, and the axis of the batch.
+    """
+
+    what: str
+    globs: Mapping[str, Spec] = MappingProxyType({})
+    batch: bool = False
+    of_shape: Callable[[DistAttr, Sequence[int], Mesh, str], DistAttr] | None = None
+
+
+PRESETS: dict[str, Preset] = {
+    "ddp": Preset("splits the batch only", batch=True),
+    "fsdp": Preset("splits the batch, and each parameter over the same axis", batch=True, of_shape=split_over),
+    "megatron": Preset("splits pairs of matrix products over tp, by columns and then by rows", MEGATRON),
+    "megatron+sp": Preset("megatron, and the sequence between the pairs is split over tp", MEGATRON | SEQUENCE),
+    "fsdp+tp": Preset("megatron over tp, and fsdp over the axis of the batch", MEGATRON, True, split_over),
 }

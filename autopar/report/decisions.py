@@ -63,6 +63,11 @@ def preset_notes(
     ]
 
 
+def sharded_note(preset: str, count: int, parameters: int, axis: str | None) -> str:
+    """Return a note about parameters that a preset splits by their shapes."""
+    return f"the preset {preset} splits {count} of {_parameters(parameters)} over {axis}, as the batch"
+
+
 def whole_note(whole: Sequence[str]) -> list[str]:
     """Return a note about parameters with two dims or more that a preset leaves whole on every rank of tp."""
     if not whole:

@@ -14,7 +14,7 @@ import torch
 from autopar.capture.arguments import Arguments
 from autopar.ir.mesh import Mesh
 from autopar.model.dtensor_parameters import is_dtensor
-from autopar.plan.plan import batch_axes
+from autopar.plan.batch import batch_axes
 
 COUNTED = "num_items_in_batch"  # Hugging Face's losses divide by this number, which counts over all micro-batches
 

@@ -25,6 +25,7 @@ from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.passes import Amp, pipeline, run_passes
 from autopar.passes.amp import low_precision
+from autopar.plan.batch import split_over
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import without_search
 from autopar.report.passes import PassReport
@@ -38,7 +39,7 @@ from autopar.step.micro import Micro, micro_of
 from autopar.step.options import StepOptions
 from autopar.step.outputs import about_outputs, loss_of, names_of
 from autopar.step.update import Untrained
-from autopar.step.zero import Zero, split_over, zero_of
+from autopar.step.zero import Zero, zero_of
 from autopar.verify.levels import verify
 
 

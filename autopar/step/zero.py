@@ -12,11 +12,11 @@ ZeRO: Rajbhandari et al., SC 2020.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.plan.plan import batch_axes
+from autopar.plan.batch import batch_axes, split_over
 
 STAGES: tuple[frozenset[str], ...] = (
     frozenset(),
@@ -67,21 +67,3 @@ def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
         f"zero= splits what an axis of the batch replicates, but no axis of the mesh ({mesh}) splits an input; use "
         f"zero=0, or split the batch"
     )
-
-
-def split_over(attr: DistAttr, shape: Sequence[int], mesh: Mesh, axis: str) -> DistAttr:
-    """Return ``attr`` with one more dim sharded over ``axis``.
-
-    It is the first unsharded dim that ``axis`` divides, else the longest unsharded dim. The layout stays as it is if
-    every unsharded dim has fewer elements than ``axis`` has ranks, or if ``axis`` shards a dim already.
-    """
-    if axis in attr.axes or mesh.sizes[axis] == 1:
-        return attr
-    whole = attr.normalize(tuple(shape), mesh)
-    free = [d for d, dim in enumerate(whole.dims) if len(dim) == 1 and not dim[0][1] and shape[d] >= mesh.sizes[axis]]
-    if not free:
-        return attr
-    chosen = next((d for d in free if shape[d] % mesh.sizes[axis] == 0), max(free, key=lambda d: shape[d]))
-    dims = list(whole.dims)
-    dims[chosen] = ((dims[chosen][0][0], (axis,)),)
-    return replace(whole, dims=tuple(dims)).normalize(tuple(shape), mesh)

@@ -32,6 +32,8 @@ WITHOUT_TORCH = (
     "ir.layout",
     "rules.notation",
     "plan.plan",
+    "plan.batch",
+    "plan.matching",
     "plan.presets",
     "plan.spec",
     "pipeline.timeline",

@@ -17,6 +17,7 @@ class Names:
 
     Attributes:
         shapes: name → shape, for parameters, buffers, and tensors that parametrizations compute (``up.weight``).
+        parameters: those of them that are parameters.
         aliases: other name → the name in ``shapes``: further names of tied tensors, and names that contain the classes
             of modules.
         through: pairs of a name without wrappers and a name in ``shapes`` that it may mean.
@@ -25,6 +26,7 @@ class Names:
     """
 
     shapes: dict[str, Shape] = field(default_factory=dict)
+    parameters: frozenset[str] = frozenset()
     aliases: dict[str, str] = field(default_factory=dict)
     through: list[tuple[str, str]] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
@@ -35,6 +37,7 @@ def names_of(model: torch.nn.Module) -> Names:
     """Return the tensors of a model, with all names that a plan may use for them."""
     state, modules = model_state(model), dict(model.named_modules(remove_duplicate=False))
     names = Names({name: tuple(tensor.shape) for name, tensor in (*state.parameters, *state.buffers)})
+    names.parameters = frozenset(name for name, _ in state.parameters)
     named_tensors = [*state.all_parameters, *state.all_buffers]
     first_names: dict[int, str] = {}
     for name, tensor in named_tensors:

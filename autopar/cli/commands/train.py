@@ -9,6 +9,7 @@ from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LOSS_SCALE, RECOMPUTED, TrainOptions, options_of
 from autopar.cli.train.presets import TRAININGS
 from autopar.cli.train.sizes import SIZES
+from autopar.plan.presets import PRESETS
 
 WHAT = (
     "Train a small Llama on a mesh, and compare its losses with those of a single device.\n\n"
@@ -50,7 +51,7 @@ OPTIONS = {
         OptionRow(
             "plan",
             "PRESET|FILE",
-            'ddp, megatron, megatron+sp, or a JSON file of globs: {"*.up_proj.weight": ["tp", null]}.',
+            f'{", ".join(PRESETS)}, or a JSON file of globs: {{"*.up_proj.weight": ["tp", null]}}.',
             "megatron with an axis tp, else ddp",
         ),
         OptionRow("simulate", "", "Run all ranks in this process, without a process group."),

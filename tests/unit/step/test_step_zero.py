@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from autopar import Mesh
 from autopar.ir.dtensor import attr_of, edge_of, placements_of
 from autopar.ir.layout import DistAttr
-from autopar.step.zero import STAGES, data_axis, split_over
+from autopar.plan.batch import split_over
+from autopar.step.zero import STAGES, data_axis
 
 
 @pytest.mark.long

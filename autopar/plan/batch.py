@@ -1,0 +1,83 @@
+"""Split the batch, and shard parameters over its axis: what presets and the default of a plan do to all values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import EXPERTS, PIPELINE, SEQUENCE, Mesh
+
+NOT_BATCH = ("tp", PIPELINE, SEQUENCE, EXPERTS)  # axes that are never the first to split the batch by default
+
+
+def batch_axes(mesh: Mesh) -> list[str]:
+    """Return the axes that may split the batch."""
+    return [name for name in mesh.names if name not in NOT_BATCH or name == EXPERTS]
+
+
+def batch_axis(mesh: Mesh) -> str | None:
+    """Return the first axis without another meaning, which splits the batch by default; ``None`` if there is none."""
+    return next((name for name in mesh.names if name not in NOT_BATCH), None)
+
+
+def split_over(attr: DistAttr, shape: Sequence[int], mesh: Mesh, axis: str) -> DistAttr:
+    """Return ``attr`` with one more dim sharded over ``axis``.
+
+    It is the first unsharded dim that ``axis`` divides, else the longest unsharded dim. The layout stays as it is if
+    every unsharded dim has fewer elements than ``axis`` has ranks, or if ``axis`` shards a dim already.
+    """
+    if axis in attr.axes or mesh.sizes[axis] == 1:
+        return attr
+    whole = attr.normalize(tuple(shape), mesh)
+    free = [d for d, dim in enumerate(whole.dims) if len(dim) == 1 and not dim[0][1] and shape[d] >= mesh.sizes[axis]]
+    if not free:
+        return attr
+    chosen = next((d for d in free if shape[d] % mesh.sizes[axis] == 0), max(free, key=lambda d: shape[d]))
+    dims = list(whole.dims)
+    dims[chosen] = ((dims[chosen][0][0], (axis,)),)
+    return replace(whole, dims=tuple(dims)).normalize(tuple(shape), mesh)
+
+
+def split_batch(mesh: Mesh, inputs: Mapping[str, Sequence[int]]) -> tuple[dict[str, DistAttr], list[str]]:
+    """Return the layouts of inputs whose batch and sequence are split by default, and notes.
+
+    The batch is split over ``ep`` and over the first axis without another meaning, the sequence over ``cp``.
+
+    Args:
+        inputs: name → shape, without the inputs that the plan names.
+    """
+    first = next((shape for shape in inputs.values() if len(shape)), None)
+    if first is None:
+        return {}, []
+    batch = [
+        *[name for name in mesh.names if name == batch_axis(mesh)],
+        *[name for name in mesh.names if name == EXPERTS],
+    ]
+    sequence = [SEQUENCE] if SEQUENCE in mesh.names and len(first) > 1 else []
+    decisions: list[str] = []
+    split: dict[str, tuple[tuple[str, ...] | None, ...]] = dict.fromkeys(inputs, ())
+    for dim, axes, meaning in ((0, batch, "batch"), (1, sequence, "sequence")):
+        alike = [
+            name
+            for name, shape in inputs.items()
+            if axes and len(shape) > dim and tuple(shape[: dim + 1]) == tuple(first[: dim + 1])
+        ]
+        for name in alike:
+            split[name] = (*split[name], *[None] * (dim - len(split[name])), tuple(axes))
+        if alike:
+            decisions.append(
+                f"{' and '.join(axes)} split{'s' * (len(axes) == 1)} dim {dim} of the inputs {', '.join(alike)} (the "
+                f"{meaning}, {first[dim]})"
+            )
+    attrs = {
+        name: DistAttr.split(*dims, *[None] * (len(inputs[name]) - len(dims))).normalize(inputs[name], mesh)
+        for name, dims in split.items()
+        if dims
+    }
+    whole = [name for name, dims in split.items() if not dims]
+    note = (
+        f"{'; '.join(decisions)}{'; ' * bool(whole)}{', '.join(whole)}{' stay whole' * bool(whole)}; name inputs in "
+        f"the plan to change it"
+    )
+    return attrs, [note] * bool(decisions)
