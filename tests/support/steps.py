@@ -111,7 +111,7 @@ def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count
     make, batches, plan = MODELS[name]
     model = make() if layers is None else make(layers)
     if "tp" not in sizes:
-        plan = None
+        plan = "ddp"
     alone = copy.deepcopy(model)
     parallel = autopar.parallelize(model, Mesh(sizes), plan)
     step = parallel.train_step(optimizer(parallel), **options)
@@ -234,7 +234,7 @@ def mixed_alike(name: str, sizes: dict[str, int], amp: str, options: dict[str, A
         )
         for one in (None, amp)
     )
-    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
+    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else "ddp")
     step = parallel.train_step(
         optimizer(parallel), amp=amp, **({"loss_scale": 1024.0} if amp.startswith("fp16") else {}), **options
     )
@@ -272,7 +272,7 @@ def overflows_alike(sizes: dict[str, int], amp: str, zero: int) -> None:
     model = make().float()
     scaling = LossScaling(initial=2.0**30, growth=2.0**8, backoff=2.0**-8, interval=3)
     single = LowPrecision(own := copy.deepcopy(model), adamw(own), amp, scaling, clip_norm=0.5, microbatches=2)
-    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
+    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else "ddp")
     step = parallel.train_step(adamw(parallel), amp=amp, loss_scale=scaling, zero=zero, microbatches=2, clip_norm=0.5)
     begin = copy.deepcopy(own)
     scales, skipped = [], []
