@@ -47,7 +47,7 @@ def one_llama() -> nn.Module:
 # how it is made, its batch, its plan, what is computed again
 MODELS: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
     "dropout": (Dropping, rows, COLUMN_ROW, ("blocks", "*.act", "min-cut")),
-    "states": (Normed, rows, None, ("blocks", "*")),
+    "states": (Normed, rows, "megatron", ("blocks", "*")),
     "llama": (one_llama, lambda: loops.text(0), "megatron", ("blocks", "*.mlp")),
     "llama sequence": (one_llama, lambda: loops.text(0), "megatron+sp", ("blocks", "min-cut")),
     "gpt2": (lambda: gpt2(layers=1).float(), lambda: loops.text(0), "megatron", ("blocks",)),
