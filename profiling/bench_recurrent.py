@@ -42,4 +42,6 @@ def run(options: argparse.Namespace) -> str:
 
 def _parallel(kind: str, steps: int) -> Any:
     torch.manual_seed(0)
-    return autopar.parallelize(KINDS[kind](8, 16, batch_first=True), Mesh(dp=2), example=(torch.randn(4, steps, 8),))
+    return autopar.parallelize(
+        KINDS[kind](8, 16, batch_first=True), Mesh(dp=2), "ddp", example=(torch.randn(4, steps, 8),)
+    )

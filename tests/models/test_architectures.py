@@ -176,7 +176,7 @@ class Remembering(nn.Module):
 def test_caches_of_functions_keep_nothing_of_a_trace() -> None:
     x, model = torch.randn(4, 3), Remembering()
     for _ in range(2):
-        parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+        parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))
         torch.testing.assert_close(parallel.simulate(x), x * torch.arange(3.0) + 2 * torch.arange(3.0))
     torch.testing.assert_close(model(x), x * torch.arange(3.0) + 2 * torch.arange(3.0))
 
@@ -204,7 +204,7 @@ class Checking(nn.Module):
 
 def test_distributions_do_not_check_values_in_a_capture() -> None:
     x, model = torch.randn(4, 3), Checking()
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))
     torch.testing.assert_close(parallel.simulate(x), model(x))
     (note,) = [note for note in parallel.reports["capture"].notes if "leaves the check out" in note]
     assert note.endswith("normal = torch.distributions.Normal(x, self.scale, validate_args=True)")
@@ -242,7 +242,7 @@ def test_a_backward_inside_of_a_backward_fills_gradients_too() -> None:
     x, model = torch.randn(4, 3), Reversed()
     eager = copy.deepcopy(model)
     eager(x).square().sum().backward()
-    autopar.parallelize(model, Mesh(dp=2), example=(x,)).simulate(x).square().sum().backward()
+    autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,)).simulate(x).square().sum().backward()
     for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
 

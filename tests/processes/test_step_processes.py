@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
+import calls_of_searches
 import calls_of_steps
 import pytest
 import steps
@@ -73,3 +74,7 @@ IN_GATHERS = pytest.mark.sweep("test_no_gather_is_coalesced runs it")
 ])  # fmt: skip
 def test_calls(name: str) -> None:
     ranks(4).run(getattr(calls_of_steps, name))
+
+
+def test_a_searched_plan() -> None:
+    ranks(4).run(calls_of_searches.searched_step)

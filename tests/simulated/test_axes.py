@@ -79,7 +79,7 @@ def layers(count: int) -> nn.Module:
 @float64
 @pytest.mark.usefixtures("shared_captures")
 def test_what_splits_by_default() -> None:
-    parallel = autopar.parallelize(layers(1), Mesh(dp=2, cp=2, ep=2), example=batch())
+    parallel = autopar.parallelize(layers(1), Mesh(dp=2, cp=2, ep=2), "ddp", example=batch())
     assert "input_ids : i64[4/dp/ep 6/cp] = input" in str(parallel.program)
     assert "dp and ep split dim 0 of the inputs input_ids, labels (the batch, 4); cp splits dim 1" in str(
         parallel.reports

@@ -31,7 +31,7 @@ def test_an_output_without_a_gradient_gives_none() -> None:
     """Not zeros: an optimizer with weight decay would change a parameter whose gradient is zero."""
     model, x = Both().double(), torch.randn(4, 8, dtype=d)
     eager = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))
     for _ in range(2):
         parallel.simulate(x)[0].sum().backward()
         eager(x)[0].sum().backward()
@@ -70,7 +70,7 @@ def test_every_choice_of_gradients(given: str) -> None:
 
 def test_gradients_of_gradients_are_refused() -> None:
     model, x = Block().double(), torch.randn(4, 8, dtype=d, requires_grad=True)
-    y = autopar.parallelize(model, Mesh(dp=2), example=(x,)).simulate(x)
+    y = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,)).simulate(x)
     with pytest.raises(RuntimeError, match=r"differentiated once.*create_graph=True is refused"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
@@ -94,7 +94,7 @@ def test_backward_twice() -> None:
     """As in eager: with ``retain_graph`` the saved values serve again, without it torch refuses."""
     model, x = Block().double(), torch.randn(4, 8, dtype=d)
     eager = copy.deepcopy(model)
-    y = autopar.parallelize(model, Mesh(dp=2), example=(x,)).simulate(x)
+    y = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,)).simulate(x)
     y.sum().backward(retain_graph=True)
     y.sum().backward()
     (2 * eager(x).sum()).backward()
@@ -106,7 +106,7 @@ def test_backward_twice() -> None:
 
 def test_a_parameter_changed_before_backward_is_refused() -> None:
     model, x = Block().double(), torch.randn(4, 8, dtype=d)
-    y = autopar.parallelize(model, Mesh(dp=2), example=(x,)).simulate(x)
+    y = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,)).simulate(x)
     with torch.no_grad():
         model.up.weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -177,7 +177,7 @@ class Offset(nn.Module):
         return h, self.linear(h)
 
 
-@pytest.mark.parametrize("plan", [None, {"offset": (None, "dp"), "x": ("dp",)}, {"offset": ("dp",)}])
+@pytest.mark.parametrize("plan", ["ddp", {"offset": (None, "dp"), "x": ("dp",)}, {"offset": ("dp",)}])
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_backward_without_an_op(plan: Any, which: int) -> None:
     model, x = Offset(), torch.randn(4, 6).double()

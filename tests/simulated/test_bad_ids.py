@@ -43,7 +43,7 @@ CALLS: dict[str, Any] = {
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have notes from Python 3.11 on")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_bad_index(name: str) -> None:
-    parallel = autopar.parallelize(Tagger(), Mesh(dp=2 if "simulate" in name else 1))
+    parallel = autopar.parallelize(Tagger(), Mesh(dp=2 if "simulate" in name else 1), "ddp")
     ids, labels = torch.randint(7, (4, 6)), torch.randint(5, (4, 6))
     labels[0, 2] = -100
     CALLS[name](parallel, (ids, labels))  # labels to ignore are none

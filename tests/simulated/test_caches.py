@@ -81,7 +81,7 @@ def test_two_caches_in_one() -> None:
     model = T5ForConditionalGeneration._from_config(config, attn_implementation="eager").double().eval()
     ids = torch.randint(0, 32, (4, 5))
     call = {"input_ids": ids, "decoder_input_ids": ids}
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=call)
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=call)
     outputs, theirs = parallel.simulate(**call), model(**call)
     same(outputs.past_key_values, theirs.past_key_values)
     assert "EncoderDecoderCache(self_attention_cache=DynamicCache(" in returned(parallel)
@@ -106,7 +106,9 @@ def test_a_cache_that_is_changed_and_not_returned() -> None:
         r"contents are outputs"
     )
     with pytest.raises(CaptureError, match=text):
-        autopar.parallelize(Apply(extends), Mesh(dp=2), example=((torch.randn(4, 4).double(),), {"cache": cache}))
+        autopar.parallelize(
+            Apply(extends), Mesh(dp=2), "ddp", example=((torch.randn(4, 4).double(),), {"cache": cache})
+        )
     same(cache, kept)
 
 
@@ -116,7 +118,7 @@ def test_caches_that_are_not_known_stay_closed() -> None:
     ids = torch.randint(0, 32, (4, 6))
     with pytest.raises(CaptureError, match="argument past_key_values is a StaticCache, which capture cannot look into"):
         autopar.parallelize(
-            model, Mesh(dp=2), example={"input_ids": ids, "past_key_values": StaticCache(model.config, 16)}
+            model, Mesh(dp=2), "ddp", example={"input_ids": ids, "past_key_values": StaticCache(model.config, 16)}
         )
     cache = filled()
     cache.stream = object()

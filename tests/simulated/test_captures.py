@@ -195,7 +195,9 @@ def test_arguments_that_forward_changes(case: str) -> None:
     function, argument, text = CHANGED[case]
     before = copy.deepcopy(argument)
     with pytest.raises(CaptureError, match=text):
-        autopar.parallelize(Apply(function), Mesh(dp=2), example=((torch.randn(4, 4, dtype=d),), {"a": argument}))
+        autopar.parallelize(
+            Apply(function), Mesh(dp=2), "ddp", example=((torch.randn(4, 4, dtype=d),), {"a": argument})
+        )
     assert argument == before
 
 

@@ -250,4 +250,4 @@ def test_statistics_of_halves_are_taken_in_float32(dtype: torch.dtype, training:
 def test_a_cumulative_average_reads_a_buffer_and_is_refused() -> None:
     """With ``momentum=None`` torch divides by how many batches there were, as a number of Python's."""
     with pytest.raises(CaptureError, match=r"depends on the values of its tensors"):
-        autopar.parallelize(nn.BatchNorm2d(4, momentum=None), Mesh(dp=2), example=(torch.randn(6, 4, 2, 2),))
+        autopar.parallelize(nn.BatchNorm2d(4, momentum=None), Mesh(dp=2), "ddp", example=(torch.randn(6, 4, 2, 2),))

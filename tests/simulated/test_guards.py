@@ -155,7 +155,7 @@ def trained(
 ) -> tuple[autopar.Parallel, Any]:
     """Steps beside eager, a value for each; the losses and the parameters are the same, of ``simulate`` too."""
     theirs = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), **options)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
     for value in values:
@@ -286,7 +286,7 @@ def test_a_float_that_is_used_otherwise_is_captured_anew_with_one_warning(case: 
 
 def test_earlier_values_find_their_captures_and_only_so_many_are_kept() -> None:
     model, x = Reader(), torch.randn(4, 4, dtype=d)
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     for which, flag in ((0, False), (1, False), (0, True), (0, False), (1, False), (0, True)):
         model.which, model.flag = which, flag
         assert close(parallel.simulate(x), model(x))
@@ -294,7 +294,7 @@ def test_earlier_values_find_their_captures_and_only_so_many_are_kept() -> None:
     small = nn.Linear(4, 4, dtype=d)
     small.act = "0"
     small.forward = types.MethodType(lambda self, x: F.linear(x, self.weight) + len(self.act) + int(self.act), small)
-    parallel = autopar.parallelize(small, Mesh(dp=1))
+    parallel = autopar.parallelize(small, Mesh(dp=1), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.0))
     with pytest.warns(UserWarning) as caught:
         for k in range(KEPT + 2):
@@ -354,7 +354,7 @@ def test_numbers_that_are_inputs_are_as_exact_under_amp(amp: str, monkeypatch: p
 
 def test_a_change_is_refused_without_recapture() -> None:
     model, x = Weighted(), torch.randn(4, 4, dtype=d)
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,), recapture=False)
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,), recapture=False)
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))
     step.simulate(x)
     model.beta = 0.5
@@ -373,7 +373,7 @@ def test_a_change_is_refused_without_recapture() -> None:
 def test_attributes_are_set_through_what_is_returned() -> None:
     """``parallel.beta`` is the model's; so are those of its modules, and deleting them."""
     model, x = Reader(), torch.randn(4, 4, dtype=d)
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))
     parallel.beta, parallel.drop.p, parallel.config.mode, parallel.extra = 2.0, 0.0, "minus", 3
     assert (model.beta, model.config.mode, model.extra, parallel.beta, parallel.offset) == (2.0, "minus", 3, 2.0, 0.25)
     assert close(parallel.simulate(x), model(x)) and parallel.captures == 2
@@ -399,7 +399,7 @@ def test_what_forward_counts_up_is_said() -> None:
 
     model, x = Warming(), torch.randn(4, 4, dtype=d)
     with pytest.warns(UserWarning) as caught:
-        parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+        parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))
     assert str(caught[0].message) == (
         "forward reads and changes calls, and a captured step keeps the values of the first call\n"
         "  change them outside of forward, before the call: then they are captured anew; or make them buffers"
@@ -422,7 +422,7 @@ class OnOneLine(nn.Module):
 
 def test_statements_on_one_line_are_told_apart() -> None:
     with pytest.warns(UserWarning, match="^forward reads and changes count, and"):
-        autopar.parallelize(OnOneLine(), Mesh(dp=2), example=(torch.randn(4, 4),))
+        autopar.parallelize(OnOneLine(), Mesh(dp=2), "ddp", example=(torch.randn(4, 4),))
 
 
 def test_what_forward_changes_in_its_config_once_is_captured_once() -> None:

@@ -311,7 +311,7 @@ def steps_as_eager(model: nn.Module, parallel: autopar.Parallel | None, step: An
 def test_what_is_changed_alone_is_captured_anew(case: str) -> None:
     build, change = CASES[case]
     model, x = build(), torch.randn(4, 4, dtype=d)
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=RATE))
     before = model(x)
     for captures in (1, 2):
@@ -358,7 +358,7 @@ ALIKE = ("a module's|a module as", "a static method", "a class as", "the type|__
 def test_what_is_changed_is_captured_anew(cases: list[str]) -> None:
     """One change after the other, each of what one of the readers sees."""
     model, x = Several([CASES[case][0]() for case in cases]), torch.randn(4, 4, dtype=d)
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=RATE))
     steps_as_eager(model, parallel, step, x)
     for captures, (case, reader) in enumerate(zip(cases, model.readers, strict=True), 2):
@@ -387,7 +387,7 @@ REFUSED = {
 def test_a_change_is_refused_without_recapture(case: str) -> None:
     build, change = CASES[case]
     model, x = build(), torch.randn(4, 4, dtype=d)
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,), recapture=False)
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,), recapture=False)
     assert relative(parallel.simulate(x), model(x)) <= TOLERANCE
     change(model)
     with pytest.raises(RuntimeError) as caught:
@@ -424,7 +424,7 @@ def test_a_profiler_of_the_users_goes_on(case: str, begin: Callable[[], Any]) ->
     """It sees the forward of a capture and what comes after it; and guards are found."""
     build, change = CASES[case]
     model, x = build(), torch.randn(4, 4, dtype=d)
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=RATE))
     ended = begin()
     try:

@@ -143,7 +143,7 @@ def test_a_program_without_counts_stays() -> None:
 def test_the_first_is_counts_and_then_micro(sizes: dict[str, int], zero: int) -> None:
     """Bit for bit, on all ranks: the counts that it hands on, the sums, buffers."""
     _, batches, plan = steps.MODELS["llama"]
-    step = made(llama(kv=2), Mesh(sizes), plan if "tp" in sizes else None, zero=zero, microbatches=2)
+    step = made(llama(kv=2), Mesh(sizes), plan if "tp" in sizes else "ddp", zero=zero, microbatches=2)
     step.capture(**batches(0))
     micro = step._current()[0]
     assert micro.count is not None and micro.first is not None

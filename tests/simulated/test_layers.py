@@ -325,7 +325,7 @@ def test_split_batch_equals_one_device(name: str, ranks: int) -> None:
     torch.manual_seed(0)
     make, arguments = CASES[name]
     model, args = make().double(), arguments()
-    parallel = autopar.parallelize(copy.deepcopy(model), Mesh(dp=ranks), example=args)
+    parallel = autopar.parallelize(copy.deepcopy(model), Mesh(dp=ranks), "ddp", example=args)
     found = []
     for run, owner in ((model, model), (parallel.simulate, parallel.module)):
         own = [a.detach().clone().requires_grad_(a.requires_grad) for a in args]
@@ -345,7 +345,9 @@ def test_split_batch_equals_one_device(name: str, ranks: int) -> None:
 
 def test_squeeze_leaves_a_batch_of_one_a_rank() -> None:
     x = real(2, 1, 3, 1)
-    parallel = autopar.parallelize(Apply(lambda x: x.squeeze() * x.squeeze(0).squeeze(1, 3)), Mesh(dp=2), example=(x,))
+    parallel = autopar.parallelize(
+        Apply(lambda x: x.squeeze() * x.squeeze(0).squeeze(1, 3)), Mesh(dp=2), "ddp", example=(x,)
+    )
     torch.testing.assert_close(parallel.simulate(x), x.squeeze() ** 2, rtol=0, atol=0)
 
 
@@ -360,7 +362,7 @@ EMPTY = {  # on a batch of 4 over 3 ranks, the last of which has nothing of it
 @pytest.mark.parametrize("function", EMPTY.values(), ids=EMPTY)
 def test_ranks_without_a_piece(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = real(4, WIDTH)
-    parallel = autopar.parallelize(Apply(function), Mesh(dp=3), example=(x,))
+    parallel = autopar.parallelize(Apply(function), Mesh(dp=3), "ddp", example=(x,))
     gradients = []
     for run in (function, parallel.simulate):
         output = run(x)

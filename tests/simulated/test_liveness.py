@@ -39,7 +39,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Any]]]] 
 
 def predicted_and_measured(loss: nn.Module, batch: dict[str, Any]) -> tuple[int, int]:
     """Bytes beyond those held by the caller, of one step of one process."""
-    parallel = autopar.parallelize(loss, Mesh(dp=1), example=batch)
+    parallel = autopar.parallelize(loss, Mesh(dp=1), "ddp", example=batch)
 
     def step() -> None:
         parallel(**batch).backward()
@@ -138,7 +138,7 @@ def test_what_a_run_holds(name: str) -> None:
     model, given = make(), batch()
     for what in (None, "*"):
         with recomputing(what):
-            check_beside_a_run(autopar.parallelize(model, Mesh(dp=1), example=given).local(0))
+            check_beside_a_run(autopar.parallelize(model, Mesh(dp=1), "ddp", example=given).local(0))
 
 
 class Parts(nn.Module):
@@ -163,7 +163,7 @@ class Parts(nn.Module):
 def test_random_views(ways: list[int], what: str | None) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Parts(ways))
     with recomputing(what):
-        check_beside_a_run(autopar.parallelize(model, Mesh(dp=1), example=(torch.randn(4, 4),)).local(0))
+        check_beside_a_run(autopar.parallelize(model, Mesh(dp=1), "ddp", example=(torch.randn(4, 4),)).local(0))
 
 
 # -- what is no tensor of its own --------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_ranks_of_a_mesh() -> None:
     example = (torch.randn(4, 8),)
     whole, half = (
         memory_of(
-            autopar.parallelize(Residual(8, 64, 1), Mesh(tp=n), COLUMN_ROW if n > 1 else None, example=example).local(0)
+            autopar.parallelize(Residual(8, 64, 1), Mesh(tp=n), COLUMN_ROW if n > 1 else {}, example=example).local(0)
         )
         for n in (1, 2)
     )
@@ -246,7 +246,7 @@ def test_ranks_of_a_mesh() -> None:
 
 
 def test_the_report() -> None:
-    parallel = autopar.parallelize(Loss(Residual(8, 64, 2)), Mesh(dp=1), example={"x": torch.randn(64, 8)})
+    parallel = autopar.parallelize(Loss(Residual(8, 64, 2)), Mesh(dp=1), "ddp", example={"x": torch.randn(64, 8)})
     report = memory_of(parallel.local(0))
     assert [row.phase for row in report] == ["forward", "backward"] and report.peak == report.phase("backward").bytes
     row = report.phase("backward")
@@ -293,14 +293,14 @@ def test_fixed_places(rows: list[tuple[int, int, int]], align: int) -> None:
 @pytest.mark.long
 def test_fixed_places_of_a_step() -> None:
     """They cost little: those of a Llama's step are within a tenth of the peak."""
-    parallel = autopar.parallelize(Loss(llama(layers=2).float()), Mesh(dp=1), example=loops.text(0))
+    parallel = autopar.parallelize(Loss(llama(layers=2).float()), Mesh(dp=1), "ddp", example=loops.text(0))
     report = memory_of(parallel.local(0))
     assert report.made <= report.arena <= 1.1 * report.made
     assert f"the {report.made:,} that are made and in use at the peak take {report.arena:,}" in str(report)
 
 
 def test_errors() -> None:
-    parallel = autopar.parallelize(Residual(8, 12), Mesh(dp=1), example={"x": torch.randn(4, 8)})
+    parallel = autopar.parallelize(Residual(8, 12), Mesh(dp=1), "ddp", example={"x": torch.randn(4, 8)})
     with pytest.raises(
         ValueError,
         match="takes the program of one rank, in the shapes of its pieces; this one is explicit: localize it",

@@ -39,7 +39,7 @@ def test_the_peak_of_a_step(name: str) -> None:
     make, batch = MODELS[name]
     model, given = make(), batch()
     own = copy.deepcopy(model)
-    parallel = autopar.parallelize(own, Mesh(dp=1), example=given)
+    parallel = autopar.parallelize(own, Mesh(dp=1), "ddp", example=given)
 
     def step(run: nn.Module) -> Callable[[], None]:
         def call() -> None:

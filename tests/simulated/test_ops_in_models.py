@@ -154,4 +154,4 @@ def test_an_op_in_a_model(name: str) -> None:
 )
 def test_strides_that_reach_outside_are_refused(function: Function, says: str) -> None:
     with pytest.raises(CaptureError, match=says):
-        autopar.parallelize(Model(function), Mesh(dp=2), example=(torch.randn(4, 6, dtype=torch.float64),))
+        autopar.parallelize(Model(function), Mesh(dp=2), "ddp", example=(torch.randn(4, 6, dtype=torch.float64),))

@@ -30,7 +30,7 @@ def trained(
     torch.manual_seed(0)
     model, (optimizer, _) = make(), MADE[name]
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
+    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else "ddp")
     step, single = parallel.train_step(optimizer(parallel), **options), Single(alone, optimizer(alone))
     schedules = [torch.optim.lr_scheduler.ExponentialLR(one.optimizer, 0.8) for one in (step, single)]
     for k in range(count):
@@ -106,7 +106,7 @@ def test_schedulers_of_other_numbers() -> None:
     ):
         model = make()
         alone = copy.deepcopy(model)
-        parallel = autopar.parallelize(model, Mesh(dp=2))
+        parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
         step, single = parallel.train_step(optimizer(parallel)), Single(alone, optimizer(alone))
         schedules = [torch.optim.lr_scheduler.OneCycleLR(one.optimizer, 1e-2, total_steps=8) for one in (step, single)]
         for k in range(5):
@@ -120,7 +120,7 @@ def test_schedulers_of_other_numbers() -> None:
 def test_a_step_that_overflows_changes_nothing() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
-    parallel = autopar.parallelize(steps.Squared(model), Mesh(dp=2))
+    parallel = autopar.parallelize(steps.Squared(model), Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.NAdam(parallel.parameters()), amp="fp16-O2", loss_scale=2.0**40)
     before = copy.deepcopy(parallel.state_dict())
     step.simulate(torch.randn(4, 4))

@@ -159,12 +159,12 @@ def test_seeds_make_a_call_again() -> None:
 
 def test_a_capture_draws_nothing() -> None:
     state = torch.get_rng_state()
-    autopar.parallelize(nn.Dropout(0.5), Mesh(dp=2), example=(torch.ones(4, 8),))
+    autopar.parallelize(nn.Dropout(0.5), Mesh(dp=2), "ddp", example=(torch.ones(4, 8),))
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_what_is_recomputed_is_one_stream() -> None:
-    parallel = autopar.parallelize(Apply(RANDOM["checkpoint"]), Mesh(dp=2), example=(torch.randn(4, 8),))
+    parallel = autopar.parallelize(Apply(RANDOM["checkpoint"]), Mesh(dp=2), "ddp", example=(torch.randn(4, 8),))
     streams = [node.kwargs["stream"] for node in parallel.program.nodes if is_seeded_random(node.target)]
     assert sorted(streams) == [0, 0, 1, 1]
 
@@ -193,7 +193,7 @@ class SeedsBehind(nn.Module):
 
 def test_a_seed_behind_the_last_draw() -> None:
     with pytest.raises(CaptureError, match="forward seeds the generator, which a captured step does not do again"):
-        autopar.parallelize(SeedsBehind(), Mesh(dp=2), example=(torch.randn(4, 8),))
+        autopar.parallelize(SeedsBehind(), Mesh(dp=2), "ddp", example=(torch.randn(4, 8),))
 
 
 def test_the_fast_path_of_an_encoder() -> None:
@@ -237,7 +237,7 @@ MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
 def test_refused(name: str, mode: Any) -> None:
     function, why, what = REFUSED[name]
     with mode(), pytest.raises(CaptureError) as caught:
-        autopar.parallelize(Apply(function), Mesh(dp=2), example=(torch.randn(4, 8),))
+        autopar.parallelize(Apply(function), Mesh(dp=2), "ddp", example=(torch.randn(4, 8),))
     first, line, remedy = str(caught.value).splitlines()
     assert first.endswith(why)
     assert "test_random.py:" in line and line.endswith("in module the root")
@@ -286,7 +286,7 @@ def test_ops_of_ones_own_that_draw() -> None:
         match=r"test_random::noise has no sharding rule, and it draws random numbers.*\n.*test_random.py:\d+.*\n  tag "
         r"it: ",
     ):
-        autopar.parallelize(Noise(untold), Mesh(dp=2), example=(x,))
+        autopar.parallelize(Noise(untold), Mesh(dp=2), "ddp", example=(x,))
     for random in ("parallel", "single"):
         parallel = autopar.parallelize(Noise(told), Mesh(dp=2), random=random)
         torch.manual_seed(0)
@@ -325,11 +325,11 @@ def test_a_rule_of_an_op_that_draws() -> None:
 
 def test_numbers_that_cannot_be_told() -> None:
     model = Apply(lambda x: torch.poisson(x.detach().exp()))
-    autopar.parallelize(model, Mesh(dp=2), example=(torch.randn(4, 8),))
+    autopar.parallelize(model, Mesh(dp=2), "ddp", example=(torch.randn(4, 8),))
     with pytest.raises(
         CaptureError, match=r"takes a number of random numbers that depends on its values, .*\n.*test_random.py:\d+"
     ):
-        autopar.parallelize(model, Mesh(dp=2), example=(torch.randn(4, 8),), random="single")
+        autopar.parallelize(model, Mesh(dp=2), "ddp", example=(torch.randn(4, 8),), random="single")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -47,7 +47,7 @@ def one_llama() -> nn.Module:
 # how it is made, its batch, its plan, what is computed again
 MODELS: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
     "dropout": (Dropping, rows, COLUMN_ROW, ("blocks", "*.act", "min-cut")),
-    "states": (Normed, rows, None, ("blocks", "*")),
+    "states": (Normed, rows, "megatron", ("blocks", "*")),
     "llama": (one_llama, lambda: loops.text(0), "megatron", ("blocks", "*.mlp")),
     "llama sequence": (one_llama, lambda: loops.text(0), "megatron+sp", ("blocks", "min-cut")),
     "gpt2": (lambda: gpt2(layers=1).float(), lambda: loops.text(0), "megatron", ("blocks",)),
@@ -83,7 +83,7 @@ def test_the_same_numbers(name: str, mesh: Mesh) -> None:
     """Loss, gradients and states, as without, bit by bit."""
     _, batch, plan, whats = MODELS[name]
     (model, begin), given = made(name), batch()
-    plan = plan if "tp" in mesh.names else None
+    plan = plan if "tp" in mesh.names else "ddp"
     found = {}
     for what in (None, *whats):
         model.load_state_dict(begin)
@@ -192,7 +192,7 @@ def test_states_that_are_written_in_place() -> None:
     found = []
     for what in (None, "*"):
         with recomputing(what):
-            parallel = autopar.parallelize(copy.deepcopy(model), Mesh(dp=1), example=batch)
+            parallel = autopar.parallelize(copy.deepcopy(model), Mesh(dp=1), "ddp", example=batch)
         found.append([*results(parallel, batch, "call"), *results(parallel, batch, "call")])
     assert same(*found)
 
@@ -293,7 +293,7 @@ def test_random_models_and_regions(data: st.DataObject) -> None:
     after = before.copy()
     run_passes(after, [Recompute(what)])
     check_structure(after, before, what)
-    mesh, plan = data.draw(st.sampled_from([(Mesh(dp=2), None), (Mesh(dp=2, tp=2), {"*weight": ("tp",)})]))
+    mesh, plan = data.draw(st.sampled_from([(Mesh(dp=2), "ddp"), (Mesh(dp=2, tp=2), {"*weight": ("tp",)})]))
     found = []
     for one in (None, what):
         with recomputing(one):

@@ -79,7 +79,7 @@ def trained(zero: int) -> None:
     torch.manual_seed(0)
     model = Read().double()
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), zero=zero, microbatches=2)
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
     for rows in (4, 8, 4):
@@ -251,7 +251,7 @@ def test_work_is_linear_in_steps(model: Any, monkeypatch: pytest.MonkeyPatch) ->
 
     def work(steps: int) -> int:
         x = torch.randn(steps, 2, 3) if isinstance(model(steps), nn.RNN) else torch.randn(2, 3)
-        return function_calls(lambda: autopar.parallelize(model(steps), Mesh(dp=2), example=(x,)))
+        return function_calls(lambda: autopar.parallelize(model(steps), Mesh(dp=2), "ddp", example=(x,)))
 
     work(1)  # what is found out once
     few, twice, again = work(2), work(4), work(8)
@@ -263,6 +263,6 @@ def test_references_that_a_layer_renews_are_no_news() -> None:
     """A forward finds that its weak references are to other parameters, and makes new ones; nothing of it stays."""
     model = nn.LSTM(4, 4)
     kept = model._flat_weight_refs
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(torch.randn(3, 2, 4),))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(torch.randn(3, 2, 4),))
     assert not any("forward changes" in note for note in parallel.reports["capture"].notes)
     assert model._flat_weight_refs is kept

@@ -29,7 +29,7 @@ class TwoResults(nn.Module):
 PLAN = {"*up.weight": ("tp", None), "*down.weight": (None, "tp")}
 
 
-def captured(model: nn.Module, *args: Any, plan: Any = None) -> Program:
+def captured(model: nn.Module, *args: Any, plan: Any = "megatron") -> Program:
     return autopar.parallelize(model, MESH, plan, example=args).program
 
 

@@ -245,7 +245,7 @@ def test_ways_to_give_a_batch() -> None:
         torch.manual_seed(1)
         nn.init.normal_(model.linear.weight)
         nn.init.zeros_(model.linear.bias)
-        parallel = autopar.parallelize(model, Mesh(dp=2))
+        parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
         step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=2)
         losses.append(run(step, *given, promoted=False, **named))
     assert len({float(loss) for loss in losses}) == 1
@@ -269,7 +269,7 @@ def test_names_of_arguments(called: bool, microbatches: int) -> None:
     torch.manual_seed(0)
     model = Weighing()
     alone = copy.deepcopy(model)
-    step = autopar.parallelize(model, Mesh(dp=1 if called else 2)).train_step(
+    step = autopar.parallelize(model, Mesh(dp=1 if called else 2), "ddp").train_step(
         torch.optim.SGD(model.parameters(), lr=0.1), microbatches=microbatches
     )
     single = Single(alone, torch.optim.SGD(alone.parameters(), lr=0.1))

@@ -293,7 +293,7 @@ def test_a_sum_over_ranks_has_all_its_bits(amp: str, zero: int) -> None:
     x = torch.tensor([[1.0], [2.0**-12]]).expand(2, 4).clone()  # float16 holds 11 bits
     found, scale = {}, {"loss_scale": 1.0} if amp.startswith("fp16") else {}
     for dtype in (None, torch.float32):
-        parallel = autopar.parallelize(copy.deepcopy(model), Mesh(dp=2))
+        parallel = autopar.parallelize(copy.deepcopy(model), Mesh(dp=2), "ddp")
         step = parallel.train_step(
             torch.optim.SGD(parallel.parameters(), lr=1.0), amp=amp, zero=zero, reduce_dtype=dtype, **scale
         )

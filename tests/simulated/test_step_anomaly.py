@@ -14,6 +14,7 @@ import steps
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from presets import preset_of
 from processes import ranks
 from torch import distributed, nn
 
@@ -60,7 +61,7 @@ def made(
     **options: Any,
 ) -> Any:
     torch.manual_seed(0)
-    parallel = autopar.parallelize(Pair(activation), Mesh(sizes or SIZES))
+    parallel = autopar.parallelize(Pair(activation), Mesh(sizes or SIZES), preset_of(sizes or SIZES))
     return parallel.train_step(optimizer(parallel), **{"detect_anomaly": True, **options})
 
 
@@ -353,7 +354,7 @@ def test_it_is_the_first_of_the_first_rank(names: list[str], seed: int, wild: li
     x = torch.cat(
         [3 * torch.randn(2, 4, dtype=torch.float64) if some else torch.rand(2, 4, dtype=torch.float64) for some in wild]
     )
-    parallel = autopar.parallelize(Chain(names), Mesh(dp=2))
+    parallel = autopar.parallelize(Chain(names), Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), detect_anomaly=True)
     pieces = [first_nan(names, piece) is not None or torch_finds_one(Chain(names), piece) for piece in x.chunk(2)]
     if not any(pieces):
@@ -394,7 +395,7 @@ CAME = (
 
 def infinities(phase: str, called: bool = True) -> None:
     """The sum over ranks of inf and -inf."""
-    parallel = autopar.parallelize(Total(phase), Mesh(dp=2))
+    parallel = autopar.parallelize(Total(phase), Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), detect_anomaly=True)
     x = torch.tensor([[3e38, 3e38], [-3e38, -3e38]])
     rank = distributed.get_rank() if called else 0

@@ -375,7 +375,7 @@ def test_two_steps_over_one_model(data: Any) -> None:
     """Each with its optimizer and its stage of ZeRO, one after the other; as two optimizers in torch's loop."""
     model = Pair()
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(dp=2, tp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), "megatron")
     makes = (sgd, lambda m: torch.optim.AdamW([m.up.weight, m.down.bias], lr=0.01))
     steps = [parallel.train_step(make(parallel), zero=zero) for make, zero in zip(makes, (0, 3), strict=True)]
     optimizers = [make(alone) for make in makes]
@@ -391,7 +391,7 @@ def test_two_steps_over_one_model(data: Any) -> None:
 def test_a_group_is_added(data: Any) -> None:
     model = Pair()
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(dp=2, tp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), "megatron")
     ours, theirs = (torch.optim.AdamW(m.up.parameters(), lr=0.1) for m in (parallel, alone))
     step = parallel.train_step(ours, zero=1)
     for k in range(4):
@@ -445,7 +445,7 @@ def test_shapes_modes_and_what_is_trained_may_change() -> None:
 def test_other_shapes_are_refused_with_recapture_off(data: Any) -> None:
     """In the words of the model's own call; another mode is none."""
     x, y = data
-    parallel = autopar.parallelize(Pair(), Mesh(dp=2), recapture=False)
+    parallel = autopar.parallelize(Pair(), Mesh(dp=2), "ddp", recapture=False)
     step = parallel.train_step(sgd(parallel))
     step.simulate(x, y)
     parallel.simulate(x, y)
@@ -466,7 +466,7 @@ def test_other_shapes_are_refused_with_recapture_off(data: Any) -> None:
 
 
 def test_other_parameters_of_the_optimizer_are_no_other_arguments(data: Any) -> None:
-    parallel = autopar.parallelize(Pair(), Mesh(dp=2), recapture=False)
+    parallel = autopar.parallelize(Pair(), Mesh(dp=2), "ddp", recapture=False)
     optimizer = torch.optim.SGD(parallel.up.parameters(), lr=0.1)
     step = parallel.train_step(optimizer)
     step.simulate(*data)

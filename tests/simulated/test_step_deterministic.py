@@ -80,7 +80,7 @@ def test_two_runs_have_the_same_bits() -> None:
 def looked_up(ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """The rows of a table after a step in which each was read often."""
     torch.manual_seed(0)
-    parallel = autopar.parallelize(Dropped(), Mesh(dp=1))
+    parallel = autopar.parallelize(Dropped(), Mesh(dp=1), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), microbatches=2)
     step(ids)
     return {name: parameter.detach().clone() for name, parameter in parallel.named_parameters()}
@@ -119,7 +119,7 @@ class Applied(nn.Module):
 
 
 def made(function: Callable[[torch.Tensor], torch.Tensor], ranks: int = 2) -> Any:
-    parallel = autopar.parallelize(Applied(function), Mesh(dp=ranks))
+    parallel = autopar.parallelize(Applied(function), Mesh(dp=ranks), "ddp")
     return parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))
 
 

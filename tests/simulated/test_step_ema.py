@@ -15,6 +15,7 @@ import torch
 from equality import relative
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from presets import preset_of
 from processes import ranks
 from steps import Pair, Single, adamw, narrow, run
 from torch import nn
@@ -69,7 +70,7 @@ def averages_alike(name: str, sizes: dict[str, int], options: Mapping[str, Any],
     )
     model = prepare(make())
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
+    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else "ddp")
     step, single = (
         parallel.train_step(adamw(parallel), ema=DECAY, **options),
         Single(alone, adamw(alone), options.get("clip_norm")),
@@ -165,7 +166,7 @@ def test_the_op_is_done_in_pieces() -> None:
 
 def test_the_program() -> None:
     """Split over dp, read behind the optimizer's op, and counted; on a rank one call for all, over the old averages."""
-    parallel = autopar.parallelize(Pair(), Mesh(dp=2))
+    parallel = autopar.parallelize(Pair(), Mesh(dp=2), "ddp")
     x = torch.randn(4, 8)
     program = parallel.train_step(adamw(parallel), zero=1, ema=DECAY, amp="fp16-O2").capture(x, x)
     text = str(program.update)
@@ -178,7 +179,7 @@ def test_the_program() -> None:
     ):  # fmt: skip
         assert line in text, line
     assert "ema" not in str(program.micro) and type(program).parse(str(program)) == program
-    parallel = autopar.parallelize(Pair(), Mesh(dp=1))
+    parallel = autopar.parallelize(Pair(), Mesh(dp=1), "ddp")
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters()), ema=DECAY)
     step(x, x)
     (graph,) = [run.lowered().graph for run in step._here._runs.values() if ".averages" in run.named]
@@ -220,7 +221,7 @@ def evaluated(sizes: dict[str, int], zero: int) -> None:
     make, batches, plan = steps.MODELS["mlp"]
     model = make()
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
+    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else "ddp")
     step, single = parallel.train_step(adamw(parallel), ema=DECAY, zero=zero), Single(alone, adamw(alone))
     wanted = averaged(alone)
     for k in range(4):
@@ -272,7 +273,7 @@ def test_what_is_frozen_later_is_its_own_average() -> None:
 
 
 def test_without_averages() -> None:
-    parallel = autopar.parallelize(Pair(), Mesh(dp=2))
+    parallel = autopar.parallelize(Pair(), Mesh(dp=2), "ddp")
     step = parallel.train_step(adamw(parallel))
     assert step.ema is None and "ema" not in step.state_dict()
     with pytest.raises(
@@ -284,7 +285,7 @@ def test_without_averages() -> None:
 
 @pytest.mark.parametrize("decay", [1.5, -0.1, float("nan"), "x", True])
 def test_no_decay(decay: Any) -> None:
-    parallel = autopar.parallelize(Pair(), Mesh(dp=2))
+    parallel = autopar.parallelize(Pair(), Mesh(dp=2), "ddp")
     with pytest.raises(ValueError) as caught:
         parallel.train_step(adamw(parallel), ema=decay)
     assert (
@@ -297,7 +298,7 @@ def test_their_memory() -> None:
     """As much as the parameters' pieces that the optimizer's state has, and a count."""
     held = {}
     for ema in (None, DECAY):
-        parallel = autopar.parallelize(Pair(), Mesh(dp=2))
+        parallel = autopar.parallelize(Pair(), Mesh(dp=2), "ddp")
         step = parallel.train_step(adamw(parallel), zero=1, ema=ema)
         step.capture(torch.randn(4, 8), torch.randn(4, 8))
         held[ema] = step.memory()
@@ -314,7 +315,7 @@ def test_their_memory() -> None:
 def made(sizes: dict[str, int], **options: Any) -> Any:
     torch.manual_seed(0)
     model = Pair().double()
-    parallel = autopar.parallelize(model, Mesh(sizes))
+    parallel = autopar.parallelize(model, Mesh(sizes), preset_of(sizes))
     return parallel.train_step(adamw(parallel), ema=DECAY, **options)
 
 

@@ -28,7 +28,7 @@ SAID = (
 @pytest.fixture(scope="module")
 def loss() -> torch.Tensor:
     torch.manual_seed(0)
-    parallel = autopar.parallelize(Pair(), Mesh(dp=2))
+    parallel = autopar.parallelize(Pair(), Mesh(dp=2), "ddp")
     return parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1)).simulate(
         torch.randn(4, 8), torch.randn(4, 8)
     )

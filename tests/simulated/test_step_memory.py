@@ -50,7 +50,7 @@ def peaks(name: str, **options: Any) -> tuple[int, int, str]:
     """What a step makes at its peak, predicted and measured; and the report."""
     make, batch = MODELS[name]
     torch.manual_seed(0)
-    parallel = autopar.parallelize(make(), Mesh(dp=1))
+    parallel = autopar.parallelize(make(), Mesh(dp=1), "ddp")
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), **options)
     for _ in range(2):
         step(batch)
@@ -105,7 +105,7 @@ def alike_on_processes(options: dict[str, Any], shape: tuple[int, int]) -> tuple
         llama(kv=2, layers=2).float(),
         {"input_ids": torch.randint(22, shape), "labels": torch.randint(22, shape)},
     )
-    parallel = autopar.parallelize(make, Mesh(dp=2))
+    parallel = autopar.parallelize(make, Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), **options)
     for _ in range(2):
         step(batch)

@@ -53,7 +53,7 @@ def test_on_processes(sizes: dict[str, int], options: dict[str, Any], clip_param
 @pytest.mark.parametrize(("clip_parameters", "wanted"), [("all", True), ("optimizer", False)])
 def test_gradients_that_nobody_measures_are_not_computed(clip_parameters: str, wanted: bool) -> None:
     for options in ({"clip_norm": 1.0}, {"grad_norm": True}):
-        parallel = autopar.parallelize(Head(), Mesh(dp=2))
+        parallel = autopar.parallelize(Head(), Mesh(dp=2), "ddp")
         step = parallel.train_step(head_alone(parallel), clip_parameters=clip_parameters, **options)
         assert ("'body.weight.grad'" in str(step.capture(torch.randn(4, 6)))) is wanted
     assert "body.weight.grad" not in str(parallel.train_step(head_alone(parallel)).capture(torch.randn(4, 6)))
@@ -66,7 +66,7 @@ def test_a_norm_that_is_only_measured_changes_no_bit(options: dict[str, Any]) ->
     """Nor does it with fp16, where a gradient that only the norm reads overflows."""
     torch.manual_seed(0)
     model, x = Head(1e37 if "amp" in options else 1.0).float(), torch.randn(4, 6)
-    pair = [autopar.parallelize(copy.deepcopy(model), Mesh(dp=2)) for _ in range(2)]
+    pair = [autopar.parallelize(copy.deepcopy(model), Mesh(dp=2), "ddp") for _ in range(2)]
     plain, measured = (one.train_step(head_alone(one), grad_norm=k == 1, **options) for k, one in enumerate(pair))
     for _ in range(3):
         losses = [one.simulate(x) for one in (plain, measured)]
@@ -86,7 +86,7 @@ def test_measured_and_clipped_norms_are_one() -> None:
         {"clip_norm": math.inf},
         {"clip_norm": 0.1, "grad_norm": True},
     ):
-        parallel = autopar.parallelize(copy.deepcopy(model), Mesh(dp=2))
+        parallel = autopar.parallelize(copy.deepcopy(model), Mesh(dp=2), "ddp")
         step = parallel.train_step(head_alone(parallel), **options)
         step.simulate(x)
         norms.append(step.grad_norm)
@@ -96,7 +96,7 @@ def test_measured_and_clipped_norms_are_one() -> None:
 def test_an_overflow_in_what_is_clipped_skips_the_step() -> None:
     """A norm that is inf would make every gradient zero or NaN."""
     torch.manual_seed(0)
-    parallel = autopar.parallelize(Head(1e37).float(), Mesh(dp=2))
+    parallel = autopar.parallelize(Head(1e37).float(), Mesh(dp=2), "ddp")
     before = parallel.head.weight.detach().clone()
     step = parallel.train_step(head_alone(parallel), amp="fp16-O2", loss_scale=2.0**12, clip_norm=1.0)
     step.simulate(torch.randn(4, 6))

@@ -53,7 +53,7 @@ def made(
     torch.manual_seed(0)
     make, batches, plan = steps.MODELS["mlp"]
     model = make().float() if low else make()
-    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
+    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else "ddp")
     return parallel.train_step(optimizer(parallel), **options), (lambda k: narrow(batches(k))) if low else batches
 
 

@@ -74,7 +74,7 @@ def run_alone(model: nn.Module, given: dict[str, Any]) -> Any:
 
 def made(returns: Any, microbatches: int = 3) -> Any:
     torch.manual_seed(0)
-    parallel = autopar.parallelize(Many(), Mesh(dp=2))
+    parallel = autopar.parallelize(Many(), Mesh(dp=2), "ddp")
     return parallel.train_step(
         torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=microbatches, returns=returns
     )

@@ -48,7 +48,7 @@ def test_joined_is_one_behind_the_other(
     """Bit for bit, on all ranks: what is returned, parameters, states, buffers."""
     make, batches, plan = steps.MODELS[name]
     model = make().float() if amp else make()
-    step = made(model, Mesh(sizes), plan if "tp" in sizes else None, zero=zero, clip_norm=clip_norm, amp=amp)
+    step = made(model, Mesh(sizes), plan if "tp" in sizes else "ddp", zero=zero, clip_norm=clip_norm, amp=amp)
     step.capture(
         **{key: value.float() if amp and value.is_floating_point() else value for key, value in batches(0).items()}
     )

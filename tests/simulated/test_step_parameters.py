@@ -35,7 +35,7 @@ HOOKS: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.parametrize("steps_before", [0, 1])
 def test_a_hook_of_a_gradient_is_refused(hook: str, steps_before: int) -> None:
     model = Loss()
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))
     for _ in range(steps_before):
         step.simulate(X)
@@ -56,7 +56,7 @@ def test_a_hook_of_a_gradient_is_refused(hook: str, steps_before: int) -> None:
 
 def test_a_hook_of_what_is_not_trained_stays() -> None:
     model = Loss()
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(model.m.parameters(), lr=0.1))
     model.l.weight.register_hook(lambda grad: None)
     hooked, trained = model.l.weight.detach().clone(), model.m.weight.detach().clone()
@@ -67,7 +67,7 @@ def test_a_hook_of_what_is_not_trained_stays() -> None:
 def test_a_replaced_parameter_is_refused() -> None:
     """Eager would train the one before, which the optimizer has."""
     model = Loss()
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     step = parallel.train_step(
         torch.optim.SGD([{"params": model.m.parameters()}, {"params": model.l.parameters()}], lr=0.1)
     )
@@ -92,9 +92,9 @@ def on_processes() -> None:
         match=r"^l\.weight has a hook of its gradient, and the parameters on processes are copies without it: remove "
         r"it, and register it",
     ):
-        autopar.parallelize(model, Mesh(dp=2))
+        autopar.parallelize(model, Mesh(dp=2), "ddp")
     handle.remove()
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     seen: list[torch.Tensor] = []
     handle = parallel.l.weight.register_hook(seen.append)
     parallel(X).backward()
@@ -112,7 +112,7 @@ def test_on_processes() -> None:
 
 
 def test_the_reduction_of_the_loss_has_the_losss_line() -> None:
-    parallel = autopar.parallelize(Loss(), Mesh(dp=2))
+    parallel = autopar.parallelize(Loss(), Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))
     update = step.capture(X).update
     (reduction,) = (node for node in update.nodes if node.name == "loss_dp")

@@ -12,6 +12,7 @@ import steps
 import torch
 from equality import relative
 from lion import Lion, lion
+from presets import preset_of
 from processes import ranks
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -56,7 +57,7 @@ def test_where_numbers_are() -> None:
     """Kernels read them as numbers, so they are on the host, whatever the device; the learning rate they read where it
     is."""
     make, _, _ = schedules.SCHEDULES["adamw one cycle"]
-    parallel = autopar.parallelize(steps.MODELS["mlp"][0](), Mesh(dp=2))
+    parallel = autopar.parallelize(steps.MODELS["mlp"][0](), Mesh(dp=2), "ddp")
     found = parallel.train_step(make(parallel)).optimizer_state.numbers(torch.device("meta"))
     assert {name: (tensor.device.type, tensor.dtype) for name, tensor in found.items()} == {
         f".{name}.{group}": ("meta" if name == "lr" else "cpu", torch.float64)
@@ -80,7 +81,7 @@ def beside(mesh: Mesh) -> Any:
     make, batches, _ = steps.MODELS["mlp"]
     model = make()
     alone = copy.deepcopy(model)
-    return autopar.parallelize(model, mesh), alone, batches
+    return autopar.parallelize(model, mesh, preset_of(mesh.names)), alone, batches
 
 
 @pytest.mark.usefixtures("registered")

@@ -48,7 +48,7 @@ def diverging(zero: int) -> None:
     torch.manual_seed(0)
     model = Pair().double()
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     step, single = (
         parallel.train_step(adamw(parallel), zero=zero, ema=0.9, clip_norm=1.0),
         Single(alone, adamw(alone), 1.0),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from presets import preset_of
 from torch import nn
 
 import autopar
@@ -124,7 +125,7 @@ def compared(loss: Loss, microbatches: int, sizes: dict[str, int]) -> tuple[floa
         -100 if loss in (MEANS["cross entropy"], MEANS["stacked"]) else y[rows // 2 : -1],
         1,
     )
-    parallel = autopar.parallelize(model, Mesh(sizes))
+    parallel = autopar.parallelize(model, Mesh(sizes), preset_of(sizes))
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), microbatches=microbatches)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -204,7 +205,7 @@ def test_layers_that_begin_with_zeros(cell: Any) -> None:
 
     model, x = Recurrent().double(), torch.randn(8, 2, 4, dtype=torch.float64)
     expected = model(x).detach()
-    parallel = autopar.parallelize(model, Mesh(dp=2, tp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), "megatron")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), microbatches=2)
     assert abs(step.simulate(x) - expected) < 1e-12
 
@@ -252,7 +253,7 @@ MET: dict[str, Callable[..., torch.Tensor]] = {  # which numbers a row gets depe
 
 
 def told_of(rows: Callable[..., torch.Tensor]) -> list[str]:
-    parallel = autopar.parallelize(Noised(rows), Mesh(dp=2))
+    parallel = autopar.parallelize(Noised(rows), Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -276,7 +277,7 @@ def test_batch_norm_is_as_in_a_loop() -> None:
     model = Scores(lambda z, y, m, s: ce(z, y))
     model.linear = nn.Sequential(nn.Linear(4, CLASSES), nn.BatchNorm1d(CLASSES))
     alone = copy.deepcopy(model.double())
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), microbatches=2)
     batch = torch.randn(12, 4, dtype=torch.float64), torch.arange(12) % CLASSES, torch.ones(12, dtype=torch.float64)
     loss = step.simulate(*batch)

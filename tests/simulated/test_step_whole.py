@@ -47,7 +47,7 @@ def several_steps(count: int, layers: int) -> None:
         LowPrecision(own := copy.deepcopy(model), adamw(own), amp, scaling, clip_norm=1.0, microbatches=MICROBATCHES)
         for amp in ("fp16-O2", None)
     )
-    parallel = autopar.parallelize(model, Mesh(dp=2, tp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), "megatron")
     step = parallel.train_step(adamw(parallel), **OPTIONS)
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one.optimizer, 10) for one in (step, low, exact)]
     rounding = torch.finfo(torch.float16).eps / 2
@@ -82,7 +82,7 @@ def test_the_program_of_that_configuration() -> None:
     """All of it is in the text: low-precision parameters, a scaled backward, recomputed blocks, gradients that wait
     over dp, and one update that reduces them once, unscales, clips and skips what overflowed; and before all that the
     split float32 parameters are cast, and gathered."""
-    parallel = autopar.parallelize(llama(kv=2, layers=2).float(), Mesh(dp=2, tp=2))
+    parallel = autopar.parallelize(llama(kv=2, layers=2).float(), Mesh(dp=2, tp=2), "megatron")
     step = parallel.train_step(adamw(parallel), **OPTIONS).capture(narrow(loops.text(0, rows=2 * MICROBATCHES)))
     made, micro, update = str(step.copy), str(step.micro), str(step.update)
     down = "model_layers_0_mlp_down_proj_weight"

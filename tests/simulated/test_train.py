@@ -69,6 +69,23 @@ def test_simulated_ranks_and_a_single_device_have_the_same_losses(capsys: pytest
 
 @pytest.mark.long
 @pytest.mark.usefixtures("one_layer")
+def test_a_searched_plan_is_shown_by_module(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its certificate, once; and it has the numbers of the single device."""
+    arguments = ("--simulate", "--steps", "2", "--batch", "8", "--sequence", "64", "--mesh", "dp=2")
+    assert command(*arguments, "--plan", "search") == 0
+    out, _ = capsys.readouterr()
+    assert "mesh dp=2, plan search: 2 simulated ranks on cpu" in out
+    assert re.search(r"^│ model.embed_tokens +│ weight f32\[256 64\] +│ +[\d.]+ │ +[\d.]+ │$", out, re.M)
+    certificate = (
+        r"^searched in [\d.]+ s: [\d.]+ ms a step on cpu, and no plan is (cheaper|more than [\d.]+% cheaper.*)$"
+    )
+    assert len(re.findall(certificate, out, re.M)) == out.count("ms a step on cpu") == 1
+    assert "preset" not in out and re.search(r"^bytes that a rank receives in a step, by axis: ", out, re.M)
+    assert re.search(r"^the same numbers: 2 losses differ by ", out, re.M)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("one_layer")
 def test_gradients_that_are_too_large_by_one_factor_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,7 +213,8 @@ def test_a_text_and_a_plan_from_files(tmp_path: Path, capsys: pytest.CaptureFixt
 # -- what is refused
 
 
-def test_plans_of_files(tmp_path: Path) -> None:
+def test_plans_of_names_and_files(tmp_path: Path) -> None:
+    assert [plan_of(name) for name in ("ddp", "megatron+sp", "search")] == ["ddp", "megatron+sp", "search"]
     file = tmp_path / "plan.json"
     file.write_text('{"*.up.weight": [["dp", "tp"], null]}')
     assert plan_of(str(file)) == [{"*.up.weight": (("dp", "tp"), None)}]
@@ -219,10 +237,11 @@ REFUSED = {
     "--mesh dp=2 --plan "
     "megatron": r"the preset 'megatron' splits over an axis named tp, and the mesh \(dp=2\) has none; .*",
     "--plan "
-    "megatorn": r"--plan megatorn is unknown; choose from ddp, fsdp, megatron, megatron\+sp, fsdp\+tp, or a JSON file "
-    r"of globs; did you mean megatron\?",
-    "--plan nowhere.json": r"--plan nowhere\.json: No such file or directory; the presets are ddp, fsdp, megatron, "
-    r"megatron\+sp, fsdp\+tp",
+    "megatorn": r"--plan megatorn is unknown; choose from ddp, fsdp, megatron, megatron\+sp, fsdp\+tp, search, or a JSON "
+    r"file of globs; did you mean megatron\?",
+    "--plan "
+    "nowhere.json": r"--plan nowhere\.json: No such file or directory; the names are ddp, fsdp, megatron, megatron\+sp, "
+    r"fsdp\+tp, search",
     "--size huge": r"--size huge is unknown; choose from tiny, small, medium, large",
     "--dtype float16": r"--dtype float16 is unknown; choose from float32, float64, bfloat16; did you mean .*\?",
     "--device tpu": r"--device tpu is unknown; choose from cpu, cuda.*",
@@ -450,8 +469,9 @@ def test_jobs_that_do_not_fit() -> None:
     assert check(TrainOptions(mesh="dp=2"), two).processes
 
 
-PROCESSES = {  # who starts them → the command, the mesh, the plan that it takes
+PROCESSES = {  # who starts them → the command, the mesh, the plan that it takes by default
     "the command": ([sys.executable, "-m", "autopar"], "dp=2", "ddp"),
+    "the command, searching": ([sys.executable, "-m", "autopar"], "tp=2", "search"),
     "torchrun": (
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "autopar"],
         "tp=2",
@@ -463,12 +483,14 @@ PROCESSES = {  # who starts them → the command, the mesh, the plan that it tak
 @pytest.mark.processes
 @pytest.mark.parametrize("start", [
     "the command",
+    "the command, searching",
     pytest.param("torchrun", marks=pytest.mark.sweep("test_train_resume trains in a job, test_kills under torchrun")),
 ])  # fmt: skip
 def test_processes(start: str) -> None:
     """They have the losses of the single device, and one of them speaks."""
     program, mesh, plan = PROCESSES[start]
     arguments = [*program, "train", "--device", "cpu", "--steps", "4", "--mesh", mesh, "--microbatches", "2"]
+    arguments += ["--plan", plan] * (plan == "search")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr

@@ -147,7 +147,7 @@ def test_a_black_box_without_a_kernel_for_the_cpu() -> None:
         raise AssertionError
 
     kernel.register_fake(torch.empty_like)
-    parallel = autopar.parallelize(Apply(lambda x: kernel(x * 2)), MESH, example=(torch.randn(8, 16),))
+    parallel = autopar.parallelize(Apply(lambda x: kernel(x * 2)), MESH, "megatron", example=(torch.randn(8, 16),))
     (note,) = parallel.reports["place"].notes
     assert (
         "unknown_ops::kernel has no sharding rule, and none was found: on small operands it raises "

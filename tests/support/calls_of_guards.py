@@ -48,7 +48,7 @@ def annealed() -> None:
     torch.manual_seed(0)
     model, x = Weighted(), torch.randn(4, 4, dtype=d)
     single = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(dp=2))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=2, zero=1)
     optimizer = torch.optim.SGD(single.parameters(), lr=0.1)
     for beta in (0.0, 0.1, 0.2, 0.3, 0.4):

@@ -113,7 +113,7 @@ def after_a_refusal() -> None:
     make, batches, _ = steps.MODELS["mlp"]
     model = make()
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(dp=size))
+    parallel = autopar.parallelize(model, Mesh(dp=size), "ddp")
     step, single = parallel.train_step(adamw(parallel), zero=1), Single(alone, adamw(alone))
 
     def refused(x: torch.Tensor, match: str = "the ranks make different calls\n") -> None:
@@ -166,7 +166,7 @@ def one_rank_overflows() -> None:
     """Only the rows of the last rank are too large: no rank takes the step, and all lower the scale."""
     torch.manual_seed(0)
     make, batches, _ = steps.MODELS["mlp"]
-    parallel = autopar.parallelize(make().float(), Mesh(dp=4))
+    parallel = autopar.parallelize(make().float(), Mesh(dp=4), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), amp="fp16-O2", loss_scale=8.0, zero=1)
     for k in range(3):
         batch = steps.narrow(batches(k))
@@ -218,7 +218,7 @@ def bad_input() -> None:
 
 def loss_of_a_step() -> None:
     """Of what a step returns: it can be summed over processes, and its backward has run."""
-    parallel = autopar.parallelize(steps.Pair(), Mesh(dp=2))
+    parallel = autopar.parallelize(steps.Pair(), Mesh(dp=2), "ddp")
     loss = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))(torch.randn(4, 8), torch.randn(4, 8))
     before = float(loss)
     torch.distributed.all_reduce(loss)
@@ -302,7 +302,7 @@ def micro_batches_of_unlike_sizes() -> None:
         torch.rand(2, dtype=torch.float64),
     )
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(SIZES), inputs="local")
+    parallel = autopar.parallelize(model, Mesh(SIZES), "megatron", inputs="local")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=2, returns="outputs")
     single = torch.optim.SGD(alone.parameters(), lr=0.1)
     for first in (5, 0, 2):

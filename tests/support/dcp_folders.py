@@ -133,7 +133,7 @@ class Simulated:
     """The same training with autopar, of all ranks in this process."""
 
     def __init__(self, kind: str, seed: int) -> None:
-        self.parallel = autopar.parallelize(model(seed), autopar.Mesh(dp=2))
+        self.parallel = autopar.parallelize(model(seed), autopar.Mesh(dp=2), "ddp")
         self.step = self.parallel.train_step(OPTIMIZERS[kind](self.parallel.parameters()), zero=1)
         self.step.capture(batch(0))
 

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     distributed.init_process_group("gloo")
     torch.manual_seed(0)
     ranks = distributed.get_world_size()
-    parallel = autopar.parallelize(Model(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), autopar.Mesh(dp=ranks))
+    parallel = autopar.parallelize(Model(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), autopar.Mesh(dp=ranks), "ddp")
     step, x = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1e-3)), torch.randn(4 * ranks, 8)
     for k in range(10**9):
         step(x)

@@ -39,7 +39,10 @@ def loss_of(outputs: Any) -> torch.Tensor:
 
 def check_equal(model: nn.Module, mesh: Mesh, plan: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None,
                 tolerance: float = TOLERANCE) -> Any:  # fmt: skip
-    """Simulate and compare with eager: outputs, every gradient, every buffer. Returns the Parallel."""
+    """Simulate and compare with eager: outputs, every gradient, every buffer. Returns the Parallel.
+
+    Without a plan there is no example either, which would search one.
+    """
     kwargs = dict(kwargs or {})
     eager = copy.deepcopy(model)
     leaves = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
@@ -48,7 +51,7 @@ def check_equal(model: nn.Module, mesh: Mesh, plan: Any, args: tuple[Any, ...], 
     wanted = [leaf.grad for leaf in leaves]
     for leaf in leaves:
         leaf.grad = None
-    parallel = autopar.parallelize(model, mesh, plan, example=(args, kwargs))
+    parallel = autopar.parallelize(model, mesh, plan, example=None if plan is None else (args, kwargs))
     outputs = parallel.simulate(*args, **kwargs)
     loss_of(outputs).backward()
     assert flatten(outputs)[1] == flatten(expected)[1]

@@ -52,7 +52,7 @@ def clipped_alike(sizes: dict[str, int], options: dict[str, Any], clip_parameter
     model = Head()
     alone = copy.deepcopy(model)
     said = {} if clip_parameters is None else {"clip_parameters": clip_parameters}
-    parallel = autopar.parallelize(model, Mesh(sizes), PLAN if "tp" in sizes else None)
+    parallel = autopar.parallelize(model, Mesh(sizes), PLAN if "tp" in sizes else "ddp")
     step, optimizer = parallel.train_step(head_alone(parallel), clip_norm=CLIP, **said, **options), head_alone(alone)
     norms = []
     for k in range(4):

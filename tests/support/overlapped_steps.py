@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from presets import preset_of
 from torch import nn
 
 import autopar
@@ -23,7 +24,7 @@ class AnyGroup(dict[Any, str]):
 
 
 def made(model: nn.Module, mesh: Mesh, plan: Any = None, **options: Any) -> Any:
-    parallel = autopar.parallelize(model, mesh, plan)
+    parallel = autopar.parallelize(model, mesh, preset_of(mesh.names) if plan is None else plan)
     return parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-2), **options)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from presets import preset_of
 from torch import nn
 
 import autopar
@@ -22,8 +23,12 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
 
 def refuses(error: type[Exception], text: str, model: nn.Module, mesh: Any = None, plan: Any = None,
             example: Any = (x,), **options: Any) -> None:  # fmt: skip
-    """``parallelize`` raises ``error`` with exactly ``text`` (a regular expression), and the model is untouched."""
+    """``parallelize`` raises ``error`` with exactly ``text`` (a regular expression), and the model is untouched.
+
+    Without a plan it is the preset for the mesh.
+    """
     mesh = Mesh(dp=2, tp=2) if mesh is None else mesh
+    plan = preset_of(getattr(mesh, "names", ())) if plan is None else plan
     before = snapshot(model)
     hooks = len(torch.nn.modules.module._global_forward_hooks)
     with pytest.raises(error) as caught:

@@ -10,6 +10,7 @@ import loops
 import steps
 import torch
 from equality import relative
+from presets import preset_of
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
 
@@ -46,7 +47,7 @@ def scheduled_alike(name: str, sizes: dict[str, int], zero: int, called: bool = 
     of, batches, _ = steps.MODELS["mlp"]
     model = of()
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(sizes))
+    parallel = autopar.parallelize(model, Mesh(sizes), preset_of(sizes))
     step, single = parallel.train_step(make(parallel), zero=zero), steps.Single(alone, make(alone))
     schedules = [schedule(one.optimizer) for one in (step, single)]
     seen = set()

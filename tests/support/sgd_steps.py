@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from presets import preset_of
 from steps import Pair
 from torch import nn
 
@@ -23,7 +24,8 @@ def made(
     mesh: Mesh | None = None,
     **options: Any,
 ) -> Any:
-    parallel = autopar.parallelize(model or Pair(), mesh or Mesh(dp=2, tp=2))
+    mesh = mesh or Mesh(dp=2, tp=2)
+    parallel = autopar.parallelize(model or Pair(), mesh, preset_of(mesh.names))
     return parallel.train_step(optimizer(parallel), **options)
 
 

@@ -33,7 +33,7 @@ def batch(k: int) -> dict[str, torch.Tensor]:
 
 def made(optimizer: Callable[[Any], Any] = adamw, model: torch.nn.Module | None = None, **options: Any) -> Any:
     torch.manual_seed(0)
-    parallel = autopar.parallelize(model or Pair().double(), Mesh(dp=2))
+    parallel = autopar.parallelize(model or Pair().double(), Mesh(dp=2), "ddp")
     return parallel.train_step(optimizer(parallel), **options)
 
 

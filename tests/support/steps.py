@@ -16,6 +16,7 @@ from transformers_models import bert, gpt2
 
 import autopar
 from autopar import Mesh
+from autopar.costs.machine import Machine
 from autopar.plan.loss_scaling import LossScaling
 
 Batch = Mapping[str, torch.Tensor]
@@ -54,7 +55,7 @@ def vectors(step: int) -> dict[str, torch.Tensor]:
 MODELS: dict[str, tuple[Callable[..., nn.Module], Callable[[int], Batch], Any]] = {
     **loops.MODELS,
     "mlp": (lambda layers=2: Squared(loops.MODELS["mlp"][0](layers)), vectors, loops.MODELS["mlp"][2]),
-    "resnet": (lambda layers=2: Squared(loops.MODELS["resnet"][0](layers)), loops.images, None),
+    "resnet": (lambda layers=2: Squared(loops.MODELS["resnet"][0](layers)), loops.images, "ddp"),
     "gpt2": (lambda layers=1: gpt2(layers=layers), *loops.MODELS["gpt2"][1:]),  # of one layer: that of Llama are two
     "bert": (lambda layers=1: bert(layers=layers), *loops.MODELS["bert"][1:]),
 }
@@ -104,16 +105,23 @@ def differences(step: Any, single: Single) -> dict[str, float]:
 
 def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count: int = 10,
                 optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, tolerance: float = 1e-9,
-                called: bool = False, layers: int | None = None) -> None:  # fmt: skip
+                called: bool = False, layers: int | None = None, searched_on: Machine | None = None) -> None:  # fmt: skip
     """Losses, norms, parameters, buffers and the optimizer's state equal those of a single device after so many
-    steps."""
+    steps, and parameters are the same objects.
+
+    Args:
+        searched_on: a machine on which the plan is searched, and splits something; else it is the model's own.
+    """
     torch.manual_seed(0)
     make, batches, plan = MODELS[name]
     model = make() if layers is None else make(layers)
     if "tp" not in sizes:
-        plan = None
+        plan = "ddp"
+    if searched_on is not None:
+        plan = "search"
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(sizes), plan)
+    parallel = autopar.parallelize(model, Mesh(sizes), plan, machine=searched_on)
+    objects = {name: id(p) for name, p in parallel.named_parameters()}
     step = parallel.train_step(optimizer(parallel), **options)
     single = Single(alone, optimizer(alone), options.get("clip_norm"))
     schedules = [torch.optim.lr_scheduler.StepLR(one.optimizer, 2, 0.5) for one in (step, single)]
@@ -127,6 +135,10 @@ def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count
     worst = differences(step, single)
     assert max(worst.values()) <= tolerance, {name: value for name, value in worst.items() if value > tolerance}
     assert step.captures == 1
+    assert objects == {name: id(p) for name, p in parallel.named_parameters()}
+    if searched_on is not None:
+        assert step.solution.machine == searched_on
+        assert any(f"/{axis}" in str(step.program.micro) for axis in sizes), "else this would test nothing"
 
 
 class LowPrecision:
@@ -220,10 +232,10 @@ def distance(a: nn.Module, b: nn.Module) -> float:
 
 def mixed_alike(name: str, sizes: dict[str, int], amp: str, options: dict[str, Any],
                 optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd, parameters: float = 2.0,
-                count: int = 5) -> None:  # fmt: skip
+                count: int = 5, searched_on: Machine | None = None) -> None:  # fmt: skip
     """Steps in mixed precision are about as far from float32 as those of a single device: parameters at most
     ``parameters`` times as far and at least a third; losses and norms at most three times as far, or a rounding of the
-    low precision."""
+    low precision. With ``searched_on``, a machine, the plan is searched."""
     torch.manual_seed(0)
     make, batches, plan = MODELS[name]
     model = make().float()
@@ -234,7 +246,8 @@ def mixed_alike(name: str, sizes: dict[str, int], amp: str, options: dict[str, A
         )
         for one in (None, amp)
     )
-    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
+    plan = "search" if searched_on is not None else plan if "tp" in sizes else "ddp"
+    parallel = autopar.parallelize(model, Mesh(sizes), plan, machine=searched_on)
     step = parallel.train_step(
         optimizer(parallel), amp=amp, **({"loss_scale": 1024.0} if amp.startswith("fp16") else {}), **options
     )
@@ -272,7 +285,7 @@ def overflows_alike(sizes: dict[str, int], amp: str, zero: int) -> None:
     model = make().float()
     scaling = LossScaling(initial=2.0**30, growth=2.0**8, backoff=2.0**-8, interval=3)
     single = LowPrecision(own := copy.deepcopy(model), adamw(own), amp, scaling, clip_norm=0.5, microbatches=2)
-    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else None)
+    parallel = autopar.parallelize(model, Mesh(sizes), plan if "tp" in sizes else "ddp")
     step = parallel.train_step(adamw(parallel), amp=amp, loss_scale=scaling, zero=zero, microbatches=2, clip_norm=0.5)
     begin = copy.deepcopy(own)
     scales, skipped = [], []

@@ -50,8 +50,9 @@ OPTIONS = {
         OptionRow("mesh", "AXIS=SIZE,…", "Axes and their sizes; there is one rank for each point of the grid."),
         OptionRow(
             "plan",
-            "PRESET|FILE",
-            f'{", ".join(PRESETS)}, or a JSON file of globs: {{"*.up_proj.weight": ["tp", null]}}.',
+            "PRESET|search|FILE",
+            f"{', '.join(PRESETS)}; search finds the cheapest plan; or a JSON file of globs: "
+            '{"*.up_proj.weight": ["tp", null]}.',
             "megatron with an axis tp, else ddp",
         ),
         OptionRow("simulate", "", "Run all ranks in this process, without a process group."),

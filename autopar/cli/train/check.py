@@ -24,10 +24,11 @@ from autopar.cli.train.sizes import SIZES, Size
 from autopar.cli.train.text import Text, check_length, read
 from autopar.ir.mesh import Mesh
 from autopar.plan.loss_scaling import LossScaling
-from autopar.plan.plan import Plan, resolve
+from autopar.plan.plan import SEARCH, Plan, resolve
 from autopar.plan.precision import POLICIES, PrecisionPolicy
 from autopar.plan.presets import PRESETS
 
+PLANS = (*PRESETS, SEARCH)  # the plans that have names
 PROCESSES_A_CORE = 8  # more processes would only stall the machine
 
 
@@ -132,19 +133,19 @@ def mesh_of(text: str) -> Mesh:
 
 
 def plan_of(name: str) -> Plan:
-    """Return a plan: the name of a preset, or the contents of a JSON file.
+    """Return a plan: the name of a preset, ``"search"``, or the contents of a JSON file.
 
-    The file has an object of globs, or a list of objects and names of presets.
+    The file has an object of globs, or a list of objects and names.
     """
-    if name in PRESETS:
+    if name in PLANS:
         return name
     file = Path(name)
     if file.suffix != ".json" and not file.is_file():
-        _one_of("plan", name, PRESETS, ", or a JSON file of globs")
+        _one_of("plan", name, PLANS, ", or a JSON file of globs")
     try:
         plan = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise Refused(f"--plan {name}: {error.strerror}; the presets are {', '.join(PRESETS)}") from None
+        raise Refused(f"--plan {name}: {error.strerror}; the names are {', '.join(PLANS)}") from None
     except ValueError as error:
         raise Refused(
             f'--plan {name} is not JSON: {error}; write it as in {{"*.up_proj.weight": ["tp", null]}}'

@@ -103,7 +103,7 @@ def _train(checked: Checked) -> int:
     step = parallel.train_step(optimizer, **checked.step_options)
     schedule = schedule_of(optimizer, o.warmup, o.steps)
     programs = _captured(checked, step)
-    show_decisions(console, step.reports, programs)
+    show_decisions(console, step.reports, programs, step.solution)
     saved = Saved(checked, step, schedule)
     before = saved.resume()
     show_resumed(console, o, len(before))

@@ -20,6 +20,7 @@ from autopar.cli.train.options import NONE, TrainOptions
 from autopar.cli.train.presets import TRAININGS
 from autopar.report.passes import Reports
 from autopar.report.transfers import bytes_per_axis, transfers_of
+from autopar.search.solution import Solution
 from autopar.step.program import Step as Program
 
 WIDTH = 100  # columns of an output that is no terminal
@@ -70,11 +71,16 @@ def _parts(checked: Checked) -> list[str]:
     return [words for holds, words in shown if holds]
 
 
-def show_decisions(console: Console, reports: Reports, step: Program) -> None:
-    """Print the notes of the passes, the table of the transfers of a whole step, and the number of casts."""
+def show_decisions(console: Console, reports: Reports, step: Program, solution: Solution | None) -> None:
+    """Print the notes of the passes, the table of the transfers of a whole step, and the number of casts.
+
+    Of a searched plan, the table by module and the certificate stand in the place of the note with its price.
+    """
     for report in reports:
-        for note in report.notes:
+        for note in report.notes[:-1] if report.name == "search" else report.notes:
             console.print(f"{report.name}: {note}")
+    if solution is not None:
+        console.print(f"\n{solution}", soft_wrap=True, end="")
     right = (Column(name, justify="right", no_wrap=True) for name in ("times", "bytes"))
     left = [Column(name, no_wrap=True) for name in ("transfer", "axis", "phase")]
     table = Table(

@@ -142,7 +142,7 @@ def test_writes_in_place_are_functionalized() -> None:
 def test_no_grad_captures_the_forward_alone() -> None:
     model, x = Block().double(), torch.randn(4, 8, dtype=d)
     with torch.no_grad():
-        parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+        parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))
         assert "backward" not in str(parallel.program) and "tangent" not in str(parallel.program)
         assert not parallel.simulate(x).requires_grad
     assert parallel.simulate(x).requires_grad
@@ -230,7 +230,7 @@ def test_a_mesh_of_any_size_needs_no_process_group() -> None:
     assert not torch.distributed.is_initialized()
     with torch.device("meta"):
         model, x = Block(), torch.randn(2**14, 8)
-    huge = autopar.parallelize(model, Mesh(dp=4096), example=(x,))
+    huge = autopar.parallelize(model, Mesh(dp=4096), "ddp", example=(x,))
     assert "f32[16384/dp 8]" in str(huge.program)
 
 
@@ -245,6 +245,6 @@ def test_tying_anew_is_captured_anew() -> None:
             return self.a(x), self.b(x), self.c(x)
 
     model, x = Three().double(), torch.randn(4, 8, dtype=d)
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))
     model.c.weight = model.b.weight
     assert relative(parallel.simulate(x)[2], model(x)[2]) <= TOLERANCE

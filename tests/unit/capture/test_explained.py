@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
+from presets import preset_of
 from refusals import Apply, x
 from torch import nn
 from torch.nn.functional import one_hot
@@ -70,7 +71,7 @@ CASES = {
 def test_errors_of_torch_in_the_users_words(piece: str) -> None:
     (_, what, remedy), *_ = (row for row in EXPLAINED if row[0] == piece)
     with pytest.raises(CaptureError) as caught:
-        autopar.parallelize(Apply(CASES[piece]), Mesh(dp=2), example=(torch.randn(4, 8, requires_grad=True),))
+        autopar.parallelize(Apply(CASES[piece]), Mesh(dp=2), "ddp", example=(torch.randn(4, 8, requires_grad=True),))
     first, line, last = str(caught.value).splitlines()
     assert (first, last) == (what, f"  {remedy}")
     assert re.search(r"(test_explained|refusals)\.py:", line)  # of what is called in the model, or the model
@@ -93,7 +94,7 @@ def test_errors_of_torch_in_the_users_words(piece: str) -> None:
 )
 def test_values_that_are_read(function: Callable[[torch.Tensor], torch.Tensor], remedy: str) -> None:
     with pytest.raises(CaptureError, match="the step depends on the values of its tensors") as caught:
-        autopar.parallelize(Apply(function), Mesh(dp=2), example=(torch.randn(4, 8),))
+        autopar.parallelize(Apply(function), Mesh(dp=2), "ddp", example=(torch.randn(4, 8),))
     assert str(caught.value).splitlines()[-1] == remedy
 
 
@@ -104,9 +105,9 @@ def test_sparse_gradients(mesh: Mesh) -> None:
         CaptureError,
         match=r"makes a sparse tensor, which has no pieces\n.*\n  make it dense: .* sparse=False in an embedding",
     ):
-        autopar.parallelize(model, mesh, example=(torch.arange(4),))
+        autopar.parallelize(model, mesh, preset_of(mesh.names), example=(torch.arange(4),))
     with torch.no_grad():
-        autopar.parallelize(model, mesh, example=(torch.arange(4),))
+        autopar.parallelize(model, mesh, preset_of(mesh.names), example=(torch.arange(4),))
 
 
 def test_an_assignment_to_data() -> None:
@@ -121,7 +122,7 @@ def test_an_assignment_to_data() -> None:
         match=r"forward assigns to \.data, .*\n    test_explained.py:\d+  x.data = x.data \* 2\n  give the value "
         r"another",
     ):
-        autopar.parallelize(Apply(assign), Mesh(dp=2), example=(x,))
+        autopar.parallelize(Apply(assign), Mesh(dp=2), "ddp", example=(x,))
     y = x.clone()
     y.data = torch.zeros(2)
     assert y.shape == (2,) and "data" not in vars(torch.Tensor)
@@ -146,7 +147,7 @@ def test_a_write_is_told_where_it_is() -> None:
         match=r"writes into the parameter layer.bias, .*\n    test_explained.py:\d+  "
         r"self.layer.bias\[:4\].copy_\(middle\[:4\]\)",
     ):
-        autopar.parallelize(Copying(), Mesh(dp=2), example=(x,))
+        autopar.parallelize(Copying(), Mesh(dp=2), "ddp", example=(x,))
 
 
 def test_a_step_in_a_checkpoint() -> None:
@@ -181,7 +182,7 @@ class Named(nn.Module):
 def test_classes_that_are_none(model: nn.Module, wrong: int) -> None:
     """On fake tensors ``one_hot`` does not look, and would give rows of zeros."""
     right = torch.tensor([0, 3, 1, 2])
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(right,))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(right,))
     assert torch.equal(parallel.simulate(right), one_hot(right, 4))
     with pytest.raises(
         RuntimeError, match="class values are not all between 0 and 3, as one_hot of 4 classes needs them"
@@ -194,7 +195,7 @@ def test_classes_that_are_none(model: nn.Module, wrong: int) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors take notes from 3.11 on")
 def test_an_error_of_the_models_own_says_where_it_comes_from() -> None:
     with pytest.raises(RuntimeError) as caught:
-        autopar.parallelize(nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 4)), Mesh(dp=2), example=(x,))
+        autopar.parallelize(nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 4)), Mesh(dp=2), "ddp", example=(x,))
     (note,) = caught.value.__notes__
     assert note.startswith("while autopar captured the step, at\n") and note.endswith("in module 1")
 
@@ -244,7 +245,7 @@ def test_a_target_of_a_wrong_shape(
     loss: Any, target: torch.Tensor, message: str, line: str, module: str, step: bool
 ) -> None:
     """torch refuses it before it calls an op: the line is that of the loss, and not of the op before."""
-    parallel = autopar.parallelize(Loss(loss), Mesh(dp=2))
+    parallel = autopar.parallelize(Loss(loss), Mesh(dp=2), "ddp")
     with pytest.raises((RuntimeError, ValueError), match=re.escape(message)) as caught:
         if step:
             parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1)).simulate(torch.randn(6, 8), target)

@@ -72,7 +72,7 @@ def test_a_buffer_that_is_given_a_new_tensor_is_state() -> None:
 
     model, x = Average().double(), torch.randn(5, 8, dtype=d)
     eager = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))
     assert not model.ema.any()
     for _ in range(3):
         assert relative(parallel.simulate(x), eager(x)) <= TOLERANCE
@@ -94,7 +94,7 @@ def test_recurrent_weights_are_not_constants() -> None:
 
     model = Listed().double()
     model.also, model.pair = [model.inner.weight], (model.inner.bias, "why")
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(x := torch.randn(4, 8, dtype=d),))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x := torch.randn(4, 8, dtype=d),))
     parallel.simulate(x).sum().backward()
     assert torch.allclose(model.inner.weight.grad, x.sum(0)[:, None].expand(8, 8))
     assert model.also[0] is model.inner.weight and model.pair[0] is model.inner.bias
@@ -109,7 +109,7 @@ def test_a_number_that_forward_changes_is_reported_and_put_back() -> None:
             return super().forward(x)
 
     model = Counts()
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(torch.randn(4, 8),))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(torch.randn(4, 8),))
     assert model.calls == 0
     assert "forward changes calls; the captured step keeps the values of the first call" in str(parallel.reports)
 

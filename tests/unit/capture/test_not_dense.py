@@ -62,7 +62,7 @@ def test_arguments_buffers_parameters_and_attributes(kind: str) -> None:
         match=f"a {name.partition('_')[0]} tensor, which has no pieces\n    test_not_dense.py:.*\n  "
         f"{re.escape(remedy)}$",
     ):
-        autopar.parallelize(Apply(lambda x: x + kept.clone().sum()), MESH, example=(x,))
+        autopar.parallelize(Apply(lambda x: x + kept.clone().sum()), MESH, "ddp", example=(x,))
 
 
 def test_a_parameter() -> None:
@@ -99,12 +99,12 @@ def test_made_in_forward(function: str) -> None:
         CaptureError,
         match=f"which has no pieces\n    test_not_dense.py:.*{function.removeprefix('as_')}.*\n  {re.escape(remedy)}$",
     ):
-        autopar.parallelize(Apply(make), MESH, example=(x,))
+        autopar.parallelize(Apply(make), MESH, "ddp", example=(x,))
 
 
 def test_what_rounds_as_a_quantized_tensor_is_captured() -> None:
     model = Apply(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127))
-    assert torch.equal(autopar.parallelize(model, MESH, example=(x,)).simulate(x), model(x))
+    assert torch.equal(autopar.parallelize(model, MESH, "ddp", example=(x,)).simulate(x), model(x))
 
 
 TAKING_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -120,7 +120,7 @@ TAKING_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_operators_that_take_functions(name: str) -> None:
     _, what, remedy = next(row for row in EXPLAINED if row[0] == f"HigherOrderOperator {name}")
     with pytest.raises(CaptureError) as caught:
-        autopar.parallelize(Apply(TAKING_FUNCTIONS[name]), MESH, example=(x,))
+        autopar.parallelize(Apply(TAKING_FUNCTIONS[name]), MESH, "ddp", example=(x,))
     first, line, last = str(caught.value).splitlines()
     assert (first, last) == (what, f"  {remedy}")
     assert line.startswith("    test_not_dense.py:") and line.endswith("in module the root")
@@ -128,4 +128,4 @@ def test_operators_that_take_functions(name: str) -> None:
 
 def test_cond_on_a_python_value_is_captured() -> None:
     model = Apply(lambda x: torch.cond(len(x) > 2, torch.tanh, torch.sin, (x,)))
-    assert torch.equal(autopar.parallelize(model, MESH, example=(x,)).simulate(x), model(x))
+    assert torch.equal(autopar.parallelize(model, MESH, "ddp", example=(x,)).simulate(x), model(x))

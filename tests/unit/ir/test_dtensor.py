@@ -163,7 +163,7 @@ def on_each_rank(rank: int, store: str) -> None:
             theirs = device_mesh_of(mesh)
             assert mesh_of(theirs) == mesh
             model = Block()
-            assert autopar.parallelize(model, theirs, example=(torch.randn(4, 8),)).mesh == mesh
+            assert autopar.parallelize(model, theirs, "megatron", example=(torch.randn(4, 8),)).mesh == mesh
             for shape in SHAPES:
                 whole = torch.arange(shape[0] * shape[1]).reshape(shape)
                 choices = [Replicate(), Shard(0), Shard(1)]

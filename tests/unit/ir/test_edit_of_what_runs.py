@@ -31,7 +31,7 @@ def refused(program: Program, why: str) -> None:
 def test_an_edit_of_the_program_of_a_model_is_refused() -> None:
     """Before and after it has run, and of each rank."""
     model, x = models.Block(), torch.randn(6, 8)
-    parallel = autopar.parallelize(model, autopar.Mesh(dp=2), example=(x,))
+    parallel = autopar.parallelize(model, autopar.Mesh(dp=2), "ddp", example=(x,))
     for _ in range(2):
         refused(parallel.program, RUNS)
         refused(parallel.local(1), SHARED)
@@ -40,7 +40,7 @@ def test_an_edit_of_the_program_of_a_model_is_refused() -> None:
 
 def test_a_copy_may_be_edited_and_changes_nothing_that_runs() -> None:
     model, x = models.Block(), torch.randn(6, 8)
-    parallel = autopar.parallelize(model, autopar.Mesh(dp=2), example=(x,))
+    parallel = autopar.parallelize(model, autopar.Mesh(dp=2), "ddp", example=(x,))
     y, text = parallel.simulate(x), str(parallel.program)
     for program in (parallel.program.copy(), parallel.local(0).copy()):
         before = len(list(program.nodes))
@@ -62,7 +62,7 @@ def test_edits_of_a_steps_programs_are_refused() -> None:
             return self.layer(x).square().mean()
 
     model = Loss()
-    parallel = autopar.parallelize(model, autopar.Mesh(dp=2))
+    parallel = autopar.parallelize(model, autopar.Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=2, amp="bf16-O2")
     step.capture(x)
     programs = step.program.programs

@@ -68,7 +68,7 @@ def test_a_model_may_use_the_names_of_the_step(microbatches: int, simulated: boo
     torch.manual_seed(0)
     model, x = Named(), torch.randn(8, 4)
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, autopar.Mesh(dp=2 if simulated else 1))
+    parallel = autopar.parallelize(model, autopar.Mesh(dp=2 if simulated else 1), "ddp")
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-2), microbatches=microbatches, ema=0.9)
     optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
     for _ in range(2):

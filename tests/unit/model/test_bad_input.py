@@ -162,9 +162,9 @@ def test_the_remedy_for_an_op_without_a_rule() -> None:
 
     with torch.no_grad():
         with pytest.raises(RuleError, match=r'autopar.register_rule\("... -> ...", "autopar_test::twice"\)'):
-            autopar.parallelize(Custom(), Mesh(dp=2), example=(x,), strict=True)
+            autopar.parallelize(Custom(), Mesh(dp=2), "ddp", example=(x,), strict=True)
         autopar.register_rule("... -> ...", "autopar_test::twice", linear="0")
-        parallel = autopar.parallelize(Custom(), Mesh(dp=2), example=(x,))
+        parallel = autopar.parallelize(Custom(), Mesh(dp=2), "ddp", example=(x,))
         assert torch.equal(parallel.simulate(x), 2 * x)
         assert "autopar_test::twice(x)" in str(parallel.program)
 
@@ -250,7 +250,7 @@ def test_a_switch_that_is_none(switch: str) -> None:
 
 
 def test_calling_without_processes() -> None:
-    parallel = autopar.parallelize(Block(), Mesh(dp=2), example=(x,))
+    parallel = autopar.parallelize(Block(), Mesh(dp=2), "ddp", example=(x,))
     with pytest.raises(RuntimeError) as caught:
         parallel(x)
     assert str(caught.value) == (
@@ -272,7 +272,7 @@ def test_looking_before_a_capture(what: str) -> None:
 
 
 def test_a_rank_that_is_not_there() -> None:
-    parallel = autopar.parallelize(Block(), Mesh(dp=2), example=(x,))
+    parallel = autopar.parallelize(Block(), Mesh(dp=2), "ddp", example=(x,))
     with pytest.raises(ValueError, match=r"rank 2 is not on the mesh \(dp=2\), whose ranks are 0 1"):
         parallel.local(2)
 
@@ -288,4 +288,4 @@ class Swallows(Choice):
 
 def test_control_flow_that_the_model_caught() -> None:
     with pytest.raises(CaptureError, match=r"test_bad_input\.py:\d+  return y \* y\.sum\(\)\.item\(\)"):
-        autopar.parallelize(Swallows(), Mesh(dp=2), example=(x,))
+        autopar.parallelize(Swallows(), Mesh(dp=2), "ddp", example=(x,))

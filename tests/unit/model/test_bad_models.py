@@ -189,7 +189,7 @@ WRAPPED = {
 def test_models_that_are_not_plain(case: str) -> None:
     wrap, text = WRAPPED[case]
     with pytest.raises(TypeError) as caught:
-        autopar.parallelize(wrap(Block()), Mesh(dp=2), example=(x,))
+        autopar.parallelize(wrap(Block()), Mesh(dp=2), "ddp", example=(x,))
     assert re.fullmatch(text, str(caught.value)), str(caught.value)
 
 
@@ -214,7 +214,7 @@ def test_a_mesh_with_pp(sizes: dict[str, int], instead: str) -> None:
     )
     refuses(ValueError, text, Block(), mesh=mesh)
     refuses(ValueError, text, Block(), mesh=mesh, plan={"up.weight": ("pp", None)})
-    assert autopar.parallelize(Block(), Mesh(pp=1, dp=2), example=(x,)).mesh.size == 2
+    assert autopar.parallelize(Block(), Mesh(pp=1, dp=2), "ddp", example=(x,)).mesh.size == 2
 
 
 def test_a_stage_is_not_the_mesh() -> None:
@@ -235,7 +235,7 @@ def test_tensors_that_are_not_dense() -> None:
 def test_simulating_without_data() -> None:
     with torch.device("meta"):
         model, on_meta = Block(), torch.randn(4, 8)
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(on_meta,))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(on_meta,))
     with pytest.raises(ValueError, match=r"up\.weight is on the meta device and has no values"):
         parallel.simulate(on_meta)
 
@@ -286,6 +286,6 @@ def test_a_shared_buffer_that_one_owner_replaces() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on the way to jvp
 def test_transforms_are_refused() -> None:
     model = Block().requires_grad_(False)
-    parallel = autopar.parallelize(model, Mesh(dp=2), example=(x,))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))
     with pytest.raises(ValueError, match=r"is inside a torch\.func transform or carries a forward-mode tangent"):
         torch.func.jvp(parallel.simulate, (x,), (x,))

@@ -64,7 +64,7 @@ CALLS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_bound_once(bound: list[int], name: str) -> None:
     """Also where it is captured, and where its batch is cut."""
-    CALLS[name](autopar.parallelize(Loss(), Mesh(dp=1)), torch.randn(8, 4))
+    CALLS[name](autopar.parallelize(Loss(), Mesh(dp=1), "ddp"), torch.randn(8, 4))
     assert bound == [1]
 
 
@@ -73,7 +73,7 @@ def test_a_call_is_bound_once(bound: list[int], name: str) -> None:
     [lambda parallel: parallel.simulate, lambda parallel: parallel.train_step(sgd(parallel), microbatches=2).simulate],
 )
 def test_a_simulated_call_is_bound_once(bound: list[int], simulate: Callable[[Any], Any]) -> None:
-    simulated, x = simulate(autopar.parallelize(Loss(), Mesh(dp=2))), torch.randn(8, 4)
+    simulated, x = simulate(autopar.parallelize(Loss(), Mesh(dp=2), "ddp")), torch.randn(8, 4)
     for count in (1, 2):
         simulated(x, num_items_in_batch=torch.tensor(8))
         assert bound == [count]
@@ -110,7 +110,7 @@ def test_another_value_of_a_keyword(items: Any, first: bool) -> None:
 def test_a_copy_keeps_the_layouts_of_its_own_parameters() -> None:
     """A step that splits the parameters of a model splits those of a copy only where the copy is trained so, too."""
     x = torch.randn(4, 4)
-    parallel = autopar.parallelize(Loss(), Mesh(dp=2))
+    parallel = autopar.parallelize(Loss(), Mesh(dp=2), "ddp")
     copied = copy.deepcopy(parallel)
     whole = parallel.capture(x).program.text()
     parallel.train_step(sgd(parallel), zero=3).capture(x)

@@ -103,7 +103,7 @@ def gone(text: str) -> bool:
 
 def test_a_long_capture_says_where_it_is(clock: Clock, terminal: Any) -> None:
     read = terminal()
-    autopar.parallelize(Slow(clock), Mesh(dp=2), example=(torch.randn(2, 4),))
+    autopar.parallelize(Slow(clock), Mesh(dp=2), "ddp", example=(torch.randn(2, 4),))
     assert "capture, forward: second" in read()
     assert gone(read())
     assert len(clock.started) == 1, "capture and all passes are one operation"
@@ -112,7 +112,7 @@ def test_a_long_capture_says_where_it_is(clock: Clock, terminal: Any) -> None:
 
 def test_a_training_step_has_one_too(clock: Clock, terminal: Any) -> None:
     read = terminal()
-    parallel = autopar.parallelize(Slow(clock), Mesh(dp=2))
+    parallel = autopar.parallelize(Slow(clock), Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))
     step.capture(torch.randn(4, 4))
     assert "capture, forward: second" in read()

@@ -111,7 +111,7 @@ def raises(*_: object) -> str:
 def test_a_function_that_gives_no_rule(function: Any, text: str) -> None:
     register_rule(function, halved)
     with pytest.raises(RuleError) as caught:
-        autopar.parallelize(Halving(), autopar.Mesh(dp=2), example=(torch.randn(4, 2),))
+        autopar.parallelize(Halving(), autopar.Mesh(dp=2), "ddp", example=(torch.randn(4, 2),))
     assert text in str(caught.value) and "test_register_rule.py:" in str(caught.value)
 
 

@@ -35,7 +35,7 @@ def texts(name: str) -> list[dict[int, str]]:
         (models.Block(), torch.randn(7, 8)) if name == "uneven" else (models.Residual(7, 9), torch.randn(5, 3, 7))
     )
     parallel = autopar.parallelize(
-        model, autopar.Mesh(dp=3, tp=2) if name == "uneven" else autopar.Mesh(dp=2, tp=2), example=(x,)
+        model, autopar.Mesh(dp=3, tp=2) if name == "uneven" else autopar.Mesh(dp=2, tp=2), "megatron", example=(x,)
     )
     return [{rank: str(parallel.local(rank)) for rank in parallel.mesh.ranks}]
 
@@ -50,7 +50,7 @@ class Loss(torch.nn.Module):
 
 
 def steps_programs() -> list[Any]:
-    parallel = autopar.parallelize(Loss(), autopar.Mesh(dp=4))
+    parallel = autopar.parallelize(Loss(), autopar.Mesh(dp=4), "ddp")
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters()), zero=1, clip_norm=1.0)
     step.capture(torch.randn(8, 5))
     micro, update = step._current()

@@ -1,0 +1,46 @@
+"""A training step whose plan is searched, on each of four processes."""
+
+from __future__ import annotations
+
+import copy
+
+import loops
+import steps
+import torch
+from equality import relative
+from searched import FAST
+from steps import Single, adamw, differences, run
+
+import autopar
+from autopar import Mesh
+
+
+def searched_step() -> None:
+    """A plan that one rank has searched moves the parameters, which stay the same objects; their state is saved and
+    loaded, and the model is called between steps."""
+    torch.manual_seed(0)
+    make, batches, _ = steps.MODELS["mlp"]
+    model = make(1)
+    alone = copy.deepcopy(model)
+    parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), "search", machine=FAST)
+    step = parallel.train_step(adamw(parallel), microbatches=2, zero=1, clip_norm=0.5)
+    single = Single(alone, adamw(alone), 0.5)
+    before = {name: (id(p), p.placements) for name, p in parallel.named_parameters()}
+    for k in range(2):
+        assert relative(run(step, batches(k)), single(**batches(k))[0]) <= 1e-12
+    after = {name: (id(p), p.placements) for name, p in parallel.named_parameters()}
+    assert all(before[name][0] == after[name][0] for name in before) and before != after
+    assert any(not placement.is_replicate() for _, placements in after.values() for placement in placements)
+    assert step.solution is not None and step.solution.machine == FAST
+    assert relative(loops.whole(parallel(**batches(9))), single.model(**batches(9))) <= 1e-12
+    saved = {name: loops.whole(value).clone() for name, value in parallel.state_dict().items()}
+    assert all(relative(saved[name], value) <= 1e-9 for name, value in alone.state_dict().items())
+    run(step, batches(2))
+    assert any(relative(loops.whole(value), saved[name]) > 1e-6 for name, value in parallel.state_dict().items())
+    parallel.load_state_dict(saved)
+    assert all(torch.equal(loops.whole(value), saved[name]) for name, value in parallel.state_dict().items())
+    assert {name: (id(p), p.placements) for name, p in parallel.named_parameters()} == after
+    step.optimizer.load_state_dict(copy.deepcopy(single.optimizer.state_dict()))
+    assert relative(run(step, batches(2)), single(**batches(2))[0]) <= 1e-11
+    assert max(differences(step, single).values()) <= 1e-9
+    assert step.captures == 1
