@@ -29,7 +29,6 @@ from autopar.passes.search import Search
 from autopar.passes.share import Share
 from autopar.passes.widen import Widen
 from autopar.search.search import Find
-from autopar.search.search import search as search_layouts
 
 
 class Row(NamedTuple):
@@ -60,7 +59,7 @@ PIPELINE: tuple[Row, ...] = (
     Row(Amp, {"amp": "amp", "keep": "keep", "device": "device"}, when="amp"),
     Row(Recompute, {"what": "recompute", **_WHERE}, when="recompute"),
     Row(Expand, {**_PLACING, "device": "device"}, unless="search"),
-    Row(Search, {**_PLACING, "time_limit": "time_limit", "find": "find"}, when="search"),
+    Row(Search, {**_PLACING, "time_limit": "time_limit", "find": "search"}, when="search"),
     Row(Place, _PLACING, unless="search"),
     Row(Follow, _PRICED, unless="search"),
     Row(Lift, unless="search"),
@@ -105,7 +104,7 @@ def pipeline(
         "mesh": mesh, "constraints": constraints or {}, "strict": strict, "whole": whole, "device": device,
         "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute, "search": search,
         "machine": None if machine is None else machine_from(machine),
-        "time_limit": time_limit, "find": search_layouts if isinstance(search, bool) else search,
+        "time_limit": time_limit,
     }  # fmt: skip
     end = [row.make for row in PIPELINE].index(last) + 1
     return [

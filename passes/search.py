@@ -29,7 +29,7 @@ class Search(LayoutPass):
 
     Attributes:
         time_limit: seconds, after which the best plan so far is taken.
-        find: the search; another one may take a plan that is known already.
+        find: another search in the place of ``autopar.search.search``; it may take a plan that is known already.
         Others are as in ``LayoutPass``; placeholders without a constraint are searched too.
     """
 
@@ -38,12 +38,13 @@ class Search(LayoutPass):
     gives: ClassVar[str] = "placed"
 
     time_limit: float = 60.0
-    find: Find = search
+    find: Find | bool = True
 
     def run(self, program: Program) -> list[str]:
         on = self.machine or machine("generic")
         boundary = Boundary(program, self._put_on_mesh(program), self.constraints, self.whole)
-        found = self.find(boundary, on, strict=self.strict, time_limit=self.time_limit)
+        find = search if isinstance(self.find, bool) else self.find
+        found = find(boundary, on, strict=self.strict, time_limit=self.time_limit)
         with program.edit() as edit:
             for node, type in found.types.items():
                 edit.annotate(node, type=type, uses=found.uses.get(node, ()))
