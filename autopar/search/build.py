@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from autopar.plan.boundary import Boundary, required_dtypes
 from autopar.plan.shared_transfers import computed, turning_block
 from autopar.plan.usable_rules import usable_rule
 from autopar.rules.strategies import Bound
-from autopar.search.chains import Chains, State
+from autopar.search.chains import Chains, OutOfTime, State
 from autopar.search.constrained_reads import allowed_states
 from autopar.search.cuts import CutSearch
 from autopar.search.ending import Ending
@@ -32,18 +33,26 @@ COLLECTIVES = {function for function, transfer in transfers.BY_FUNCTION.items() 
 LEAST_PENALTY = 2.0**33  # nanoseconds, of what is forbidden: up to here all sums are exact
 
 
-def build(boundary: Boundary, machine: Machine, *, strict: bool = False, ending: Ending | None = None) -> Problem:
+def build(
+    boundary: Boundary,
+    machine: Machine,
+    *,
+    strict: bool = False,
+    ending: Ending | None = None,
+    deadline: float = math.inf,
+) -> Problem:
     """Return the problem of choosing the layouts of a traced program.
 
     Args:
         strict: refuse ops without a rule.
         ending: what ends the step, if the program is a micro-batch.
+        deadline: of ``time.monotonic``, after which the problem is returned as it is, with ``late`` set.
 
     Raises:
         RuleError: an op has no rule, and ``strict`` is set.
         PlanError: no strategy of an op meets a constraint.
     """
-    return _Builder(boundary, machine, strict, ending).build()
+    return _Builder(boundary, machine, strict, ending).build(deadline)
 
 
 class _Builder:
@@ -65,7 +74,7 @@ class _Builder:
         self._trees: dict[object, Tree] = {}
         self._penalty = LEAST_PENALTY
 
-    def build(self) -> Problem:
+    def build(self, deadline: float) -> Problem:
         nodes = list(self.program.nodes)
         bounds = {
             node: usable_rule(node, strict=self.strict)
@@ -88,10 +97,16 @@ class _Builder:
         for variable, fits in allowed_states(self.problem, self.boundary).items():
             self._add_costs(variable, np.where(fits, 0.0, self._penalty))
             self.problem.allowed.append((variable, fits))
-        for value in self.problem.values.values():
-            self._pay(value)
-        if self.ending is not None:
-            self._end(self.ending)
+        self.problem.microbatches = 1 if self.ending is None else self.ending.microbatches
+        self.chains.deadline = deadline
+        try:
+            for value in self.problem.values.values():
+                self._pay(value)
+            if self.ending is not None:
+                self._end(self.ending)
+        except OutOfTime:
+            self.problem.late = True
+        self.chains.deadline = math.inf
         return self.problem
 
     # -- variables -----------------------------------------------------------------------------------------------
@@ -222,7 +237,6 @@ class _Builder:
                 self._add_costs(variable, share[0])
             else:
                 self.graph.add_edge(home, variable, np.arange(len(homes)), np.arange(len(sums)), share)
-        self.problem.microbatches = ending.microbatches
 
     # -- transfers -----------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ another, a sum is reduced to a split. The first pair of a class is planned, and 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -47,6 +48,10 @@ class Hop(NamedTuple):
 Chain = tuple[Hop, ...]
 
 
+class OutOfTime(Exception):
+    """The deadline has passed."""
+
+
 @dataclass
 class Chains:
     """The chains of transfers on a mesh of one machine.
@@ -54,11 +59,13 @@ class Chains:
     Attributes:
         impossible: the nanoseconds of a pair without transfers.
         classes: class of pairs → the price of its first one.
+        deadline: of ``time.monotonic``, after which no further pair is planned.
     """
 
     mesh: Mesh
     machine: Machine
     impossible: int = 2**33
+    deadline: float = math.inf
     classes: dict[object, int] = field(default_factory=dict)
     _known: dict[object, Chain] = field(default_factory=dict)
     _classes: Classes = field(init=False)
@@ -97,6 +104,8 @@ class Chains:
         return found[inverse.reshape(len(haves), len(needs))]
 
     def _planned(self, shape: tuple[int, ...], have: State, need: State) -> Chain:
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
         source = TensorType(shape, have[1], layout_of(self.mesh, have[0]))
         target = TensorType(shape, need[1], layout_of(self.mesh, need[0]))
         hops, type = [], source

@@ -89,6 +89,7 @@ class Problem:
         order: variable → where it stands in the program.
         labels: variable → the path of its block, or "".
         allowed: pairs of a variable and the states of it that a constraint allows.
+        late: whether the time limit came before all prices of transfers were known.
         microbatches: how often the program runs in a step.
         endings: of each sum of gradients the variable of its parameter (``None`` for the loss), its own variable, and
             the nanoseconds of the update of each pair of states, once in a step.
@@ -107,6 +108,7 @@ class Problem:
     order: list[float] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     allowed: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    late: bool = False
     microbatches: int = 1
     endings: list[tuple[int | None, int, np.ndarray]] = field(default_factory=list)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -24,6 +25,7 @@ from autopar.search.problem import Problem
 from autopar.search.solver import Answer, solve
 from autopar.search.started import Comparison, Greedy, Start, Starts
 
+LEAST_SECONDS = 5.0  # of any time limit, for the prices of transfers: without them only starting points are compared
 SOLVING = 0.8  # of the time limit, where starting points are compared in the rest of it
 
 
@@ -90,9 +92,9 @@ def search(
     """
     check_time_limit(time_limit)
     start = time.monotonic()
-    problem = build(boundary, machine, strict=strict, ending=ending)
     solving = time_limit if greedy is None else time_limit * SOLVING
-    answer = solve(problem.graph, problem.order, problem.labels, start + solving)
+    problem = build(boundary, machine, strict=strict, ending=ending, deadline=start + max(solving, LEAST_SECONDS))
+    answer = _whole(problem) if problem.late else solve(problem.graph, problem.order, problem.labels, start + solving)
     found = found_by(answer, problem, machine, start, solving)
     if greedy is None:
         return found
@@ -101,6 +103,12 @@ def search(
     cheaper = compared.cheapest(starts, found.nanoseconds)
     seconds = time.monotonic() - start
     return replace(found, search_seconds=seconds) if cheaper is None else _started(found, cheaper, seconds)
+
+
+def _whole(problem: Problem) -> Answer:
+    """Return the plan in which all ranks compute everything, and what ops cost at least in any plan."""
+    least = sum(float(prices.min()) for prices in problem.prices.values())
+    return Answer(np.zeros(len(problem.graph.costs), dtype=np.int64), math.inf, least)
 
 
 def _started(found: Found, start: Start, seconds: float) -> Found:

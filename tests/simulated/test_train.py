@@ -239,8 +239,7 @@ REFUSED = {
     "--plan "
     "megatorn": r"--plan megatorn is unknown; choose from ddp, fsdp, megatron, megatron\+sp, fsdp\+tp, search, or a "
     r"JSON file of globs; did you mean megatron\?",
-    "--plan "
-    "nowhere.json": r"--plan nowhere\.json: No such file or directory; the names are ddp, fsdp, megatron, "
+    "--plan nowhere.json": r"--plan nowhere\.json: No such file or directory; the names are ddp, fsdp, megatron, "
     r"megatron\+sp, fsdp\+tp, search",
     "--size huge": r"--size huge is unknown; choose from tiny, small, medium, large",
     "--dtype float16": r"--dtype float16 is unknown; choose from float32, float64, bfloat16; did you mean .*\?",
