@@ -1,7 +1,7 @@
 """Measure the search of the cheapest plan of Llama 3 by depth and mesh, and compare the plan with presets.
 
-Each search runs in a process of its own. ``capture`` to ``solver`` are CPU seconds of one thread, and ``memory`` is what
-the peak of the process rises by from capture on.
+Each search runs in a process of its own. ``capture`` to ``solver`` are CPU seconds of one thread, and ``memory`` is
+what the peak of the process rises by from capture on.
 """
 
 from __future__ import annotations

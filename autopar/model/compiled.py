@@ -34,6 +34,7 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.simulated_step import SimulatedStep
 from autopar.search.ending import Ending
 from autopar.search.solution import Solution, timed
+from autopar.search.starting_points import starting_points
 from autopar.verify.levels import verify
 
 
@@ -182,6 +183,7 @@ class Compiler:
         attrs: Mapping[str, DistAttr],
         device: torch.device,
         *,
+        captured: Captured | None = None,
         ending: Ending | None = None,
         **options: Any,
     ) -> Placement:
@@ -189,10 +191,12 @@ class Compiler:
 
         Args:
             attrs: node → its layout, of the nodes that the plan decides.
+            captured: the call that the program was made from; a searched plan is then no dearer than any preset.
             ending: what ends the step, if the program is a micro-batch.
             options: further options of ``passes.pipeline``; with ``search=True``, the planner searches the others.
         """
-        search = Search(self.planner, ending) if options.pop("search", False) else None
+        starts = () if captured is None else starting_points(self.model, captured, self.mesh)
+        search = Search(self.planner, ending, starts) if options.pop("search", False) else None
         if search is not None:
             options |= {"search": search, "machine": self.planner.machine, "time_limit": self.planner.time_limit}
         options.setdefault("machine", self.machine)
@@ -230,7 +234,7 @@ class Compiler:
         self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]
     ) -> Compiled:
         traced = program.copy() if len(captured.differentiable) > 1 else program
-        local, more, found = self.place(program, attrs, captured.device, search=self.searches)
+        local, more, found = self.place(program, attrs, captured.device, captured=captured, search=self.searches)
         reports += more
         if found is not None:  # parts of the backward keep the layouts of parameters and inputs
             kept = [node for node in program.placeholders if record_of(node).role != "tangent"]

@@ -10,6 +10,7 @@ from autopar.errors import AutoparError, PlanError, RuleError
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.text.printer import print_type
+from autopar.model.greedy import GreedyPasses
 from autopar.plan.boundary import OPEN, Boundary
 from autopar.runtime.processes.agreement import Agreement
 from autopar.search.applied import applied, layouts_of_placeholders
@@ -18,6 +19,7 @@ from autopar.search.ending import Ending
 from autopar.search.planned import graph_digest
 from autopar.search.search import Found, search
 from autopar.search.solution import Solution, solution_from
+from autopar.search.started import Starts
 
 SAID_BY = {"PlanError": PlanError, "RuleError": RuleError}  # the class of an error on the searching rank → on others
 
@@ -48,12 +50,14 @@ class Search:
 
     Attributes:
         ending: what ends the step, if the program is a micro-batch.
+        starts: plans that the result is never dearer than.
         solution: what was found, without the times of modules; ``None`` before.
         notes: decisions that were made for the user.
     """
 
     planner: Planner
     ending: Ending | None = None
+    starts: Starts = ()
     solution: Solution | None = field(default=None, init=False)
     notes: list[str] = field(default_factory=list, init=False)
 
@@ -76,7 +80,7 @@ class Search:
             self.notes.append("the plan is of another call: parameters have its layouts, and the others are searched")
         agreement = self.planner.agreement
         if agreement is None:
-            found = search(boundary, machine, strict=strict, time_limit=time_limit, ending=self.ending)
+            found = self._searched(boundary, machine, strict, time_limit)
             self.solution = self._solution(found, boundary)
             return found
         self.solution = self._of_first_rank(agreement, boundary, machine, strict, time_limit)
@@ -103,7 +107,7 @@ class Search:
         solution, text, error = None, "", None
         if agreement.rank == 0:
             try:
-                found = search(boundary, machine, strict=strict, time_limit=time_limit, ending=self.ending)
+                found = self._searched(boundary, machine, strict, time_limit)
                 solution = self._solution(found, boundary)
                 text = json.dumps(solution.to_json())
             except AutoparError as raised:
@@ -122,6 +126,15 @@ class Search:
                 "and the same arguments"
             )
         return solution
+
+    def _searched(self, boundary: Boundary, machine: Machine, strict: bool, time_limit: float) -> Found:
+        found = search(
+            boundary, machine, strict=strict, time_limit=time_limit, ending=self.ending, starts=self.starts,
+            greedy=GreedyPasses(),
+        )  # fmt: skip
+        if found.start:
+            self.notes.append(f"the plan is the preset {found.start}: the search has found none that is cheaper")
+        return found
 
     def _solution(self, found: Found, boundary: Boundary) -> Solution:
         return solution_from(found, boundary.program, boundary.mesh, "call" if self.ending is None else "step")

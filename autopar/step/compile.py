@@ -105,7 +105,7 @@ class _MicroCompiler:
         self._split(zero, micro, placeholders)
         ending = self._ending(micro, partial(zero.split, "state"))
         local, reports, found = compiler.place(
-            micro.program, self.attrs, device, search=compiler.searches, ending=ending, **wanted
+            micro.program, self.attrs, device, captured=self.captured, search=compiler.searches, ending=ending, **wanted
         )
         self.reports += reports
         if found is not None:
