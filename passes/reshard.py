@@ -74,7 +74,7 @@ def disagreements(
     about = record_of(output)
     begins = next((record_of(node).phase for node in program.nodes if node.op == "call_function"), "forward")
     results = [
-        (k, value, need, result.kind != "grad" and record_of(value).phase == "forward" == begins)
+        (k, value, need, result.kind != "grad" and record_of(value).phase == "forward" and begins != "update")
         for k, (value, need, result) in enumerate(zip(operands(output), about.uses, about.results, strict=True))
     ]
     find = _Known(machine).calls

@@ -163,8 +163,8 @@ class Boundary:
         """
         decided = None if node in self.tangents else self.decided(node)
         if decided is None:
-            # buffers are plain tensors, whole on every rank
-            whole = record_of(node).role == "buffer" and node not in self.sums
+            # buffers and constants are plain tensors, whole on every rank
+            whole = node.op == "get_attr" or (record_of(node).role == "buffer" and node not in self.sums)
             return [self.home(node).kept] if whole else [*options, *self._pending(node, options)]
         if OPEN not in decided.dims:
             return [self.home(node).kept]

@@ -114,6 +114,10 @@ class _Builder:
     def _add_placeholder(self, node: fx.Node, position: int) -> None:
         type = tensor_type(node)
         options = self.boundary.homes(node, homes(type.shape, self.mesh))
+        returned = self.boundary.tangents.get(node)
+        if returned is not None and returned.op == "placeholder":  # its homes may be the user's, and none of ours
+            value = self.problem.value(returned)
+            options = list(dict.fromkeys((*options, *(self._returned(value, attr) for attr, _ in value.states))))
         variable = self._add(node, [0.0] * len(options), position)
         self.problem.homes[variable] = options
         states = tuple((attr, type.dtype) for attr in options)
@@ -186,7 +190,7 @@ class _Builder:
         dtypes = required_dtypes(record, [value.type for value in values])
         begins = next((record_of(n).phase for n in self.program.nodes if n.op == "call_function"), "forward")
         for node, value, result, dtype in zip(operands(output), values, record.results, dtypes, strict=True):
-            early = result.kind != "grad" and record_of(node).phase == "forward" == begins
+            early = result.kind != "grad" and record_of(node).phase == "forward" and begins != "update"
             phase = "forward" if early else "backward"
             home = self.problem.variables.get(named[result.of]) if result.of in named else None
             own: tuple[State, ...] = ()

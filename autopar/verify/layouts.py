@@ -38,6 +38,8 @@ def check_placed(of: Subject, node: fx.Node, record: Record) -> None:
             if type.layout is None:
                 raise of.error(node, f"at the level {of.program.level} every value has a Layout")
             check_layout(of, node, type, type.layout)
+            if node.op == "get_attr" and not type.layout.attr.is_replicated:
+                raise of.error(node, "a constant is whole on every rank, and its uses may need pieces of it")
     if node.op not in ("call_function", "output") or node.target in transfers.BY_FUNCTION:
         return
     values = operands(node)

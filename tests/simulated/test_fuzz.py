@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from model_cases import FAILED, OTHER, Case, check
 from random_lines import FAMILIES
-from random_models import Models, random_case
+from random_models import AXES, Models, random_case
+from searched import FAST
 from smaller_cases import smallest
 from torch.distributed.tensor import Replicate, Shard  # noqa: F401  what literals say
 
@@ -45,6 +47,43 @@ def test_random_models_equal_one_device_or_are_refused(r: random.Random) -> None
     outcome = check(case)
     assume(outcome.kind != "invalid")
     assert outcome.kind in AGREE or agrees(smallest(case, seconds=20), AGREE)
+
+
+def searching(case: Case, r: random.Random) -> Case:
+    """The same case on 2 × 2 ranks under a searched plan; its own plan constrains every other search that it fits.
+
+    On a machine on which values of a few elements are worth splitting.
+    """
+    mesh = dict.fromkeys([*case.mesh, *(axis for axis in AXES if axis not in case.mesh)][:2], 2)
+    own = case.plan if isinstance(case.plan, list) else [case.plan] * bool(case.plan)
+    constraints = own if [*mesh] == [*case.mesh] and r.randrange(2) else []
+    options = {**case.options, "machine": FAST, "time_limit": 5.0}
+    return replace(case, mesh=mesh, plan=["search", *constraints], options=options)
+
+
+@pytest.mark.long
+@settings(
+    max_examples=8, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+)
+@given(st.randoms(use_true_random=False))
+def test_random_models_under_searched_plans_equal_one_device(r: random.Random) -> None:
+    """Of few lines: each size of a value has its own transfers, which are priced anew."""
+    case = random_case(r)
+    assume(len(case.lines) <= 2)
+    case = searching(case, r)
+    outcome = check(case)
+    assume(outcome.kind != "invalid")
+    assert outcome.kind in AGREE or agrees(smallest(case, seconds=60), AGREE)
+
+
+@pytest.mark.long
+def test_a_plan_is_searched_over_three_axes() -> None:
+    weight = "self.w = nn.Parameter(torch.randn(8, 4))"
+    mesh = {"dp": 2, "cp": 2, "tp": 2}
+    case = Case(("v = F.linear(a.tanh(), self.w)",), "v", {"a": "real(8, 4, grad=True)"}, mesh, "search", (weight,),
+                options={"machine": FAST})  # fmt: skip
+    outcome = check(case)
+    assert outcome.kind == "equal" and outcome.transfers
 
 
 # -- what the fuzzer found -----------------------------------------------------------------------------------------
@@ -123,6 +162,25 @@ FOUND: dict[str, Case] = {
         {"dp": 2},
         {},
         options={"random": "single"},
+    ),
+    "an input that is returned twice, and no op of the forward": Case(
+        ("v = F.dropout(a, 0.0)",), "[v, v]", {"a": "real(3, 6, grad=True)"}, {"tp": 4, "cp": 2}, {"a": (("cp", "tp"),)}
+    ),
+    "a searched plan keeps constants whole": Case(
+        ("v = a.index_put((torch.tensor([1, 1]),), a[0], accumulate=True)",),
+        "v",
+        {"a": "real(2, 5, grad=True)"},
+        {"dp": 2},
+        "search",
+        options={"machine": FAST},
+    ),
+    "an input that is returned, in a layout that no search would try": Case(
+        ("v = F.dropout(a, 0.0)", "w = a.abs()"),
+        "(v, w)",
+        {"a": "real(3, 1, 4, grad=True)"},
+        {"tp": 2, "dp": 2},
+        ["search", {"a": ("dp", "tp", None)}],
+        options={"machine": FAST},
     ),
     "a view of a view, in place": Case(
         ("v = a.reshape(-1).clone()", "v.unsqueeze(0).mul_(3)"), "v", {"a": "real(3, grad=True)"}, {"dp": 2}, {}

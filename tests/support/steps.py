@@ -105,7 +105,8 @@ def differences(step: Any, single: Single) -> dict[str, float]:
 
 def steps_alike(name: str, sizes: dict[str, int], options: dict[str, Any], count: int = 10,
                 optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, tolerance: float = 1e-9,
-                called: bool = False, layers: int | None = None, searched_on: Machine | None = None) -> None:  # fmt: skip
+                called: bool = False, layers: int | None = None,
+                searched_on: Machine | None = None) -> None:  # fmt: skip
     """Losses, norms, parameters, buffers and the optimizer's state equal those of a single device after so many
     steps, and parameters are the same objects.
 

@@ -82,6 +82,11 @@ BROKEN: dict[str, tuple[str, str]] = {
         "this traced program is inconsistent at y\n    y : bf16[4] = cast(x, bf16)\n  a traced program has no "
         "transfers; reshard inserts them",
     ),
+    "a constant in pieces": (
+        "program placed on dp=2\n  c : f32[2/dp] = constant((1.0, 2.0))\n",
+        "this placed program is inconsistent at c\n    c : f32[2/dp] = constant((1.0, 2.0))\n  a constant is whole on "
+        "every rank, and its uses may need pieces of it",
+    ),
     "undecided": (
         "program placed on dp=2\n  x : f32[4/?] = input\n",
         "this placed program is inconsistent at x\n    x : f32[4/?] = input\n  a dim is left undecided ('?'): place "
