@@ -22,6 +22,9 @@ from autopar.search.certificate import TOLERANCE, Certificate
 from autopar.search.ending import Ending
 from autopar.search.problem import Problem
 from autopar.search.solver import Answer, solve
+from autopar.search.started import Comparison, Greedy, Start, Starts
+
+SOLVING = 0.8  # of the time limit, where starting points are compared in the rest of it
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,13 @@ class Found(Certificate):
         types: node → the type of its result, with a Layout.
         uses: node → what it requires of its operands.
         again: solves the problem again; ``None`` for a plan that was not searched here.
+        start: the starting point that it is, if one was cheaper than what the search found.
     """
 
     types: dict[fx.Node, ValueType]
     uses: dict[fx.Node, tuple[Requirement | None, ...]]
     again: Again | None = field(default=None, repr=False, compare=False)
+    start: str = ""
 
     def idle_axes(self, mesh: Mesh) -> list[str]:
         """Return the axes over which no value is split or pending: all their ranks do the same."""
@@ -64,6 +69,8 @@ def search(
     strict: bool = False,
     time_limit: float = 60.0,
     ending: Ending | None = None,
+    starts: Starts = (),
+    greedy: Greedy | None = None,
 ) -> Found:
     """Return the cheapest layouts of a traced program for the mesh of a machine, and a bound.
 
@@ -72,6 +79,10 @@ def search(
         strict: refuse ops without a rule; else they run on whole operands on every rank.
         time_limit: seconds, after which the best layouts so far are returned.
         ending: what ends the step, if the program is a micro-batch: then the price is that of the whole step.
+        starts: names and layouts (node → DistAttr) of plans that the result is never dearer than, as
+            ``starting_points`` gives them. They are placed one after the other where they can matter: when the result
+            is not proven, or where a start has a home that the search does not try.
+        greedy: places the starts; without it there are none.
 
     Raises:
         PlanError: constraints contradict each other.
@@ -80,15 +91,35 @@ def search(
     check_time_limit(time_limit)
     start = time.monotonic()
     problem = build(boundary, machine, strict=strict, ending=ending)
-    answer = solve(problem.graph, problem.order, problem.labels, start + time_limit)
-    return found_by(answer, problem, machine, start, time_limit)
+    solving = time_limit if greedy is None else time_limit * SOLVING
+    answer = solve(problem.graph, problem.order, problem.labels, start + solving)
+    found = found_by(answer, problem, machine, start, solving)
+    if greedy is None:
+        return found
+    deadline = start + time_limit
+    compared = Comparison(problem, boundary, machine, greedy, strict, ending, found.exact, deadline)
+    cheaper = compared.cheapest(starts, found.nanoseconds)
+    seconds = time.monotonic() - start
+    return replace(found, search_seconds=seconds) if cheaper is None else _started(found, cheaper, seconds)
+
+
+def _started(found: Found, start: Start, seconds: float) -> Found:
+    """Return what was found with the layouts of a start that costs less."""
+    # a start that the search has not tried may cost less than the bound
+    least = min(found.least, float(start.nanoseconds))
+    states = found.again
+    again = None if states is None or start.states is None else replace(states, states=start.states)
+    return replace(
+        found, nanoseconds=start.nanoseconds, least=least, search_seconds=seconds, types=start.types, uses=start.uses,
+        again=again, start=start.name,
+    )  # fmt: skip
 
 
 def found_by(answer: Answer, problem: Problem, machine: Machine, start: float, time_limit: float) -> Found:
     """Return the layouts of an answer to a problem. ``start``: when its search began, of ``time.monotonic``."""
     if not all(states[answer.states[variable]] for variable, states in problem.allowed):
         raise PlanError(
-            f"time_limit={time_limit} ended the search before it had a plan that meets the constraints; allow more time"
+            "the time limit ended the search before it had a plan that meets the constraints; allow more time"
         )
     types, uses = _layouts(problem, answer.states)
     price = problem.explicit_price(answer.states.tolist())
