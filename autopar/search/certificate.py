@@ -51,11 +51,8 @@ class Certificate:
     @property
     def certificate(self) -> str:
         """The price, and how much cheaper a plan could be at most, in a sentence."""
-        proof = (
-            "no plan is cheaper"
-            if self.exact
-            else f"no plan is more than {1 - self.least / self.nanoseconds:.2%} cheaper"
-        )
+        cheaper = 0.0 if self.exact else 1 - self.least / self.nanoseconds
+        proof = "no plan is cheaper" if self.exact else f"no plan is more than {cheaper:.2%} cheaper"
         price = f"{self.nanoseconds / 1e6:,.3f} ms a step on {self.machine.name}"
         why = f"; {self.reason}" * (not self.exact and bool(self.reason))
         return f"searched in {self.search_seconds:.1f} s: {price}, and {proof}{why}"

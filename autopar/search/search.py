@@ -127,7 +127,7 @@ def found_by(answer: Answer, problem: Problem, machine: Machine, start: float, t
     """Return the layouts of an answer to a problem. ``start``: when its search began, of ``time.monotonic``."""
     if not all(states[answer.states[variable]] for variable, states in problem.allowed):
         raise PlanError(
-            f"time_limit={time_limit} ended the search before it had a plan that meets the constraints; allow more time"
+            "the time limit ended the search before it had a plan that meets the constraints; allow more time"
         )
     types, uses = _layouts(problem, answer.states)
     price = problem.explicit_price(answer.states.tolist())

@@ -66,7 +66,22 @@ class Named(nn.Module):
         return logits.square().mean() if self.returns_loss else logits
 
 
-def random_named(draw: random.Random) -> tuple[nn.Module, torch.Tensor]:
-    """A model and a batch of ids, without values."""
+class OnePair(nn.Module):
+    """Two matrix products."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        dim, inner = draw.choice([4, 6]), draw.choice([3, 8, 16])
+        self.up_proj, self.down_proj = nn.Linear(dim, inner, bias=False), nn.Linear(inner, dim, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(torch.relu(self.up_proj(x)))
+
+
+def random_named(draw: random.Random, small: bool = False) -> tuple[nn.Module, torch.Tensor]:
+    """A model and a batch, without values: of ids, unless ``small``."""
     with torch.device("meta"):
+        if small:
+            model = OnePair(draw)
+            return model, torch.empty(draw.choice([2, 3, 4]), draw.choice([2, 5]), model.up_proj.in_features)
         return Named(draw), torch.empty(draw.choice([2, 3, 4]), draw.choice([2, 5]), dtype=torch.long)

@@ -1,0 +1,207 @@
+"""Starting points of a search: presets under assignments of axes, and that what is found is not dearer than they."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from named_models import OnePair, random_named
+from searched import MACHINES, SLOW
+from searched import price as searched_price
+from torch import nn
+
+import autopar
+from autopar import Mesh, Program
+from autopar.capture import Captured, capture
+from autopar.costs.machine import Machine
+from autopar.ir.layout import WHOLE, DistAttr
+from autopar.ir.nodes import operands
+from autopar.ir.record import TensorType
+from autopar.model.greedy import GreedyPasses
+from autopar.passes import Fold, Follow, Lift, Place, Reshard, Share, run_passes
+from autopar.plan.boundary import OPEN, Boundary
+from autopar.plan.constraints import constraints
+from autopar.search import search as searching
+from autopar.search.search import search
+from autopar.search.solver import Answer
+from autopar.search.starting_points import assignments, starting_points
+
+GREEDY = GreedyPasses()
+
+
+def of_pair(small: int = 0) -> tuple[nn.Module, Captured]:
+    model, x = random_named(random.Random(small), small=True)
+    return model, capture(model, (x,))
+
+
+# -- assignments ---------------------------------------------------------------------------------------------------
+
+
+def test_every_assignment_of_two_axes() -> None:
+    found = assignments(Mesh(a=8, one=1, b=8))
+    assert found[:4] == [
+        {"dp": ("a", "b")},
+        {"tp": ("a", "b")},
+        {"dp": ("a",), "tp": ("b",)},
+        {"dp": ("b",), "tp": ("a",)},
+    ]
+    assert {"tp": ("a",)} in found and {"dp": ("b",), "cp": ("a",)} in found
+    assert len(found) == len({str(sorted(roles.items())) for roles in found}) == 4**2 - 1
+    assert found == assignments(Mesh(a=8, one=1, b=8))
+
+
+@pytest.mark.parametrize("axes", [0, 1, 3])
+def test_their_number(axes: int) -> None:
+    assert len(assignments(Mesh({f"a{k}": 2 for k in range(axes)}))) == 4**axes - 1
+
+
+def test_presets_on_the_axes_of_a_mesh() -> None:
+    model, captured = of_pair()
+    points = dict(starting_points(model, captured, Mesh(a=2, b=2)))
+    both = points["fsdp+tp, dp=a tp=b"]
+    assert both["up_proj_weight"] == DistAttr.split("b", "a") and both["x"] == DistAttr.split("a", None, None)
+    over_both = points["megatron, tp=a+b"]
+    assert over_both["down_proj_weight"] == DistAttr.split(None, ("a", "b")) and "x" not in over_both
+    assert points["ddp, dp=a cp=b"] == {"x": DistAttr.split("a", "b", None)}
+    assert points["ddp, dp=b"] == {"x": DistAttr.split("b", None, None)}
+    layouts = [frozenset(point.items()) for point in points.values()]
+    assert len(set(layouts)) == len(layouts)
+    assert list(points) == [name for name, _ in starting_points(model, captured, Mesh(a=2, b=2))]
+
+
+def test_they_are_what_a_mesh_with_these_names_has() -> None:
+    model, captured = of_pair(1)
+    mesh = Mesh(tp=2, dp=2)
+    for name in ("ddp", "fsdp", "megatron", "megatron+sp", "fsdp+tp"):
+        attrs, _ = constraints(name, model, mesh, captured)
+        assert attrs in [point for _, point in starting_points(model, captured, mesh)], name
+
+
+# -- the search ----------------------------------------------------------------------------------------------------
+
+
+def explicit_price(program: Program, mesh: Mesh, machine: Machine, attrs: Any) -> int:
+    made = program.copy()
+    placing = [Place(mesh, attrs, machine=machine), Follow(machine), Lift()]
+    run_passes(made, [*placing, Reshard(machine=machine), Fold(machine=machine), Share()])
+    return autopar.price(made, machine).nanoseconds
+
+
+CASES = [
+    *[(Mesh(a=2), False, seed) for seed in range(3)],
+    *[(Mesh(a=4), False, seed) for seed in range(3)],
+    *[(Mesh(a=2, b=2), True, seed) for seed in range(3)],
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("mesh", "small", "seed"), CASES, ids=str)
+def test_no_preset_is_cheaper_than_what_is_found(mesh: Mesh, small: bool, seed: int) -> None:
+    model, x = random_named(random.Random(seed), small)
+    captured, machine = capture(model, (x,)), MACHINES[seed % len(MACHINES)]
+    points = list(starting_points(model, captured, mesh))
+    found = search(Boundary(captured.program, mesh), machine, starts=points, greedy=GREEDY)
+    prices = {name: explicit_price(captured.program, mesh, machine, attrs) for name, attrs in points}
+    assert found.nanoseconds <= min(prices.values()), (found.nanoseconds, prices)
+
+
+def wide() -> tuple[nn.Module, torch.Tensor]:
+    """A pair of products for which splits are worth their transfers."""
+    with torch.device("meta"):
+        model = OnePair(random.Random(0))
+        model.up_proj, model.down_proj = nn.Linear(6, 64), nn.Linear(64, 6)
+        return model, torch.empty(256, 64, 6)
+
+
+@pytest.fixture
+def nothing_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that finds only the plan in which all ranks compute everything."""
+
+    def solve(graph: Any, *_: object) -> Answer:
+        return Answer(np.zeros(len(graph.costs), dtype=np.int64), math.inf, 1.0)
+
+    monkeypatch.setattr(searching, "solve", solve)
+
+
+@pytest.mark.simulated
+@pytest.mark.usefixtures("nothing_found")
+def test_a_cheaper_start_becomes_the_answer() -> None:
+    model, x = wide()
+    captured, mesh = capture(model, (x,)), Mesh(a=2)
+    points = list(starting_points(model, captured, mesh))
+    prices = {name: explicit_price(captured.program, mesh, SLOW, attrs) for name, attrs in points}
+    cheapest = min(prices, key=lambda name: prices[name])
+    boundary = Boundary(captured.program, mesh)
+    alone = search(boundary, SLOW, starts=points)
+    assert alone.start == "" and alone.nanoseconds > prices[cheapest]
+    found = search(boundary, SLOW, starts=iter(points), greedy=GREEDY)
+    assert found.start == cheapest and found.nanoseconds == prices[cheapest] and found.idle_axes(mesh) == []
+    assert searched_price(captured.program, mesh, SLOW, found) == found.nanoseconds >= found.least
+    assert search(boundary, SLOW, starts=points, greedy=GREEDY, time_limit=0.0).start == ""
+
+
+@pytest.mark.simulated
+@pytest.mark.usefixtures("nothing_found")
+def test_a_start_meets_the_constraints_of_the_user() -> None:
+    model, x = wide()
+    captured, mesh = capture(model, (x,)), Mesh(a=2)
+    (relu,) = (node.name for node in captured.program.nodes if node.name.startswith("relu"))
+    kept = DistAttr.split("a", None)
+    asked = {"up_proj_weight": kept, "x": DistAttr((OPEN, WHOLE, WHOLE)), relu: DistAttr((WHOLE, OPEN, OPEN))}
+    seen = set()
+    for point in starting_points(model, captured, mesh):
+        found = search(Boundary(captured.program, mesh, asked), SLOW, starts=[point], greedy=GREEDY)
+        if not found.start:
+            continue
+        seen.add(found.start.partition(",")[0])
+        home, given = (found.types[captured.program.node(name)] for name in ("up_proj_weight", "x"))
+        assert isinstance(home, TensorType) and isinstance(given, TensorType)
+        assert home.attr == kept and given.attr.dims[1:] == (WHOLE, WHOLE)
+        node = captured.program.node(relu)
+        for user in node.users:
+            for value, need in zip(operands(user), found.uses[user], strict=True):
+                assert value is not node or need is None or need.placed.attr.dims[0] == WHOLE, found.start
+    assert "megatron" in seen
+
+
+def halves(mesh: Mesh) -> tuple[Captured, list[tuple[str, dict[str, DistAttr]]]]:
+    """A program whose dims are too short for four ranks: the search tries no split that leaves half of them idle."""
+
+    class Exp(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.exp().sin()
+
+    captured = capture(Exp(), (torch.empty((2,) * 14, device="meta"),))
+    return captured, list(starting_points(Exp(), captured, mesh))
+
+
+def test_a_start_that_the_search_does_not_try() -> None:
+    """It is compared also where the search has its proof."""
+    mesh = Mesh(a=4)
+    captured, points = halves(mesh)
+    boundary = Boundary(captured.program, mesh)
+    bare = search(boundary, SLOW)
+    assert bare.exact and bare.idle_axes(mesh) == ["a"]
+    found = search(boundary, SLOW, starts=points, greedy=GREEDY)
+    assert found.start.startswith("ddp, ") and found.nanoseconds < bare.nanoseconds
+    assert found.least <= found.nanoseconds and found.again is None
+    assert searched_price(captured.program, mesh, SLOW, found) == found.nanoseconds
+
+
+def test_a_start_that_the_search_has_tried_is_not_placed_again() -> None:
+    """Where there is a proof."""
+    model, captured = of_pair()
+    mesh, placed = Mesh(a=2), []
+
+    class Counting(GreedyPasses):
+        def placed(self, boundary: Boundary, machine: Machine, *, strict: bool) -> Program:
+            placed.append(boundary)
+            return super().placed(boundary, machine, strict=strict)
+
+    points = list(starting_points(model, captured, mesh))
+    assert search(Boundary(captured.program, mesh), SLOW, starts=points, greedy=Counting()).exact
+    assert len(placed) < len(points)
