@@ -10,13 +10,14 @@ import pytest
 import torch
 from equality import TOLERANCE, relative
 from random_plans import Prices, random_plan
-from searched import MACHINES, explicit
+from searched import FAST, MACHINES, explicit
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import autopar
 from autopar import Mesh, Program
 from autopar.capture import capture
+from autopar.costs.machine import Machine
 from autopar.plan.boundary import Boundary
 from autopar.search.build import build
 from autopar.search.search import search
@@ -86,11 +87,11 @@ def test_the_explicit_program_has_the_price_that_was_found(name: str) -> None:
         assert found.least <= found.nanoseconds == autopar.price(made, machine).nanoseconds, machine.name
 
 
-def compare(model: nn.Module, *args: Any, tolerance: float = TOLERANCE) -> None:
+def compare(model: nn.Module, *args: Any, tolerance: float = TOLERANCE, on: Machine = SLOW) -> None:
     """Results and gradients of the searched program on simulated ranks, beside eager."""
     program = capture(model, args).program
-    found = search(Boundary(program, MESH), SLOW)
-    made = explicit(program, MESH, SLOW, found)
+    found = search(Boundary(program, MESH), on)
+    made = explicit(program, MESH, on, found)
     assert any(type.attr.axes for type in found.types.values() if hasattr(type, "attr"))
     named = dict(model.named_parameters())
     inputs = [node for node in made.placeholders if autopar.ir.nodes.record_of(node).role == "input"]
@@ -108,7 +109,7 @@ def compare(model: nn.Module, *args: Any, tolerance: float = TOLERANCE) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("model", [Mlp, Heads])
 def test_a_searched_plan_has_the_numbers_of_one_device(model: type[nn.Module]) -> None:
-    compare(model().double(), torch.randn(4, 4, 8, dtype=torch.float64))
+    compare(model().double(), torch.randn(4, 4, 8, dtype=torch.float64), on=FAST)
 
 
 class Logits(nn.Module):
