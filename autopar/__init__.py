@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autopar import checkpoint
     from autopar.api import devices, parallelize
+    from autopar.capture.constrained import constrain
     from autopar.costs.program_price import price
     from autopar.errors import (
         AutoparError,
@@ -41,7 +42,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
     "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
-    "devices", "localize", "parallelize", "price", "redistribute", "register_rule", "simulate",
+    "constrain", "devices", "localize", "parallelize", "price", "redistribute", "register_rule", "simulate",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
@@ -49,6 +50,7 @@ MODULES = {  # name → the module that has it; all others of ``__all__`` are er
     "DistAttr": "ir.layout", "Layout": "ir.layout", "register_rule": "rules",
     "redistribute": "runtime.redistribute_pieces", "localize": "runtime.simulated_program",
     "simulate": "runtime.simulated_program", "price": "costs.program_price",
+    "constrain": "capture.constrained",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan",
          "report", "rules", "runtime", "search", "step", "transitions", "verify")  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.capture.constrained import Constrained
 from autopar.capture.graph import drop_unread, forward_first, index_own_rows, merge_views, simplify, sweep, unfake
 from autopar.capture.guards import Guards
 from autopar.capture.guards.numbers import Number
@@ -46,6 +47,7 @@ class Captured:
         modules: module path → the names of the values that its calls returned, for modules that return one tensor.
         guards: the Python values that forward read.
         numbers: the inputs that a call computes; they follow the inputs that the caller passes.
+        constrained: the values that forward constrains.
     """
 
     program: Program
@@ -60,6 +62,7 @@ class Captured:
     extended: tuple[tuple[int, tuple[int, ...]], ...] = ()
     guards: Guards = field(default_factory=lambda: Guards((), ()))
     numbers: tuple[Number, ...] = ()
+    constrained: tuple[Constrained, ...] = ()
 
     def with_tensors(self, tensors: Sequence[Any]) -> Any:
         """Return the model's own output structure around these tensors, with the leaves that are no tensors."""
@@ -133,10 +136,11 @@ class _GraphBuilder:
         unfake(graph)
         forward_first(graph, results, values)
         graph.owning_module = None
-        modules = self._modules(graph, replaced)
+        modules, constrained = self._modules(graph, replaced), self._constrained(graph, replaced)
         notes = (*traced.notes(), *about_loops(program, traced.model, traced.unroller.steps, traced.calls))
         return Captured(program, traced.spec, traced.leaves, len(outputs), traced.differentiable, traced.device,
-                        notes, modules, traced.draws, tuple(traced.extended), traced.guards)  # fmt: skip
+                        notes, modules, traced.draws, tuple(traced.extended), traced.guards,
+                        constrained=constrained)  # fmt: skip
 
     def _modules(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> dict[str, tuple[str, ...]]:
         """Map each module path to the values that its calls returned and that the program still has."""
@@ -149,6 +153,16 @@ class _GraphBuilder:
                 if node in alive:
                     returned_names[path] = (*returned_names.get(path, ()), node.name)
         return returned_names
+
+    def _constrained(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> tuple[Constrained, ...]:
+        """Return the values that forward constrains and that the program still has."""
+        alive, found = set(graph.nodes), []
+        for node, spec, source in self.traced.recorder.constrained:
+            while node in replaced:
+                node = replaced[node]
+            if node in alive:
+                found.append(Constrained(node.name, spec, source))
+        return tuple(found)
 
     def _states(
         self, graph: fx.Graph, placeholders: Sequence[fx.Node], reassigned: Mapping[fx.Node, fx.Node]

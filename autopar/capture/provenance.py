@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.capture.constrained import noted
 from autopar.errors import CaptureError, at_line
 from autopar.ir.dense import met_in
 from autopar.ir.nodes import node_at
@@ -99,6 +100,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.origins: dict[fx.Node, Origin] = {}
         self.returned: dict[str, list[fx.Node]] = {}  # module path → the results of its calls, if they are one tensor
+        self.constrained: list[tuple[fx.Node, Any, str]] = []  # value, layout, the user's line
         self.paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self.calls: collections.Counter[str] = collections.Counter()  # module path → how often forward has called it
         self._running: list[str] = []
@@ -137,10 +139,25 @@ class Recorder(TorchDispatchMode):
             torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
         ]
         try:
-            yield
+            with noted(self):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    def constrain(self, x: torch.Tensor, spec: Any) -> None:
+        """Note the layout that forward gives to a value."""
+        if get_proxy_mode() is None:  # a probe
+            return
+        source = user_line()
+        node = node_of(x)
+        if node is None:
+            self.refused = self.refused or CaptureError(
+                f"forward constrains a tensor that is no value of the step, as inside of a transform of torch.func\n"
+                f"{at_line(source, self.running())}\n  constrain a value outside of the transform"
+            )
+            raise self.refused
+        self.constrained.append((node, spec, source))
 
     def running(self) -> str:
         """Return the path of the innermost module that is running."""
@@ -278,8 +295,19 @@ class Replay(Recorder):
         with self:
             return self.interpreter.run(*args)
 
-    def follow(self, returned: dict[str, list[fx.Node]]) -> None:
-        """Translate the values that modules returned in the captured graph into the nodes that were made for them."""
+    def follow(
+        self,
+        returned: dict[str, list[fx.Node]],
+        constrained: Sequence[tuple[fx.Node, Any, str]],
+        placeholders: Mapping[fx.Node, fx.Node],
+    ) -> None:
+        """Translate the values that modules returned, and that forward constrained, into the nodes made for them.
+
+        Args:
+            placeholders: those of the captured graph → those of the new one.
+        """
+        made = {**self.new_nodes, **placeholders}
+        self.constrained = [(new, spec, source) for node, spec, source in constrained if (new := made.get(node))]
         self.returned = {
             path: [new for node in nodes if (new := self.new_nodes.get(node))] for path, nodes in returned.items()
         }

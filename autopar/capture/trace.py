@@ -271,7 +271,7 @@ class Tracer:
     def _functionalize(self, graph: fx.GraphModule, fakes: Sequence[torch.Tensor]) -> fx.GraphModule:
         """Trace the captured graph again without its writes; a write into an argument stays, as one ``copy_``."""
         graph.graph.set_codegen(fx.graph.CodeGen())
-        returned = self.recorder.returned
+        returned, constrained = self.recorder.returned, self.recorder.constrained
         self.recorder = replay = Replay(self.model, graph, self.recorder.origins)
         detached = [fake.detach() for fake in fakes]
         try:
@@ -282,7 +282,8 @@ class Tracer:
             if (known := explained(error, replay.current)) is not None:
                 raise known from error
             raise
-        replay.follow(returned)
+        pairs = zip(graph.graph.find_nodes(op="placeholder"), again.graph.find_nodes(op="placeholder"), strict=True)
+        replay.follow(returned, constrained, dict(pairs))
         return again
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from autopar.capture import Captured
 from autopar.capture.naming import Part, names_of
-from autopar.errors import PlanError
+from autopar.errors import PlanError, shown
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import record_of
+from autopar.ir.nodes import name_of, record_of
 from autopar.ir.record import TensorType, ValueType
 from autopar.ir.text.printer import print_dims, print_type
-from autopar.plan.boundary import UserConstraints, agreed
+from autopar.plan.boundary import OPEN, UserConstraints, agreed, filled
 from autopar.plan.plan import Constraints, Plan, resolve
+from autopar.plan.spec import attr_of
 from autopar.report.decisions import needed_whole_note, parts_note, unused_axes, whole_note
 
 
@@ -113,6 +114,8 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
                 f"plan"
             )
         attrs[name] = both
+    decided = {p for p, name in users.items() if resolved.search or name in resolved.named or name in (layouts or {})}
+    _constrain(captured, mesh, attrs, named, decided)
     unmatched = tuple(resolved.unmatched)
     named_attrs = UserConstraints(attrs, named)
     if resolved.search:
@@ -134,6 +137,40 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
     return named_attrs, Decisions(
         (*resolved.notes, *parts_note(follow), *needed_whole_note(needed), *whole_note(whole), *unused), unmatched
     )
+
+
+def _constrain(
+    captured: Captured, mesh: Mesh, attrs: dict[str, DistAttr], named: dict[str, str], decided: Collection[str]
+) -> None:
+    """Add the layouts that forward itself gives to values.
+
+    Args:
+        decided: the placeholders whose layouts are no default.
+
+    Raises:
+        PlanError: forward constrains a parameter or a buffer, contradicts the plan or itself, or a layout does not fit.
+    """
+    for value, spec, source in captured.constrained:
+        node = captured.program.node(value)
+        type, role = record_of(node).type, record_of(node).role
+        said, shape = f"constrain at {source}", _shape(type)
+        if node.op != "call_function" and role != "input":
+            raise PlanError(
+                f"{said} has {'the parameter' if role == 'param' else 'the tensor'} {name_of(node)}, which no op of "
+                f"forward computes; give it a layout in the plan"
+            )
+        attr = attr_of(f"constrain({value}, {shown(spec)}) at {source}", spec, value, shape, mesh, open_=True)
+        other = attrs.get(value, attr)
+        if role == "input" and value not in decided:
+            attrs[value] = filled(attr, other if OPEN not in other.dims else DistAttr.replicated(len(shape)))
+        elif (both := agreed(other, attr)) is not None:
+            attrs[value] = both
+        else:
+            raise PlanError(
+                f"two constraints contradict each other on {value} : {print_type(type)}: {named[value]} says "
+                f"[{print_dims(shape, other)}], {said} says [{print_dims(shape, attr)}]; leave one of them out"
+            )
+        named.setdefault(value, said)
 
 
 def _left_whole(resolved: Constraints, parameters: Mapping[str, Sequence[int]], parts: Sequence[Part]) -> list[str]:

@@ -46,6 +46,7 @@ class Constraints:
         preset: whether a preset matched something.
         unmatched: names of presets that match nothing.
         search: whether the layouts of all other values are searched; dims with ``?`` are then open.
+        named: the values that dicts of the user name.
     """
 
     attrs: dict[str, DistAttr] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class Constraints:
     preset: bool = False
     unmatched: list[str] = field(default_factory=list)
     search: bool = False
+    named: set[str] = field(default_factory=set)
 
 
 def searches(plan: object) -> bool:
@@ -107,6 +109,7 @@ def resolve(
     matcher = Matcher(mesh, shapes, aliases or {}, through, {part.name for part in parts}, resolved.search)
     layers, sharded = _layers(plan, mesh), {n: shape for n, shape in parameters.items() if n not in buffers}
     named = _match(matcher, layers, resolved, sharded, inputs is not None, calls)
+    resolved.named = named
     if not resolved.search:
         following = [part for part in parts if part.name not in named]
         _follow_bases(resolved, following, {*parameters, *(outputs or {})})

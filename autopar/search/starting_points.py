@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -48,6 +49,7 @@ def starting_points(
 
     Layouts that another preset or assignment has given are left out. The name says both: ``megatron, tp=a dp=b``.
     """
+    captured = replace(captured, constrained=())  # constraints of the user have the axes of the mesh itself
     seen: set[frozenset[tuple[str, DistAttr]]] = set()
     for roles in assignments(mesh):
         of_roles = Mesh({role: mesh.count(axes) for role, axes in roles.items()})
