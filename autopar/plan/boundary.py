@@ -168,12 +168,8 @@ class Boundary:
             return [self.home(node).kept] if whole else [*options, *self._pending(node, options)]
         if OPEN not in decided.dims:
             return [self.home(node).kept]
-        type, taken = tensor_type(node), set(decided.axes)
-        free = (attr for attr in options if not any(
-            axis in taken for wanted, dim in zip(decided.dims, attr.dims, strict=True) if wanted == OPEN
-            for _, axes in dim for axis in axes
-        ))  # fmt: skip
-        filled_in = (filled(decided, attr).normalize(type.shape, self.mesh) for attr in free)
+        shape = tensor_type(node).shape
+        filled_in = (filled(decided, attr).normalize(shape, self.mesh) for attr in options)
         return [*dict.fromkeys(self.nearest_home(node, attr) for attr in filled_in)]
 
     def _pending(self, node: fx.Node, options: Sequence[DistAttr]) -> list[DistAttr]:

@@ -83,6 +83,11 @@ def test_a_result_that_no_op_can_read_so() -> None:
     )
 
 
+def test_a_constraint_without_which_there_is_no_strategy_either_is_not_named() -> None:
+    text = refused({"mm": DistAttr.split(None, "a"), "s": DistAttr.split("b", None)}, {"mm": "up()", "s": "()"})
+    assert text.startswith("no strategy of s reads mm as [64 64/a], as the plan has up()\n") and "()," in text
+
+
 def test_two_results_that_no_op_can_read_together() -> None:
     """Each alone is possible."""
     asked = {"y": DistAttr.split("a", None), "t": DistAttr.split(None, "a")}
