@@ -26,7 +26,7 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import job_of
 from autopar.search.artifact import load
 from autopar.search.meshes import Devices, meshes
-from autopar.search.search import check_time_limit
+from autopar.search.search import check_memory, check_time_limit
 from autopar.search.solution import Solution
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def parallelize(
     timeout: float = 60.0,
     machine: Machine | str | Path | None = None,
     time_limit: float = 60.0,
+    memory: float | None = None,
 ) -> Parallel:
     """Put ``model`` on ``mesh``: capture it once, give every value a layout, and insert the transfers.
 
@@ -84,6 +85,8 @@ def parallelize(
             machine file, or an ``autopar.costs.machine.Machine``. By default it is that of the model's device, or a
             generic one. Without it, a plan that is not searched is filled in by bytes.
         time_limit: seconds, after which a search ends with the best plan so far, and says so.
+        memory: the most bytes that a rank may use in a searched plan, such as ``80e9``; by default the capacity of the
+            machine, if it is known. ``math.inf`` sets no limit. A plan that is given or not searched has none.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
 
     On the processes of a job (``torchrun``, or an initialised process group) all ranks call ``parallelize``, and then
@@ -91,6 +94,7 @@ def parallelize(
     ``simulate`` runs all ranks on the model's own parameters; a model on a mesh of one rank can be called there, too.
 
     Raises:
+        MemoryLimitError: no plan was found that fits into ``memory``; the error says how much is missing.
         PlanError, CaptureError, RuleError: each names the line or the name at fault, and the remedy; nothing has been
             changed.
         ValueError: the mesh does not have as many ranks as the job has processes, or has an axis ``pp``.
@@ -98,8 +102,8 @@ def parallelize(
     _check_model(model)
     if isinstance(mesh, Devices):
         return _on_best_mesh(
-            model, mesh, plan, example, inputs, strict=strict, machine=machine, time_limit=time_limit, timeout=timeout,
-            outputs=outputs, recapture=recapture, random=random,
+            model, mesh, plan, example, inputs, strict=strict, machine=machine, time_limit=time_limit, memory=memory,
+            timeout=timeout, outputs=outputs, recapture=recapture, random=random,
         )  # fmt: skip
     device_mesh: DeviceMesh | None = None
     if is_device_mesh(mesh):
@@ -120,6 +124,7 @@ def parallelize(
             f"timeout={shown(timeout)} is not a number of seconds above 0, after which processes without progress end"
         )
     check_time_limit(time_limit)
+    check_memory(memory)
     plan, given = _given(plan, mesh)
     on = machine_from(machine) if machine is not None else None if given is None else given.machine
     if plan is None and example is not None:
@@ -128,7 +133,7 @@ def parallelize(
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(
         model, mesh, plan, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture, random=random,
-        machine=on, time_limit=time_limit, given=given,
+        machine=on, time_limit=time_limit, memory=memory, given=given,
     )  # fmt: skip
     if example is not None:
         args, kwargs = _example(example)
@@ -152,8 +157,8 @@ def devices(count: int, machine: Machine | str | Path | None = None) -> Devices:
 
 def _on_best_mesh(
     model: torch.nn.Module, devices: Devices, plan: Plan | Solution | None, example: Any, inputs: Inputs, *,
-    strict: bool, machine: Machine | str | Path | None, time_limit: float, timeout: float, outputs: Outputs,
-    **options: Any,
+    strict: bool, machine: Machine | str | Path | None, time_limit: float, memory: float | None, timeout: float,
+    outputs: Outputs, **options: Any,
 ) -> Parallel:  # fmt: skip
     """``parallelize`` on the mesh whose cheapest plan is the fastest."""
     if plan not in (None, SEARCH):
@@ -170,6 +175,7 @@ def _on_best_mesh(
             'autopar.devices() chooses the layouts of inputs, so all ranks bring the batch: inputs="global"'
         )
     check_time_limit(time_limit)
+    check_memory(memory)
     _check_choice("outputs", outputs, OUTPUTS)
     device = _device(model, None)
     on = machine_from(machine) if machine is not None else devices.machine or machine_of(device)
@@ -179,11 +185,11 @@ def _on_best_mesh(
     agreement = None if job is None or devices.count == 1 else Agreement(job.control, row)
     solution, note = choose_mesh(
         devices, model, args, kwargs, on, whole=outputs == "global", strict=strict, time_limit=time_limit,
-        agreement=agreement,
+        memory=memory, agreement=agreement,
     )  # fmt: skip
     parallel = parallelize(
         model, solution.mesh, solution, outputs=outputs, strict=strict, timeout=timeout, machine=on,
-        time_limit=time_limit, **options,
+        time_limit=time_limit, memory=memory, **options,
     )  # fmt: skip
     parallel.compiler.planner.notes.append(note)
     parallel.capture(*args, **kwargs)

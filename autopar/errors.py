@@ -13,6 +13,10 @@ class PlanError(AutoparError, ValueError):
     """A plan that names an unknown axis or value, splits what cannot be split, or contradicts itself."""
 
 
+class MemoryLimitError(AutoparError, MemoryError):
+    """No plan fits into the memory of a rank."""
+
+
 class CaptureError(AutoparError, RuntimeError):
     """The model's step cannot be captured as one static graph."""
 

@@ -64,7 +64,8 @@ class Parallel(ModelProxy):
     def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
                  strict: bool = False, inputs: Inputs = "global", outputs: Outputs = "sharded", recapture: bool = True,
                  random: Random = "parallel", machine: Machine | None = None,
-                 time_limit: float = 60.0, given: Solution | None = None) -> None:  # fmt: skip
+                 time_limit: float = 60.0, memory: float | None = None,
+                 given: Solution | None = None) -> None:  # fmt: skip
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
@@ -78,7 +79,7 @@ class Parallel(ModelProxy):
             name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), mesh, p.shape, strided=True)
             for name, p in model.named_parameters()
         }
-        planner = Planner(machine or machine_of(_device(model, job)), time_limit, agreement, given)
+        planner = Planner(machine or machine_of(_device(model, job)), time_limit, agreement, given, memory=memory)
         compiler = Compiler(
             module, mesh, plan, context, strict, outputs == "global", random, machine=machine, planner=planner
         )
@@ -257,6 +258,8 @@ class Parallel(ModelProxy):
                 and back. ``optimizer.state`` has DTensors whose pieces are on the CPU; torch's own ``optimizer.step()``
                 would need them on the device. It is for accelerators, and was tested on CPU only, where it just copies.
                 ``simulate`` has one memory, so it offloads nothing.
+            machine, time_limit, memory: of the search of the step's plan; by default those of ``parallelize``. The
+                whole step keeps within ``memory``, as ``step.memory()`` reports it.
 
         Raises:
             TypeError: an option is unknown, or the optimizer's step cannot be part of a graph.

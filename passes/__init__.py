@@ -59,7 +59,7 @@ PIPELINE: tuple[Row, ...] = (
     Row(Amp, {"amp": "amp", "keep": "keep", "device": "device"}, when="amp"),
     Row(Recompute, {"what": "recompute", **_WHERE}, when="recompute"),
     Row(Expand, {**_PLACING, "device": "device"}, unless="search"),
-    Row(Search, {**_PLACING, "time_limit": "time_limit", "find": "search"}, when="search"),
+    Row(Search, {**_PLACING, "time_limit": "time_limit", "memory": "memory", "find": "search"}, when="search"),
     Row(Place, _PLACING, unless="search"),
     Row(Follow, _PRICED, unless="search"),
     Row(Lift, unless="search"),
@@ -85,6 +85,7 @@ def pipeline(
     search: bool | Find = False,
     machine: Machine | str | Path | None = None,
     time_limit: float = 60.0,
+    memory: float | None = None,
     last: type[Pass] = Share,
 ) -> list[Pass]:
     """Return the passes of ``PIPELINE`` that run with these options, in order.
@@ -97,14 +98,14 @@ def pipeline(
         search: whether the cheapest layouts are searched, instead of those that follow from the constraints; or the
             function that does it in the place of ``autopar.search.search``.
         machine: the machine whose nanoseconds decide, its name, or a file of one; without one the fewest bytes do.
-        time_limit: as for ``search``.
+        time_limit, memory: as for ``search``.
         last: where to end. A training step makes ``micro`` of a program between ``amp`` and the passes behind it.
     """
     options = {
         "mesh": mesh, "constraints": constraints or {}, "strict": strict, "whole": whole, "device": device,
         "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute, "search": search,
         "machine": None if machine is None else machine_from(machine),
-        "time_limit": time_limit,
+        "time_limit": time_limit, "memory": memory,
     }  # fmt: skip
     end = [row.make for row in PIPELINE].index(last) + 1
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from autopar.costs.machine import machine
@@ -29,6 +30,7 @@ class Search(LayoutPass):
 
     Attributes:
         time_limit: seconds, after which the best plan so far is taken.
+        memory: the most bytes that a rank may use; by default the capacity of the machine, if it is known.
         find: another search in the place of ``autopar.search.search``; it may take a plan that is known already.
         Others are as in ``LayoutPass``; placeholders without a constraint are searched too.
     """
@@ -38,17 +40,19 @@ class Search(LayoutPass):
     gives: ClassVar[str] = "placed"
 
     time_limit: float = 60.0
+    memory: float | None = None
     find: Find | bool = True
 
     def run(self, program: Program) -> list[str]:
         on = self.machine or machine("generic")
         boundary = Boundary(program, self._put_on_mesh(program), self.constraints, self.whole)
-        find = search if isinstance(self.find, bool) else self.find
+        find = partial(search, memory=self.memory) if isinstance(self.find, bool) else self.find
         found = find(boundary, on, strict=self.strict, time_limit=self.time_limit)
         with program.edit() as edit:
             for node, type in found.types.items():
                 edit.annotate(node, type=type, uses=found.uses.get(node, ()))
-        return [*notes_without_rule(program), *_about_idle(found.idle_axes(boundary.mesh)), found.certificate]
+        notes = [*notes_without_rule(program), *_about_idle(found.idle_axes(boundary.mesh))]
+        return [*notes, *found.about_memory, found.certificate]
 
 
 def _about_idle(axes: list[str]) -> list[str]:

@@ -29,6 +29,7 @@ def choose_mesh(
     whole: bool = False,
     strict: bool = False,
     time_limit: float = 60.0,
+    memory: float | None = None,
     agreement: Agreement | None = None,
 ) -> tuple[Solution, str]:
     """Return the cheapest plan of a call, whose mesh is the chosen one, and a sentence about the others.
@@ -41,13 +42,14 @@ def choose_mesh(
         whole: whether returned values are gathered.
         strict: whether ops without a rule are refused.
         time_limit: seconds for all meshes.
+        memory: the most bytes that a rank may use; by default the capacity of the machine.
         agreement: the ranks; ``None`` in one process.
     """
     if agreement is None:
-        return _chosen(devices.count, model, args, kwargs, machine, whole, strict, time_limit)
+        return _chosen(devices.count, model, args, kwargs, machine, whole, strict, time_limit, memory)
     text = note = ""
     if agreement.rank == 0:
-        solution, note = _chosen(devices.count, model, args, kwargs, machine, whole, strict, time_limit)
+        solution, note = _chosen(devices.count, model, args, kwargs, machine, whole, strict, time_limit, memory)
         text = json.dumps(solution.to_json())
     text, note = agreement.gathered((text, note))[0]
     return from_json(json.loads(text)), note
@@ -62,6 +64,7 @@ def _chosen(
     whole: bool,
     strict: bool,
     time_limit: float,
+    memory: float | None,
 ) -> tuple[Solution, str]:
     program = capture(model, args, kwargs).program
 
@@ -69,7 +72,7 @@ def _chosen(
         program.mesh = mesh
         with doing(f"search on {mesh}"):
             boundary = Boundary(program, mesh, {}, whole)
-            return search(boundary, machine, strict=strict, time_limit=seconds)
+            return search(boundary, machine, strict=strict, time_limit=seconds, memory=memory)
 
     mesh, found, rows = best_mesh(count, find, time_limit)
     program.mesh = mesh

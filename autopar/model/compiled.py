@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,11 +21,12 @@ from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.model.inputs import CallInputs
-from autopar.model.planner import Planner, Search
+from autopar.model.planner import Planner, Search, may_exceed, with_reserve
 from autopar.passes import Search as SearchPass
 from autopar.passes import pipeline, run_passes
 from autopar.plan.constraints import constraints
 from autopar.plan.plan import Plan, searches
+from autopar.report.memory import memory_of
 from autopar.report.passes import PassReport, Reports
 from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis
@@ -210,8 +212,11 @@ class Compiler:
     def found(
         self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, ending: Ending, **options: Any
     ) -> dict[str, DistAttr]:
-        """Return the layouts of the inputs in the cheapest plan of a traced program, which does not change."""
-        search, copy = Search(self.planner, ending), program.copy()
+        """Return the layouts of the inputs in the cheapest plan of a traced program, which does not change.
+
+        Memory has no limit.
+        """
+        search, copy = Search(replace(self.planner, memory=math.inf), ending), program.copy()
         options |= {"search": search, "machine": self.planner.machine, "time_limit": self.planner.time_limit}
         run_passes(copy, pipeline(self.mesh, attrs, strict=self.strict, device=device, last=SearchPass, **options))
         return {n.name: tensor_type(n).attr for n in copy.placeholders if record_of(n).role == "input"}
@@ -233,8 +238,12 @@ class Compiler:
     def _placed(
         self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]
     ) -> Compiled:
-        traced = program.copy() if len(captured.differentiable) > 1 else program
+        traced = program.copy() if len(captured.differentiable) > 1 or self.searches else program
         local, more, found = self.place(program, attrs, captured.device, captured=captured, search=self.searches)
+        if found is not None and may_exceed(found, self.planner):
+            peak = memory_of(local[0]).peak
+            if (again := with_reserve(found, self.planner, peak)) is not None:
+                return replace(self, planner=again)._placed(captured, traced, attrs, reports)
         reports += more
         if found is not None:  # parts of the backward keep the layouts of parameters and inputs
             kept = [node for node in program.placeholders if record_of(node).role != "tangent"]

@@ -6,6 +6,8 @@ from autopar.costs.machine import Machine
 from autopar.ir.program import Program
 from autopar.passes import Fold, Follow, Lift, Pass, Place, Reshard, Share
 from autopar.plan.boundary import Boundary
+from autopar.report.memory import memory_of
+from autopar.runtime.localize import LocalPrograms
 
 
 class GreedyPasses:
@@ -17,6 +19,9 @@ class GreedyPasses:
 
     def explicit(self, placed: Program, machine: Machine) -> Program:
         return _run(placed.copy(), Reshard(machine=machine), Fold(machine=machine), Share())
+
+    def peak(self, placed: Program, machine: Machine) -> int:
+        return memory_of(LocalPrograms(self.explicit(placed, machine), lambda local: None)[0]).peak
 
 
 def _run(program: Program, *passes: Pass) -> Program:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field, replace
 
 from autopar.costs.machine import Machine
-from autopar.errors import AutoparError, PlanError, RuleError
+from autopar.errors import AutoparError, MemoryLimitError, PlanError, RuleError
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.text.printer import print_type
@@ -15,13 +15,18 @@ from autopar.plan.boundary import OPEN, Boundary
 from autopar.runtime.processes.agreement import Agreement
 from autopar.search.applied import applied, layouts_of_placeholders
 from autopar.search.artifact import from_json
+from autopar.search.certificate import bytes_text
 from autopar.search.ending import Ending
 from autopar.search.planned import graph_digest
 from autopar.search.search import Found, search
 from autopar.search.solution import Solution, solution_from
 from autopar.search.started import Starts
 
-SAID_BY = {"PlanError": PlanError, "RuleError": RuleError}  # the class of an error on the searching rank → on others
+SAID_BY = {  # the class of an error on the searching rank → on others
+    error.__name__: error for error in (PlanError, RuleError, MemoryLimitError)
+}
+
+CLOSE = 0.5  # of the limit: up to here the search does not count so much too little
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,9 @@ class Planner:
     Attributes:
         machine: the machine whose seconds decide.
         time_limit: seconds, after which the best plan so far is taken.
+        memory: the most bytes that a rank may use; by default the capacity of the machine, if it is known.
+        reserve: how many of these bytes to leave free, for what the search does not count.
+        searches_left: how often a plan may be searched again that needs more than the search has counted.
         agreement: the ranks that take one plan; ``None`` for one process.
         given: a plan that needs no search, for the traced program that it is of; parameters have its layouts in all
             programs.
@@ -42,6 +50,9 @@ class Planner:
     agreement: Agreement | None = None
     given: Solution | None = None
     notes: list[str] = field(default_factory=list, compare=False)
+    memory: float | None = None
+    reserve: float = 0.0
+    searches_left: int = 3
 
 
 @dataclass
@@ -129,8 +140,8 @@ class Search:
 
     def _searched(self, boundary: Boundary, machine: Machine, strict: bool, time_limit: float) -> Found:
         found = search(
-            boundary, machine, strict=strict, time_limit=time_limit, ending=self.ending, starts=self.starts,
-            greedy=GreedyPasses(),
+            boundary, machine, strict=strict, time_limit=time_limit, memory=self.planner.memory,
+            reserve=self.planner.reserve, ending=self.ending, starts=self.starts, greedy=GreedyPasses(),
         )  # fmt: skip
         if found.start:
             self.notes.append(f"the plan is the preset {found.start}: the search has found none that is cheaper")
@@ -140,11 +151,46 @@ class Search:
         return solution_from(found, boundary.program, boundary.mesh, "call" if self.ending is None else "step")
 
 
+def may_exceed(found: Solution, planner: Planner) -> bool:
+    """Return whether the explicit program of a searched plan may need more than the limit."""
+    return (
+        found is not planner.given
+        and found.memory is not None
+        and found.bytes is not None
+        and found.bytes > CLOSE * found.memory
+    )
+
+
+def with_reserve(found: Solution, planner: Planner, peak: int) -> Planner | None:
+    """Return how to search again, where the explicit program of a plan needs more than the limit; else ``None``.
+
+    All ranks come to the same result.
+
+    Args:
+        peak: bytes of the first rank.
+
+    Raises:
+        MemoryLimitError: it was searched again often enough.
+    """
+    assert found.memory is not None and found.bytes is not None
+    if peak <= found.memory:
+        return None
+    if planner.searches_left <= 0:
+        raise MemoryLimitError(
+            f"the plan takes {bytes_text(peak)} of a rank, {bytes_text(peak - found.memory)} more than memory="
+            f"{found.memory:g} allows, although the search estimates {bytes_text(found.bytes)}; the runtime's buffers "
+            f"take the rest\n  give a smaller memory=, which the search keeps, on ranks that have this much"
+        )
+    missed = max(peak - found.bytes, planner.reserve + peak - found.memory)
+    return replace(planner, reserve=missed, searches_left=planner.searches_left - 1)
+
+
 def _found(solution: Solution, program: Program) -> Found:
     types, uses = applied(solution, program)
     return Found(
-        solution.machine, solution.nanoseconds, solution.least, solution.search_seconds, solution.reason, types, uses
-    )
+        solution.machine, solution.nanoseconds, solution.least, solution.search_seconds, solution.reason, types, uses,
+        memory=solution.memory, bytes=solution.bytes,
+    )  # fmt: skip
 
 
 def _with_homes(boundary: Boundary, given: Solution) -> Boundary:

@@ -74,7 +74,13 @@ def _read(content: Any, path: str | Path) -> Solution:
     reason, kind, graph = (_field(content, name, str) for name in ("reason", "kind", "graph"))
     if kind not in KINDS:
         raise _Malformed(f"kind: {shown(kind)} is none of {', '.join(KINDS)}")
-    return Solution(machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values)
+    memory, bytes = (content.get(name) for name in ("memory", "bytes"))
+    for name, value in (("memory", memory), ("bytes", bytes)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
+            raise _Malformed(f"{name}: a number of bytes is wanted, or null")
+    return Solution(
+        machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values, memory=memory, bytes=bytes
+    )
 
 
 def _field(content: Mapping[str, Any], name: str, kind: type | tuple[type, ...], at: str = "") -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autopar.costs.machine import Machine
 
@@ -20,6 +20,8 @@ class Certificate:
         least: a lower bound of the prices of all plans, in nanoseconds.
         search_seconds: how long the search took.
         reason: why the search ended without a proof; "" if it ended with one.
+        memory: the most bytes that a rank may use in these plans; ``None`` if there is no limit.
+        bytes: what a rank uses at the peak of the plan, as the search estimates it; ``None`` without a limit.
     """
 
     machine: Machine
@@ -27,6 +29,8 @@ class Certificate:
     least: float
     search_seconds: float
     reason: str
+    memory: float | None = field(default=None, kw_only=True)
+    bytes: int | None = field(default=None, kw_only=True)
 
     @property
     def seconds(self) -> float:
@@ -49,10 +53,26 @@ class Certificate:
         return 0.0 if self.exact else self.nanoseconds / self.least - 1 if self.least > 0 else math.inf
 
     @property
+    def about_memory(self) -> tuple[str, ...]:
+        """A line that says that memory has no limit, where the machine does not know one."""
+        if self.memory is not None or self.machine.capacity is not None:
+            return ()
+        return (f"{self.machine.name} has no known capacity, so memory has no limit; memory= gives one, in bytes",)
+
+    @property
     def certificate(self) -> str:
         """The price, and how much cheaper a plan could be at most, in a sentence."""
         cheaper = 0.0 if self.exact else 1 - self.least / self.nanoseconds
         proof = "no plan is cheaper" if self.exact else f"no plan is more than {cheaper:.2%} cheaper"
-        price = f"{self.nanoseconds / 1e6:,.3f} ms a step on {self.machine.name}"
+        within = "" if self.memory is None else f" within {bytes_text(self.memory)} a rank"
+        price = f"{self.nanoseconds / 1e6:,.3f} ms a step on {self.machine.name}{within}"
         why = f"; {self.reason}" * (not self.exact and bool(self.reason))
         return f"searched in {self.search_seconds:.1f} s: {price}, and {proof}{why}"
+
+
+def bytes_text(bytes: float) -> str:
+    """Return a size with its unit: ``80.0 GB``."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if bytes >= factor:
+            return f"{bytes / factor:,.1f} {unit}"
+    return f"{bytes:,.0f} bytes"

@@ -13,7 +13,7 @@ So the price of an ending is a table over pairs (home of the parameter, home of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +50,9 @@ class Ending:
         updates: parameter → the ops that update it; parameters that are not trained are left out.
         kept: the dtype in which a parameter is updated, where the micro-batch takes a low-precision copy of it.
         stays: whether parameters move in the update alone. Otherwise their uses may gather them, as in ZeRO 3.
+        states: parameter → what the optimizer keeps of it on the device, beside itself.
+        together: whether all gradients are reduced before any parameter is updated, as for their norm.
+        remedies: options of the step that would take less memory.
     """
 
     microbatches: int
@@ -57,6 +60,9 @@ class Ending:
     updates: Mapping[str, tuple[UpdateOp, ...]]
     kept: Mapping[str, torch.dtype]
     stays: bool
+    states: Mapping[str, tuple[TensorType, ...]] = field(default_factory=dict)
+    together: bool = False
+    remedies: tuple[str, ...] = ()
 
     def nanoseconds(
         self, chains: Chains, parameter: str, type: TensorType, homes: Sequence[DistAttr], sums: Sequence[DistAttr],

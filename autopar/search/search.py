@@ -21,12 +21,17 @@ from autopar.search.again import Again
 from autopar.search.build import build
 from autopar.search.certificate import TOLERANCE, Certificate
 from autopar.search.ending import Ending
+from autopar.search.limited import NothingFits, within
+from autopar.search.memory_errors import too_little_memory
 from autopar.search.problem import Problem
 from autopar.search.solver import Answer, solve
 from autopar.search.started import Comparison, Greedy, Start, Starts
+from autopar.search.usage import usage_of
 
 LEAST_SECONDS = 5.0  # of any time limit, for the prices of transfers: without them only starting points are compared
 SOLVING = 0.8  # of the time limit, where starting points are compared in the rest of it
+MORE = 0.25  # of the time limit, at least, for a limit of memory that the cheapest plan exceeds
+NOT_TIGHT = "the bound of plans within a limit of memory is not tight"
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,24 @@ def check_time_limit(time_limit: float) -> None:
         raise ValueError(f"time_limit={shown(time_limit)} is not a number of seconds from 0 on")
 
 
+def check_memory(memory: float | None) -> None:
+    """Raise ``ValueError`` if a limit of memory is no number of bytes."""
+    if memory is None or (isinstance(memory, (int, float)) and not isinstance(memory, bool) and memory > 0):
+        return
+    raise ValueError(
+        f"memory={shown(memory)} is not a number of bytes above 0, such as 80e9; math.inf sets no limit, and None that "
+        f"of the machine"
+    )
+
+
 def search(
     boundary: Boundary,
     machine: Machine,
     *,
     strict: bool = False,
     time_limit: float = 60.0,
+    memory: float | None = None,
+    reserve: float = 0.0,
     ending: Ending | None = None,
     starts: Starts = (),
     greedy: Greedy | None = None,
@@ -80,6 +97,8 @@ def search(
         boundary: the program, its mesh and its constraints.
         strict: refuse ops without a rule; else they run on whole operands on every rank.
         time_limit: seconds, after which the best layouts so far are returned.
+        memory: the most bytes that a rank may use; by default the capacity of the machine, if it is known.
+        reserve: how many of these bytes to leave free, for what the estimate of a plan's memory does not count.
         ending: what ends the step, if the program is a micro-batch: then the price is that of the whole step.
         starts: names and layouts (node → DistAttr) of plans that the result is never dearer than, as
             ``starting_points`` gives them. They are placed one after the other where they can matter: when the result
@@ -88,19 +107,41 @@ def search(
 
     Raises:
         PlanError: constraints contradict each other.
-        ValueError: the time limit is no number of seconds.
+        MemoryLimitError: no plan was found that fits.
+        ValueError: the time limit is no number of seconds, or the memory no number of bytes.
     """
     check_time_limit(time_limit)
+    check_memory(memory)
     start = time.monotonic()
     solving = time_limit if greedy is None else time_limit * SOLVING
     problem = build(boundary, machine, strict=strict, ending=ending, deadline=start + max(solving, LEAST_SECONDS))
     answer = _whole(problem) if problem.late else solve(problem.graph, problem.order, problem.labels, start + solving)
+    limit = machine.capacity if memory is None else memory
+    room = None if limit is None or limit == math.inf else limit - reserve
+    usage = None if room is None else usage_of(problem, answer.states.tolist(), ending)
+    binds = room is not None and usage is not None and usage.bytes > room
+    lacking = None
+    if binds:
+        assert limit is not None and room is not None
+        until = max(start + solving, time.monotonic() + time_limit * MORE)
+        try:
+            answer, usage = within(problem, ending, answer, limit, room, until)
+        except NothingFits as error:
+            lacking = too_little_memory(error.usage, limit, reserve, boundary.mesh, ending)
+    if lacking is not None and greedy is None:
+        raise lacking
     found = found_by(answer, problem, machine, start, solving)
+    if room is not None and usage is not None:
+        reason = NOT_TIGHT if binds and found.reason and found.search_seconds < solving else found.reason
+        found = replace(found, reason=reason, memory=limit, bytes=usage.bytes)
     if greedy is None:
         return found
     deadline = start + time_limit
-    compared = Comparison(problem, boundary, machine, greedy, strict, ending, found.exact, deadline)
-    cheaper = compared.cheapest(starts, found.nanoseconds)
+    exact = found.exact and lacking is None
+    compared = Comparison(problem, boundary, machine, greedy, strict, ending, exact, deadline, room)
+    cheaper = compared.cheapest(starts, found.nanoseconds if lacking is None else math.inf)
+    if cheaper is None and lacking is not None:
+        raise lacking
     seconds = time.monotonic() - start
     return replace(found, search_seconds=seconds) if cheaper is None else _started(found, cheaper, seconds)
 
@@ -119,7 +160,7 @@ def _started(found: Found, start: Start, seconds: float) -> Found:
     again = None if states is None or start.states is None else replace(states, states=start.states)
     return replace(
         found, nanoseconds=start.nanoseconds, least=least, search_seconds=seconds, types=start.types, uses=start.uses,
-        again=again, start=start.name,
+        again=again, start=start.name, bytes=start.bytes,
     )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ class Solution(Certificate):
         return {
             "version": VERSION, "mesh": dict(self.mesh.axes), "kind": self.kind, "graph": self.graph,
             "machine": self.machine.description(), "nanoseconds": self.nanoseconds, "least": self.least,
-            "search_seconds": self.search_seconds, "reason": self.reason,
+            "search_seconds": self.search_seconds, "reason": self.reason, "memory": self.memory, "bytes": self.bytes,
             "values": {name: {"gives": [*v.gives], "needs": [*v.needs]} for name, v in self.values.items()},
         }  # fmt: skip
 
@@ -169,7 +169,7 @@ def solution_from(found: Found, program: Program, mesh: Mesh, kind: Kind) -> Sol
     values = planned_values(program, found.types, found.uses)
     return Solution(
         found.machine, found.nanoseconds, found.least, found.search_seconds, found.reason, mesh, kind,
-        graph_digest(program), values, again=found.again,
+        graph_digest(program), values, again=found.again, memory=found.memory, bytes=found.bytes,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from autopar.costs.machine import Machine
 from autopar.costs.program_price import price
 from autopar.errors import AutoparError
 from autopar.ir import transfers
-from autopar.ir.layout import UNDECIDED, WHOLE, DistAttr
+from autopar.ir.layout import UNDECIDED, WHOLE, DistAttr, largest
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType, ValueType
@@ -26,6 +26,7 @@ from autopar.plan.boundary import OPEN, Boundary, UserConstraints, filled
 from autopar.search.ending import Ending
 from autopar.search.problem import Problem
 from autopar.search.strategies import shrinks
+from autopar.search.usage import usage_of
 
 COLLECTIVES = {function for function, transfer in transfers.BY_FUNCTION.items() if transfer.collective}
 
@@ -36,6 +37,9 @@ Uses = dict[fx.Node, tuple[Requirement | None, ...]]
 
 class Greedy(Protocol):
     """The passes that place a program without a search, and those that insert transfers."""
+
+    def peak(self, placed: Program, machine: Machine) -> int:
+        """Return the bytes of the first rank at the peak of the program, by its liveness."""
 
     def placed(self, boundary: Boundary, machine: Machine, *, strict: bool) -> Program:
         """Return a placed copy of the program, whose nodes have the same order."""
@@ -52,6 +56,7 @@ class Start:
         types, uses: as of a plan that was found.
         nanoseconds: its price.
         states: the assignment that it is, if it is one of those that the search tries.
+        bytes: what a rank uses at the peak; ``None`` where memory has no limit.
     """
 
     name: str
@@ -59,6 +64,7 @@ class Start:
     uses: Uses
     nanoseconds: int
     states: np.ndarray | None
+    bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Comparison:
     Attributes:
         exact: whether no assignment of the problem is cheaper than what was found.
         deadline: of ``time.monotonic``, after which no further start is placed.
+        room: the bytes that a rank may use; ``None`` if memory has no limit.
     """
 
     problem: Problem
@@ -78,11 +85,12 @@ class Comparison:
     ending: Ending | None
     exact: bool
     deadline: float
+    room: float | None = None
 
-    def cheapest(self, starts: Starts, below: int) -> Start | None:
+    def cheapest(self, starts: Starts, below: float) -> Start | None:
         """Return the cheapest start that costs less than ``below`` nanoseconds; ``None`` if there is none.
 
-        Starts that do not meet the constraints of the user, or that cannot be placed, are left out.
+        Starts that do not meet the constraints of the user, that cannot be placed or that do not fit are left out.
         """
         best: Start | None = None
         for name, layouts in starts:
@@ -93,6 +101,8 @@ class Comparison:
             try:
                 start = self._priced(name, layouts)
             except AutoparError:
+                continue
+            if start is not None and start.bytes is not None and start.bytes > (self.room or 0):
                 continue
             if start is not None and start.nanoseconds < (below if best is None else best.nanoseconds):
                 best = start
@@ -140,9 +150,11 @@ class Comparison:
             return None
         states = self._states(types, uses)
         if states is not None:
-            return Start(name, types, uses, self.problem.explicit_price(states.tolist()), states)
+            bytes = None if self.room is None else usage_of(self.problem, states.tolist(), self.ending).bytes
+            return Start(name, types, uses, self.problem.explicit_price(states.tolist()), states, bytes)
         once = price(self.greedy.explicit(placed, self.machine), self.machine).nanoseconds
-        return Start(name, types, uses, once * self.problem.microbatches + self._ended(types), None)
+        bytes = None if self.room is None else self.greedy.peak(placed, self.machine) + self._kept(types)
+        return Start(name, types, uses, once * self.problem.microbatches + self._ended(types), None, bytes)
 
     def _allowed(self, types: Types, uses: Uses) -> bool:
         """Return whether homes and reads are as the user wants them, and parameters stay that must not move."""
@@ -193,6 +205,24 @@ class Comparison:
         if uses[problem.program.output] != problem.required_results(states.tolist()):
             return None
         return states if all(fits[states[variable]] for variable, fits in problem.allowed) else None
+
+    def _kept(self, types: Types) -> int:
+        """Return the bytes of what the optimizer keeps, in the homes of a start, and of further micro-batches."""
+        if self.ending is None:
+            return 0
+        total, mesh = 0, self.boundary.mesh
+        for node in self.boundary.program.placeholders:
+            type, record = types[node], record_of(node)
+            assert isinstance(type, TensorType)
+            if record.role == "input":
+                total += (self.ending.microbatches - 1) * largest(type.attr, type.shape, mesh) * type.dtype.itemsize
+            elif record.role == "param":
+                layout = self.ending.state_of(type.attr, type.shape)
+                kept = [*self.ending.states.get(name_of(node), ())]
+                if name_of(node) in self.ending.kept:
+                    kept.append(replace(type, dtype=self.ending.kept[name_of(node)]))
+                total += sum(largest(layout, type.shape, mesh) * held.dtype.itemsize for held in kept)
+        return total
 
     def _ended(self, types: Types) -> int:
         """Return the nanoseconds of the update, in the homes of a start."""

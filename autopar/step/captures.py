@@ -13,6 +13,7 @@ from autopar.errors import AutoparError
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
 from autopar.model.captures import Captures, about_recapture
+from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs, CallKey
 from autopar.plan.plan import SEARCH
 from autopar.step.average import Averages
@@ -20,6 +21,7 @@ from autopar.step.batches import MicroBatches
 from autopar.step.compile import compile_micro
 from autopar.step.compile_update import compile_update
 from autopar.step.compiled_step import MicroBatch, StepUpdate
+from autopar.step.memory_limit import within_memory
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions
 from autopar.step.trainable import refuse_untrainable
@@ -95,21 +97,31 @@ class StepCaptures:
         key, trained, cut = call.key
         calls = self._calls
         notes = about_recapture(key, [known for known, *_ in self.micros.keys], call.changes, calls.recapture)
+        compiler, updates = self._compiler(), self._optimizer_state.updates()
+        compiler = replace(compiler, numbers=call.numbers, plan=SEARCH if (plan := compiler.plan) is None else plan)
         with self._with_note():
-            micro = compile_micro(
-                replace(
-                    calls.compiler, numbers=call.numbers, plan=SEARCH if (plan := calls.compiler.plan) is None else plan
-                ),
-                inputs,
+            micro = within_memory(
+                lambda compiler: compile_micro(compiler, inputs, self._options, trained, updates, cut, notes),
+                compiler,
+                updates,
                 self._options,
-                trained,
-                self._optimizer_state.updates(),
-                cut,
-                notes,
+                calls.device.type == "cpu",
             )
         for dropped, captured in self.micros.add(call, micro.captured.guards, micro):
             self._drop(dropped, captured)
         self.made += 1
+
+    def _compiler(self) -> Compiler:
+        """Return the compiler of the calls, with the options of the step that override its own."""
+        compiler, options = self._calls.compiler, self._options
+        planner = compiler.planner
+        planner = replace(
+            planner,
+            machine=options.machine or planner.machine,
+            time_limit=planner.time_limit if options.time_limit is None else options.time_limit,
+            memory=planner.memory if options.memory is None else options.memory,
+        )
+        return replace(compiler, planner=planner, machine=options.machine or compiler.machine)
 
     @contextlib.contextmanager
     def _with_note(self) -> Iterator[None]:
@@ -145,7 +157,7 @@ class StepCaptures:
         )
         update = self.updates.pop((key, facts), None)
         if update is None:
-            update = compile_update(self._calls.compiler, trained, micro, self._options)
+            update = compile_update(self._compiler(), trained, micro, self._options)
             self.made += 1
             self._drop_an_update([other for other in self.updates if other[0] == key])
         self.updates[key, facts] = update

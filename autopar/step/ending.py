@@ -48,7 +48,25 @@ def ending_of(
         if key not in known:
             known[key] = _update_ops(type, gradient, update, states, options)
         ops[name] = known[key]
-    return Ending(options.microbatches, state_of, ops, kept, options.zero < 3)
+    held: dict[str, tuple[TensorType, ...]] = {}
+    for name, (_, types) in updates.items() if not options.offload else ():
+        type = parameters[name]
+        averages = [TensorType(type.shape, kept.get(name, type.dtype))] if options.ema is not None else []
+        held[name] = (*types.values(), *averages)
+    return Ending(
+        options.microbatches, state_of, ops, kept, options.zero < 3, held, options.measured, _remedies(options)
+    )
+
+
+def _remedies(options: StepOptions) -> tuple[str, ...]:
+    """Return the options that take less memory and are not used yet."""
+    used = {
+        "zero=3": options.zero == 3,
+        'recompute="blocks"': options.recompute is not None,
+        f"microbatches={2 * options.microbatches}": False,
+        "offload=True": options.offload,
+    }
+    return tuple(option for option, is_used in used.items() if not is_used)
 
 
 def _update_ops(

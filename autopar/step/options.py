@@ -6,13 +6,16 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
 import torch
 
+from autopar.costs.machine import Machine, machine_from
 from autopar.errors import shown
 from autopar.plan.loss_scaling import LossScaling
 from autopar.plan.precision.policy import AmpName, Kept, policy_of
+from autopar.search.search import check_memory, check_time_limit
 from autopar.step.outputs import WAYS, Way
 
 Clipped = Literal["all", "optimizer"]  # whose gradients a norm is of
@@ -42,6 +45,9 @@ class StepOptions:
     ema: float | None = None
     detect_anomaly: bool = False
     offload: bool = False
+    machine: Machine | None = None
+    time_limit: float | None = None
+    memory: float | None = None
 
     @property
     def measured(self) -> bool:
@@ -81,6 +87,9 @@ class StepKeywords(TypedDict, total=False):
     ema: float | None
     detect_anomaly: bool | None
     offload: bool | None
+    machine: Machine | str | Path | None
+    time_limit: float | None
+    memory: float | None
 
 
 def describe_options(options: StepOptions) -> str:
@@ -91,7 +100,7 @@ def describe_options(options: StepOptions) -> str:
     plain = StepOptions()
     values = {option.name: getattr(options, option.name) for option in fields(options)}
     return "".join(
-        f", {name}={value!r}"
+        f", {name}={value.name if isinstance(value, Machine) else value!r}"
         for name, value in values.items()
         if name not in RANK_OPTIONS and value != getattr(plain, name)
     )
@@ -124,7 +133,11 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
             )
         keywords["loss_scale"] = LossScaling(initial=float(scale))
     keywords["amp"] = None if keywords.get("amp") is None else policy_of(keywords["amp"], keywords.get("keep", {})).name
+    if "machine" in keywords:
+        keywords["machine"] = machine_from(keywords["machine"])
     options = StepOptions(**keywords)
+    check_time_limit(0.0 if options.time_limit is None else options.time_limit)
+    check_memory(options.memory)
     if not isinstance(options.loss_scale, LossScaling):
         raise TypeError(
             f"loss_scale={shown(options.loss_scale)} is neither a number, the first scale, nor a LossScaling"

@@ -23,12 +23,13 @@ from autopar.step.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures
 from autopar.step.compiled_step import MicroBatch, StepUpdate, reports_of, step_of
 from autopar.step.loss import as_loss
-from autopar.step.memory import StepMemory, memory_of_step, with_copies
+from autopar.step.memory import StepMemory
+from autopar.step.memory_limit import memory_of_programs
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions, describe_options
 from autopar.step.outputs import returned_like_the_model
 from autopar.step.program import Step
-from autopar.step.runs import OnProcess, Simulated, lowered_of
+from autopar.step.runs import OnProcess, Simulated
 from autopar.step.solution import solution_of
 from autopar.step.state import TrainingState
 from autopar.torch_private import without_function_modes
@@ -133,13 +134,7 @@ class TrainStep:
 
         The tables also have the largest tensors at each peak.
         """
-        (micro, update), options, on_cpu = self._current(), self.options, self._calls.device.type == "cpu"
-        lowered = lowered_of(*update.last, rank, update.states, options.microbatches, options.offload)
-        memory = memory_of_step(update.last[1][rank], lowered, options.microbatches, options.offload, on_cpu)
-        if micro.copy is None:
-            return memory
-        program, local = micro.copy
-        return with_copies(memory, local[rank], lowered_of(program, local, rank, (), options.microbatches), on_cpu)
+        return memory_of_programs(*self._current(), self.options, rank, self._calls.device.type == "cpu")
 
     def _current(self) -> tuple[MicroBatch, StepUpdate]:
         if self._captured.latest is None:

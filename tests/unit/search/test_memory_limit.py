@@ -1,0 +1,97 @@
+"""A limit of memory, beside all plans of small programs, each with the liveness of its explicit local program."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+
+import numpy as np
+import pytest
+from random_plans import choices, count, plans
+from random_traced import random_traced
+from searched import MACHINES, MESHES, explicit, traced
+
+from autopar import Mesh, Program
+from autopar.costs.machine import Machine
+from autopar.errors import MemoryLimitError
+from autopar.plan.boundary import Boundary
+from autopar.report.memory import memory_of
+from autopar.runtime.localize import LocalPrograms
+from autopar.search.build import build
+from autopar.search.claims import memory_model
+from autopar.search.problem import Problem
+from autopar.search.search import Found, _layouts, search
+from autopar.search.usage import usage_of
+
+MOST = 300  # plans that are made
+SHAPES = [(MESHES[0], (8, 8)), (MESHES[0], (8,)), (MESHES[1], (8,))]
+
+
+def peak_of_plan(problem: Problem, mesh: Mesh, machine: Machine, states: np.ndarray) -> int:
+    """The peak of the largest rank's program, by the report that users see."""
+    types, uses = _layouts(problem, states)
+    program = explicit(problem.program, mesh, machine, Found(machine, 0, 0.0, 0.0, "", types, uses))
+    return memory_of(LocalPrograms(program, lambda local: None)[0]).peak
+
+
+def small(seed: int) -> tuple[Program, Mesh, Machine]:
+    draw = random.Random(seed)
+    mesh, shape = draw.choice(SHAPES)
+    ops = draw.randint(2, 5) if mesh is MESHES[0] else draw.randint(1, 2)
+    return traced(random_traced(draw, ops, shape)), mesh, MACHINES[seed % len(MACHINES)]
+
+
+@functools.cache
+def all_plans(seed: int) -> tuple[tuple[int, int], ...] | None:
+    """The price and the peak of each plan; ``None`` if there are too many. Checks the estimates on the way."""
+    program, mesh, machine = small(seed)
+    boundary = Boundary(program, mesh)
+    problem = build(boundary, machine)
+    if math.prod(count(problem, v) for v in choices(problem)) > MOST:
+        return None
+    model = memory_model(problem)
+    rows = []
+    for states in plans(problem, boundary):
+        chosen = states.tolist()
+        peak = peak_of_plan(problem, mesh, machine, states)
+        usage = usage_of(problem, chosen)
+        assert model.held(states).max() <= peak, (seed, chosen, "the model counts more than the program has")
+        assert usage.bytes == sum(usage.kinds.values())
+        assert usage.bytes == peak, (seed, chosen, usage, peak)
+        rows.append((problem.explicit_price(chosen), peak))
+    return tuple(rows)
+
+
+def check(seed: int) -> int:
+    """Compare with all plans, for some limits; return for how many of them."""
+    rows = all_plans(seed)
+    if rows is None:
+        return 0
+    program, mesh, machine = small(seed)
+    boundary = Boundary(program, mesh)
+    free = search(boundary, machine, memory=math.inf)
+    peaks = sorted({peak for _, peak in rows})
+    last = 0
+    for limit in reversed([peaks[0] - 1, *peaks]):
+        fitting = [price for price, peak in rows if peak <= limit]
+        try:
+            found = search(boundary, machine, memory=limit)
+        except MemoryLimitError:
+            assert not fitting, (seed, limit, "a plan fits")
+            continue
+        least = min(fitting)
+        assert found.least <= least + 1e-6, (seed, limit, "the bound is above the best plan")
+        assert least <= found.nanoseconds <= least * (1 + found.gap) + 1, (seed, limit)
+        assert (found.nanoseconds, found.bytes) in rows and found.bytes <= limit == found.memory
+        assert found.nanoseconds >= last, "less memory is not cheaper"
+        last = least
+        if limit == peaks[-1]:
+            assert (found.nanoseconds, found.types, found.uses) == (free.nanoseconds, free.types, free.uses)
+    return len(peaks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(0, 60, 15))
+def test_the_best_of_all_plans_that_fit(first: int) -> None:
+    assert sum(check(seed) for seed in range(first, first + 15)) >= 6
