@@ -78,10 +78,10 @@ def test_random_models_under_searched_plans_equal_one_device(r: random.Random) -
 
 @pytest.mark.long
 def test_a_plan_is_searched_over_three_axes() -> None:
-    weight = "self.w = nn.Parameter(torch.randn(8, 4))"
+    weight = "self.w = nn.Parameter(torch.randn(8))"
     mesh = {"dp": 2, "cp": 2, "tp": 2}
-    case = Case(("v = F.linear(a.tanh(), self.w)",), "v", {"a": "real(8, 4, grad=True)"}, mesh, "search", (weight,),
-                options={"machine": FAST})  # fmt: skip
+    inputs = {"a": "real(8, 8, grad=True)"}
+    case = Case(("v = a @ self.w",), "v", inputs, mesh, "search", (weight,), options={"machine": FAST})
     outcome = check(case)
     assert outcome.kind == "equal" and outcome.transfers
 
