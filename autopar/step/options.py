@@ -116,7 +116,7 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
     names = [field.name for field in fields(StepOptions)]
     for name in keywords:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
+            near = difflib.get_close_matches(name, names, n=2)
             raise TypeError(
                 f"train_step has no option {name!r}; near it: {', '.join(near) or 'none'}. It has {', '.join(names)}"
             )
