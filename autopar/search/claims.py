@@ -81,6 +81,7 @@ class _Walk:
         self.problem, self.ending, self.mesh = problem, ending, problem.mesh
         self.nodes = list(problem.program.nodes)
         self.end = len(self.nodes) - 1
+        self.begin = next((k for k, n in enumerate(self.nodes) if n.op == "call_function"), self.end)
         self.sums = gradient_sums(problem.program)
         self.claims: list[Claim] = []
         self.gathered: dict[int, list[Gathered]] = {}
@@ -109,7 +110,7 @@ class _Walk:
     def _placeholder(self, node: fx.Node) -> None:
         record, variable, ending = record_of(node), self.problem.variables[node], self.ending
         full = self._bytes(tensor_type(node).shape, self.problem.value(node).states)
-        held = _Held(variable, full, full, full, 0)
+        held = _Held(variable, full, full, full, self.begin - 1)
         copied = ending is not None and name_of(node) in ending.kept
         if node in self.sums:
             if not begins_as_zero(ending):
@@ -131,9 +132,7 @@ class _Walk:
         kept = [*ending.states.get(name, ())]
         if name in ending.kept:
             kept.append(replace(tensor_type(node), dtype=ending.kept[name]))
-        if not kept:
-            return
-        layouts = [ending.state_of(home, shape) for home in self.problem.homes[variable]]
+        layouts = [ending.state_of(home, shape) for home in self.problem.homes[variable]] if kept else []
         for type in kept:
             whole = DistAttr.replicated(len(type.shape))
             own = [(attr if type.shape == shape else whole, type.dtype) for attr in layouts]
@@ -285,6 +284,9 @@ class _Walk:
 
     def _add(self, begin: int, variable: int, bytes: Array, first: int, last: int) -> None:
         """Add a claim, or prolong the latest one of the group."""
+        first = max(first, self.begin)
+        if last < first:
+            return
         latest = self.claims[-1] if len(self.claims) > begin else None
         if latest is not None and latest.variable == variable and latest.bytes is bytes and latest.last + 1 == first:
             self.claims[-1] = latest._replace(last=last)

@@ -228,7 +228,7 @@ class _Walk:
         for change in changes[:-1]:
             total += change
             held.append(total)
-        peak = max(range(len(held)), key=held.__getitem__)
+        peak = max(range(min(1, len(held) - 1), len(held)), key=held.__getitem__)
         phase, node = self.ticks[min(peak, len(self.ticks) - 1)]
         output = self.problem.program.output
         live = [storage for storage in self.storages if storage.born <= peak <= storage.dies]

@@ -78,3 +78,7 @@ def test_calls(name: str) -> None:
 
 def test_a_searched_plan() -> None:
     ranks(4).run(calls_of_searches.searched_step)
+
+
+def test_a_plan_within_a_limit_of_memory() -> None:
+    ranks(4).run(calls_of_searches.step_within_memory)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import loops
+import pytest
 import steps
 import torch
 from equality import relative
@@ -13,6 +15,7 @@ from steps import Single, adamw, differences, run
 
 import autopar
 from autopar import Mesh
+from autopar.errors import MemoryLimitError
 
 
 def searched_step() -> None:
@@ -44,3 +47,32 @@ def searched_step() -> None:
     assert relative(run(step, batches(2)), single(**batches(2))[0]) <= 1e-11
     assert max(differences(step, single).values()) <= 1e-9
     assert step.captures == 1
+
+
+class Summed(torch.nn.Module):
+    """Returns the mean square of what a module returns, as a loss."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x).square().mean()
+
+
+def step_within_memory() -> None:
+    """All ranks take one plan within the limit, also where it is searched again, and all raise one error."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    x = torch.randn(16, 64)
+    parallel = autopar.parallelize(Summed(model), Mesh(dp=2, tp=2), machine="NVIDIA H100 80GB HBM3")
+    free = parallel.train_step(torch.optim.AdamW(parallel.parameters()), memory=math.inf)
+    free.capture(x)
+    limit = 0.7 * free.memory().peak
+    step = parallel.train_step(torch.optim.AdamW(parallel.parameters()), memory=limit)
+    losses = [float(step(x)) for _ in range(2)]
+    assert step.memory().peak <= limit == step.solution.memory
+    assert losses[1] < losses[0]
+    with pytest.raises(MemoryLimitError, match="no plan was found that fits into 10.0 kB a rank"):
+        parallel.train_step(torch.optim.AdamW(parallel.parameters()), memory=1e4).capture(x)
+    assert float(step(x)) < losses[1]
