@@ -73,6 +73,6 @@ def step_within_memory() -> None:
     losses = [float(step(x)) for _ in range(2)]
     assert step.memory().peak <= limit == step.solution.memory
     assert losses[1] < losses[0]
-    with pytest.raises(MemoryLimitError, match="no plan was found that fits into 10.0 kB a rank"):
+    with pytest.raises(MemoryLimitError, match=r"no plan was found that fits into 10\.0 kB a rank"):
         parallel.train_step(torch.optim.AdamW(parallel.parameters()), memory=1e4).capture(x)
     assert float(step(x)) < losses[1]
