@@ -1,6 +1,6 @@
 """Describe machines by the figures from which prices are computed: from data sheets (``machines.json``) or measured.
 
-``python profiling/run.py calibrate --write FILE`` measures a machine. A device that is in no file gets the ``generic``
+``autopar calibrate --output FILE`` measures a machine. A device that is in no file gets the ``generic``
 machine, whose note says so; no device gets the figures of another one. Times are in seconds, sizes in bytes, rates in
 bytes a second.
 """
@@ -187,13 +187,23 @@ def machine(name: str) -> Machine:
     """
     if name in known():
         return known()[name]
-    near = difflib.get_close_matches(str(name), known(), n=1)
+    near = _near(str(name))
     hint = (
-        f"; did you mean {near[0]!r}?"
+        f"; did you mean {near}?"
         if near
-        else f"; there are {', '.join(known_machine.name for known_machine in dict.fromkeys(known().values()))}"
+        else f"; there are {', '.join(known_machine.name for known_machine in dict.fromkeys(known().values()))}; "
+        f"autopar calibrate measures this one"
     )
-    raise ValueError(f"there is no machine {name!r}{hint}")
+    raise ValueError(f"there is no machine {shown(name)}{hint}")
+
+
+def _near(text: str) -> str:
+    """Return the names of machines that contain a text, one of each machine, or else one that is like it."""
+    near = {one: name for name, one in reversed([*known().items()]) if text and text.casefold() in name.casefold()}
+    names = [repr(name) for name in reversed(near.values())] or [
+        *map(repr, difflib.get_close_matches(text, known(), n=1))
+    ]
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def machine_from(given: Machine | str | Path) -> Machine:
@@ -229,7 +239,7 @@ def machine_of(device: torch.device | str, also: Iterable[Machine] = ()) -> Mach
         return names[name]
     note = (
         f"unknown device {name!r}: generic figures, which rank transfers but do not time them; measure it with "
-        f"profiling/run.py calibrate"
+        f"autopar calibrate"
     )
     return replace(names["generic"], note=note)
 

@@ -175,7 +175,7 @@ def test_an_unknown_device_is_generic_and_named(device: torch.device | str) -> N
     assert found.name == "generic" and found.kind == "any"
     assert found.note == (
         f"unknown device {str(device)!r}: generic figures, which rank transfers but do not time them; "
-        f"measure it with profiling/run.py calibrate"
+        f"measure it with autopar calibrate"
     )
     assert replace(found, note=machine("generic").note) == machine("generic")
 
