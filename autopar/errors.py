@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+LONGEST = 200  # characters of a value that an error quotes
+
 
 class AutoparError(Exception):
     """Any error of this package that is not a plain ``ValueError`` or ``TypeError``."""
@@ -88,11 +90,15 @@ class ProofError(AutoparError, AssertionError):
 
 
 def shown(value: object) -> str:
-    """Return a value as an error quotes it: ``repr`` without the addresses of objects, which differ from run to run."""
+    """Return a value as an error quotes it: ``repr`` without the addresses of objects, which differ from run to run.
+
+    A long one is cut.
+    """
     try:
-        return re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
+        text = re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(value))
     except Exception:  # repr of the value fails
         return class_of(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def class_of(value: object) -> str:

@@ -23,6 +23,7 @@ from autopar.passes.follow import Follow
 from autopar.passes.lift import Lift
 from autopar.passes.manager import Pass, run_passes
 from autopar.passes.place import Place
+from autopar.passes.reassociate import Reassociate
 from autopar.passes.recompute import Recompute
 from autopar.passes.reshard import Reshard
 from autopar.passes.search import Search
@@ -59,6 +60,7 @@ PIPELINE: tuple[Row, ...] = (
     Row(Amp, {"amp": "amp", "keep": "keep", "device": "device"}, when="amp"),
     Row(Recompute, {"what": "recompute", **_WHERE}, when="recompute"),
     Row(Expand, {**_PLACING, "device": "device"}, unless="search"),
+    Row(Reassociate, {"constraints": "constraints", "strict": "strict"}, when="search"),
     Row(Search, {**_PLACING, "time_limit": "time_limit", "memory": "memory", "find": "search"}, when="search"),
     Row(Place, _PLACING, unless="search"),
     Row(Follow, _PRICED, unless="search"),
@@ -126,6 +128,7 @@ __all__ = [
     "Lift",
     "Pass",
     "Place",
+    "Reassociate",
     "Recompute",
     "Reshard",
     "Search",

@@ -52,7 +52,7 @@ class Search(LayoutPass):
             for node, type in found.types.items():
                 edit.annotate(node, type=type, uses=found.uses.get(node, ()))
         notes = [*notes_without_rule(program), *_about_idle(found.idle_axes(boundary.mesh))]
-        return [*notes, *found.about_memory, found.certificate]
+        return [*notes, *found.about_machine, *found.about_memory, found.certificate]
 
 
 def _about_idle(axes: list[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Describe machines by the figures from which prices are computed: from data sheets (``machines.json``) or measured.
 
-``python profiling/run.py calibrate --write FILE`` measures a machine. A device that is in no file gets the ``generic``
+``autopar calibrate --output FILE`` measures a machine. A device that is in no file gets the ``generic``
 machine, whose note says so; no device gets the figures of another one. Times are in seconds, sizes in bytes, rates in
 bytes a second.
 """
@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,14 @@ import numpy as np
 import torch
 
 from autopar.errors import shown
+from autopar.ir.mesh import MOST_RANKS
 from autopar.ir.record import DTYPE_NAMES, DTYPES
 
 VERSION = 1  # of the file format
+
+# the range of figures in files: prices of tensors then are nanoseconds that sums of integers can hold
+HIGHEST = 1e30
+SLOWEST, LONGEST_LATENCY = 1e3, 100.0  # bytes or operations a second; seconds
 
 # operations for each byte that memory delivers, for a machine without peaks: round figures of GPUs since 2017
 NARROW_OPERATIONS = 160.0  # in float dtypes of one or two bytes, with matrix units
@@ -151,7 +156,8 @@ class Machine:
 
     def description(self) -> dict[str, Any]:
         """Return the machine as JSON, which ``described`` reads."""
-        fields = {**asdict(self), "peak": dict(self.peak)}
+        fields = asdict(self)
+        fields |= {"peak": dict(self.peak), "measured": [*fields["measured"]], "aliases": [*self.aliases]}
         if self.capacity is None:
             del fields["capacity"]
         return {"version": VERSION, "machines": [fields]}
@@ -187,13 +193,23 @@ def machine(name: str) -> Machine:
     """
     if name in known():
         return known()[name]
-    near = difflib.get_close_matches(str(name), known(), n=1)
+    near = _near(str(name))
     hint = (
-        f"; did you mean {near[0]!r}?"
+        f"; did you mean {near}?"
         if near
-        else f"; there are {', '.join(known_machine.name for known_machine in dict.fromkeys(known().values()))}"
+        else f"; there are {', '.join(known_machine.name for known_machine in dict.fromkeys(known().values()))}; "
+        f"autopar calibrate measures this one"
     )
-    raise ValueError(f"there is no machine {name!r}{hint}")
+    raise ValueError(f"there is no machine {shown(name)}{hint}")
+
+
+def _near(text: str) -> str:
+    """Return the names of machines that contain a text, one of each machine, or else one that is like it."""
+    near = {one: name for name, one in reversed([*known().items()]) if text and text.casefold() in name.casefold()}
+    names = [repr(name) for name in reversed(near.values())] or [
+        *map(repr, difflib.get_close_matches(text, known(), n=1))
+    ]
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def machine_from(given: Machine | str | Path) -> Machine:
@@ -207,12 +223,19 @@ def machine_from(given: Machine | str | Path) -> Machine:
         TypeError: it is neither a machine nor a text nor a path.
     """
     if isinstance(given, Machine):
-        return given
+        return _sound(given)
     if not isinstance(given, (str, Path)):
         raise TypeError(f"{shown(given)} is no machine; give a Machine, a name, or the path of a machine file")
     if isinstance(given, str) and (given in known() or not (given.endswith(".json") or Path(given).is_file())):
         return machine(given)
     return Machine.load(given)
+
+
+@lru_cache(maxsize=64)
+def _sound(given: Machine) -> Machine:
+    """Return a machine whose figures are those that a file may have; ``ValueError`` names the figure that is not."""
+    described(given.description(), f"the machine {given.name!r}")
+    return given
 
 
 def machine_of(device: torch.device | str, also: Iterable[Machine] = ()) -> Machine:
@@ -229,7 +252,7 @@ def machine_of(device: torch.device | str, also: Iterable[Machine] = ()) -> Mach
         return names[name]
     note = (
         f"unknown device {name!r}: generic figures, which rank transfers but do not time them; measure it with "
-        f"profiling/run.py calibrate"
+        f"autopar calibrate"
     )
     return replace(names["generic"], note=note)
 
@@ -258,7 +281,7 @@ def load(path: str | Path) -> list[Machine]:
     """Return all machines of a file; ``ValueError`` as in ``Machine.load``."""
     try:
         content = json.loads(Path(path).read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of characters, nesting, or numbers with thousands of digits
         raise ValueError(f"{path}: the file is not JSON: {error}") from None
     return described(content, path)
 
@@ -268,7 +291,9 @@ def described(content: Any, path: str | Path) -> list[Machine]:
     if not isinstance(content, dict) or "version" not in content:
         raise ValueError(f"{path}: version: missing; this is no machine description")
     if content["version"] != VERSION:
-        raise ValueError(f"{path}: version: {content['version']!r} is not known; this autopar reads version {VERSION}")
+        raise ValueError(
+            f"{path}: version: {shown(content['version'])} is not known; this autopar reads version {VERSION}"
+        )
     try:
         rows = _fields(content, "", version=_whole(1), machines=_list(_machine))
         names: dict[str, int] = {}
@@ -297,7 +322,7 @@ def _fields(value: Any, at: str, optional: Mapping[str, Any] | None = None, **re
     Fields without a default are required; unknown ones raise ``_Malformed``.
     """
     if not isinstance(value, dict):
-        raise _Malformed(at, f"an object is wanted, not {value!r}")
+        raise _Malformed(at, f"an object is wanted, not {shown(value)}")
     for name in value:
         if name not in readers:
             raise _Malformed(f"{at}.{name}", f"there is no such field; there are {', '.join(readers)}")
@@ -311,14 +336,14 @@ def _fields(value: Any, at: str, optional: Mapping[str, Any] | None = None, **re
 
 def _text(value: Any, at: str) -> str:
     if not isinstance(value, str):
-        raise _Malformed(at, f"a string is wanted, not {value!r}")
+        raise _Malformed(at, f"a string is wanted, not {shown(value)}")
     return value
 
 
 def _one_of(names: Sequence[str]) -> Reader:
     def read(value: Any, at: str) -> str:
         if value not in names:
-            raise _Malformed(at, f"{value!r} is none of {', '.join(names)}")
+            raise _Malformed(at, f"{shown(value)} is none of {', '.join(names)}")
         return value
 
     return read
@@ -327,17 +352,22 @@ def _one_of(names: Sequence[str]) -> Reader:
 def _whole(least: int) -> Reader:
     def read(value: Any, at: str) -> int:
         if type(value) is not int or value < least:
-            raise _Malformed(at, f"an integer ≥ {least} is wanted, not {value!r}")
+            raise _Malformed(at, f"an integer ≥ {least} is wanted, not {shown(value)}")
+        if value > MOST_RANKS:
+            raise _Malformed(at, f"{shown(value)} is out of the range of machines, {least} to {MOST_RANKS:,}")
         return value
 
     return read
 
 
-def _number(positive: bool) -> Reader:
+def _number(positive: bool, least: float = 0.0, most: float = HIGHEST) -> Reader:
+    """Read a number between bounds; one that is positive is no 0."""
+
     def read(value: Any, at: str) -> float:
-        sound = type(value) in (int, float) and math.isfinite(value) and (value > 0 if positive else value >= 0)
-        if not sound:
-            raise _Malformed(at, f"a number {'>' if positive else '≥'} 0 is wanted, not {value!r}")
+        if type(value) not in (int, float) or not (value > 0 if positive else value >= 0) or value == math.inf:
+            raise _Malformed(at, f"a number {'>' if positive else '≥'} 0 is wanted, not {shown(value)}")
+        if not least <= value <= most:
+            raise _Malformed(at, f"{shown(value)} is out of the range of machines, {least:g} to {most:g}")
         return float(value)
 
     return read
@@ -346,23 +376,24 @@ def _number(positive: bool) -> Reader:
 def _list(read: Reader) -> Reader:
     def read_all(value: Any, at: str) -> list[Any]:
         if not isinstance(value, list):
-            raise _Malformed(at, f"a list is wanted, not {value!r}")
+            raise _Malformed(at, f"a list is wanted, not {shown(value)}")
         return [read(item, f"{at}[{k}]") for k, item in enumerate(value)]
 
     return read_all
 
 
 def _link(value: Any, at: str) -> Link:
-    return Link(**_fields(value, at, latency=_number(False), bandwidth=_number(True)))
+    return Link(**_fields(value, at, latency=_number(False, most=LONGEST_LATENCY), bandwidth=_number(True, SLOWEST)))
 
 
 def _measured(value: Any, at: str) -> Measured:
-    return Measured(**_fields(value, at, operation=_one_of(MEASURABLE), ranks=_whole(2), floor=_number(False),
-                              latency=_number(False), bandwidth=_number(True), half=_number(False)))  # fmt: skip
+    wait = _number(False, most=LONGEST_LATENCY)
+    return Measured(**_fields(value, at, operation=_one_of(MEASURABLE), ranks=_whole(2), floor=wait, latency=wait,
+                              bandwidth=_number(True, SLOWEST), half=_number(False)))  # fmt: skip
 
 
 def _peak(value: Any, at: str) -> tuple[tuple[str, float], ...]:
-    rates = _fields(value, at, dict.fromkeys(DTYPES, 0.0), **dict.fromkeys(DTYPES, _number(True)))
+    rates = _fields(value, at, dict.fromkeys(DTYPES, 0.0), **dict.fromkeys(DTYPES, _number(True, SLOWEST)))
     return tuple((dtype, rate) for dtype, rate in rates.items() if rate)
 
 

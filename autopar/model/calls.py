@@ -12,6 +12,7 @@ from autopar.capture import Captured
 from autopar.capture.arguments import Arguments, bind_arguments, signature_of
 from autopar.capture.guards import GuardedCall, Original
 from autopar.capture.model_state import ModelState, model_state
+from autopar.errors import PlanError
 from autopar.ir.layout import DistAttr
 from autopar.model.call_agreement import CallAgreement
 from autopar.model.captures import Captures, about_recapture
@@ -20,8 +21,9 @@ from autopar.model.dtensor_parameters import move_parameters
 from autopar.model.inputs import CallInputs, CallKey, Inputs, Shapes, call_inputs
 from autopar.model.local_tensors import LocalTensors, refuse_without_values
 from autopar.model.uneven_batches import with_like_pieces
-from autopar.plan.constraints import layouts_of
-from autopar.plan.plan import of_the_batch, without_search
+from autopar.plan.boundary import OPEN
+from autopar.plan.constraints import layouts_without_search
+from autopar.plan.plan import of_the_batch
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job, Membership
 from autopar.runtime.seeds import step_seed
@@ -124,11 +126,18 @@ class Calls:
         return call_inputs(arguments, "global" if arguments.whole else self._inputs, self.mesh, self._layouts_of)
 
     def _layouts_of(self, shapes: Shapes) -> Mapping[str, DistAttr]:
-        """Return the plan's layouts for inputs of the given shapes."""
+        """Return the plan's layouts for inputs of the given shapes, which ranks bring in pieces.
+
+        They are not searched: inputs that the plan does not name have the defaults.
+
+        Raises:
+            PlanError: the plan leaves a dim of an input open.
+        """
         key = tuple(shapes.items())
         if key not in self._input_layouts:
-            plan = without_search(self.compiler.plan)  # inputs that ranks bring in pieces are not searched
-            self._input_layouts[key] = layouts_of(plan, self.module, self.mesh, shapes)
+            attrs = layouts_without_search(self.compiler.plan, self.module, self.mesh, shapes)
+            _refuse_open(attrs)
+            self._input_layouts[key] = attrs
         return self._input_layouts[key]
 
     def of_the_batch(self, inputs: Mapping[str, int]) -> Mapping[str, bool]:
@@ -198,3 +207,14 @@ class Calls:
             self._settle(layouts)
             self.captures.clear()
             self.latest = None
+
+
+def _refuse_open(attrs: Mapping[str, DistAttr]) -> None:
+    """Refuse open dims of inputs that ranks bring in pieces."""
+    for name, attr in attrs.items():
+        if OPEN in attr.dims:
+            raise PlanError(
+                f"the plan leaves a dim of the input {name} open ('?'), and with inputs=\"local\" each rank brings its "
+                f"piece of it, so its layout is known before the search; give an axis or None for each dim, or use "
+                f'inputs="global"'
+            )

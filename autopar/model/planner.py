@@ -13,7 +13,7 @@ from autopar.ir.text.printer import print_type
 from autopar.model.greedy import GreedyPasses
 from autopar.plan.boundary import OPEN, Boundary
 from autopar.runtime.processes.agreement import Agreement
-from autopar.search.applied import applied, layouts_of_placeholders
+from autopar.search.applied import applied, difference, layouts_of_placeholders
 from autopar.search.artifact import from_json
 from autopar.search.certificate import bytes_text
 from autopar.search.ending import Ending
@@ -87,8 +87,8 @@ class Search:
             found = self._given(given, boundary)
             if found is not None:
                 return found
-            boundary = _with_homes(boundary, given)
-            self.notes.append("the plan is of another call: parameters have its layouts, and the others are searched")
+            traced, boundary = boundary.program, _with_homes(boundary, given)
+            self.notes.append(_about_other(given, traced))
         agreement = self.planner.agreement
         if agreement is None:
             found = self._searched(boundary, machine, strict, time_limit)
@@ -191,6 +191,16 @@ def _found(solution: Solution, program: Program) -> Found:
         solution.machine, solution.nanoseconds, solution.least, solution.search_seconds, solution.reason, types, uses,
         memory=solution.memory, bytes=solution.bytes,
     )  # fmt: skip
+
+
+def _about_other(given: Solution, program: Program) -> str:
+    """Say why a plan is not taken as a whole."""
+    if given.graph == graph_digest(program):
+        return "constraints want other layouts than the plan: parameters have its layouts, and the others are searched"
+    return (
+        f"the plan is of another call ({difference(given, program)}): parameters have its layouts, and the others are "
+        f"searched"
+    )
 
 
 def _with_homes(boundary: Boundary, given: Solution) -> Boundary:

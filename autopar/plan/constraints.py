@@ -17,7 +17,7 @@ from autopar.ir.nodes import name_of, record_of
 from autopar.ir.record import TensorType, ValueType
 from autopar.ir.text.printer import print_dims, print_type
 from autopar.plan.boundary import OPEN, UserConstraints, agreed, filled
-from autopar.plan.plan import Constraints, Plan, resolve
+from autopar.plan.plan import Constraints, Plan, resolve, searches
 from autopar.plan.spec import attr_of
 from autopar.report.decisions import needed_whole_note, parts_note, unused_axes, whole_note
 
@@ -41,6 +41,20 @@ def layouts_of(
         buffers=names.shapes.keys() - names.parameters,
         calls=False,
     ).attrs
+
+
+def layouts_without_search(
+    plan: Plan | None, model: torch.nn.Module, mesh: Mesh, inputs: Mapping[str, Sequence[int]]
+) -> dict[str, DistAttr]:
+    """Return input → DistAttr for ``inputs`` that are not searched: as the plan names them, or else the defaults.
+
+    Dims that the plan leaves to the search are open.
+    """
+    attrs = {name: attr for name, attr in layouts_of(plan, model, mesh, inputs).items() if name in inputs}
+    if searches(plan) and not any(attr.axes for attr in attrs.values()):
+        others = {name: shape for name, shape in inputs.items() if name not in attrs}
+        attrs |= {name: attr for name, attr in layouts_of([], model, mesh, others).items() if name in others}
+    return attrs
 
 
 class Decisions(NamedTuple):

@@ -7,6 +7,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from autopar.errors import PlanError, shown
 from autopar.ir.layout import DistAttr
@@ -98,11 +99,20 @@ class Matcher:
         yield from ((name, listed, False) for name, listed in self.aliases.items())
         yield from ((name, listed, True) for name, listed in self.through if listed in self.shapes)
 
+    @cached_property
+    def _by_kind(self) -> dict[tuple[bool, bool], list[tuple[str, str, bool]]]:
+        """Return what ``_names`` yields, by the kind of the name: a glob matches names of its own kind only."""
+        found: dict[tuple[bool, bool], list[tuple[str, str, bool]]] = {}
+        for row in self._names():
+            found.setdefault(_kind(row[0]), []).append(row)
+        return found
+
     def _matching(self, glob: str, layer: Layer) -> Iterator[tuple[str, list[str], bool]]:
         """Yield each value that a glob matches, its names that match, and whether all of these leave wrappers out."""
         matching: dict[str, tuple[list[str], list[str]]] = {}
-        for name, listed, through in self._names():
-            if not (layer.preset and listed in self.parts) and matches(glob, name):
+        fits = _pattern(glob)
+        for name, listed, through in self._by_kind.get(_kind(glob), ()):
+            if fits(name) and not (layer.preset and listed in self.parts):
                 matching.setdefault(listed, ([], []))[through].append(name)
         for listed, (names, without_wrappers) in matching.items():
             yield listed, names or without_wrappers, not names
@@ -118,14 +128,28 @@ def _contradiction(globs: Mapping[str, Spec], before: Choice, glob: str, names: 
 
 
 def matches(glob: str, name: str) -> bool:
-    if glob.endswith("()") != name.endswith("()") or (":" in glob) != (":" in name):
-        return False
+    return _kind(glob) == _kind(name) and _pattern(glob)(name)
+
+
+def _kind(name: str) -> tuple[bool, bool]:
+    """Return whether a name or glob is of a call, and whether it has classes of modules."""
+    return name.endswith("()"), ":" in name
+
+
+@lru_cache(1024)
+def _pattern(glob: str) -> Callable[[str], bool]:
+    """Return what says whether a glob matches a name of its kind; ``*.weight`` matches ``weight`` too."""
     if ":" in glob:  # a module without a class in the glob may have any class
         *modules, parameter = glob.split(".")
         glob = ".".join([part if ":" in part or not part.strip("*") else f"{part}:*" for part in modules] + [parameter])
-    return fnmatch.fnmatchcase("." + name, glob) or fnmatch.fnmatchcase(name, glob)
+    end = glob[1:]
+    if glob[:1] == "*" and not _WILD & set(end):
+        return lambda name: ("." + name).endswith(end)
+    compiled = re.compile(fnmatch.translate(glob)).match
+    return lambda name: bool(compiled("." + name) or compiled(name))
 
 
+_WILD = set("*?[")
 _ORIGINAL = re.compile(r"(.*)\bparametrizations\.(\w+)\.original\d*")
 
 

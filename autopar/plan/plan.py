@@ -62,13 +62,6 @@ def searches(plan: object) -> bool:
     return SEARCH in (plan if isinstance(plan, (list, tuple)) else [plan])
 
 
-def without_search(plan: Plan | None) -> Plan | None:
-    """Return a plan without its entry ``"search"``: its constraints, and the defaults for inputs."""
-    if not searches(plan):
-        return plan
-    return [entry for entry in plan if entry != SEARCH] if isinstance(plan, (list, tuple)) else []
-
-
 def resolve(
     plan: Plan | None,
     mesh: Mesh,

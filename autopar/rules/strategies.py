@@ -66,6 +66,16 @@ class Bound:
         read = {factor for operand in self.operands for dim in operand for factor in dim}
         return tuple(frozenset(read.difference(*dims)) if dims else frozenset(read) for dims in self.results)
 
+    @property
+    def sums(self) -> bool:
+        """Whether a split of some factor leaves a result as a pending sum."""
+        return self.pattern.kind == "sum" and any(
+            factor not in self.whole and self.sizes[factor] > 1
+            for dims, lacking in zip(self.results, self._lacking, strict=True)
+            if dims is not None
+            for factor in lacking
+        )
+
     def place(self, strategy: Strategy, mesh: Mesh) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
         """Return the attributes that a strategy requires of the operands, and those of the results."""
         return _place(self, strategy, mesh)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from autopar.errors import PlanError
+from autopar.errors import PlanError, shown
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of, tensor_type
@@ -67,6 +67,33 @@ def applied(
     return types, uses
 
 
+def difference(solution: Solution, program: Program) -> str:
+    """Say in what a plan's program differs from a traced one: its first values, or the shapes of some."""
+    names = value_names(program)
+    own = {name: node for node, name in names.items()}
+    for name, node in own.items():
+        planned, type = solution.values.get(name), record_of(node).type
+        if planned is None:
+            return f"it has no {name}"
+        if isinstance(type, TensorType) and len(planned.gives) == 1 and planned.gives[0] is not None:
+            shape = _shape(planned.gives[0])
+            if shape is not None and shape != type.shape:
+                return f"its {name} has the shape {list(shape)}, and here it is {list(type.shape)}"
+    if missing := next((name for name in solution.values if name not in own), None):
+        return f"here is no {missing}"
+    return "its ops have other arguments or dtypes"
+
+
+def _shape(text: str) -> tuple[int, ...] | None:
+    """Return the global shape of a layout; ``None`` if it cannot be read."""
+    cursor = Cursor()
+    try:
+        cursor.open(1, text)
+        return read_placed(cursor).shape
+    except ValueError:
+        return None
+
+
 def layouts_of_placeholders(solution: Solution, program: Program) -> dict[str, DistAttr]:
     """Return parameter → its layout in a plan, of the parameters of a program that the plan has in the same shape."""
     assert program.mesh is not None
@@ -103,8 +130,10 @@ class _LayoutReader:
         return type
 
     def placed(self, name: str, type: TensorType | None, text: str | None) -> TensorType | None:
-        if type is None or text is None:
+        if type is None:
             return None
+        if text is None:
+            raise PlanError(f"the plan has no layout for {name}; search the plan again")
         return TensorType(type.shape, type.dtype, layout_of(self.mesh, self.attr(name, type.shape, text)))
 
     def attr(self, name: str, shape: tuple[int, ...], text: str) -> DistAttr:
@@ -120,11 +149,15 @@ class _LayoutReader:
             placed = read_placed(cursor)
             cursor.close()
         except ValueError as error:
-            raise PlanError(f"the plan's layout {text!r} of {name} cannot be read: {error}") from None
+            why = str(error).partition("\n")[0]
+            raise PlanError(f"the plan's layout {shown(text)} of {name} cannot be read: {why}") from None
         if placed.shape != shape:
             raise PlanError(
-                f"the plan's layout {text!r} of {name} is for another shape than {list(shape)}; search the plan again"
+                f"the plan's layout {shown(text)} of {name} is for another shape than {list(shape)}; search the plan "
+                f"again"
             )
         if unknown := sorted(set(placed.attr.axes) - set(self.mesh.names)):
-            raise PlanError(f"the plan's layout {text!r} of {name} has an axis {unknown[0]}, which is not on the mesh")
+            raise PlanError(
+                f"the plan's layout {shown(text)} of {name} has an axis {unknown[0]}, which is not on the mesh"
+            )
         return placed.attr

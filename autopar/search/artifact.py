@@ -7,7 +7,6 @@ the price, the bound, and the layouts of all values by the names of ``value_name
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from autopar.errors import PlanError, shown
 from autopar.ir.mesh import Mesh
 from autopar.search.planned import Planned
 from autopar.search.solution import KINDS, VERSION, Solution
+
+MOST = 2**63  # of nanoseconds and bytes
 
 
 def load(path: str | Path) -> Solution:
@@ -28,7 +29,7 @@ def load(path: str | Path) -> Solution:
     """
     try:
         content = json.loads(Path(path).read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of characters, nesting, or numbers with thousands of digits
         raise PlanError(f"{path}: the file is not JSON: {error}") from None
     return from_json(content, path)
 
@@ -54,10 +55,10 @@ def _read(content: Any, path: str | Path) -> Solution:
     if content["version"] != VERSION:
         raise _Malformed(f"version: {shown(content['version'])} is not known; this autopar reads version {VERSION}")
     mesh = _field(content, "mesh", dict)
-    nanoseconds, least = _field(content, "nanoseconds", int), float(_field(content, "least", (int, float)))
-    seconds = float(_field(content, "search_seconds", (int, float)))
-    if nanoseconds < 0 or not math.isfinite(least) or not math.isfinite(seconds):
-        raise _Malformed("nanoseconds, least, search_seconds: numbers from 0 on are wanted")
+    nanoseconds = _number(content, "nanoseconds", int)
+    least, seconds = (float(_number(content, name, (int, float))) for name in ("least", "search_seconds"))
+    if least > nanoseconds + 1:
+        raise _Malformed(f"least: {least:g} is no lower bound of the price, {nanoseconds} nanoseconds")
     machines = described(_field(content, "machine", dict), path)
     if len(machines) != 1:
         raise _Malformed(f"machine: one machine is wanted, not {len(machines)}")
@@ -74,13 +75,18 @@ def _read(content: Any, path: str | Path) -> Solution:
     reason, kind, graph = (_field(content, name, str) for name in ("reason", "kind", "graph"))
     if kind not in KINDS:
         raise _Malformed(f"kind: {shown(kind)} is none of {', '.join(KINDS)}")
-    memory, bytes = (content.get(name) for name in ("memory", "bytes"))
-    for name, value in (("memory", memory), ("bytes", bytes)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
-            raise _Malformed(f"{name}: a number of bytes is wanted, or null")
+    memory = None if content.get("memory") is None else _number(content, "memory", (int, float), 1e300)
+    bytes = None if content.get("bytes") is None else _number(content, "bytes", int)
     return Solution(
         machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values, memory=memory, bytes=bytes
     )
+
+
+def _number(content: Mapping[str, Any], name: str, kind: type | tuple[type, ...], most: float = MOST) -> Any:
+    value = _field(content, name, kind)
+    if not 0 <= value <= most:
+        raise _Malformed(f"{name}: {shown(value)} is no number from 0 to {most:g}")
+    return value
 
 
 def _field(content: Mapping[str, Any], name: str, kind: type | tuple[type, ...], at: str = "") -> Any:

@@ -53,6 +53,11 @@ class Certificate:
         return 0.0 if self.exact else self.nanoseconds / self.least - 1 if self.least > 0 else math.inf
 
     @property
+    def about_machine(self) -> tuple[str, ...]:
+        """A line that says so, where the figures are of no particular machine."""
+        return (self.machine.note,) if self.machine.kind == "any" and self.machine.note else ()
+
+    @property
     def about_memory(self) -> tuple[str, ...]:
         """A line that says that memory has no limit, where the machine does not know one."""
         if self.memory is not None or self.machine.capacity is not None:

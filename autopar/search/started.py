@@ -99,12 +99,10 @@ class Comparison:
             if self.exact and self._tried(layouts):
                 continue
             try:
-                start = self._priced(name, layouts)
+                start = self._priced(name, layouts, below if best is None else best.nanoseconds)
             except AutoparError:
                 continue
-            if start is not None and start.bytes is not None and start.bytes > (self.room or 0):
-                continue
-            if start is not None and start.nanoseconds < (below if best is None else best.nanoseconds):
+            if start is not None and (start.bytes is None or start.bytes <= (self.room or 0)):
                 best = start
         return best
 
@@ -133,8 +131,8 @@ class Comparison:
         closed = DistAttr(tuple(WHOLE if dim == OPEN else dim for dim in attr.dims))
         return filled(asked, closed).normalize(shape, self.boundary.mesh)
 
-    def _priced(self, name: str, layouts: Mapping[str, DistAttr]) -> Start | None:
-        """Return a start with its price; ``None`` if it does not meet the constraints of the user."""
+    def _priced(self, name: str, layouts: Mapping[str, DistAttr], below: float) -> Start | None:
+        """Return a start with its price; ``None`` if it is not below, or does not meet the constraints of the user."""
         nodes = {node.name: node for node in self.boundary.program.nodes}
         wanted = {value: self._with_user(value, attr) for value, attr in layouts.items() if value in nodes}
         for value, asked in self.boundary.constraints.items():
@@ -150,11 +148,18 @@ class Comparison:
             return None
         states = self._states(types, uses)
         if states is not None:
-            bytes = None if self.room is None else usage_of(self.problem, states.tolist(), self.ending).bytes
-            return Start(name, types, uses, self.problem.explicit_price(states.tolist()), states, bytes)
-        once = price(self.greedy.explicit(placed, self.machine), self.machine).nanoseconds
-        bytes = None if self.room is None else self.greedy.peak(placed, self.machine) + self._kept(types)
-        return Start(name, types, uses, once * self.problem.microbatches + self._ended(types), None, bytes)
+            nanoseconds = self.problem.explicit_price(states.tolist())
+        else:
+            once = price(self.greedy.explicit(placed, self.machine), self.machine).nanoseconds
+            nanoseconds = once * self.problem.microbatches + self._ended(types)
+        if nanoseconds >= below:
+            return None
+        bytes = None
+        if self.room is not None and states is not None:
+            bytes = usage_of(self.problem, states.tolist(), self.ending).bytes
+        elif self.room is not None:
+            bytes = self.greedy.peak(placed, self.machine) + self._kept(types)
+        return Start(name, types, uses, nanoseconds, states, bytes)
 
     def _allowed(self, types: Types, uses: Uses) -> bool:
         """Return whether homes and reads are as the user wants them, and parameters stay that must not move."""

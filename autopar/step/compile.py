@@ -26,8 +26,8 @@ from autopar.model.inputs import CallInputs
 from autopar.passes import Amp, pipeline, run_passes
 from autopar.passes.amp import low_precision
 from autopar.plan.batch import split_over
-from autopar.plan.constraints import layouts_of
-from autopar.plan.plan import without_search
+from autopar.plan.boundary import OPEN
+from autopar.plan.constraints import layouts_without_search
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.search.ending import Ending
@@ -158,8 +158,10 @@ class _MicroCompiler:
         nodes = {name_of(n): n for n in micro.program.placeholders if n.name in found}
         shapes = {name: tensor_type(node).shape for name, node in nodes.items()}
         compiler = self.compiler
-        usual = layouts_of(without_search(compiler.plan), compiler.model, compiler.mesh, shapes)
-        return {node.name: usual[name] for name, node in nodes.items() if name in usual}
+        usual = layouts_without_search(compiler.plan, compiler.model, compiler.mesh, shapes)
+        return {
+            node.name: usual[name] for name, node in nodes.items() if name in usual and OPEN not in usual[name].dims
+        }
 
     def _ending(self, micro: Micro, state_of: Callable[[DistAttr, Sequence[int]], DistAttr]) -> Ending | None:
         """Describe what ends the step, if the plan is searched."""

@@ -13,6 +13,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
+from autopar.costs.machine import machine_of
 from autopar.errors import PlanError
 from autopar.search.artifact import load
 from autopar.search.solution import Solution
@@ -86,7 +87,10 @@ def test_another_call_of_the_same_model_keeps_the_layouts_of_parameters(model: L
     parallel = autopar.parallelize(model, MESH, solution, machine=FAST)
     torch.testing.assert_close(parallel.simulate(X[:16]), model(X[:16]))
     (note,) = parallel.reports["plan"].notes
-    assert note == "the plan is of another call: parameters have its layouts, and the others are searched"
+    assert note == (
+        "the plan is of another call (its input x has the shape [32, 64], and here it is [16, 64]): parameters have "
+        "its layouts, and the others are searched"
+    )
     assert "up_weight : f64[256/a/b 64] = param" in str(parallel.program)
 
 
@@ -151,24 +155,73 @@ DAMAGE = {
     "version": (2, "version: 2 is not known"),
     "graph": (3, "graph: 3 is not of the right kind"),
     "kind": ("week", "kind: 'week' is none of call, step"),
-    "nanoseconds": (-1, "numbers from 0 on are wanted"),
-    "least": (float("nan"), "numbers from 0 on are wanted"),
+    "nanoseconds": (-1, r"nanoseconds: -1 is no number from 0 to 9\.2"),
+    "nanoseconds, too many": (10**400, r"nanoseconds: 10{199}… is no number from 0 to 9\.2"),
+    "nanoseconds, a fraction": (1.5, "nanoseconds: 1.5 is not of the right kind"),
+    "least": (float("nan"), "least: nan is no number from 0"),
+    "least, too many": (10**400, "least: 10{199}… is no number from 0"),
+    "least, below 0": (-5, "least: -5 is no number from 0"),
+    "least, above the price": (1e15, r"least: 1e\+15 is no lower bound of the price, \d+ nanoseconds"),
+    "search_seconds": (-1.0, "search_seconds: -1.0 is no number from 0"),
+    "memory": (10**400, "memory: 10{199}… is no number from 0"),
+    "memory, a text": ("80 GB", "memory: '80 GB' is not of the right kind"),
+    "bytes": (True, "bytes: True is not of the right kind"),
     "mesh": ({"a": 0}, "at least 1|size"),
     "machine": ({}, "version: missing"),
     "values": ({"x": 3}, r"values\.x: an object is wanted"),
 }
 
 
+def test_generic_figures_are_said_so(model: Loss) -> None:
+    unknown = machine_of("a new GPU")
+    for on, text in ((unknown, "unknown device 'a new GPU': generic figures"), ("generic", "no particular device: ")):
+        parallel = autopar.parallelize(model, MESH, machine=on, example=(X,))
+        assert any(note.startswith(text) for note in parallel.reports["search"].notes)
+    with pytest.raises(ValueError, match="there is no machine 'a new GPU'; there are generic, cpu, "):
+        autopar.parallelize(model, MESH, machine="a new GPU", example=(X,))
+
+
 @pytest.mark.parametrize("field", DAMAGE)
 def test_a_damaged_file(solution: Solution, tmp_path: Path, field: str) -> None:
     value, text = DAMAGE[field]
     file = tmp_path / "plan.json"
-    file.write_text(json.dumps({**solution.to_json(), field: value}))
+    file.write_text(json.dumps({**solution.to_json(), field.partition(",")[0]: value}))
     with pytest.raises(PlanError, match=text):
         load(file)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "{" * 100_000, "not json", '{"version": 1}'])
+def test_a_machine_with_prices_that_are_no_numbers(solution: Solution, tmp_path: Path) -> None:
+    content = solution.to_json()
+    file = tmp_path / "plan.json"
+    for value in (float("nan"), 10**400, 1e308, -1):
+        content["machine"]["machines"][0]["inside"]["latency"] = value
+        file.write_text(json.dumps(content))
+        with pytest.raises(
+            PlanError, match=r"plan\.json: machines\[0\]\.inside\.latency: .* (wanted|out of the range)"
+        ):
+            load(file)
+
+
+def test_a_call_that_differs_in_another_way_than_its_shapes(solution: Solution) -> None:
+    x = X.clone().requires_grad_()  # the gradient of x is computed, too
+    parallel = autopar.parallelize(Loss(), MESH, solution, machine=FAST, example=(x,))
+    (note,) = parallel.reports["plan"].notes
+    assert note.startswith("the plan is of another call (it has no down backward t 2): parameters have its layouts")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "{" * 100_000,
+        "[" * 100_000 + "]" * 100_000,
+        "not json",
+        '{"version": 1}',
+        '{"version": ' + "9" * 5000 + "}",
+    ],
+)
 def test_a_file_that_is_no_plan(tmp_path: Path, text: str) -> None:
     file = tmp_path / "plan.json"
     file.write_text(text)

@@ -69,6 +69,30 @@ def test_simulated_ranks_and_a_single_device_have_the_same_losses(capsys: pytest
 
 @pytest.mark.long
 @pytest.mark.usefixtures("one_layer")
+def test_a_saved_plan_is_taken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = str(tmp_path / "plan.json")
+    sizes = ("--batch", "4", "--sequence", "16", "--mesh", "dp=2")
+    with pytest.raises(SystemExit) as end:
+        app(["plan", "tiny", "--optimizer", "adamw", "--machine", "cpu", "--save", file, *sizes])
+    assert end.value.code == 0
+    content = json.loads(Path(file).read_text())
+    content["search_seconds"] = 123.4  # nothing is searched again
+    Path(file).write_text(json.dumps(content))
+    arguments = ("--simulate", "--steps", "2", *sizes)
+    assert command(*arguments, "--plan", file) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^searched in 123.4 s: [\d.]+ ms a step on cpu, and no plan is ", out, re.M)
+    assert re.search(r"^the same numbers: 2 losses differ by ", out, re.M)
+    assert command("--simulate", "--plan", file) == 2
+    assert "is for the mesh (dp=2), and this one is (dp=2 tp=2); use --mesh dp=2, or" in capsys.readouterr().err
+    del content["graph"]
+    Path(file).write_text(json.dumps(content))
+    assert command(*arguments, "--plan", file) == 2
+    assert "plan.json: graph: missing" in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("one_layer")
 def test_a_searched_plan_is_shown_by_module(capsys: pytest.CaptureFixture[str]) -> None:
     """With its certificate, once; and it has the numbers of the single device."""
     arguments = ("--simulate", "--steps", "2", "--batch", "8", "--sequence", "64", "--mesh", "dp=2")

@@ -21,6 +21,7 @@ from autopar.passes import (
     Lift,
     Pass,
     Place,
+    Reassociate,
     Recompute,
     Reshard,
     Share,
@@ -37,6 +38,7 @@ SEPARATOR = "---\n"
 PASSES: dict[str, Callable[[str], Pass]] = {
     "amp": lambda text: Amp(_option(r"# (\S+): ", text)),
     "recompute": lambda text: Recompute(_option(r"# what (\S+)", text)),
+    "reassociate": lambda text: Reassociate(),
     "expand": lambda text: Expand(),
     "place": lambda text: Place(),
     "follow": lambda text: Follow(),

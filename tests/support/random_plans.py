@@ -50,6 +50,15 @@ def random_plan(problem: Problem, boundary: Boundary, draw: random.Random) -> np
     return states
 
 
+def near_plan(problem: Problem, boundary: Boundary, plan: np.ndarray, draw: random.Random) -> np.ndarray:
+    """Change one to four choices of a plan."""
+    states = plan.copy()
+    for v in draw.sample(choices(problem), draw.randint(1, 4)):
+        states[v] = draw.randrange(count(problem, v))
+    tie_tangents(problem, boundary, states)
+    return states
+
+
 class Prices:
     """``Problem.explicit_price`` of many plans: the transfers of a value are added up once for each of its states."""
 

@@ -19,12 +19,14 @@ class OptionRow:
         metavar: what ``--help`` shows in place of the value; a flag has none.
         help: what the option does.
         default: what ``--help`` shows as the default; ``True``: the default itself, ``False``: nothing.
+        short: ``o`` for ``-o`` beside the long name.
     """
 
     name: str
     metavar: str
     help: str
     default: str | bool = True
+    short: str = ""
 
 
 def command(
@@ -41,7 +43,8 @@ def command(
     parameters = [inspect.Parameter("context", _KIND, annotation=typer.Context), *arguments]
     for panel, rows in panels.items():
         for row in rows:
-            names = [f"--{row.name.replace('_', '-')}"] if hints[row.name] is bool else []
+            names = [f"--{row.name.replace('_', '-')}"] if hints[row.name] is bool or row.short else []
+            names += [f"-{row.short}"] * bool(row.short)
             option = typer.Option(
                 *names, metavar=row.metavar, help=row.help, rich_help_panel=panel, show_default=row.default
             )

@@ -51,7 +51,7 @@ OPTIONS = {
         OptionRow(
             "plan",
             "PRESET|search|FILE",
-            f"{', '.join(PRESETS)}; search finds the cheapest plan; or a JSON file of globs: "
+            f"{', '.join(PRESETS)}; search finds the cheapest plan; or a JSON file: a plan that was saved, or globs: "
             '{"*.up_proj.weight": ["tp", null]}.',
             "megatron with an axis tp, else ddp",
         ),

@@ -27,6 +27,8 @@ from autopar.plan.loss_scaling import LossScaling
 from autopar.plan.plan import SEARCH, Plan, resolve
 from autopar.plan.precision import POLICIES, PrecisionPolicy
 from autopar.plan.presets import PRESETS
+from autopar.search.artifact import from_json
+from autopar.search.solution import Solution
 
 PLANS = (*PRESETS, SEARCH)  # the plans that have names
 PROCESSES_A_CORE = 8  # more processes would only stall the machine
@@ -46,7 +48,7 @@ class Checked:
 
     options: TrainOptions
     mesh: Mesh
-    plan: Plan
+    plan: Plan | Solution
     plan_name: str
     processes: bool
     launched: Launched | None
@@ -75,15 +77,15 @@ class Checked:
 def check(options: TrainOptions, launched: Launched | None) -> Checked:
     """Check everything that can be checked before anything is built; ``Refused`` names the option and the remedy."""
     if options.preset is not None:
-        _one_of("preset", options.preset, TRAININGS)
+        one_of("preset", options.preset, TRAININGS)
     for name, holds, words in LIMITS:
         value = getattr(options, name)
         if value is not None and not holds(value):
             raise Refused(f"{option(name)} {value} must be {words}")
-    size = SIZES[_one_of("size", options.size, SIZES)]
-    dtype, tolerance = DTYPES[_one_of("dtype", options.dtype, DTYPES)]
-    amp = AMPS[_one_of("amp", options.amp, AMPS)]
-    _one_of("optimizer", options.optimizer, OPTIMIZERS)
+    size = SIZES[one_of("size", options.size, SIZES)]
+    dtype, tolerance = DTYPES[one_of("dtype", options.dtype, DTYPES)]
+    amp = AMPS[one_of("amp", options.amp, AMPS)]
+    one_of("optimizer", options.optimizer, OPTIMIZERS)
     mesh = mesh_of(options.mesh)
     try:
         check_pipeline(mesh)
@@ -92,7 +94,12 @@ def check(options: TrainOptions, launched: Launched | None) -> Checked:
     _check_step(options, mesh)
     plan_name = options.plan or ("megatron" if "tp" in mesh.names else "ddp")
     plan = plan_of(plan_name)
-    if plan_name in PRESETS:
+    if isinstance(plan, Solution) and plan.mesh.axes != mesh.axes:
+        raise Refused(
+            f"--plan {plan_name} is for the mesh ({plan.mesh}), and this one is ({mesh}); use --mesh "
+            f"{','.join(f'{axis}={size}' for axis, size in plan.mesh.axes)}, or search a plan for this mesh"
+        )
+    if not isinstance(plan, Solution) and plan_name in PRESETS:
         resolve(plan, mesh, {}, None)  # a preset may need an axis
     text = read(options.text)
     check_length(text, options.sequence)
@@ -132,24 +139,26 @@ def mesh_of(text: str) -> Mesh:
         raise Refused(f"--mesh {text!r}: {error}; write it as in --mesh dp=2,tp=2") from None
 
 
-def plan_of(name: str) -> Plan:
+def plan_of(name: str) -> Plan | Solution:
     """Return a plan: the name of a preset, ``"search"``, or the contents of a JSON file.
 
-    The file has an object of globs, or a list of objects and names.
+    The file has an object of globs, or a list of objects and names; or a plan that was searched and saved.
     """
     if name in PLANS:
         return name
     file = Path(name)
     if file.suffix != ".json" and not file.is_file():
-        _one_of("plan", name, PLANS, ", or a JSON file of globs")
+        one_of("plan", name, PLANS, ", or a JSON file of globs")
     try:
         plan = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise Refused(f"--plan {name}: {error.strerror}; the names are {', '.join(PLANS)}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(
             f'--plan {name} is not JSON: {error}; write it as in {{"*.up_proj.weight": ["tp", null]}}'
         ) from None
+    if isinstance(plan, dict) and "version" in plan:
+        return from_json(plan, name)
     parts = plan if isinstance(plan, list) else [plan]
     if not all(isinstance(part, (dict, str)) for part in parts):
         raise Refused(f'--plan {name} is not an object of globs; write it as in {{"*.up_proj.weight": ["tp", null]}}')
@@ -160,7 +169,8 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _one_of(option: str, value: str, names: Iterable[str], more: str = "") -> str:
+def one_of(option: str, value: str, names: Iterable[str], more: str = "") -> str:
+    """Return the value of an option; ``Refused`` if it is none of these names, with a near one."""
     names = list(names)
     if value in names:
         return value
@@ -237,7 +247,7 @@ def _device(name: str | None, local: int, launched: Launched | None) -> torch.de
     It needs one for each of the machine's ranks.
     """
     if name is not None:
-        _one_of("device", name, DEVICES)
+        one_of("device", name, DEVICES)
     gpus = torch.cuda.device_count()
     if name == "cuda" and gpus < local:
         raise Refused(

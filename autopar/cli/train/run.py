@@ -37,6 +37,7 @@ from autopar.cli.train.show import (
 from autopar.cli.train.single import Single
 from autopar.errors import AutoparError, LaunchError
 from autopar.plan.constraints import layouts_of
+from autopar.search.solution import Solution
 from autopar.step.program import Step as Programs
 from autopar.step.train_step import TrainStep
 
@@ -71,7 +72,7 @@ def _start(checked: Checked) -> int:
     from autopar.runtime.processes.launch import launch
 
     options = replace(checked.options, device=checked.device.type)
-    if not isinstance(checked.plan, str):  # report its errors here, once and not on each rank
+    if not isinstance(checked.plan, (str, Solution)):  # report its errors here, once and not on each rank
         shapes = {name: (options.batch, options.sequence) for name in _batch(checked, 0)}
         layouts_of(checked.plan, _model(checked, torch.device("meta")), checked.mesh, shapes)
     command = [sys.executable, "-m", "autopar", "train", *options.arguments()]

@@ -175,7 +175,7 @@ def test_an_unknown_device_is_generic_and_named(device: torch.device | str) -> N
     assert found.name == "generic" and found.kind == "any"
     assert found.note == (
         f"unknown device {str(device)!r}: generic figures, which rank transfers but do not time them; "
-        f"measure it with profiling/run.py calibrate"
+        f"measure it with autopar calibrate"
     )
     assert replace(found, note=machine("generic").note) == machine("generic")
 
@@ -335,6 +335,37 @@ def test_what_cannot_be_written_is_not(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         replace(MINE, inside=Link(float("inf"), 1.0)).save(tmp_path / "mine.json")
     assert not (tmp_path / "mine.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("figures", "text"),
+    [
+        ({"inside": Link(float("nan"), 1e9)}, r"inside.latency: a number ≥ 0 is wanted, not nan"),
+        ({"memory": Link(1e-6, 10.0)}, r"memory.bandwidth: 10.0 is out of the range of machines, 1000 to 1e+30"),
+        ({"outside": Link(1e6, 1e9)}, r"outside.latency: 1000000.0 is out of the range of machines, 0 to 100"),
+        ({"peak": (("f32", float("nan")),)}, r"peak.f32: a number > 0 is wanted, not nan"),
+        ({"ranks_per_node": 10**30}, f"ranks_per_node: {10**30} is out of the range of machines, 1 to 1,048,576"),
+    ],
+)
+def test_figures_that_no_machine_has(figures: dict[str, object], text: str) -> None:
+    one = replace(MINE, **figures)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=re.escape(f"the machine {MINE.name!r}: machines[0].{text}")):
+        machine_from(one)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000 + "]" * 100_000, '{"version": ' + "9" * 5000 + "}"])
+def test_a_hostile_file(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"mine\.json: the file is not JSON: "):
+        machine_from(path)
+
+
+def test_names_that_many_machines_contain() -> None:
+    with pytest.raises(
+        ValueError, match="did you mean 'NVIDIA H100 80GB HBM3', 'NVIDIA H100 PCIe' or 'NVIDIA H100 NVL'"
+    ):
+        machine("h100")
 
 
 # -- calibrate ---------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ def test_names_and_types_instead_of_addresses() -> None:
     assert shown(Odd()) == "<test_shown.Odd object>"
     assert shown([functools.partial(named), 1.5, "x"]) == "[functools.partial(<function named>), 1.5, 'x']"
     assert shown(Unprintable()) == "a Unprintable"
+    assert shown("x" * 1000) == f"'{'x' * 199}…"
 
 
 MODEL = torch.nn.Linear(4, 4)

@@ -1,0 +1,1 @@
+"""Run ``autopar plan``: find the cheapest plan of a model, or compare it with the presets."""

@@ -1,0 +1,161 @@
+"""``autopar plan``: the table of presets and the search, saved plans, and every request that is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import autopar
+from autopar.cli.app import app
+from autopar.cli.plan.rows import Planning, PlanRow, cheapest, row_of
+from autopar.cli.plan.run import time_text
+from autopar.costs.machine import machine
+from autopar.report.memory import memory_of
+from autopar.report.transfers import bytes_per_axis
+
+MODEL = """\
+import torch
+
+class MLP(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up_proj = torch.nn.Linear(256, 1024, bias=False)
+        self.down_proj = torch.nn.Linear(1024, 256, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(torch.relu(self.up_proj(x))).square().mean()
+
+def make():
+    with torch.device("meta"):
+        return MLP(), (torch.empty(512, 256),)
+
+def wrong():
+    return MLP()
+"""
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "an_mlp.py"
+    path.write_text(MODEL)
+    return f"{path}:make"
+
+
+def asked(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def rows_in(out: str) -> dict[str, list[str]]:
+    """The rows of the table, as name → figures and remark."""
+    names = (*autopar.plan.presets.PRESETS, "search")
+    lines = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines()]
+    return {cells[0]: cells[1:] for cells in lines if cells[0] in names}
+
+
+@pytest.mark.long
+def test_the_table_has_the_prices_bytes_and_memory_of_each_plan(model: str) -> None:
+    status, out, _ = asked(model, "--compare", "--machine", H100)
+    assert status == 0
+    assert (
+        "524,288 parameters, a call with its backward\nmesh dp=2 tp=2 of NVIDIA H100 80GB HBM3, within 80.0 GB" in out
+    )
+    rows = rows_in(out)
+    assert list(rows) == ["ddp", "fsdp", "megatron", "megatron+sp", "fsdp+tp", "search"]
+    scope: dict[str, object] = {}
+    exec(MODEL, scope)
+    made, example = scope["make"]()  # type: ignore[operator]
+    parallel = autopar.parallelize(made, autopar.Mesh(dp=2, tp=2), "megatron", example=example, machine=H100)
+    price = autopar.price(parallel.program, H100).nanoseconds
+    peak, moved = memory_of(parallel.local(0)).peak, sum(bytes_per_axis(parallel.program).values())
+    searched = autopar.parallelize(made, autopar.Mesh(dp=2, tp=2), example=example, machine=H100).solution
+    assert rows["megatron"][:4] == [
+        time_text(price), f"{price / searched.nanoseconds:.2f}", f"{moved / 1e6:.1f} MB", f"{peak / 1e6:.1f} MB",
+    ]  # fmt: skip
+    assert rows["search"][0] == time_text(searched.nanoseconds) and "← cheapest" in rows["search"][-1]
+    assert sum("← cheapest" in line for line in out.splitlines()) == 1
+    assert "no plan is cheaper" in out.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_a_preset_that_cannot_be_placed_says_why_in_its_row(model: str) -> None:
+    status, out, _ = asked(model, "--compare", "--mesh", "a=3", "--machine", "cpu", "--optimizer", "sgd")
+    assert status == 0 and "a training step with sgd" in out
+    assert rows_in(out)["megatron"][:5] == ["–", "–", "–", "–", "the preset 'megatron' splits over an axis"]
+    assert "no limit of memory" in out and "no particular CPU: measure it with autopar calibrate" in out
+
+
+@pytest.mark.long
+def test_a_plan_is_saved_and_taken_again(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    status, out, _ = asked(model, "--machine", H100, "--save", str(file))
+    assert status == 0 and f"{file} has the searched plan" in out
+    assert "parameters → result" in out and re.search(r"^search: [\d.]+ µs a step, a rank receives", out, re.M)
+    status, again, _ = asked(model, "--machine", H100, "--plan", str(file))
+    assert status == 0
+    price = re.search(r": ([\d.]+ µs a step, a rank receives .*)", out)
+    assert price is not None and again.splitlines()[-1] == f"{file}: {price[1]}"
+    content = json.loads(file.read_text())
+    content["mesh"] = {"a": 4}
+    file.write_text(json.dumps(content))
+    status, _, error = asked(model, "--plan", str(file))
+    assert status == 2 and "the plan is for the mesh (a=4), and this one is (dp=2 tp=2)" in error
+
+
+@pytest.mark.simulated
+def test_a_plan_that_does_not_fit_is_not_the_cheapest(model: str) -> None:
+    small, large = PlanRow("small", 9, fits=True), PlanRow("large", 5, fits=False)
+    assert cheapest([large, small, PlanRow("none", why="no axis")]) is small
+    assert cheapest([large]) is None
+    made = torch.nn.Linear(64, 64, bias=False)
+    planning = Planning(made, (torch.ones(8, 64),), autopar.Mesh(dp=2), machine("cpu"), 40_000, 60.0, None)
+    assert row_of("ddp", "ddp", planning).fits
+    assert row_of("ddp", "ddp", planning).memory > 16_384
+    from dataclasses import replace
+
+    assert not row_of("ddp", "ddp", replace(planning, memory=16_384)).fits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["huge"], "the model huge is unknown; choose from tiny, small, medium, large, or name a function"),
+        (["nowhere.py:make"], "there is no file nowhere.py"),
+        (["no_such_module:make"], "there is no module no_such_module"),
+        (["--machine", "H100"], "there is no machine 'H100'; did you mean 'NVIDIA H100 80GB HBM3', 'NVIDIA H100 PCIe' "
+                                "or 'NVIDIA H100 NVL'?"),
+        (["--machine", "none.json"], "No such file or directory: 'none.json'"),
+        (["--mesh", "dp=2,dp=2"], "is not a list of different axes with their sizes"),
+        (["--mesh", "pp=2,dp=2"], "parallelize does not run pipelines yet"),
+        (["--plan", "megatorn"], "did you mean megatron?"),
+        (["--compare", "--plan", "ddp"], "--compare has all presets and the search; leave --plan ddp out"),
+        (["--optimizer", "adm"], "did you mean adam?"),
+        (["--memory", "nan"], "--memory nan must be above 0, in bytes, such as 80e9"),
+        (["--time-limit", "inf"], "--time-limit inf must be above 0, in seconds"),
+        (["--batch", "0"], "--batch 0 must be at least 1"),
+        (["--save", "no/where.json"], "there is no folder no for --save no/where.json"),
+    ],
+)  # fmt: skip
+def test_refused(arguments: list[str], said: str) -> None:
+    status, _, error = asked(*arguments)
+    assert status == 2
+    assert said in error and error.startswith("autopar: ") and error.count("\n") == 1
+
+
+def test_a_function_of_the_users_is_checked(model: str) -> None:
+    path = model.rpartition(":")[0]
+    assert "an_mlp.py has no function mak" in asked(f"{path}:mak")[2]
+    assert "an_mlp.py:wrong returns a MLP; it returns a pair, return model, (x,)" in asked(f"{path}:wrong")[2]
+
+
+def test_a_preset_saves_nothing(model: str, tmp_path: Path) -> None:
+    status, _, error = asked(model, "--plan", "ddp", "--save", str(tmp_path / "plan.json"))
+    assert status == 2 and "writes a searched plan, and none was found; add --plan search" in error
