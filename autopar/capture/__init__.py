@@ -16,6 +16,7 @@ import torch
 
 from autopar.capture.arguments import Arguments, bind_arguments
 from autopar.capture.assemble import Captured, assemble
+from autopar.capture.at_sizes import at_sizes
 from autopar.capture.guards.numbers import Taken, can_be_input, put_in, taken_by, tracked
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.model_swap import ONE_AT_A_TIME
@@ -74,7 +75,7 @@ def capture_call(
             alike = repr(other.leaves) == repr(captured.leaves) and repr(other.draws) == repr(captured.draws)
             return taken_by(captured.program, other.program, book) if alike else None
 
-        captured = assembled()
+        captured = replace(assembled(), at_sizes=at_sizes(arguments, lambda a: capture_call(model, a, random).program))
         places = [place for place in numbers if can_be_input(place) and taken([place]) is not None]
         taken_numbers = taken(places) if places else None
         if taken_numbers is None:

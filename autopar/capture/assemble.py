@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.capture.at_sizes import AtSizes
 from autopar.capture.constrained import Constrained
 from autopar.capture.graph import drop_unread, forward_first, index_own_rows, merge_views, simplify, sweep, unfake
 from autopar.capture.guards import Guards
@@ -48,6 +49,7 @@ class Captured:
         guards: the Python values that forward read.
         numbers: the inputs that a call computes; they follow the inputs that the caller passes.
         constrained: the values that forward constrains.
+        at_sizes: captures the call with inputs of other sizes.
     """
 
     program: Program
@@ -63,6 +65,7 @@ class Captured:
     guards: Guards = field(default_factory=lambda: Guards((), ()))
     numbers: tuple[Number, ...] = ()
     constrained: tuple[Constrained, ...] = ()
+    at_sizes: AtSizes | None = None
 
     def with_tensors(self, tensors: Sequence[Any]) -> Any:
         """Return the model's own output structure around these tensors, with the leaves that are no tensors."""

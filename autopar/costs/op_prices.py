@@ -107,7 +107,7 @@ class OpPrices:
         self._pieces: dict[tuple[str, Dim], int] = {}
         self.free = bound.rule.op in VIEWS
         self._latency, self._bandwidth = machine.memory.latency, machine.memory.bandwidth
-        self.compute = _dtype_of_work(bound, reads)
+        self.compute = dtype_of_work(bound, reads)
         self.flops = machine.flops(self.compute) if bound.terms else 1.0
         self._terms = tuple(
             (term.times * size, term.over, factors) for term in bound.terms for size, factors in (self._product(term),)
@@ -193,7 +193,8 @@ def _count(product: Product, sizes: Mapping[str, int]) -> int:
     return count * math.prod([sizes[factor] for factor in factors])
 
 
-def _dtype_of_work(bound: Bound, dtypes: Sequence[torch.dtype]) -> torch.dtype:
+def dtype_of_work(bound: Bound, dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    """Return the dtype of an op's operations: that of its largest floating operand, the widest of several."""
     sized = [
         (math.prod(shape), dtype.itemsize, k)
         for k, (shape, dtype) in enumerate(zip(bound.operand_shapes, dtypes, strict=True))

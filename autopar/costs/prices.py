@@ -201,7 +201,16 @@ def _fit(name: str, machine: Machine) -> Measured | None:
 
 
 def _scaled(fit: Measured, name: str, size: np.ndarray, count: Any) -> np.ndarray:
-    """Scale a fit to another number of ranks: fixed costs by the first form's messages, the rest by its bytes."""
+    """Scale a fit to another number of ranks."""
+    floor, fixed, slope = scaled_parts(fit, name, count)
+    return np.maximum(floor, fixed + slope * size)
+
+
+def scaled_parts(fit: Measured, name: str, count: Any) -> tuple[Any, Any, Any]:
+    """Return the floor, the fixed seconds and the seconds a byte of a fit that is scaled to a number of ranks.
+
+    Fixed costs are scaled by the first form's messages, the rest by its bytes.
+    """
 
     def first(name: str, count: Any) -> tuple[Any, Any]:
         seconds = _compiled(name)[0]
@@ -209,8 +218,9 @@ def _scaled(fit: Measured, name: str, size: np.ndarray, count: Any) -> np.ndarra
 
     (steps, volume), (base_steps, base_volume) = first(name, count), first(fit.operation, float(fit.ranks))
     fixed = steps / base_steps
-    line = fixed * (fit.latency + fit.half / fit.bandwidth) + volume / base_volume * size / fit.bandwidth
-    return np.maximum(fixed * fit.floor, line)
+    return (
+        fixed * fit.floor, fixed * (fit.latency + fit.half / fit.bandwidth), volume / base_volume / fit.bandwidth
+    )  # fmt: skip
 
 
 # -- of a transfer in a program ----------------------------------------------------------------------------------------

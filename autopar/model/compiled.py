@@ -35,7 +35,7 @@ from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.simulated_step import SimulatedStep
 from autopar.search.ending import Ending
-from autopar.search.solution import Solution, timed
+from autopar.search.solution import Solution, priced, timed
 from autopar.search.starting_points import starting_points
 from autopar.verify.levels import verify
 
@@ -86,7 +86,9 @@ class Compiled:
     @cached_property
     def solution(self) -> Solution | None:
         """The plan with the times of modules, if it was searched."""
-        return None if self.found is None else timed(self.found, self.program)
+        if self.found is None:
+            return None
+        return priced(timed(self.found, self.program), [(1, self.program)], self.captured.at_sizes)
 
     @property
     def homes(self) -> dict[str, DistAttr]:

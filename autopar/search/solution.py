@@ -13,15 +13,19 @@ from typing import Any, Literal, get_args
 from rich.console import Console
 from rich.table import Column, Table
 
+from autopar.capture.at_sizes import AtSizes
 from autopar.errors import PlanError
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.plan.spec import Spec
 from autopar.search.again import Again, Alternative
 from autopar.search.certificate import Certificate
+from autopar.search.crossovers import Crossover, crossovers
+from autopar.search.expression import Expression, Priced, expression_of
 from autopar.search.module_times import ModuleTime, module_times
 from autopar.search.planned import Planned, graph_digest, planned_values
 from autopar.search.search import Found, found_by
+from autopar.search.sizes import Marks
 
 VERSION = 1  # of the file format
 Kind = Literal["call", "step"]
@@ -39,6 +43,7 @@ class Solution(Certificate):
         values: name of a value → its layouts; ``value_names`` gives the names.
         modules: what each module takes.
         again: solves the problem again; ``None`` on ranks that did not search, and for a plan from a file.
+        priced: what the price was computed from; ``None`` if the plan was not applied in this process.
     """
 
     mesh: Mesh
@@ -47,6 +52,7 @@ class Solution(Certificate):
     values: Mapping[str, Planned] = field(repr=False)
     modules: Sequence[ModuleTime] = field(default=(), repr=False, compare=False)
     again: Again | None = field(default=None, repr=False, compare=False)
+    priced: Priced | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         if not self.modules:
@@ -92,6 +98,42 @@ class Solution(Certificate):
         ]
         different = tuple((name, own, theirs) for name, own, theirs in rows if own != theirs)
         return Difference(different, self.nanoseconds, other.nanoseconds)
+
+    def expression(self, marks: Marks | None = None) -> Expression:
+        """Return the price as a sympy expression in the batch, the sequence, and the machine's bandwidths.
+
+        Layouts and transfers stay those of the plan. The call is captured at further sizes, so that each dim is known
+        to grow with the batch, with the sequence, or not at all.
+
+        Args:
+            marks: input → the symbol of each dim, ``{"x": ("batch", None)}``. By default dim 0 is ``batch``, and dim 1
+                is ``sequence`` if the first input has integers, as ids of tokens.
+
+        Raises:
+            PlanError: the size of a value is not certain, and the error has its line; or the plan was not applied in
+                this process.
+        """
+        if self.priced is None:
+            raise PlanError(
+                "only a plan that is applied in this process has an expression: take that of "
+                "parallelize(model, mesh, plan, example=…).solution"
+            )
+        return expression_of(self.priced, marks)
+
+    def crossovers(self, symbol: str, other: Solution, marks: Marks | None = None) -> list[Crossover]:
+        """Return the values of a symbol at which this plan and another become cheaper than each other, solved.
+
+        Other symbols have the values of this plan's capture; both plans keep their layouts and transfers.
+
+        Args:
+            symbol: such as ``"batch"``.
+            other: another plan of the model; it may be for another mesh or machine.
+            marks: as for ``expression``.
+
+        Raises:
+            PlanError: as for ``expression``; or there is no such symbol.
+        """
+        return crossovers(self.expression(marks), other.expression(marks), symbol)
 
     def _again(self) -> Again:
         if self.again is None:
@@ -171,6 +213,16 @@ def solution_from(found: Found, program: Program, mesh: Mesh, kind: Kind) -> Sol
         found.machine, found.nanoseconds, found.least, found.search_seconds, found.reason, mesh, kind,
         graph_digest(program), values, again=found.again, memory=found.memory, bytes=found.bytes,
     )  # fmt: skip
+
+
+def priced(solution: Solution, programs: Sequence[tuple[int, Program]], at_sizes: AtSizes | None,
+           microbatches: int = 1) -> Solution:  # fmt: skip
+    """Return a solution with the explicit programs whose price it has, and how its call is captured at other sizes."""
+    if at_sizes is None:
+        return solution
+    shapes, integers = at_sizes.shapes, at_sizes.integers
+    found = Priced(tuple(programs), solution.machine, shapes, integers, at_sizes, microbatches)
+    return replace(solution, priced=found)
 
 
 def timed(solution: Solution, program: Program) -> Solution:

@@ -17,7 +17,7 @@ from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs, describe
 from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
-from autopar.search.solution import Solution
+from autopar.search.solution import Solution, priced
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures
@@ -120,8 +120,12 @@ class TrainStep:
 
         Prints as a table by module. ``RuntimeError`` before a capture.
         """
-        found = self._current()[0].found
-        return None if found is None else solution_of(found, self.program)
+        micro, step = self._current()[0], self.program
+        if micro.found is None:
+            return None
+        count = step.microbatches
+        programs = [(count if name == "micro" else 1, program) for name, program in step.programs.items()]
+        return priced(solution_of(micro.found, step), programs, micro.captured.at_sizes, count)
 
     def local(self, rank: int) -> Step:
         """Return the programs of one rank, in the shapes of its pieces."""
