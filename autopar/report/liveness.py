@@ -30,6 +30,11 @@ START = -1  # before the first op
 HIDDEN_VIEWS = {aten._unsafe_view.default}  # these share memory, although their schemas do not say so
 
 
+def is_view(target: object) -> bool:
+    """Return whether an op's result shares the memory of its first operand."""
+    return isinstance(target, OpOverload) and (returns_alias(target) or target in HIDDEN_VIEWS)
+
+
 @dataclass(eq=False)
 class Storage:
     """A piece of memory.
@@ -215,11 +220,7 @@ class _Walk:
         row = transfers.BY_FUNCTION.get(node.target)
         if row is not None:
             return operand_storages if self.moves_nothing(node, values[0]) else None
-        return (
-            operand_storages
-            if isinstance(node.target, OpOverload) and (returns_alias(node.target) or node.target in HIDDEN_VIEWS)
-            else None
-        )
+        return operand_storages if is_view(node.target) else None
 
     def moves_nothing(self, node: fx.Node, value: fx.Node) -> bool:
         """Return whether a transfer's result shares its operand's memory.
