@@ -98,11 +98,19 @@ class Calls:
         return self.compiler.context
 
     def refuse_to_simulate(self) -> None:
-        """Raise ``RuntimeError`` on processes, each of which has only its pieces of parameters."""
+        """Raise ``RuntimeError`` on processes, each of which has only its pieces of parameters.
+
+        Also where each rank brings its piece of the batch, of which a process that is alone has only one.
+        """
         if self.job is not None:
             raise RuntimeError(
                 "the parameters of this model are sharded over processes; to simulate, call parallelize in a process "
                 "that is alone"
+            )
+        if self._inputs == "local" and self.mesh.size > 1:
+            raise RuntimeError(
+                'with inputs="local" each process brings its piece of the batch, and a simulation takes the whole; to '
+                'simulate, call parallelize with inputs="global"'
             )
 
     # -- the inputs of a call ----------------------------------------------------------------------------------------

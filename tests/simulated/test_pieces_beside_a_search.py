@@ -55,3 +55,10 @@ def test_an_open_parameter_beside_zero() -> None:
     x = torch.randn(4, 8, dtype=torch.float64)
     expected = model(x).item()
     assert float(step.simulate(x)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("plan", ["ddp", "search"])
+def test_a_simulation_takes_no_pieces(model: nn.Module, plan: str) -> None:
+    parallel = autopar.parallelize(model, MESH, plan, inputs="local")
+    with pytest.raises(RuntimeError, match=r'a simulation takes the whole; to simulate, call .* with inputs="global"'):
+        parallel.simulate(torch.ones(4, 8))
