@@ -238,7 +238,7 @@ class Parallel(ModelProxy):
                 layers; one or several globs over module paths, as ``"*.layers.*"``; or ``"min-cut"``, all but those
                 that torch's partitioner would keep.
             zero: the stage of ZeRO: 1 shards the optimizer's state over the data axis, 2 the sums of gradients too, 3
-                parameters too.
+                parameters too. ``"search"``, where the plan is searched: the search chooses for each parameter.
             clip_norm: the largest norm of all gradients; larger ones are clipped to it. ``step.grad_norm`` has the norm
                 before clipping.
             clip_parameters: ``"all"``: the norm is that of all parameters that require a gradient, as in

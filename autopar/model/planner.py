@@ -13,7 +13,7 @@ from autopar.ir.text.printer import print_type
 from autopar.model.greedy import GreedyPasses
 from autopar.plan.boundary import OPEN, Boundary
 from autopar.runtime.processes.agreement import Agreement
-from autopar.search.applied import applied, difference, layouts_of_placeholders
+from autopar.search.applied import applied, difference, layouts_of_placeholders, layouts_of_states
 from autopar.search.artifact import from_json
 from autopar.search.certificate import bytes_text
 from autopar.search.ending import Ending
@@ -189,7 +189,8 @@ def _found(solution: Solution, program: Program) -> Found:
     types, uses = applied(solution, program)
     return Found(
         solution.machine, solution.nanoseconds, solution.least, solution.search_seconds, solution.reason, types, uses,
-        memory=solution.memory, bytes=solution.bytes,
+        memory=solution.memory, bytes=solution.bytes, start=solution.start,
+        optimizer_states=layouts_of_states(solution, program),
     )  # fmt: skip
 
 

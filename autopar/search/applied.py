@@ -112,6 +112,23 @@ def layouts_of_placeholders(solution: Solution, program: Program) -> dict[str, D
     return found
 
 
+def layouts_of_states(solution: Solution, program: Program) -> dict[str, DistAttr]:
+    """Return parameter → the layout of its optimizer's state, of those that a plan has chosen.
+
+    Raises:
+        PlanError: the plan has a layout of another parameter or shape.
+    """
+    assert program.mesh is not None
+    reader = _LayoutReader(program.mesh)
+    shapes = {name_of(n): tensor_type(n).shape for n in program.placeholders if record_of(n).role == "param"}
+    if unknown := [name for name in solution.optimizer_states if name not in shapes]:
+        raise PlanError(f"the plan has a layout of the state of {unknown[0]}, which is no parameter of this program")
+    return {
+        name: reader.attr(f"the state of {name}", shapes[name], text)
+        for name, text in solution.optimizer_states.items()
+    }
+
+
 def _pairs(name: str, values: Sequence[Any], texts: Sequence[Any]) -> list[tuple[Any, Any]]:
     if len(values) != len(texts):
         raise PlanError(f"the plan has {len(texts)} layouts for {name}, which has {len(values)}; search the plan again")

@@ -75,11 +75,17 @@ def _read(content: Any, path: str | Path) -> Solution:
     reason, kind, graph = (_field(content, name, str) for name in ("reason", "kind", "graph"))
     if kind not in KINDS:
         raise _Malformed(f"kind: {shown(kind)} is none of {', '.join(KINDS)}")
+    start, states = content.get("start", ""), content.get("optimizer_states", {})
+    if not isinstance(start, str):
+        raise _Malformed(f"start: the name of a preset is wanted, not {shown(start)}")
+    if not isinstance(states, dict) or not all(isinstance(text, str) for text in states.values()):
+        raise _Malformed('optimizer_states: layouts are wanted by name, as {"up.weight": "[64/dp 128]"}')
     memory = None if content.get("memory") is None else _number(content, "memory", (int, float), 1e300)
     bytes = None if content.get("bytes") is None else _number(content, "bytes", int)
     return Solution(
-        machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values, memory=memory, bytes=bytes
-    )
+        machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values, states, start,
+        memory=memory, bytes=bytes,
+    )  # fmt: skip
 
 
 def _number(content: Mapping[str, Any], name: str, kind: type | tuple[type, ...], most: float = MOST) -> Any:

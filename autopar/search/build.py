@@ -24,7 +24,8 @@ from autopar.search.constrained_reads import allowed_states
 from autopar.search.cuts import CutSearch
 from autopar.search.ending import Ending
 from autopar.search.groups import groups_of
-from autopar.search.problem import Problem, Reader, Value
+from autopar.search.optimizer_states import follows_home, follows_sum, layouts_of_state
+from autopar.search.problem import ChosenState, Problem, Reader, Value
 from autopar.search.sharing import Alternates, Use, alternates, charges
 from autopar.search.strategies import Placed, homes, strategies
 from autopar.search.trees import Tree, tree_of
@@ -87,6 +88,8 @@ class _Builder:
                 self._add_placeholder(node, position)
             elif node in bounds:
                 self._add_op(node, bounds[node], parts[node], position)
+        if self.ending is not None and self.ending.chooses:
+            self._add_states(self.ending)
         self._read_results()
         # dearer than a plan that there always is: all ranks compute everything
         everything = self.problem.explicit_price([0] * len(self.graph.costs))
@@ -97,6 +100,7 @@ class _Builder:
         for variable, fits in allowed_states(self.problem, self.boundary).items():
             self._add_costs(variable, np.where(fits, 0.0, self._penalty))
             self.problem.allowed.append((variable, fits))
+        self.problem.ending = self.ending
         self.problem.microbatches = 1 if self.ending is None else self.ending.microbatches
         self.chains.deadline = deadline
         try:
@@ -223,24 +227,48 @@ class _Builder:
 
     # -- the end of the step -------------------------------------------------------------------------------------
 
+    def _add_states(self, ending: Ending) -> None:
+        """Add the layouts of the optimizer's states that are chosen."""
+        for sum_, parameter in self.boundary.sums.items():
+            if parameter is None or name_of(parameter) not in ending.trained:
+                continue
+            home = self.problem.variables[parameter]
+            layouts = layouts_of_state(tensor_type(parameter).shape, self.problem.homes[home], self.mesh)
+            variable = self.graph.add_variable(f"{parameter.name}_state", [0.0] * len(layouts))
+            self.problem.order.append(self.problem.order[home])
+            self.problem.labels.append(self.problem.labels[home])
+            self.problem.chosen_states[parameter] = ChosenState(variable, layouts, sum_)
+
     def _end(self, ending: Ending) -> None:
         """Add the prices of the update, which reads the sums of gradients."""
         for sum_, parameter in self.boundary.sums.items():
             variable, type = self.problem.variables[sum_], tensor_type(sum_)
             sums = self.problem.homes[variable]
             if parameter is None:
-                table = ending.of_loss(self.chains, type, sums)[None]
-                home = None
+                self._add_ending(None, variable, ending.of_loss(self.chains, type, sums)[None])
+                continue
+            home, chosen = self.problem.variables[parameter], self.problem.chosen_states.get(parameter)
+            name, own, homes = name_of(parameter), tensor_type(parameter), self.problem.homes[home]
+            if chosen is None:
+                table = ending.nanoseconds(self.chains, name, own, homes, sums, type.dtype)
+                self._add_ending(home, variable, table)
             else:
-                home = self.problem.variables[parameter]
-                name, homes = name_of(parameter), self.problem.homes[home]
-                table = ending.nanoseconds(self.chains, name, tensor_type(parameter), homes, sums, type.dtype)
-            self.problem.endings.append((home, variable, table))
-            share = self.graph.intern(np.floor(table * 2**20 / ending.microbatches) / 2**20)
-            if home is None:
-                self._add_costs(variable, share[0])
-            else:
-                self.graph.add_edge(home, variable, np.arange(len(homes)), np.arange(len(sums)), share)
+                updated = ending.updated(self.chains, name, own, chosen.layouts, sums, type.dtype)
+                dear = self._penalty * ending.microbatches
+                updated = np.where(follows_sum(chosen.layouts, sums), updated, dear)
+                self._add_ending(chosen.variable, variable, updated)
+                moved = ending.moved(self.chains, name, own, homes, chosen.layouts)
+                moved = np.where(follows_home(homes, chosen.layouts), moved, dear)
+                self._add_ending(home, chosen.variable, moved)
+
+    def _add_ending(self, left: int | None, right: int, table: np.ndarray) -> None:
+        """Add a table of nanoseconds that are paid once in a step."""
+        self.problem.endings.append((left, right, table))
+        share = self.graph.intern(np.floor(table * 2**20 / self.problem.microbatches) / 2**20)
+        if left is None:
+            self._add_costs(right, share[0])
+        else:
+            self.graph.add_edge(left, right, np.arange(len(table)), np.arange(table.shape[1]), share)
 
     # -- transfers -----------------------------------------------------------------------------------------------
 

@@ -132,7 +132,11 @@ class _Walk:
         kept = [*ending.states.get(name, ())]
         if name in ending.kept:
             kept.append(replace(tensor_type(node), dtype=ending.kept[name]))
-        layouts = [ending.state_of(home, shape) for home in self.problem.homes[variable]] if kept else []
+        chosen = self.problem.chosen_states.get(node)
+        if chosen is not None:
+            variable, layouts = chosen.variable, chosen.layouts
+        else:
+            layouts = [ending.state_of(home, shape) for home in self.problem.homes[variable]] if kept else []
         for type in kept:
             whole = DistAttr.replicated(len(type.shape))
             own = [(attr if type.shape == shape else whole, type.dtype) for attr in layouts]

@@ -7,7 +7,9 @@ state, the optimizer's ops run there, and the new parameter goes to its home:
     adamw(w, w_grad, …)               on pieces f32[64 32/dp]
     w : f32[64 32]                    all_gather → f32[64 32]
 
-So the price of an ending is a table over pairs (home of the parameter, home of the sum).
+The layout of the optimizer's state follows from the home of the parameter, as a stage of ZeRO says. Then the price of
+an ending is a table over pairs (home of the parameter, home of the sum). Or it is chosen too, for each parameter: then
+the price is a table over pairs (state, sum), and one over pairs (home, state).
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class Ending:
         states: parameter → what the optimizer keeps of it on the device, beside itself.
         together: whether all gradients are reduced before any parameter is updated, as for their norm.
         remedies: options of the step that would take less memory.
+        trained: the parameters that are updated; of others only the gradient is measured.
+        chooses: whether the layout of the optimizer's state is chosen for each of them; else ``state_of`` gives it.
     """
 
     microbatches: int
@@ -63,6 +67,8 @@ class Ending:
     states: Mapping[str, tuple[TensorType, ...]] = field(default_factory=dict)
     together: bool = False
     remedies: tuple[str, ...] = ()
+    trained: frozenset[str] = frozenset()
+    chooses: bool = False
 
     def nanoseconds(
         self, chains: Chains, parameter: str, type: TensorType, homes: Sequence[DistAttr], sums: Sequence[DistAttr],
@@ -76,17 +82,48 @@ class Ending:
         """
         if parameter not in self.updates:
             return np.zeros((len(homes), len(sums)))
-        shape, states = type.shape, [self.state_of(home, type.shape) for home in homes]
-        rows = {}
-        for state in dict.fromkeys(states):
-            ops = sum(_op_price(op, shape, state, chains) for op in self.updates[parameter])
-            row = [chains.nanoseconds(shape, (sum_, summed), (state, summed)) for sum_ in sums]
-            rows[state] = np.array(row, dtype=np.float64) + ops
-        moved = [
-            chains.nanoseconds(shape, (state, self.kept.get(parameter, type.dtype)), (home, type.dtype))
-            for state, home in zip(states, homes, strict=True)
-        ]
-        return np.stack([rows[state] for state in states]) + np.array(moved, dtype=np.float64)[:, None]
+        states = [self.state_of(home, type.shape) for home in homes]
+        different = list(dict.fromkeys(states))
+        rows = self.updated(chains, parameter, type, different, sums, summed)
+        moved = [self.moved(chains, parameter, type, [h], [s])[0, 0] for h, s in zip(homes, states, strict=True)]
+        return rows[[different.index(state) for state in states]] + np.array(moved)[:, None]
+
+    def updated(
+        self, chains: Chains, parameter: str, type: TensorType, states: Sequence[DistAttr], sums: Sequence[DistAttr],
+        summed: torch.dtype,
+    ) -> np.ndarray:  # fmt: skip
+        """Return the nanoseconds in which a sum is reduced and a parameter updated: [layouts of the state, sums]."""
+        rows = []
+        for state in states:
+            ops = sum(_op_price(op, type.shape, state, chains) for op in self.updates[parameter])
+            rows.append([ops + chains.nanoseconds(type.shape, (sum_, summed), (state, summed)) for sum_ in sums])
+        return np.array(rows, dtype=np.float64)
+
+    def moved(
+        self, chains: Chains, parameter: str, type: TensorType, homes: Sequence[DistAttr], states: Sequence[DistAttr]
+    ) -> np.ndarray:
+        """Return the nanoseconds in which a parameter goes to the layout of its state, and the new one to its home.
+
+        [homes, layouts of the state]. A parameter that is kept in another dtype is in the layout of its state already.
+        """
+        if parameter not in self.trained:
+            return np.zeros((len(homes), len(states)))
+        own, kept = type.dtype, self.kept.get(parameter)
+        back = chains.prices(type.shape, [(s, kept or own) for s in states], [(home, own) for home in homes]).T
+        if kept is not None:
+            return back.astype(np.float64)
+        there = chains.prices(type.shape, [(home, own) for home in homes], [(s, own) for s in states])
+        return (there + back).astype(np.float64)
+
+    def price(
+        self, chains: Chains, parameter: str, type: TensorType, home: DistAttr, state: DistAttr, sum_: DistAttr,
+        summed: torch.dtype,
+    ) -> int:  # fmt: skip
+        """Return the nanoseconds of the update of a parameter in given layouts."""
+        if parameter not in self.updates:
+            return 0
+        updated = self.updated(chains, parameter, type, [state], [sum_], summed)
+        return int(updated[0, 0] + self.moved(chains, parameter, type, [home], [state])[0, 0])
 
     def of_loss(self, chains: Chains, type: TensorType, sums: Sequence[DistAttr]) -> np.ndarray:
         """Return the nanoseconds of the reduction of the loss, for each home of its sum."""

@@ -14,10 +14,12 @@ from torch import fx
 
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import element_of, is_getitem
+from autopar.ir.nodes import element_of, is_getitem, name_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType, requirement_of
+from autopar.plan.boundary import gradient_sums
 from autopar.search.chains import Chains, State
+from autopar.search.ending import Ending
 from autopar.search.factor_graph import FactorGraph
 from autopar.search.sharing import Path, path_of, union
 from autopar.search.strategies import Placed
@@ -74,6 +76,21 @@ class Value:
         return self.parameter and (reader.phase == "forward" or reader.turning)
 
 
+@dataclass(frozen=True)
+class ChosenState:
+    """The layout of the optimizer's state of a parameter, where it is chosen.
+
+    Attributes:
+        variable: decides it.
+        layouts: for each state of that variable.
+        sum: the sum of the gradients.
+    """
+
+    variable: int
+    layouts: Sequence[DistAttr]
+    sum: fx.Node
+
+
 @dataclass
 class Problem:
     """The factor graph of a program.
@@ -91,8 +108,11 @@ class Problem:
         allowed: pairs of a variable and the states of it that a constraint allows.
         late: whether the time limit came before all prices of transfers were known.
         microbatches: how often the program runs in a step.
-        endings: of each sum of gradients the variable of its parameter (``None`` for the loss), its own variable, and
-            the nanoseconds of the update of each pair of states, once in a step.
+        ending: what ends the step, if the program is a micro-batch.
+        endings: the variable of a parameter (``None`` for the loss), that of the sum of its gradients, and the
+            nanoseconds of the update for each pair of states, once in a step. Where the layout of the optimizer's
+            state is chosen too, the pairs are of it and of the sum, and of the parameter and of it.
+        chosen_states: parameter → the layout of the optimizer's state, where it is chosen.
     """
 
     program: Program
@@ -110,7 +130,9 @@ class Problem:
     allowed: list[tuple[int, np.ndarray]] = field(default_factory=list)
     late: bool = False
     microbatches: int = 1
+    ending: Ending | None = None
     endings: list[tuple[int | None, int, np.ndarray]] = field(default_factory=list)
+    chosen_states: dict[fx.Node, ChosenState] = field(default_factory=dict)
 
     def value(self, node: fx.Node) -> Value:
         return self.values[element_of(node) if is_getitem(node) else (node, 0)]
@@ -137,5 +159,34 @@ class Problem:
                 for reader in value.readers
             ]
             total += union([path for path in paths if path])
-        ended = sum(int(table[0 if home is None else states[home], states[sum_]]) for home, sum_, table in self.endings)
-        return total * self.microbatches + ended
+        return total * self.microbatches + self.ended(states)
+
+    def ended(self, states: Sequence[int]) -> int:
+        """Return the nanoseconds of the update of an assignment."""
+        if not self.late:
+            return sum(
+                int(table[0 if left is None else states[left], states[right]]) for left, right, table in self.endings
+            )
+        if self.ending is None:
+            return 0
+        total = 0
+        for sum_, parameter in gradient_sums(self.program).items():
+            type, attr = tensor_type(sum_), self.homes[self.variables[sum_]][states[self.variables[sum_]]]
+            if parameter is None:
+                total += int(self.ending.of_loss(self.chains, type, [attr])[0])
+                continue
+            name, own = name_of(parameter), tensor_type(parameter)
+            home, state = (
+                self.homes[self.variables[parameter]][states[self.variables[parameter]]],
+                self.state_of(parameter, states),
+            )
+            total += self.ending.price(self.chains, name, own, home, state, attr, type.dtype)
+        return total
+
+    def state_of(self, parameter: fx.Node, states: Sequence[int]) -> DistAttr:
+        """Return the layout of the optimizer's state of a parameter."""
+        assert self.ending is not None
+        chosen, variable = self.chosen_states.get(parameter), self.variables[parameter]
+        if chosen is not None:
+            return chosen.layouts[states[chosen.variable]]
+        return self.ending.state_of(self.homes[variable][states[variable]], tensor_type(parameter).shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from autopar.search.certificate import TOLERANCE, Certificate
 from autopar.search.ending import Ending
 from autopar.search.limited import NothingFits, within
 from autopar.search.memory_errors import too_little_memory
+from autopar.search.optimizer_states import cheapest_states, chosen_layouts
 from autopar.search.problem import Problem
 from autopar.search.solver import Answer, solve
 from autopar.search.started import Comparison, Greedy, Start, Starts
@@ -43,12 +45,14 @@ class Found(Certificate):
         uses: node → what it requires of its operands.
         again: solves the problem again; ``None`` for a plan that was not searched here.
         start: the starting point that it is, if one was cheaper than what the search found.
+        optimizer_states: parameter → the layout of the optimizer's state, where the search has chosen it.
     """
 
     types: dict[fx.Node, ValueType]
     uses: dict[fx.Node, tuple[Requirement | None, ...]]
     again: Again | None = field(default=None, repr=False, compare=False)
     start: str = ""
+    optimizer_states: Mapping[str, DistAttr] = field(default_factory=dict)
 
     def idle_axes(self, mesh: Mesh) -> list[str]:
         """Return the axes over which no value is split or pending: all their ranks do the same."""
@@ -130,6 +134,8 @@ def search(
             lacking = too_little_memory(error.usage, limit, reserve, boundary.mesh, ending)
     if lacking is not None and greedy is None:
         raise lacking
+    if not binds:
+        answer = replace(answer, states=cheapest_states(problem, answer.states))
     found = found_by(answer, problem, machine, start, solving)
     if room is not None and usage is not None:
         reason = NOT_TIGHT if binds and found.reason and found.search_seconds < solving else found.reason
@@ -160,7 +166,7 @@ def _started(found: Found, start: Start, seconds: float) -> Found:
     again = None if states is None or start.states is None else replace(states, states=start.states)
     return replace(
         found, nanoseconds=start.nanoseconds, least=least, search_seconds=seconds, types=start.types, uses=start.uses,
-        again=again, start=start.name, bytes=start.bytes,
+        again=again, start=start.name, bytes=start.bytes, optimizer_states=start.optimizer_states,
     )  # fmt: skip
 
 
@@ -178,7 +184,8 @@ def found_by(answer: Answer, problem: Problem, machine: Machine, start: float, t
     late = seconds >= time_limit
     reason = "" if exact else "the time limit ended the search" if late else "too many plans are near it"
     again = Again(problem, answer.states, time_limit)
-    return Found(machine, price, least, seconds, reason, types, uses, again)
+    chosen = chosen_layouts(problem, answer.states)
+    return Found(machine, price, least, seconds, reason, types, uses, again, optimizer_states=chosen)
 
 
 def _layouts(

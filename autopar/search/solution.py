@@ -16,6 +16,7 @@ from rich.table import Column, Table
 from autopar.capture.at_sizes import AtSizes
 from autopar.errors import PlanError
 from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import name_of, tensor_type
 from autopar.ir.program import Program
 from autopar.plan.spec import Spec
 from autopar.search.again import Again, Alternative
@@ -23,7 +24,7 @@ from autopar.search.certificate import Certificate
 from autopar.search.crossovers import Crossover, crossovers
 from autopar.search.expression import Expression, Priced, expression_of
 from autopar.search.module_times import ModuleTime, module_times
-from autopar.search.planned import Planned, graph_digest, planned_values
+from autopar.search.planned import Planned, graph_digest, layout_text, planned_values
 from autopar.search.search import Found, found_by
 from autopar.search.sizes import Marks
 
@@ -41,6 +42,8 @@ class Solution(Certificate):
         kind: whether it is of a call of the model or of a training step.
         graph: the digest of the traced program.
         values: name of a value → its layouts; ``value_names`` gives the names.
+        optimizer_states: parameter → the layout of the optimizer's state, where it was chosen beside the plan.
+        start: the preset that the plan is, if it was cheaper than what the search found; else "".
         modules: what each module takes.
         again: solves the problem again; ``None`` on ranks that did not search, and for a plan from a file.
         priced: what the price was computed from; ``None`` if the plan was not applied in this process.
@@ -50,6 +53,8 @@ class Solution(Certificate):
     kind: Kind
     graph: str
     values: Mapping[str, Planned] = field(repr=False)
+    optimizer_states: Mapping[str, str] = field(default_factory=dict, repr=False)
+    start: str = ""
     modules: Sequence[ModuleTime] = field(default=(), repr=False, compare=False)
     again: Again | None = field(default=None, repr=False, compare=False)
     priced: Priced | None = field(default=None, repr=False, compare=False)
@@ -151,6 +156,7 @@ class Solution(Certificate):
             "version": VERSION, "mesh": dict(self.mesh.axes), "kind": self.kind, "graph": self.graph,
             "machine": self.machine.description(), "nanoseconds": self.nanoseconds, "least": self.least,
             "search_seconds": self.search_seconds, "reason": self.reason, "memory": self.memory, "bytes": self.bytes,
+            "start": self.start, "optimizer_states": dict(self.optimizer_states),
             "values": {name: {"gives": [*v.gives], "needs": [*v.needs]} for name, v in self.values.items()},
         }  # fmt: skip
 
@@ -209,9 +215,11 @@ def _printed(table: Table) -> str:
 def solution_from(found: Found, program: Program, mesh: Mesh, kind: Kind) -> Solution:
     """Return what a search found for a traced program, by the names of its values."""
     values = planned_values(program, found.types, found.uses)
+    types = {name_of(node): tensor_type(node) for node in program.placeholders}
+    states = {name: layout_text(types[name].shape, attr) for name, attr in found.optimizer_states.items()}
     return Solution(
         found.machine, found.nanoseconds, found.least, found.search_seconds, found.reason, mesh, kind,
-        graph_digest(program), values, again=found.again, memory=found.memory, bytes=found.bytes,
+        graph_digest(program), values, states, found.start, again=found.again, memory=found.memory, bytes=found.bytes,
     )  # fmt: skip
 
 

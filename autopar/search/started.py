@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType, ValueType
 from autopar.plan.boundary import OPEN, Boundary, UserConstraints, filled
 from autopar.search.ending import Ending
+from autopar.search.optimizer_states import cheapest_state, cheapest_states, chosen_layouts
 from autopar.search.problem import Problem
 from autopar.search.strategies import shrinks
 from autopar.search.usage import usage_of
@@ -57,6 +58,7 @@ class Start:
         nanoseconds: its price.
         states: the assignment that it is, if it is one of those that the search tries.
         bytes: what a rank uses at the peak; ``None`` where memory has no limit.
+        optimizer_states: parameter → the layout of the optimizer's state, where it is chosen.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Start:
     nanoseconds: int
     states: np.ndarray | None
     bytes: int | None
+    optimizer_states: Mapping[str, DistAttr] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,18 +151,19 @@ class Comparison:
             return None
         states = self._states(types, uses)
         if states is not None:
-            nanoseconds = self.problem.explicit_price(states.tolist())
+            nanoseconds, chosen = self.problem.explicit_price(states.tolist()), chosen_layouts(self.problem, states)
         else:
+            chosen = self._layouts_of_states(types)
             once = price(self.greedy.explicit(placed, self.machine), self.machine).nanoseconds
-            nanoseconds = once * self.problem.microbatches + self._ended(types)
+            nanoseconds = once * self.problem.microbatches + self._ended(types, chosen)
         if nanoseconds >= below:
             return None
         bytes = None
         if self.room is not None and states is not None:
             bytes = usage_of(self.problem, states.tolist(), self.ending).bytes
         elif self.room is not None:
-            bytes = self.greedy.peak(placed, self.machine) + self._kept(types)
-        return Start(name, types, uses, nanoseconds, states, bytes)
+            bytes = self.greedy.peak(placed, self.machine) + self._kept(types, chosen)
+        return Start(name, types, uses, nanoseconds, states, bytes, chosen)
 
     def _allowed(self, types: Types, uses: Uses) -> bool:
         """Return whether homes and reads are as the user wants them, and parameters stay that must not move."""
@@ -207,11 +211,23 @@ class Comparison:
             if chosen not in known:
                 return None
             states[variable] = known[chosen]
+        states = cheapest_states(problem, states)
         if uses[problem.program.output] != problem.required_results(states.tolist()):
             return None
         return states if all(fits[states[variable]] for variable, fits in problem.allowed) else None
 
-    def _kept(self, types: Types) -> int:
+    def _layouts_of_states(self, types: Types) -> dict[str, DistAttr]:
+        """Return the cheapest layouts of the optimizer's states, where they are chosen, in the homes of a start."""
+        found = {}
+        for parameter, state in self.problem.chosen_states.items():
+            home, sum_ = types[parameter], types[state.sum]
+            assert isinstance(home, TensorType) and isinstance(sum_, TensorType)
+            name, layouts = name_of(parameter), list(dict.fromkeys((*state.layouts, home.attr)))
+            chosen = cheapest_state(self.problem, name, home, home.attr, sum_.attr, sum_.dtype, layouts)
+            found[name] = layouts[chosen]
+        return found
+
+    def _kept(self, types: Types, chosen: Mapping[str, DistAttr]) -> int:
         """Return the bytes of what the optimizer keeps, in the homes of a start, and of further micro-batches."""
         if self.ending is None:
             return 0
@@ -222,15 +238,15 @@ class Comparison:
             if record.role == "input":
                 total += (self.ending.microbatches - 1) * largest(type.attr, type.shape, mesh) * type.dtype.itemsize
             elif record.role == "param":
-                layout = self.ending.state_of(type.attr, type.shape)
+                layout = chosen.get(name_of(node)) or self.ending.state_of(type.attr, type.shape)
                 kept = [*self.ending.states.get(name_of(node), ())]
                 if name_of(node) in self.ending.kept:
                     kept.append(replace(type, dtype=self.ending.kept[name_of(node)]))
                 total += sum(largest(layout, type.shape, mesh) * held.dtype.itemsize for held in kept)
         return total
 
-    def _ended(self, types: Types) -> int:
-        """Return the nanoseconds of the update, in the homes of a start."""
+    def _ended(self, types: Types, chosen: Mapping[str, DistAttr]) -> int:
+        """Return the nanoseconds of the update, in the homes of a start. ``chosen``: layouts of optimizer's states."""
         if self.ending is None:
             return 0
         total, chains = 0.0, self.problem.chains
@@ -240,8 +256,8 @@ class Comparison:
             if parameter is None:
                 total += float(self.ending.of_loss(chains, type, [type.attr])[0])
                 continue
-            home = types[parameter]
+            home, name = types[parameter], name_of(parameter)
             assert isinstance(home, TensorType)
-            name = name_of(parameter)
-            total += float(self.ending.nanoseconds(chains, name, home, [home.attr], [type.attr], type.dtype)[0, 0])
+            state = chosen.get(name) or self.ending.state_of(home.attr, home.shape)
+            total += self.ending.price(chains, name, home, home.attr, state, type.attr, type.dtype)
         return int(total)

@@ -129,11 +129,11 @@ class _Walk:
         stays = record.role not in ("tangent", "seed") and not copied
         self._add((node, 0), self._store(bytes * times, kind, 0, FOREVER if stays else 0))
         if ending is not None and record.role == "param":
-            self._states(node, value, ending)
+            self._kept(node, value, ending)
 
-    def _states(self, node: fx.Node, value: Value, ending: Ending) -> None:
+    def _kept(self, node: fx.Node, value: Value, ending: Ending) -> None:
         name, shape = name_of(node), value.type.shape
-        layout = ending.state_of(value.states[self.states[value.variable]][0], shape)
+        layout = self.problem.state_of(node, self.states)
         for type in ending.states.get(name, ()):
             pieces = largest(layout, shape, self.mesh) if type.shape == shape else math.prod(type.shape)
             self._store(pieces * type.dtype.itemsize, "optimizer state", 0, FOREVER)
@@ -256,8 +256,7 @@ class _Walk:
             if parameter is None or name_of(parameter) not in ending.updates:
                 continue
             type, name = tensor_type(parameter), name_of(parameter)
-            home = self._home(parameter)
-            state = ending.state_of(home, type.shape)
+            home, state = self._home(parameter), self.problem.state_of(parameter, self.states)
             own, need = (self._home(sum_), tensor_type(sum_).dtype), (state, tensor_type(sum_).dtype)
             if own != need:
                 reduced = self._size(type.shape, need)

@@ -30,6 +30,7 @@ from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_without_search
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
+from autopar.search.applied import layouts_of_states
 from autopar.search.ending import Ending
 from autopar.step.compiled_step import MicroBatch, Placed, about, merged
 from autopar.step.copies import copy_program
@@ -99,9 +100,10 @@ class _MicroCompiler:
         micro = self._micro(traced, {renamed.get(name, name) for name in cut})
         placeholders = {name_of(node): node for node in micro.program.placeholders}
         wanted = {"recompute": options.recompute, "widen": options.reduce_dtype is not None}
-        if compiler.searches and options.zero:
+        if compiler.searches and options.zero in (1, 2, 3):
             self.attrs |= self._layouts_of_inputs(micro, wanted)
-        zero = zero_of(options.zero, compiler.mesh, self._inputs(placeholders))
+        # where the search chooses, nothing is decided before
+        zero = zero_of(0 if options.zero == "search" else options.zero, compiler.mesh, self._inputs(placeholders))
         self._split(zero, micro, placeholders)
         ending = self._ending(micro, partial(zero.split, "state"))
         local, reports, found = compiler.place(
@@ -113,6 +115,8 @@ class _MicroCompiler:
         count = self._count(traced, micro, self._inputs(placeholders))
         types: dict[str, TensorType] = {name: record_of(node).type for name, node in placeholders.items()}  # type: ignore[misc]
         states = {name: zero.split("state", types[name].attr, types[name].shape) for name in micro.gradients}
+        if found is not None:
+            states |= layouts_of_states(found, micro.program)
         trained = {name: types[name] for name in micro.gradients if name in self.trained}
         copy, masters = self._copy(micro, types, {name: states[name] for name in trained})
         first = self._first(count, micro)

@@ -11,6 +11,7 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.nodes import is_getitem, operands, record_of, tensor_type
 from autopar.ir.record import TensorType
 from autopar.optimizers import Update
+from autopar.plan.plan import SEARCH
 from autopar.rules.binding import bind_node
 from autopar.search.ending import Ending, UpdateOp
 from autopar.step.options import StepOptions
@@ -54,14 +55,15 @@ def ending_of(
         averages = [TensorType(type.shape, kept.get(name, type.dtype))] if options.ema is not None else []
         held[name] = (*types.values(), *averages)
     return Ending(
-        options.microbatches, state_of, ops, kept, options.zero < 3, held, options.measured, _remedies(options)
-    )
+        options.microbatches, state_of, ops, kept, options.zero in (0, 1, 2), held, options.measured,
+        _remedies(options), frozenset(updates), options.zero == SEARCH,
+    )  # fmt: skip
 
 
 def _remedies(options: StepOptions) -> tuple[str, ...]:
     """Return the options that take less memory and are not used yet."""
     used = {
-        "zero=3": options.zero == 3,
+        "zero=3": options.zero in (3, SEARCH),
         'recompute="blocks"': options.recompute is not None,
         f"microbatches={2 * options.microbatches}": False,
         "offload=True": options.offload,

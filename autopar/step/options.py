@@ -14,6 +14,7 @@ import torch
 from autopar.costs.machine import Machine, machine_from
 from autopar.errors import shown
 from autopar.plan.loss_scaling import LossScaling
+from autopar.plan.plan import SEARCH
 from autopar.plan.precision.policy import AmpName, Kept, policy_of
 from autopar.search.search import check_memory, check_time_limit
 from autopar.step.outputs import WAYS, Way
@@ -22,8 +23,8 @@ Clipped = Literal["all", "optimizer"]  # whose gradients a norm is of
 CLIPPED: tuple[Clipped, ...] = get_args(Clipped)
 Returned = Literal["loss", "outputs"]
 RETURNED: tuple[Returned, ...] = get_args(Returned)
-Zero = Literal[0, 1, 2, 3]
-STAGES: tuple[Zero, ...] = get_args(Zero)
+Zero = Literal[0, 1, 2, 3, "search"]
+STAGES: tuple[Zero, ...] = (0, 1, 2, 3)
 RANK_OPTIONS = ("detect_anomaly", "offload")  # each rank may choose these for itself
 
 
@@ -160,10 +161,10 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
         raise ValueError("keep= says in which dtype ops run under amp=, which is not given")
     if isinstance(options.microbatches, bool) or not isinstance(options.microbatches, int) or options.microbatches < 1:
         raise ValueError(f"microbatches={shown(options.microbatches)} is no number of micro-batches; give 1 or more")
-    if isinstance(options.zero, bool) or not isinstance(options.zero, int) or options.zero not in STAGES:
+    if options.zero != SEARCH and (isinstance(options.zero, bool) or options.zero not in STAGES):
         raise ValueError(
             f"zero={shown(options.zero)} is no stage of ZeRO: 0 splits nothing, 1 the optimizer's state, 2 gradients "
-            f"too, 3 parameters too"
+            f'too, 3 parameters too, and "search" chooses for each parameter'
         )
     norm = options.clip_norm
     if norm is not None and (isinstance(norm, bool) or not isinstance(norm, (int, float)) or not norm > 0):
