@@ -16,7 +16,13 @@ class PlanError(AutoparError, ValueError):
 
 
 class MemoryLimitError(AutoparError, MemoryError):
-    """No plan fits into the memory of a rank."""
+    """No plan fits into the memory of a rank.
+
+    Attributes:
+        least: a lower bound of the nanoseconds of plans that fit, if there are any that were not found.
+    """
+
+    least: float = 0.0
 
 
 class CaptureError(AutoparError, RuntimeError):

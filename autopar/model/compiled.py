@@ -218,7 +218,7 @@ class Compiler:
 
         Memory has no limit.
         """
-        search, copy = Search(replace(self.planner, memory=math.inf), ending), program.copy()
+        search, copy = Search(replace(self.planner, memory=math.inf, below=math.inf), ending), program.copy()
         options |= {"search": search, "machine": self.planner.machine, "time_limit": self.planner.time_limit}
         run_passes(copy, pipeline(self.mesh, attrs, strict=self.strict, device=device, last=SearchPass, **options))
         return {n.name: tensor_type(n).attr for n in copy.placeholders if record_of(n).role == "input"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, replace
 
 from autopar.costs.machine import Machine
@@ -16,6 +17,7 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.search.applied import applied, difference, layouts_of_placeholders, layouts_of_states
 from autopar.search.artifact import from_json
 from autopar.search.certificate import bytes_text
+from autopar.search.dearer import NotCheaper
 from autopar.search.ending import Ending
 from autopar.search.planned import graph_digest
 from autopar.search.search import Found, search
@@ -23,7 +25,7 @@ from autopar.search.solution import Solution, solution_from
 from autopar.search.started import Starts
 
 SAID_BY = {  # the class of an error on the searching rank → on others
-    error.__name__: error for error in (PlanError, RuleError, MemoryLimitError)
+    error.__name__: error for error in (PlanError, RuleError, MemoryLimitError, NotCheaper)
 }
 
 CLOSE = 0.5  # of the limit: up to here the search does not count so much too little
@@ -43,6 +45,7 @@ class Planner:
         given: a plan that needs no search, for the traced program that it is of; parameters have its layouts in all
             programs.
         notes: decisions that were made for the user before.
+        below: only plans that cost less nanoseconds are wanted.
     """
 
     machine: Machine
@@ -53,6 +56,7 @@ class Planner:
     memory: float | None = None
     reserve: float = 0.0
     searches_left: int = 3
+    below: float = math.inf
 
 
 @dataclass
@@ -123,12 +127,15 @@ class Search:
                 text = json.dumps(solution.to_json())
             except AutoparError as raised:
                 error = raised
-        said = None if error is None else (type(error).__name__, str(error))
+        said = None if error is None else (type(error).__name__, str(error), getattr(error, "least", 0.0))
         text, said = agreement.gathered((text, said))[0]
         if error is not None:
             raise error
         if said is not None:
-            raise SAID_BY.get(said[0], PlanError)(said[1])
+            other = SAID_BY.get(said[0], PlanError)(said[1])
+            if isinstance(other, (MemoryLimitError, NotCheaper)):
+                other.least = said[2]
+            raise other
         if solution is None:
             solution = from_json(json.loads(text))
         if solution.graph != graph_digest(boundary.program):
@@ -142,6 +149,7 @@ class Search:
         found = search(
             boundary, machine, strict=strict, time_limit=time_limit, memory=self.planner.memory,
             reserve=self.planner.reserve, ending=self.ending, starts=self.starts, greedy=GreedyPasses(),
+            below=self.planner.below,
         )  # fmt: skip
         if found.start:
             self.notes.append(f"the plan is the preset {found.start}: the search has found none that is cheaper")

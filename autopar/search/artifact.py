@@ -16,6 +16,7 @@ from autopar.errors import PlanError, shown
 from autopar.ir.mesh import Mesh
 from autopar.search.planned import Planned
 from autopar.search.solution import KINDS, VERSION, Solution
+from autopar.search.step_choice import choice_from
 
 MOST = 2**63  # of nanoseconds and bytes
 
@@ -80,10 +81,11 @@ def _read(content: Any, path: str | Path) -> Solution:
         raise _Malformed(f"start: the name of a preset is wanted, not {shown(start)}")
     if not isinstance(states, dict) or not all(isinstance(text, str) for text in states.values()):
         raise _Malformed('optimizer_states: layouts are wanted by name, as {"up.weight": "[64/dp 128]"}')
+    step = None if content.get("step") is None else choice_from(content["step"])
     memory = None if content.get("memory") is None else _number(content, "memory", (int, float), 1e300)
     bytes = None if content.get("bytes") is None else _number(content, "bytes", int)
     return Solution(
-        machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values, states, start,
+        machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values, states, start, step,
         memory=memory, bytes=bytes,
     )  # fmt: skip
 

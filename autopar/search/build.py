@@ -22,6 +22,7 @@ from autopar.rules.strategies import Bound
 from autopar.search.chains import Chains, OutOfTime, State
 from autopar.search.constrained_reads import allowed_states
 from autopar.search.cuts import CutSearch
+from autopar.search.dearer import refuse_dearer
 from autopar.search.ending import Ending
 from autopar.search.groups import groups_of
 from autopar.search.optimizer_states import follows_home, follows_sum, layouts_of_state
@@ -41,6 +42,7 @@ def build(
     strict: bool = False,
     ending: Ending | None = None,
     deadline: float = math.inf,
+    below: float = math.inf,
 ) -> Problem:
     """Return the problem of choosing the layouts of a traced program.
 
@@ -48,12 +50,14 @@ def build(
         strict: refuse ops without a rule.
         ending: what ends the step, if the program is a micro-batch.
         deadline: of ``time.monotonic``, after which the problem is returned as it is, with ``late`` set.
+        below: only plans that cost less nanoseconds are wanted.
 
     Raises:
         RuleError: an op has no rule, and ``strict`` is set.
         PlanError: no strategy of an op meets a constraint.
+        NotCheaper: the ops alone cost as much as ``below``.
     """
-    return _Builder(boundary, machine, strict, ending).build(deadline)
+    return _Builder(boundary, machine, strict, ending).build(deadline, below)
 
 
 class _Builder:
@@ -75,7 +79,7 @@ class _Builder:
         self._trees: dict[object, Tree] = {}
         self._penalty = LEAST_PENALTY
 
-    def build(self, deadline: float) -> Problem:
+    def build(self, deadline: float, below: float) -> Problem:
         nodes = list(self.program.nodes)
         bounds = {
             node: usable_rule(node, strict=self.strict)
@@ -102,6 +106,7 @@ class _Builder:
             self.problem.allowed.append((variable, fits))
         self.problem.ending = self.ending
         self.problem.microbatches = 1 if self.ending is None else self.ending.microbatches
+        refuse_dearer(self.problem.least_of_ops * self.problem.microbatches, below)
         self.chains.deadline = deadline
         try:
             for value in self.problem.values.values():

@@ -137,6 +137,11 @@ class Problem:
     def value(self, node: fx.Node) -> Value:
         return self.values[element_of(node) if is_getitem(node) else (node, 0)]
 
+    @property
+    def least_of_ops(self) -> float:
+        """What the ops of one micro-batch cost at least, in nanoseconds."""
+        return sum(float(prices.min()) for prices in self.prices.values())
+
     def required_results(self, states: Sequence[int]) -> tuple[Requirement, ...]:
         """Return what the output requires of each result."""
         return tuple(

@@ -21,6 +21,7 @@ from autopar.plan.boundary import Boundary, required_dtypes
 from autopar.search.again import Again
 from autopar.search.build import build
 from autopar.search.certificate import TOLERANCE, Certificate
+from autopar.search.dearer import refuse_dearer
 from autopar.search.ending import Ending
 from autopar.search.limited import NothingFits, within
 from autopar.search.memory_errors import too_little_memory
@@ -94,6 +95,7 @@ def search(
     ending: Ending | None = None,
     starts: Starts = (),
     greedy: Greedy | None = None,
+    below: float = math.inf,
 ) -> Found:
     """Return the cheapest layouts of a traced program for the mesh of a machine, and a bound.
 
@@ -108,8 +110,10 @@ def search(
             ``starting_points`` gives them. They are placed one after the other where they can matter: when the result
             is not proven, or where a start has a home that the search does not try.
         greedy: places the starts; without it there are none.
+        below: only plans that cost less nanoseconds are wanted, because a dearer one is known.
 
     Raises:
+        NotCheaper: no plan costs less than ``below``.
         PlanError: constraints contradict each other.
         MemoryLimitError: no plan was found that fits.
         ValueError: the time limit is no number of seconds, or the memory no number of bytes.
@@ -118,8 +122,11 @@ def search(
     check_memory(memory)
     start = time.monotonic()
     solving = time_limit if greedy is None else time_limit * SOLVING
-    problem = build(boundary, machine, strict=strict, ending=ending, deadline=start + max(solving, LEAST_SECONDS))
+    problem = build(
+        boundary, machine, strict=strict, ending=ending, deadline=start + max(solving, LEAST_SECONDS), below=below
+    )
     answer = _whole(problem) if problem.late else solve(problem.graph, problem.order, problem.labels, start + solving)
+    refuse_dearer(answer.bound * problem.microbatches, below)
     limit = machine.capacity if memory is None else memory
     room = None if limit is None or limit == math.inf else limit - reserve
     usage = None if room is None else usage_of(problem, answer.states.tolist(), ending)
@@ -132,6 +139,7 @@ def search(
             answer, usage = within(problem, ending, answer, limit, room, until)
         except NothingFits as error:
             lacking = too_little_memory(error.usage, limit, reserve, boundary.mesh, ending)
+            lacking.least = answer.bound * problem.microbatches
     if lacking is not None and greedy is None:
         raise lacking
     if not binds:
@@ -154,8 +162,7 @@ def search(
 
 def _whole(problem: Problem) -> Answer:
     """Return the plan in which all ranks compute everything, and what ops cost at least in any plan."""
-    least = sum(float(prices.min()) for prices in problem.prices.values())
-    return Answer(np.zeros(len(problem.graph.costs), dtype=np.int64), math.inf, least)
+    return Answer(np.zeros(len(problem.graph.costs), dtype=np.int64), math.inf, problem.least_of_ops)
 
 
 def _started(found: Found, start: Start, seconds: float) -> Found:

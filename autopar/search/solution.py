@@ -27,6 +27,7 @@ from autopar.search.module_times import ModuleTime, module_times
 from autopar.search.planned import Planned, graph_digest, layout_text, planned_values
 from autopar.search.search import Found, found_by
 from autopar.search.sizes import Marks
+from autopar.search.step_choice import StepChoice, Way
 
 VERSION = 1  # of the file format
 Kind = Literal["call", "step"]
@@ -43,6 +44,7 @@ class Solution(Certificate):
         graph: the digest of the traced program.
         values: name of a value → its layouts; ``value_names`` gives the names.
         optimizer_states: parameter → the layout of the optimizer's state, where it was chosen beside the plan.
+        step: how the step runs, for a plan of a training step that was compiled.
         start: the preset that the plan is, if it was cheaper than what the search found; else "".
         modules: what each module takes.
         again: solves the problem again; ``None`` on ranks that did not search, and for a plan from a file.
@@ -55,6 +57,7 @@ class Solution(Certificate):
     values: Mapping[str, Planned] = field(repr=False)
     optimizer_states: Mapping[str, str] = field(default_factory=dict, repr=False)
     start: str = ""
+    step: StepChoice | None = field(default=None, repr=False)
     modules: Sequence[ModuleTime] = field(default=(), repr=False, compare=False)
     again: Again | None = field(default=None, repr=False, compare=False)
     priced: Priced | None = field(default=None, repr=False, compare=False)
@@ -65,7 +68,27 @@ class Solution(Certificate):
         table = Table("module", "parameters → result", _right("ops µs"), _right("transfers µs"))
         for row in self.modules:
             table.add_row(row.module, row.layouts, f"{row.ops / 1e3:,.1f}", f"{row.transfers / 1e3:,.1f}")
-        return f"{_printed(table)}{self.certificate}\n"
+        choice = str(self.step) if self.step is not None and self.step.candidates else ""
+        return f"{_printed(table)}{choice}{self.certificate}\n"
+
+    # -- how the step runs -------------------------------------------------------------------------------------------
+
+    @property
+    def microbatches(self) -> int:
+        """The number of micro-batches of the step."""
+        return 1 if self.step is None else self.step.microbatches
+
+    @property
+    def recompute(self) -> Way:
+        """What the backward of the step computes again, as the option of ``train_step`` says it."""
+        return None if self.step is None else self.step.recompute
+
+    @property
+    def zero(self) -> int:
+        """The stage of ZeRO; the highest of all parameters, where it was chosen for each: ``step.stages`` has them."""
+        if self.step is None:
+            return 0
+        return self.step.zero if isinstance(self.step.zero, int) else max(self.step.stages.values(), default=0)
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -93,7 +116,7 @@ class Solution(Certificate):
         """
         again, start = self._again(), time.monotonic()
         found = found_by(again.fixed(plan), again.problem, self.machine, start, again.time_limit)
-        return solution_from(found, again.problem.program, self.mesh, self.kind)
+        return replace(solution_from(found, again.problem.program, self.mesh, self.kind), step=self.step)
 
     def diff(self, other: Solution) -> Difference:
         """Return the values whose layouts differ in another plan of the same program. Prints as a table."""
@@ -156,7 +179,8 @@ class Solution(Certificate):
             "version": VERSION, "mesh": dict(self.mesh.axes), "kind": self.kind, "graph": self.graph,
             "machine": self.machine.description(), "nanoseconds": self.nanoseconds, "least": self.least,
             "search_seconds": self.search_seconds, "reason": self.reason, "memory": self.memory, "bytes": self.bytes,
-            "start": self.start, "optimizer_states": dict(self.optimizer_states),
+            "step": None if self.step is None else self.step.to_json(), "start": self.start,
+            "optimizer_states": dict(self.optimizer_states),
             "values": {name: {"gives": [*v.gives], "needs": [*v.needs]} for name, v in self.values.items()},
         }  # fmt: skip
 

@@ -16,6 +16,7 @@ from autopar.ir.mesh import Mesh
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.plan.batch import batch_axes
 
+Tensors = Sequence[tuple[str, torch.Tensor]]  # by name
 COUNTED = "num_items_in_batch"  # Hugging Face's losses divide by this number, which counts over all micro-batches
 
 
@@ -115,14 +116,32 @@ class MicroBatches:
     def cut(self) -> tuple[str, ...]:
         return tuple(name for name, *_ in self._latest)
 
-    def _rows(self, arguments: Arguments) -> list[bool]:
-        """Return whether each tensor is cut."""
+    def counts(self, arguments: Arguments) -> list[int]:
+        """Return the numbers that divide the batch and leave two rows or more in each micro-batch, and 1.
+
+        In a single row autopar cannot see whether rows depend on each other.
+        """
+        tensors, planned, _, first = self._candidates(arguments)
+        if first is None or any(is_dtensor(tensor) for _, tensor in tensors):
+            return [1]
+        whether = _of_the_batch(tensors, planned, first)
+        rows = math.gcd(*(len(tensor) for (_, tensor), cut in zip(tensors, whether, strict=True) if cut))
+        return [1, *(count for count in range(2, rows // 2 + 1) if rows % count == 0)]
+
+    def _candidates(self, arguments: Arguments) -> tuple[Tensors, Mapping[str, bool], Tensors, torch.Tensor | None]:
+        """Return all tensors by name, what the plan says of them, those that may be cut, and the first of these."""
         tensors = list(zip(arguments.names, arguments.tensors, strict=True))
-        planned = self._named({name: tensor.dim() for name, tensor in tensors}) if self.count > 1 else {}
+        named = {name: tensor.dim() for name, tensor in tensors}
+        planned = self._named(named) if self.count > 1 else {}
         candidates = [(name, tensor) for name, tensor in tensors if tensor.dim() and planned.get(name, True)]
         first = next(
             (tensor for name, tensor in candidates if name in planned), candidates[0][1] if candidates else None
         )
+        return tensors, planned, candidates, first
+
+    def _rows(self, arguments: Arguments) -> list[bool]:
+        """Return whether each tensor is cut."""
+        tensors, planned, candidates, first = self._candidates(arguments)
         if first is not None and not len(first):
             raise ValueError(f"a batch without rows has no loss ({_named(candidates, 0)}); leave it out")
         if self.count == 1:
@@ -134,7 +153,7 @@ class MicroBatches:
                 + f", for no axis of the batch splits dim 0 of {', '.join(whole)} in the "
                   f"plan" * bool(whole) + "; pass microbatches=1"
             )  # fmt: skip
-        rows = [bool(tensor.dim()) and planned.get(name, len(tensor) == len(first)) for name, tensor in tensors]
+        rows = _of_the_batch(tensors, planned, first)
         cut = [named for named, whether in zip(tensors, rows, strict=True) if whether]
         for length in dict.fromkeys(len(tensor) for _, tensor in cut):
             if length % self.count:
@@ -172,6 +191,10 @@ class MicroBatches:
             if not free
             else f"{note}\n  if dim 0 of {min(free)[1]} is not the batch, {self._remedy(min(free)[1], min(free)[0])}"
         )
+
+
+def _of_the_batch(tensors: Tensors, planned: Mapping[str, bool], first: torch.Tensor) -> list[bool]:
+    return [bool(tensor.dim()) and planned.get(name, len(tensor) == len(first)) for name, tensor in tensors]
 
 
 def _not_divided(count: int, length: int, names: str) -> ValueError:

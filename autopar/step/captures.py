@@ -21,7 +21,7 @@ from autopar.step.batches import MicroBatches
 from autopar.step.compile import compile_micro
 from autopar.step.compile_update import compile_update
 from autopar.step.compiled_step import MicroBatch, StepUpdate
-from autopar.step.memory_limit import within_memory
+from autopar.step.memory_limit import trained_of, within_memory
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions
 from autopar.step.trainable import refuse_untrainable
@@ -94,24 +94,53 @@ class StepCaptures:
             return self._with_update(call.identity, micro)
 
     def _capture(self, inputs: CallInputs, call: GuardedCall) -> None:
+        self.keep(call, self._compiled(inputs, call, self.compiler()))
+
+    def keep(self, call: GuardedCall, micro: MicroBatch) -> None:
+        """Keep the programs of a micro-batch."""
+        for dropped, captured in self.micros.add(call, micro.captured.guards, micro):
+            self._drop(dropped, captured)
+        self.made += 1
+
+    def tried(
+        self, inputs: CallInputs, call: GuardedCall, below: float, time_limit: float, *, same_numbers: bool
+    ) -> tuple[MicroBatch, StepUpdate]:
+        """Return the programs of a call, which are not kept; nothing moves.
+
+        Args:
+            below: only plans whose search finds less nanoseconds are wanted.
+            time_limit: seconds of the search.
+            same_numbers: whether several micro-batches must have the numbers of the whole batch.
+
+        Raises:
+            NotCheaper: no plan costs less than ``below``.
+            OtherNumbers: the micro-batches would have other numbers than the whole batch.
+        """
+        compiler, updates = self.compiler(), self._optimizer_state.updates()
+        compiler = replace(compiler, planner=replace(compiler.planner, below=below, time_limit=time_limit))
+        micro = self._compiled(inputs, call, compiler, same_numbers)
+        trained = trained_of(micro, updates)
+        return micro, compile_update(compiler, trained, micro, self._options)
+
+    def _compiled(
+        self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, same_numbers: bool = False
+    ) -> MicroBatch:
         key, trained, cut = call.key
-        calls = self._calls
+        calls, updates = self._calls, self._optimizer_state.updates()
         notes = about_recapture(key, [known for known, *_ in self.micros.keys], call.changes, calls.recapture)
-        compiler, updates = self._compiler(), self._optimizer_state.updates()
-        compiler = replace(compiler, numbers=call.numbers, plan=SEARCH if (plan := compiler.plan) is None else plan)
+        compiler = replace(compiler, numbers=call.numbers)
         with self._with_note():
-            micro = within_memory(
-                lambda compiler: compile_micro(compiler, inputs, self._options, trained, updates, cut, notes),
+            return within_memory(
+                lambda compiler: compile_micro(
+                    compiler, inputs, self._options, trained, updates, cut, notes, same_numbers=same_numbers
+                ),
                 compiler,
                 updates,
                 self._options,
                 calls.device.type == "cpu",
             )
-        for dropped, captured in self.micros.add(call, micro.captured.guards, micro):
-            self._drop(dropped, captured)
-        self.made += 1
 
-    def _compiler(self) -> Compiler:
+    def compiler(self) -> Compiler:
         """Return the compiler of the calls, with the options of the step that override its own."""
         compiler, options = self._calls.compiler, self._options
         planner = compiler.planner
@@ -121,7 +150,8 @@ class StepCaptures:
             time_limit=planner.time_limit if options.time_limit is None else options.time_limit,
             memory=planner.memory if options.memory is None else options.memory,
         )
-        return replace(compiler, planner=planner, machine=options.machine or compiler.machine)
+        plan = SEARCH if compiler.plan is None else compiler.plan
+        return replace(compiler, planner=planner, machine=options.machine or compiler.machine, plan=plan)
 
     @contextlib.contextmanager
     def _with_note(self) -> Iterator[None]:
@@ -130,7 +160,7 @@ class StepCaptures:
             yield
         except Exception as error:
             if (
-                self._options.microbatches > 1
+                self._options.count > 1
                 and hasattr(error, "add_note")
                 and not isinstance(error, (AutoparError, Warning))
             ):
@@ -157,7 +187,7 @@ class StepCaptures:
         )
         update = self.updates.pop((key, facts), None)
         if update is None:
-            update = compile_update(self._compiler(), trained, micro, self._options)
+            update = compile_update(self.compiler(), trained, micro, self._options)
             self.made += 1
             self._drop_an_update([other for other in self.updates if other[0] == key])
         self.updates[key, facts] = update

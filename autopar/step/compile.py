@@ -14,7 +14,7 @@ from torch import fx
 
 from autopar.capture import Captured
 from autopar.capture.specialize import specialize
-from autopar.errors import at_line
+from autopar.errors import AutoparError, at_line
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import WHOLE, DistAttr, layout_of
 from autopar.ir.nodes import name_of, record_of, set_record, tensor_type
@@ -53,6 +53,8 @@ def compile_micro(
     updates: Mapping[str, Updating],
     cut: Collection[str],
     notes: Sequence[str] = (),
+    *,
+    same_numbers: bool = False,
 ) -> MicroBatch:
     """Capture the call of one micro-batch, and place it on the mesh.
 
@@ -62,15 +64,21 @@ def compile_micro(
         updates: how they are updated, which counts where the plan is searched.
         cut: the names of the inputs that are cut into micro-batches.
         notes: lines that are added to the report.
+        same_numbers: whether several micro-batches must have the numbers of the whole batch.
 
     Raises:
+        OtherNumbers: they have others.
         CaptureError: the model returns no loss.
         ValueError: ``zero`` without an axis that shards the batch.
     """
     captured, attrs, report = replace(compiler, homes={}).capture(
         call, notes
     )  # the layouts of parameters are decided here
-    return _MicroCompiler(compiler, options, trained, updates, captured, attrs, report).run(cut)
+    return _MicroCompiler(compiler, options, trained, updates, captured, attrs, report, same_numbers).run(cut)
+
+
+class OtherNumbers(AutoparError):
+    """The micro-batches would have another loss than the whole batch, or other statistics."""
 
 
 class _MicroCompiler:
@@ -90,9 +98,11 @@ class _MicroCompiler:
         captured: Captured,
         attrs: dict[str, DistAttr],
         report: PassReport,
+        same_numbers: bool,
     ) -> None:
         self.compiler, self.options, self.trained, self.updates = compiler, options, trained, updates
         self.captured, self.attrs, self.reports = captured, attrs, [report]
+        self.same_numbers = same_numbers
 
     def run(self, cut: Collection[str]) -> MicroBatch:
         compiler, options, device = self.compiler, self.options, self.captured.device
@@ -194,7 +204,7 @@ class _MicroCompiler:
             wanted, names = {*self.trained, *_measured(traced, options)}, names_of(self.captured)
             micro = micro_of(
                 traced,
-                options.microbatches,
+                options.count,
                 self.captured.device,
                 wanted,
                 cut,
@@ -205,11 +215,11 @@ class _MicroCompiler:
         ms = (time.perf_counter() - start) * 1e3
         verify(micro.program, "micro")
         mean_notes = _about_the_mean(micro)
+        if self.same_numbers and options.count > 1 and (mean_notes or _has_statistics(traced)):
+            raise OtherNumbers(mean_notes[0] if mean_notes else "each micro-batch updates the buffers of the model")
         for note in mean_notes:
             warnings.warn(note, stacklevel=4)
-        self.reports.append(
-            PassReport("micro", ms, notes=(*mean_notes, *about_outputs(micro.outputs, options.microbatches)))
-        )
+        self.reports.append(PassReport("micro", ms, notes=(*mean_notes, *about_outputs(micro.outputs, options.count))))
         return micro
 
     def _split(self, zero: Zero, micro: Micro, placeholders: Mapping[str, fx.Node]) -> None:
@@ -227,7 +237,7 @@ class _MicroCompiler:
         the inputs of a micro-batch."""
         if not micro.terms.counts:
             return None
-        program = count_program(traced, micro.terms, self.options.microbatches, self.captured.device)
+        program = count_program(traced, micro.terms, self.options.count, self.captured.device)
         verify(program, "count")
         attrs = {
             node.name: inputs[name]
@@ -265,7 +275,7 @@ class _MicroCompiler:
 
     def _first(self, count: Placed | None, micro: Micro) -> Placed | None:
         """Merge ``count`` with the first of several micro-batches."""
-        if count is None or self.options.microbatches == 1:
+        if count is None or self.options.count == 1:
             return None
         first, reports = merged(
             self.compiler, count[0], micro.program, [*map(count_name, range(len(micro.terms.counts)))]
@@ -279,6 +289,11 @@ def _measured(traced: Program, options: StepOptions) -> list[str]:
     if not options.measured or options.clip_parameters == "optimizer":
         return []
     return [name_of(node) for node in traced.placeholders if record_of(node).role == "param"]
+
+
+def _has_statistics(traced: Program) -> bool:
+    """Return whether the forward replaces buffers of the model, as batch norm does."""
+    return any(result.kind == "state" for result in record_of(traced.output).results)
 
 
 def _rename_inputs(traced: Program) -> dict[str, str]:

@@ -55,7 +55,7 @@ def ending_of(
         averages = [TensorType(type.shape, kept.get(name, type.dtype))] if options.ema is not None else []
         held[name] = (*types.values(), *averages)
     return Ending(
-        options.microbatches, state_of, ops, kept, options.zero in (0, 1, 2), held, options.measured,
+        options.count, state_of, ops, kept, options.zero in (0, 1, 2), held, options.measured,
         _remedies(options), frozenset(updates), options.zero == SEARCH,
     )  # fmt: skip
 
@@ -65,7 +65,7 @@ def _remedies(options: StepOptions) -> tuple[str, ...]:
     used = {
         "zero=3": options.zero in (3, SEARCH),
         'recompute="blocks"': options.recompute is not None,
-        f"microbatches={2 * options.microbatches}": False,
+        f"microbatches={2 * options.count}": False,
         "offload=True": options.offload,
     }
     return tuple(option for option, is_used in used.items() if not is_used)

@@ -20,12 +20,21 @@ def memory_of_programs(
     micro: MicroBatch, update: StepUpdate, options: StepOptions, rank: int, on_cpu: bool
 ) -> StepMemory:
     """Return the memory of a step on one rank. ``on_cpu``: whether the ranks are on CPU."""
-    lowered = lowered_of(*update.last, rank, update.states, options.microbatches, options.offload)
-    memory = memory_of_step(update.last[1][rank], lowered, options.microbatches, options.offload, on_cpu)
+    lowered = lowered_of(*update.last, rank, update.states, options.count, options.offload)
+    memory = memory_of_step(update.last[1][rank], lowered, options.count, options.offload, on_cpu)
     if micro.copy is None:
         return memory
     program, local = micro.copy
-    return with_copies(memory, local[rank], lowered_of(program, local, rank, (), options.microbatches), on_cpu)
+    return with_copies(memory, local[rank], lowered_of(program, local, rank, (), options.count), on_cpu)
+
+
+def trained_of(micro: MicroBatch, updates: Mapping[str, Updating]) -> list[Trained]:
+    """Return how the parameters of a micro-batch are updated, before they move."""
+    return [
+        Trained(name, type, micro.gradients[name], micro.states[name], *updates[name], group=0)
+        for name, type in micro.parameters.items()
+        if name in updates
+    ]
 
 
 def within_memory(
@@ -49,11 +58,7 @@ def within_memory(
         found = micro.found
         if found is None or not may_exceed(found, compiler.planner) or not updates.keys() >= micro.parameters.keys():
             return micro
-        trained = [
-            Trained(name, type, micro.gradients[name], micro.states[name], *updates[name], group=0)
-            for name, type in micro.parameters.items()
-        ]
-        update = compile_update(compiler, trained, micro, options)
+        update = compile_update(compiler, trained_of(micro, updates), micro, options)
         peak = memory_of_programs(micro, update, options, 0, on_cpu).peak
         again = with_reserve(found, compiler.planner, peak)
         if again is None:

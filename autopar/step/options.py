@@ -25,6 +25,8 @@ Returned = Literal["loss", "outputs"]
 RETURNED: tuple[Returned, ...] = get_args(Returned)
 Zero = Literal[0, 1, 2, 3, "search"]
 STAGES: tuple[Zero, ...] = (0, 1, 2, 3)
+Opened = Literal["search"]  # the step chooses the cheapest
+WAYS_TO_RECOMPUTE = (None, "min-cut", "blocks")
 RANK_OPTIONS = ("detect_anomaly", "offload")  # each rank may choose these for itself
 
 
@@ -32,7 +34,7 @@ RANK_OPTIONS = ("detect_anomaly", "offload")  # each rank may choose these for i
 class StepOptions:
     """The options of ``parallel.train_step``, which documents them."""
 
-    microbatches: int = 1
+    microbatches: int | Opened = 1
     amp: AmpName | None = None
     keep: Mapping[str, Kept] = field(default_factory=dict)
     reduce_dtype: torch.dtype | None = None
@@ -66,6 +68,17 @@ class StepOptions:
         return self.returns
 
     @property
+    def opened(self) -> tuple[str, ...]:
+        """The options for which the step chooses the cheapest value."""
+        return tuple(name for name in ("microbatches", "recompute", "zero") if getattr(self, name) == SEARCH)
+
+    @property
+    def count(self) -> int:
+        """The number of micro-batches, where it is not open."""
+        assert isinstance(self.microbatches, int), "the step has not chosen the number of micro-batches yet"
+        return self.microbatches
+
+    @property
     def scaled(self) -> bool:
         """Whether the loss is scaled, so that fp16 does not lose small gradients."""
         return self.amp is not None and self.amp.startswith("fp16")
@@ -74,7 +87,7 @@ class StepOptions:
 class StepKeywords(TypedDict, total=False):
     """The keywords of ``parallel.train_step``; ``None`` stands for the default."""
 
-    microbatches: int | None
+    microbatches: int | Opened | None
     amp: AmpName | None
     keep: Mapping[str, Kept] | None
     reduce_dtype: torch.dtype | None
@@ -159,8 +172,11 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
         )
     if options.keep and options.amp is None:
         raise ValueError("keep= says in which dtype ops run under amp=, which is not given")
-    if isinstance(options.microbatches, bool) or not isinstance(options.microbatches, int) or options.microbatches < 1:
-        raise ValueError(f"microbatches={shown(options.microbatches)} is no number of micro-batches; give 1 or more")
+    count = options.microbatches
+    if count != SEARCH and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise ValueError(
+            f'microbatches={shown(count)} is no number of micro-batches; give 1 or more, or "search" for the cheapest'
+        )
     if options.zero != SEARCH and (isinstance(options.zero, bool) or options.zero not in STAGES):
         raise ValueError(
             f"zero={shown(options.zero)} is no stage of ZeRO: 0 splits nothing, 1 the optimizer's state, 2 gradients "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.costs.machine import Machine
 from autopar.costs.program_price import node_prices, price
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
@@ -20,14 +21,18 @@ def solution_of(found: Solution, step: Step) -> Solution:
     """
     machine = found.machine
     nanoseconds = price(step, machine).nanoseconds
-    alike = sum(
+    least = min(found.least + price_alike(step, machine), float(nanoseconds))
+    return timed(replace(found, nanoseconds=nanoseconds, least=least), step.micro)
+
+
+def price_alike(step: Step, machine: Machine) -> int:
+    """Return the nanoseconds of the update's ops on single numbers, which are the same in all plans."""
+    return sum(
         cost
         for node, cost in node_prices(step.update, machine)
         if node.target not in transfers.BY_FUNCTION
         and all(_is_number(value) for value in (record_of(node).type, *(record_of(n).type for n in operands(node))))
     )
-    least = min(found.least + alike, float(nanoseconds))
-    return timed(replace(found, nanoseconds=nanoseconds, least=least), step.micro)
 
 
 def _is_number(type: ValueType) -> bool:

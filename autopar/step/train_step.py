@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from autopar.capture.arguments import Arguments
 from autopar.capture.model_state import model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.ir.program import Program
@@ -18,9 +20,11 @@ from autopar.model.inputs import CallInputs, describe
 from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
 from autopar.search.solution import Solution, priced
+from autopar.search.step_choice import StepChoice
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures
+from autopar.step.choices import Chosen, StepChoices
 from autopar.step.compiled_step import MicroBatch, StepUpdate, reports_of, step_of
 from autopar.step.loss import as_loss
 from autopar.step.memory import StepMemory
@@ -71,8 +75,7 @@ class TrainStep:
             calls.agreement.wait,
         )
         self.averages = None if options.ema is None else Averages(self.optimizer_state, calls.device)
-        self._batches = MicroBatches(calls.mesh, options.microbatches, calls.of_the_batch)
-        self._captured = StepCaptures(calls, self.optimizer_state, self.averages, self._batches, options, self._forget)
+        self._choices = StepChoices(calls, options, self._way)
         self._described_options = describe_options(options)
         self._here, self._simulated = OnProcess(calls, options.offload), Simulated(calls)
         self._training_state = TrainingState(
@@ -96,7 +99,7 @@ class TrainStep:
     @property
     def program(self) -> Step:
         """The explicit programs, in which every transfer is an op. ``RuntimeError`` before a capture."""
-        return step_of(*self._current(), self.options.microbatches)
+        return step_of(*self._current(), self._choices.latest.options.count)
 
     @property
     def reports(self) -> Reports:
@@ -112,7 +115,7 @@ class TrainStep:
 
         They differ in structure, shapes or dtypes of arguments, mode, guarded Python values or parameter groups.
         """
-        return len(self._captured.micros)
+        return sum(len(way.captured.micros) for way in self._choices)
 
     @property
     def solution(self) -> Solution | None:
@@ -123,22 +126,42 @@ class TrainStep:
         micro, step = self._current()[0], self.program
         if micro.found is None:
             return None
-        count = step.microbatches
+        count, found = step.microbatches, replace(micro.found, step=self._choices.latest.choice(micro))
         programs = [(count if name == "micro" else 1, program) for name, program in step.programs.items()]
-        return priced(solution_of(micro.found, step), programs, micro.captured.at_sizes, count)
+        return priced(solution_of(found, step), programs, micro.captured.at_sizes, count)
+
+    @property
+    def choice(self) -> StepChoice:
+        """How the step runs: micro-batches, recomputation, ZeRO; and what was compared, where they were open.
+
+        Prints as a table. ``RuntimeError`` before a capture.
+        """
+        return self._choices.latest.choice(self._current()[0])
 
     def local(self, rank: int) -> Step:
         """Return the programs of one rank, in the shapes of its pieces."""
         micro, update = self._current()
         count, copy = (None if placed is None else placed[1][rank] for placed in (micro.count, micro.copy))
-        return Step(self.options.microbatches, micro.local[rank], update.local[rank], count, copy)
+        return Step(self._choices.latest.options.count, micro.local[rank], update.local[rank], count, copy)
 
     def memory(self, rank: int = 0) -> StepMemory:
         """Return the bytes of one rank at the peak of each phase, by liveness. Prints as tables.
 
         The tables also have the largest tensors at each peak.
         """
-        return memory_of_programs(*self._current(), self.options, rank, self._calls.device.type == "cpu")
+        return memory_of_programs(
+            *self._current(), self._choices.latest.options, rank, self._calls.device.type == "cpu"
+        )
+
+    @property
+    def _captured(self) -> StepCaptures:
+        return self._choices.latest.captured
+
+    def _way(self, options: StepOptions) -> Chosen:
+        """Return a way to run the step, without open options."""
+        batches = MicroBatches(self._calls.mesh, options.count, self._calls.of_the_batch)
+        captured = StepCaptures(self._calls, self.optimizer_state, self.averages, batches, options, self._forget)
+        return Chosen(options, batches, captured)
 
     def _current(self) -> tuple[MicroBatch, StepUpdate]:
         if self._captured.latest is None:
@@ -151,17 +174,13 @@ class TrainStep:
         Nothing is computed.
         """
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            inputs = self._inputs(args, kwargs)[0]
+            inputs = self._inputs(self._agreed(args, kwargs))[0]
             self._captured.compiled(inputs, self._captured.call(inputs, model_state(self._calls.module)))
         return self.program
 
-    def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[CallInputs]:
+    def _inputs(self, arguments: Arguments) -> list[CallInputs]:
         """Return the inputs of each micro-batch."""
-        self._refuse_while_averaged()
-        calls = self._calls
-        return [
-            calls.inputs(arguments) for arguments in self._batches(calls.bound(*as_call(calls.module, args, kwargs)))
-        ]
+        return [self._calls.inputs(piece) for piece in self._choices.latest.batches(arguments)]
 
     def _refuse_while_averaged(self) -> None:
         if self.averages is not None:
@@ -227,7 +246,7 @@ class TrainStep:
         calls = self._calls
         calls.refuse_to_simulate()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            inputs, state = self._inputs(args, kwargs), model_state(calls.module)
+            inputs, state = self._inputs(self._agreed(args, kwargs)), model_state(calls.module)
             calls.refuse_without_values(inputs[0], state)
             micro, update = self._captured.compiled(inputs[0], self._captured.call(inputs[0], state))
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode():
@@ -239,10 +258,11 @@ class TrainStep:
         The loss is a number without a gradient that is the same on every rank. The batch is a dict, a tuple or a list
         of the model's arguments, or these arguments themselves. All ranks call it in the same way.
         """
-        calls, captured = self._calls, self._captured
+        calls = self._calls
         calls.context()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            inputs, state = self._inputs(args, kwargs), model_state(calls.module)
+            inputs, state = self._inputs(self._agreed(args, kwargs)), model_state(calls.module)
+            captured = self._captured
             call = captured.call(inputs[0], state)
             if not call.known:
                 calls.refuse_without_values(inputs[0], state)
@@ -259,6 +279,20 @@ class TrainStep:
                 self._agree_on_programs()
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode():
             return self._finish(micro, update, *self._here(inputs, state, micro, update, self._state()))
+
+    def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+        """Return the bound arguments of a batch; where open options are chosen for it, all ranks bring such a batch."""
+        self._refuse_while_averaged()
+        calls = self._calls
+        arguments = calls.bound(*as_call(calls.module, args, kwargs))
+        if self._choices.known(arguments) is None:
+            whole = calls.inputs(arguments)
+            key = calls.key(whole, model_state(calls.module))
+            optimizer = f" by {self.optimizer_state.describe()}{self._described_options}"
+            calls.agreement.announce(f"choose how to train {describe(whole, key)}", [whole], optimizer)
+            calls.agreement.wait()
+            self._choices.choose(arguments)
+        return arguments
 
     def _agree_on_programs(self) -> None:
         """Check that all ranks have the same programs, so that they run their collectives in one order.

@@ -1,0 +1,256 @@
+"""Choose the options of a step that are open: micro-batches, recomputation and ZeRO. The cheapest that fits is taken.
+
+Each candidate is a program of its own, whose plan is searched as always; its price is that of its explicit programs. A
+candidate ends early where a bound proves that it is not cheaper than the best before it. All ranks come to the same
+choice: the first rank searches, and its clock counts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autopar.capture.arguments import Arguments
+from autopar.capture.model_state import model_state
+from autopar.costs.program_price import price
+from autopar.errors import MemoryLimitError
+from autopar.model.calls import Calls
+from autopar.plan.plan import SEARCH
+from autopar.search.certificate import TOLERANCE, bytes_text
+from autopar.search.dearer import NotCheaper
+from autopar.search.step_choice import DEARER, LATE, TAKEN, TOO_LARGE, Candidate, StepChoice
+from autopar.step.batches import MicroBatches
+from autopar.step.captures import StepCaptures
+from autopar.step.compile import OtherNumbers
+from autopar.step.compiled_step import MicroBatch, step_of
+from autopar.step.memory_limit import memory_of_programs
+from autopar.step.options import STAGES, WAYS_TO_RECOMPUTE, StepOptions
+from autopar.step.solution import price_alike
+from autopar.step.stages import stages_of
+
+# what a ValueError begins with if a model or a mesh lacks what an option needs → the note of the candidate
+LACKING = {'recompute="blocks" takes': "the model has no blocks", "zero= splits": "no axis splits the batch"}
+ANOTHER = "another number of micro-batches, recomputation or stage may be cheaper"
+
+
+@dataclass(eq=False)
+class Chosen:
+    """A way to run steps, with its captures.
+
+    Attributes:
+        options: without open ones.
+        candidates: what it was compared with; empty if nothing was open.
+    """
+
+    options: StepOptions
+    batches: MicroBatches
+    captured: StepCaptures
+    candidates: tuple[Candidate, ...] = ()
+
+    def choice(self, micro: MicroBatch) -> StepChoice:
+        """Return how a step of these programs runs."""
+        options = self.options
+        return StepChoice(options.count, options.recompute, options.zero, stages_of(micro), self.candidates)
+
+
+class StepChoices:
+    """The ways in which a step runs, by the call of a whole batch. Without open options there is one way.
+
+    Attributes:
+        latest: the way of the latest call.
+    """
+
+    def __init__(self, calls: Calls, options: StepOptions, make: Callable[[StepOptions], Chosen]) -> None:
+        self._calls, self._options, self._make = calls, options, make
+        self._ways: dict[tuple[Any, ...], Chosen] = {}
+        self._by_call: dict[Any, Chosen] = {}
+        self.latest = self._way(_closed(options))
+
+    def __iter__(self) -> Iterator[Chosen]:
+        return iter(self._ways.values())
+
+    def known(self, arguments: Arguments) -> Chosen | None:
+        """Return the way of a batch, given its bound arguments; ``None`` if it was not chosen yet."""
+        if self._options.opened:
+            chosen = self._by_call.get(self._key(arguments))
+            if chosen is None:
+                return None
+            self.latest = chosen
+        return self.latest
+
+    def choose(self, arguments: Arguments) -> Chosen:
+        """Choose the way of a batch. Nothing moves. All ranks call it.
+
+        Raises:
+            MemoryLimitError: none of the candidates fits.
+        """
+        best = _Comparison(self._calls, self._options, self._way, arguments).best()
+        chosen, micro = best.way, best.micro
+        chosen.candidates = best.candidates
+        if micro.found is not None:
+            micro = replace(micro, found=replace(micro.found, step=chosen.choice(micro)))
+        inputs = self._calls.inputs(chosen.batches(arguments)[0])
+        call = chosen.captured.call(inputs, model_state(self._calls.module))
+        if not call.known:
+            chosen.captured.keep(call, micro)
+        self._by_call[self._key(arguments)] = self.latest = chosen
+        return chosen
+
+    def _key(self, arguments: Arguments) -> Any:
+        state = model_state(self._calls.module)
+        return self._calls.key(self._calls.inputs(arguments), state)
+
+    def _way(self, options: StepOptions) -> Chosen:
+        key = options.microbatches, options.recompute, options.zero
+        if key not in self._ways:
+            self._ways[key] = self._make(options)
+        return self._ways[key]
+
+
+def _closed(options: StepOptions) -> StepOptions:
+    """Return options with the default in the place of open ones."""
+    return replace(
+        options,
+        microbatches=1 if options.microbatches == SEARCH else options.microbatches,
+        recompute=None if options.recompute == SEARCH else options.recompute,
+        zero=0 if options.zero == SEARCH else options.zero,
+    )
+
+
+@dataclass
+class _Best:
+    """The cheapest candidate so far.
+
+    Attributes:
+        alike: the part of its price that the search does not count, because it is the same for all plans.
+        candidates: all, at the end.
+    """
+
+    way: Chosen
+    micro: MicroBatch
+    nanoseconds: int
+    alike: int
+    row: int
+    candidates: tuple[Candidate, ...] = ()
+
+
+@dataclass
+class _Comparison:
+    """Looks at the candidates of a batch one by one."""
+
+    calls: Calls
+    options: StepOptions
+    way: Callable[[StepOptions], Chosen]
+    arguments: Arguments
+    rows: list[Candidate] = field(default_factory=list)
+    winner: _Best | None = None
+    error: MemoryLimitError | None = None
+
+    def best(self) -> _Best:
+        self.began = time.monotonic()
+        compiler = self.way(_closed(self.options)).captured.compiler()
+        self.planner, self.searched = compiler.planner, compiler.searches
+        for count, recompute in self._programs():
+            self._compare(replace(self.options, microbatches=count, recompute=recompute))
+        if self.winner is None:
+            assert self.error is not None
+            raise MemoryLimitError(
+                f"none of {len(self.rows)} ways to run the step fits; of the last one:\n{self.error}"
+            )
+        self.rows[self.winner.row] = replace(self.rows[self.winner.row], note=TAKEN)
+        self._certify(self.winner)
+        return self.winner
+
+    def _programs(self) -> list[tuple[int, Any]]:
+        """Return the numbers of micro-batches and the ways to recompute, in the order in which they are tried."""
+        options, given = self.options, self.planner.given
+        if given is not None and given.step is not None:
+            counts: list[int] = [given.step.microbatches]
+            ways: list[Any] = [given.step.recompute]
+        else:
+            counts = MicroBatches(self.calls.mesh, 2, self.calls.of_the_batch).counts(self.arguments)
+            ways = [*WAYS_TO_RECOMPUTE]
+        if options.microbatches != SEARCH:
+            counts = [options.count]
+        if options.recompute != SEARCH:
+            ways = [options.recompute]
+        return [(count, way) for count in counts for way in ways]
+
+    def _compare(self, options: StepOptions) -> None:
+        """Compare the stages of ZeRO, or the one that is given, of a program."""
+        if options.zero != SEARCH:
+            self._try(options)
+        elif not self.searched:
+            for stage in STAGES if self.calls.mesh.size > 1 else STAGES[:1]:
+                self._try(replace(options, zero=stage))
+        elif not self._try(options):  # the stages are plans of the search, but it has no proof
+            least = self.rows[-1].least
+            for stage in STAGES:
+                self._try(replace(options, zero=stage))
+                self.rows[-1] = replace(self.rows[-1], least=max(self.rows[-1].least, least))
+
+    def _try(self, options: StepOptions) -> bool:
+        """Try a candidate. Return whether it is proven what its cheapest plan costs, or that it is not cheaper."""
+        row = Candidate(options.count, options.recompute, options.zero)
+        left = self.planner.time_limit - self._elapsed()
+        if left <= 0 and self.winner is not None:
+            self.rows.append(replace(row, note=LATE))
+            return True
+        way, alike = self.way(options), 0 if self.winner is None else self.winner.alike
+        inputs = self.calls.inputs(way.batches(self.arguments)[0])
+        call = way.captured.call(inputs, model_state(self.calls.module))
+        below = math.inf if self.winner is None else float(self.winner.nanoseconds - alike)
+        seconds, same = max(left, self.planner.time_limit / 4), self.options.microbatches == SEARCH
+        try:
+            micro, update = way.captured.tried(inputs, call, below, seconds, same_numbers=same)
+        except NotCheaper as error:
+            self.rows.append(replace(row, least=error.least + alike, note=DEARER))
+            return True
+        except MemoryLimitError as error:
+            self.error = error
+            self.rows.append(replace(row, least=error.least, note=TOO_LARGE))
+            return False
+        except OtherNumbers as error:
+            self.rows.append(replace(row, least=math.inf, note=str(error).partition(":")[0]))
+            return True
+        except ValueError as error:
+            note = next((note for words, note in LACKING.items() if str(error).startswith(words)), None)
+            if note is None:
+                raise
+            self.rows.append(replace(row, least=math.inf, note=note))
+            return True
+        step = step_of(micro, update, options.count)
+        nanoseconds, alike = price(step, self.planner.machine).nanoseconds, price_alike(step, self.planner.machine)
+        least = float(nanoseconds if micro.found is None else min(micro.found.least + alike, nanoseconds))
+        peak = memory_of_programs(micro, update, options, 0, self.calls.device.type == "cpu").peak
+        self.rows.append(replace(row, nanoseconds=nanoseconds, least=least, bytes=peak))
+        limit = self.planner.machine.capacity if self.planner.memory is None else self.planner.memory
+        if limit is not None and peak > limit:
+            self.rows[-1] = replace(self.rows[-1], note=TOO_LARGE)
+            self.error = MemoryLimitError(
+                f"the plan takes {bytes_text(peak)} of a rank, {bytes_text(peak - limit)} more than memory={limit:g} "
+                f"allows"
+            )
+        elif self.winner is None or nanoseconds < self.winner.nanoseconds:
+            self.winner = _Best(way, micro, nanoseconds, alike, len(self.rows) - 1)
+        return least > nanoseconds - TOLERANCE
+
+    def _elapsed(self) -> float:
+        """Return the seconds since the beginning, by the clock of the first rank."""
+        elapsed, ranks = time.monotonic() - self.began, self.calls.agreement.ranks
+        return elapsed if ranks is None else ranks.gathered(elapsed)[0]
+
+    def _certify(self, best: _Best) -> None:
+        """Give the winner the bound of all candidates."""
+        best.candidates = tuple(self.rows)
+        found = best.micro.found
+        if found is None:
+            return
+        least = min(row.least for row in self.rows) - best.alike
+        if least < found.least:
+            reason = found.reason if least > found.least - TOLERANCE else ANOTHER
+            found = replace(found, least=max(least, 0.0), reason=reason)
+        best.micro = replace(best.micro, found=replace(found, search_seconds=self._elapsed()))
