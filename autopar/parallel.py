@@ -225,7 +225,7 @@ class Parallel(ModelProxy):
                 once. The loss and the gradients are those of the whole batch, also if its pieces have different numbers
                 of tokens. A tensor is cut if its dim 0 is as long as that of the first tensor. A tensor that the plan
                 names is cut if the plan splits its dim 0 over an axis of the batch, so ``{"mask": (None, None)}`` stays
-                whole.
+                whole. ``"search"``: the cheapest number that divides the batch and fits into the memory.
             amp: mixed precision. ``"bf16-O1"`` and ``"fp16-O1"``: as under ``torch.autocast``. ``"bf16-O2"`` and
                 ``"fp16-O2"``: all ops except norms, losses and similar ones; parameters stay in float32, and forward
                 and backward take low-precision copies of them.
@@ -236,7 +236,8 @@ class Parallel(ModelProxy):
                 tells whether the last step overflowed.
             recompute: which values are computed again in the backward instead of kept: ``"blocks"``, the model's
                 layers; one or several globs over module paths, as ``"*.layers.*"``; or ``"min-cut"``, all but those
-                that torch's partitioner would keep.
+                that torch's partitioner would keep. ``"search"``: the cheapest of none, ``"min-cut"`` and ``"blocks"``
+                that fits into the memory.
             zero: the stage of ZeRO: 1 shards the optimizer's state over the data axis, 2 the sums of gradients too, 3
                 parameters too. ``"search"``, where the plan is searched: the search chooses for each parameter.
             clip_norm: the largest norm of all gradients; larger ones are clipped to it. ``step.grad_norm`` has the norm

@@ -85,9 +85,7 @@ def choice_from(content: Any) -> StepChoice:
         )
         return StepChoice(**{**content, "recompute": _read(content["recompute"]), "candidates": rows})
     except (KeyError, TypeError) as error:
-        raise ValueError(
-            f"step: {shown(content)} is no choice of micro-batches, recomputation and ZeRO: {error}"
-        ) from None
+        raise ValueError(f"step: {shown(content)} is no choice of options of a step: {error}") from None
 
 
 def _least(value: float | None) -> float:

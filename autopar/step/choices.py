@@ -38,7 +38,7 @@ ANOTHER = "another number of micro-batches, recomputation or stage may be cheape
 
 @dataclass(eq=False)
 class Chosen:
-    """A way to run steps, with its captures.
+    """A way to run the steps of a batch, with its captures.
 
     Attributes:
         options: without open ones.
@@ -88,8 +88,7 @@ class StepChoices:
             MemoryLimitError: none of the candidates fits.
         """
         best = _Comparison(self._calls, self._options, self._way, arguments).best()
-        chosen, micro = best.way, best.micro
-        chosen.candidates = best.candidates
+        chosen, micro = replace(best.way, candidates=best.candidates), best.micro
         if micro.found is not None:
             micro = replace(micro, found=replace(micro.found, step=chosen.choice(micro)))
         inputs = self._calls.inputs(chosen.batches(arguments)[0])

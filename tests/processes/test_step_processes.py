@@ -82,3 +82,7 @@ def test_a_searched_plan() -> None:
 
 def test_a_plan_within_a_limit_of_memory() -> None:
     ranks(4).run(calls_of_searches.step_within_memory)
+
+
+def test_a_step_chooses_its_open_options() -> None:
+    ranks(4).run(calls_of_searches.open_step)

@@ -60,6 +60,28 @@ class Summed(torch.nn.Module):
         return self.module(x).square().mean()
 
 
+def open_step() -> None:
+    """All ranks choose the same micro-batches, recomputation and stages within the limit, and all raise one error."""
+    torch.manual_seed(0)
+    make, batches, _ = steps.MODELS["mlp"]
+    model = make(1)
+    alone = copy.deepcopy(model)
+    parallel = autopar.parallelize(model, Mesh(dp=2, tp=2), "search", machine=FAST)
+    options = {"microbatches": "search", "recompute": "search", "zero": "search", "clip_norm": 0.5}
+    step = parallel.train_step(adamw(parallel), memory=20e3, **options)
+    single = Single(alone, adamw(alone), 0.5)
+    for k in range(3):
+        assert relative(run(step, batches(k)), single(**batches(k))[0]) <= 1e-11
+    assert max(differences(step, single).values()) <= 1e-9
+    assert step.memory().peak <= 20e3 == step.solution.memory and step.captures == 1
+    assert {row.microbatches for row in step.choice.candidates} == {1, 2, 3, 4, 6}
+    assert parallel.job is not None
+    assert len(set(step._calls.agreement.ranks.gathered(str(step.choice)))) == 1
+    with pytest.raises(MemoryLimitError, match=r"ways to run the step fits; of the last one:"):
+        parallel.train_step(adamw(parallel), memory=1e3, microbatches="search", time_limit=10.0)(batches(0))
+    assert relative(run(step, batches(4)), single(**batches(4))[0]) <= 1e-11
+
+
 def step_within_memory() -> None:
     """All ranks take one plan within the limit, also where it is searched again, and all raise one error."""
     torch.manual_seed(0)
