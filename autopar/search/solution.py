@@ -69,7 +69,10 @@ class Solution(Certificate):
         for row in self.modules:
             table.add_row(row.module, row.layouts, f"{row.ops / 1e3:,.1f}", f"{row.transfers / 1e3:,.1f}")
         choice = str(self.step) if self.step is not None and self.step.candidates else ""
-        return f"{_printed(table)}{choice}{self.certificate}\n"
+        start = (
+            f"the plan is the preset {self.start}: the search has found none that is cheaper\n" if self.start else ""
+        )
+        return f"{_printed(table)}{choice}{start}{self.certificate}\n"
 
     # -- how the step runs -------------------------------------------------------------------------------------------
 
@@ -164,6 +167,12 @@ class Solution(Certificate):
         return crossovers(self.expression(marks), other.expression(marks), symbol)
 
     def _again(self) -> Again:
+        if self.again is None and self.start:
+            raise PlanError(
+                f"the plan is the preset {self.start}, which has layouts that the search does not try, or was searched "
+                f"in another process; only what this process has searched can be chosen anew: name other layouts in "
+                f'plan=["search", …] instead'
+            )
         if self.again is None:
             raise PlanError(
                 "only the process that searched the plan can choose anew; on several ranks it is the first one, and a "
