@@ -22,7 +22,17 @@ from autopar.pipeline import Times, build, optimise
 from autopar.pipeline.bounds import OBJECTIVES, Objective
 from autopar.pipeline.memory import HELD, Held
 from autopar.plan.precision.policy import ALIASES, POLICIES, AmpName, Kept
-from autopar.step.options import CLIPPED, RETURNED, Clipped, Returned, StepKeywords, StepOptions, Zero, options_of
+from autopar.step.options import (
+    CLIPPED,
+    RETURNED,
+    Clipped,
+    Opened,
+    Returned,
+    StepKeywords,
+    StepOptions,
+    Zero,
+    options_of,
+)
 from autopar.step.outputs import WAYS, Way
 
 LINEAR = torch.nn.Linear(2, 2)
@@ -48,6 +58,7 @@ ACCEPTED: dict[str, tuple[Any, Callable[[Any], object]]] = {  # option → its t
     ),
     "keep with fp16": (Literal["f32", "f16"], lambda value: options_of({"amp": "fp16", "keep": {"aten::silu": value}})),
     "zero": (Zero, lambda value: options_of({"zero": value})),
+    "microbatches": (Opened, lambda value: options_of({"microbatches": value if isinstance(value, str) else "no"})),
     "clip_parameters": (Clipped, lambda value: options_of({"clip_norm": 1.0, "clip_parameters": value})),
     "returns": (Returned, lambda value: options_of({"returns": value})),
     "a way to join": (Way, lambda value: options_of({"returns": {"logits": value}})),
@@ -94,6 +105,7 @@ def test_the_public_signatures_have_the_types() -> None:
     hints = get_type_hints(StepKeywords)
     assert [*hints] == [field.name for field in fields(StepOptions)]
     wanted = {
+        "microbatches": [Opened],
         "amp": [AmpName],
         "keep": [Kept],
         "zero": [Zero],
