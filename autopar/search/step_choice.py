@@ -79,17 +79,30 @@ class StepChoice:
 def choice_from(content: Any) -> StepChoice:
     """Read a choice from JSON. ``ValueError`` if a field is missing or wrong."""
     try:
-        rows = tuple(
-            Candidate(**{**row, "recompute": _read(row["recompute"]), "least": _least(row["least"])})
-            for row in content["candidates"]
-        )
-        return StepChoice(**{**content, "recompute": _read(content["recompute"]), "candidates": rows})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"step: {shown(content)} is no choice of options of a step: {error}") from None
+        rows = tuple(_candidate(row) for row in content["candidates"])
+        choice = StepChoice(**{**content, "recompute": _read(content["recompute"]), "candidates": rows})
+        right = all(isinstance(stage, int) for stage in choice.stages.values()) and all(map(_is_right, (choice, *rows)))
+        wrong = "" if right else "a number or a name is wanted"
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        wrong = str(error)
+    if wrong:
+        raise ValueError(f"step: {shown(content)} is no choice of options of a step: {wrong}")
+    return choice
 
 
-def _least(value: float | None) -> float:
-    return math.inf if value is None else float(value)
+def _candidate(row: Any) -> Candidate:
+    least = math.inf if row["least"] is None else float(row["least"])
+    return Candidate(**{**row, "recompute": _read(row["recompute"]), "least": least})
+
+
+def _is_right(row: StepChoice | Candidate) -> bool:
+    """Return whether numbers are whole ones from 0 on, and ways to recompute are names."""
+    whole: list[object] = [row.microbatches] if row.zero == "search" else [row.microbatches, row.zero]
+    if isinstance(row, Candidate):
+        whole += [value for value in (row.nanoseconds, row.bytes) if value is not None]
+    names = [row.recompute] if isinstance(row.recompute, str) else row.recompute or []
+    numbers = all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in whole)
+    return numbers and all(isinstance(name, str) for name in names)
 
 
 def _read(way: Any) -> Way:

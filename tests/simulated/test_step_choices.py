@@ -181,6 +181,15 @@ def test_the_file_keeps_the_choice(tmp_path: Any) -> None:
     assert len(from_json(content).step.candidates) == 15 and step.solution.recompute is None
     with pytest.raises(PlanError, match=r"plan: step: .* is no choice of options of a step"):
         from_json({**content, "step": {"microbatches": 2}})
+    for wrong in (
+        {"zero": "most"},
+        {"recompute": 3},
+        {"microbatches": -1},
+        {"stages": {"up": "1"}},
+        {"candidates": [1]},
+    ):
+        with pytest.raises(PlanError, match=r"plan: step: .* is no choice of options of a step"):
+            from_json({**content, "step": {**content["step"], **wrong}})
     assert replace(StepChoice(), candidates=(Candidate(1, ("*.up", "*.down"), least=math.inf),)).to_json()["candidates"]
 
 
