@@ -17,6 +17,7 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.search.applied import applied, difference, layouts_of_placeholders, layouts_of_states
 from autopar.search.artifact import from_json
 from autopar.search.certificate import bytes_text
+from autopar.search.chains import Tables
 from autopar.search.dearer import NotCheaper
 from autopar.search.ending import Ending
 from autopar.search.planned import graph_digest
@@ -46,6 +47,7 @@ class Planner:
             programs.
         notes: decisions that were made for the user before.
         below: only plans that cost less nanoseconds are wanted.
+        tables: prices of transfers that several searches share.
     """
 
     machine: Machine
@@ -57,6 +59,7 @@ class Planner:
     reserve: float = 0.0
     searches_left: int = 3
     below: float = math.inf
+    tables: Tables | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass
@@ -149,7 +152,7 @@ class Search:
         found = search(
             boundary, machine, strict=strict, time_limit=time_limit, memory=self.planner.memory,
             reserve=self.planner.reserve, ending=self.ending, starts=self.starts, greedy=GreedyPasses(),
-            below=self.planner.below,
+            below=self.planner.below, tables=self.planner.tables,
         )  # fmt: skip
         if found.start:
             self.notes.append(f"the plan is the preset {found.start}: the search has found none that is cheaper")

@@ -19,7 +19,7 @@ from autopar.plan.boundary import Boundary, required_dtypes
 from autopar.plan.shared_transfers import computed, turning_block
 from autopar.plan.usable_rules import usable_rule
 from autopar.rules.strategies import Bound
-from autopar.search.chains import Chains, OutOfTime, State
+from autopar.search.chains import Chains, OutOfTime, State, Tables
 from autopar.search.constrained_reads import allowed_states
 from autopar.search.cuts import CutSearch
 from autopar.search.dearer import refuse_dearer
@@ -43,6 +43,7 @@ def build(
     ending: Ending | None = None,
     deadline: float = math.inf,
     below: float = math.inf,
+    tables: Tables | None = None,
 ) -> Problem:
     """Return the problem of choosing the layouts of a traced program.
 
@@ -51,13 +52,14 @@ def build(
         ending: what ends the step, if the program is a micro-batch.
         deadline: of ``time.monotonic``, after which the problem is returned as it is, with ``late`` set.
         below: only plans that cost less nanoseconds are wanted.
+        tables: prices of transfers that further problems share.
 
     Raises:
         RuleError: an op has no rule, and ``strict`` is set.
         PlanError: no strategy of an op meets a constraint.
         NotCheaper: the ops alone cost as much as ``below``.
     """
-    return _Builder(boundary, machine, strict, ending).build(deadline, below)
+    return _Builder(boundary, machine, strict, ending).build(deadline, below, tables)
 
 
 class _Builder:
@@ -79,7 +81,7 @@ class _Builder:
         self._trees: dict[object, Tree] = {}
         self._penalty = LEAST_PENALTY
 
-    def build(self, deadline: float, below: float) -> Problem:
+    def build(self, deadline: float, below: float, tables: Tables | None) -> Problem:
         nodes = list(self.program.nodes)
         bounds = {
             node: usable_rule(node, strict=self.strict)
@@ -99,6 +101,8 @@ class _Builder:
         everything = self.problem.explicit_price([0] * len(self.graph.costs))
         self._penalty = max(LEAST_PENALTY, 2.0 ** (2 * everything).bit_length())
         self.chains.impossible = int(self._penalty)
+        if tables is not None:
+            self.chains.share(tables)
         for node, returned in self.boundary.tangents.items():
             self._tie_tangent(node, self.problem.value(returned))
         for variable, fits in allowed_states(self.problem, self.boundary).items():

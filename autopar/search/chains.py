@@ -48,6 +48,10 @@ class Hop(NamedTuple):
 Chain = tuple[Hop, ...]
 
 
+# mesh, machine, nanoseconds of a pair without transfers → the prices of classes, and the chains
+Tables = dict[object, tuple[dict[object, int], dict[object, Chain]]]
+
+
 class OutOfTime(Exception):
     """The deadline has passed."""
 
@@ -72,6 +76,10 @@ class Chains:
 
     def __post_init__(self) -> None:
         self._classes = Classes(self.mesh, self.machine)
+
+    def share(self, tables: Tables) -> None:
+        """Take the prices that other programs on the mesh and machine have found, and leave the own ones to them."""
+        self.classes, self._known = tables.setdefault((self.mesh, self.machine, self.impossible), ({}, {}))
 
     def chain(self, shape: tuple[int, ...], have: State, need: State) -> Chain:
         """Return the transfers from one state of a value to another; ``()`` if they are equal."""

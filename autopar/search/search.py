@@ -21,6 +21,7 @@ from autopar.plan.boundary import Boundary, required_dtypes
 from autopar.search.again import Again
 from autopar.search.build import build
 from autopar.search.certificate import TOLERANCE, Certificate
+from autopar.search.chains import Tables
 from autopar.search.dearer import refuse_dearer
 from autopar.search.ending import Ending
 from autopar.search.limited import NothingFits, within
@@ -96,6 +97,7 @@ def search(
     starts: Starts = (),
     greedy: Greedy | None = None,
     below: float = math.inf,
+    tables: Tables | None = None,
 ) -> Found:
     """Return the cheapest layouts of a traced program for the mesh of a machine, and a bound.
 
@@ -111,6 +113,7 @@ def search(
             is not proven, or where a start has a home that the search does not try.
         greedy: places the starts; without it there are none.
         below: only plans that cost less nanoseconds are wanted, because a dearer one is known.
+        tables: prices of transfers that further searches share.
 
     Raises:
         NotCheaper: no plan costs less than ``below``.
@@ -123,7 +126,13 @@ def search(
     start = time.monotonic()
     solving = time_limit if greedy is None else time_limit * SOLVING
     problem = build(
-        boundary, machine, strict=strict, ending=ending, deadline=start + max(solving, LEAST_SECONDS), below=below
+        boundary,
+        machine,
+        strict=strict,
+        ending=ending,
+        deadline=start + max(solving, LEAST_SECONDS),
+        below=below,
+        tables=tables,
     )
     answer = _whole(problem) if problem.late else solve(problem.graph, problem.order, problem.labels, start + solving)
     refuse_dearer(answer.bound * problem.microbatches, below)

@@ -81,7 +81,8 @@ def choice_from(content: Any) -> StepChoice:
     try:
         rows = tuple(_candidate(row) for row in content["candidates"])
         choice = StepChoice(**{**content, "recompute": _read(content["recompute"]), "candidates": rows})
-        right = all(isinstance(stage, int) for stage in choice.stages.values()) and all(map(_is_right, (choice, *rows)))
+        right = _is_right(choice) and all(map(_is_right, rows))
+        right &= all(isinstance(stage, int) for stage in choice.stages.values())
         wrong = "" if right else "a number or a name is wanted"
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         wrong = str(error)

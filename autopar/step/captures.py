@@ -16,6 +16,7 @@ from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs, CallKey
 from autopar.plan.plan import SEARCH
+from autopar.search.chains import Tables
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches
 from autopar.step.compile import compile_micro
@@ -103,13 +104,21 @@ class StepCaptures:
         self.made += 1
 
     def tried(
-        self, inputs: CallInputs, call: GuardedCall, below: float, time_limit: float, *, same_numbers: bool
+        self,
+        inputs: CallInputs,
+        call: GuardedCall,
+        below: float,
+        time_limit: float,
+        tables: Tables,
+        *,
+        same_numbers: bool,
     ) -> tuple[MicroBatch, StepUpdate]:
         """Return the programs of a call, which are not kept; nothing moves.
 
         Args:
             below: only plans whose search finds less nanoseconds are wanted.
             time_limit: seconds of the search.
+            tables: prices of transfers that several searches share.
             same_numbers: whether several micro-batches must have the numbers of the whole batch.
 
         Raises:
@@ -117,7 +126,9 @@ class StepCaptures:
             OtherNumbers: the micro-batches would have other numbers than the whole batch.
         """
         compiler, updates = self.compiler(), self._optimizer_state.updates()
-        compiler = replace(compiler, planner=replace(compiler.planner, below=below, time_limit=time_limit))
+        compiler = replace(
+            compiler, planner=replace(compiler.planner, below=below, time_limit=time_limit, tables=tables)
+        )
         micro = self._compiled(inputs, call, compiler, same_numbers)
         trained = trained_of(micro, updates)
         return micro, compile_update(compiler, trained, micro, self._options)

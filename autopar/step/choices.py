@@ -20,6 +20,7 @@ from autopar.errors import MemoryLimitError
 from autopar.model.calls import Calls
 from autopar.plan.plan import SEARCH
 from autopar.search.certificate import TOLERANCE, bytes_text
+from autopar.search.chains import Tables
 from autopar.search.dearer import NotCheaper
 from autopar.search.step_choice import DEARER, LATE, TAKEN, TOO_LARGE, Candidate, StepChoice
 from autopar.step.batches import MicroBatches
@@ -147,6 +148,7 @@ class _Comparison:
     rows: list[Candidate] = field(default_factory=list)
     winner: _Best | None = None
     error: MemoryLimitError | None = None
+    tables: Tables = field(default_factory=dict)
 
     def best(self) -> _Best:
         self.began = time.monotonic()
@@ -204,7 +206,7 @@ class _Comparison:
         below = math.inf if self.winner is None else float(self.winner.nanoseconds - alike)
         seconds, same = max(left, self.planner.time_limit / 4), self.options.microbatches == SEARCH
         try:
-            micro, update = way.captured.tried(inputs, call, below, seconds, same_numbers=same)
+            micro, update = way.captured.tried(inputs, call, below, seconds, self.tables, same_numbers=same)
         except NotCheaper as error:
             self.rows.append(replace(row, least=error.least + alike, note=DEARER))
             return True
