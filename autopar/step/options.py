@@ -177,7 +177,7 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
         raise ValueError(
             f'microbatches={shown(count)} is no number of micro-batches; give 1 or more, or "search" for the cheapest'
         )
-    if options.zero != SEARCH and (isinstance(options.zero, bool) or options.zero not in STAGES):
+    if options.zero != SEARCH and (type(options.zero) is not int or options.zero not in STAGES):
         raise ValueError(
             f"zero={shown(options.zero)} is no stage of ZeRO: 0 splits nothing, 1 the optimizer's state, 2 gradients "
             f'too, 3 parameters too, and "search" chooses for each parameter'

@@ -29,7 +29,11 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"micro_batches": 2}, TypeError, f"train_step has no option 'micro_batches'; near it: microbatches. It has {ALL}"),
     ({"xyz": 2}, TypeError, f"train_step has no option 'xyz'; near it: none. It has {ALL}"),
     *(
-        ({"microbatches": n}, ValueError, f"microbatches={n!r} is no number of micro-batches; give 1 or more")
+        (
+            {"microbatches": n},
+            ValueError,
+            f'microbatches={n!r} is no number of micro-batches; give 1 or more, or "search" for the cheapest',
+        )
         for n in (0, -1, True, 2.0, "2")
     ),
     *(
@@ -37,7 +41,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
             {"zero": n},
             ValueError,
             f"zero={n!r} is no stage of ZeRO: 0 splits nothing, 1 the optimizer's state, 2 gradients too, 3 "
-            f"parameters too",
+            f'parameters too, and "search" chooses for each parameter',
         )
         for n in (4, -1, True, 1.0, "1")
     ),
