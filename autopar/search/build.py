@@ -24,6 +24,7 @@ from autopar.search.constrained_reads import allowed_states
 from autopar.search.cuts import CutSearch
 from autopar.search.ending import Ending
 from autopar.search.groups import groups_of
+from autopar.search.narrowing import is_wide, narrow, pairs_of
 from autopar.search.problem import Problem, Reader, Value
 from autopar.search.sharing import Alternates, Use, alternates, charges
 from autopar.search.strategies import Placed, homes, strategies
@@ -40,6 +41,7 @@ def build(
     strict: bool = False,
     ending: Ending | None = None,
     deadline: float = math.inf,
+    below: float | None = None,
 ) -> Problem:
     """Return the problem of choosing the layouts of a traced program.
 
@@ -47,12 +49,13 @@ def build(
         strict: refuse ops without a rule.
         ending: what ends the step, if the program is a micro-batch.
         deadline: of ``time.monotonic``, after which the problem is returned as it is, with ``late`` set.
+        below: of a wide problem, keep all states that a plan may have which costs less; without it few are kept.
 
     Raises:
         RuleError: an op has no rule, and ``strict`` is set.
         PlanError: no strategy of an op meets a constraint.
     """
-    return _Builder(boundary, machine, strict, ending).build(deadline)
+    return _Builder(boundary, machine, strict, ending).build(deadline, below)
 
 
 class _Builder:
@@ -74,7 +77,7 @@ class _Builder:
         self._trees: dict[object, Tree] = {}
         self._penalty = LEAST_PENALTY
 
-    def build(self, deadline: float) -> Problem:
+    def build(self, deadline: float, below: float | None) -> Problem:
         nodes = list(self.program.nodes)
         bounds = {
             node: usable_rule(node, strict=self.strict)
@@ -92,9 +95,14 @@ class _Builder:
         everything = self.problem.explicit_price([0] * len(self.graph.costs))
         self._penalty = max(LEAST_PENALTY, 2.0 ** (2 * everything).bit_length())
         self.chains.impossible = int(self._penalty)
-        for node, returned in self.boundary.tangents.items():
-            self._tie_tangent(node, self.problem.value(returned))
-        for variable, fits in allowed_states(self.problem, self.boundary).items():
+        allowed = allowed_states(self.problem, self.boundary)
+        self.problem.pairs = pairs_of(self.problem)
+        if is_wide(self.problem):
+            narrow(self.problem, self.boundary, self.ending, self._ties(), allowed, deadline, below)
+            allowed = allowed_states(self.problem, self.boundary)
+        for node, equal in self._ties().items():
+            self._tie_tangent(node, equal)
+        for variable, fits in allowed.items():
             self._add_costs(variable, np.where(fits, 0.0, self._penalty))
             self.problem.allowed.append((variable, fits))
         self.problem.microbatches = 1 if self.ending is None else self.ending.microbatches
@@ -206,13 +214,19 @@ class _Builder:
     def _returned(self, value: Value, attr: DistAttr) -> DistAttr:
         return self.boundary.returned_attr(replace(value.type, layout=layout_of(self.mesh, attr)))
 
-    def _tie_tangent(self, node: fx.Node, value: Value) -> None:
+    def _ties(self) -> dict[fx.Node, np.ndarray]:
+        """Return the state of each tangent for each state of the value that is returned in its layout."""
+        found = {}
+        for node, returned in self.boundary.tangents.items():
+            value, options = self.problem.value(returned), self.problem.homes[self.problem.variables[node]]
+            found[node] = np.array([options.index(self._returned(value, attr)) for attr, _ in value.states])
+        return found
+
+    def _tie_tangent(self, node: fx.Node, equal: np.ndarray) -> None:
         """Give a tangent the layout in which its value is returned."""
-        variable = self.problem.variables[node]
-        options = self.problem.homes[variable]
-        wanted = [self._returned(value, attr) for attr, _ in value.states]
-        left = np.array([options.index(attr) for attr in wanted])
-        self.graph.add_edge(value.variable, variable, left, np.arange(len(options)), self._equal(len(options)))
+        variable, value = self.problem.variables[node], self.problem.value(self.boundary.tangents[node])
+        count = len(self.problem.homes[variable])
+        self.graph.add_edge(value.variable, variable, equal, np.arange(count), self._equal(count))
 
     def _equal(self, count: int) -> np.ndarray:
         """Return the table that forbids two different states."""

@@ -24,6 +24,7 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.record import TensorType
 from autopar.rules.strategies import Bound
 from autopar.search.chains import Chains
+from autopar.search.least_chains import LeastChains
 
 
 class UpdateOp(NamedTuple):
@@ -65,12 +66,13 @@ class Ending:
     remedies: tuple[str, ...] = ()
 
     def nanoseconds(
-        self, chains: Chains, parameter: str, type: TensorType, homes: Sequence[DistAttr], sums: Sequence[DistAttr],
-        summed: torch.dtype,
+        self, chains: Chains | LeastChains, parameter: str, type: TensorType, homes: Sequence[DistAttr],
+        sums: Sequence[DistAttr], summed: torch.dtype,
     ) -> np.ndarray:  # fmt: skip
         """Return the nanoseconds of the update of a parameter: [homes, homes of the sum of its gradients].
 
         Args:
+            chains: with ``LeastChains`` the nanoseconds are a bound.
             type: of the parameter.
             summed: the dtype of the sum.
         """
@@ -88,14 +90,14 @@ class Ending:
         ]
         return np.stack([rows[state] for state in states]) + np.array(moved, dtype=np.float64)[:, None]
 
-    def of_loss(self, chains: Chains, type: TensorType, sums: Sequence[DistAttr]) -> np.ndarray:
+    def of_loss(self, chains: Chains | LeastChains, type: TensorType, sums: Sequence[DistAttr]) -> np.ndarray:
         """Return the nanoseconds of the reduction of the loss, for each home of its sum."""
         whole = DistAttr.replicated(len(type.shape))
         reduced = [chains.nanoseconds(type.shape, (home, type.dtype), (whole, type.dtype)) for home in sums]
         return np.array(reduced, dtype=np.float64)
 
 
-def _op_price(op: UpdateOp, shape: tuple[int, ...], state: DistAttr, chains: Chains) -> int:
+def _op_price(op: UpdateOp, shape: tuple[int, ...], state: DistAttr, chains: Chains | LeastChains) -> int:
     def layout(own: tuple[int, ...] | None) -> DistAttr | None:
         return None if own is None else state if own == shape else DistAttr.replicated(len(own))
 

@@ -6,7 +6,7 @@ A variable is the strategy of an op, the home of a placeholder, or the alternate
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from autopar.ir.record import Requirement, TensorType, requirement_of
 from autopar.search.chains import Chains, State
 from autopar.search.factor_graph import FactorGraph
 from autopar.search.sharing import Path, path_of, union
+from autopar.search.solver import Answer
 from autopar.search.strategies import Placed
 
 
@@ -90,6 +91,8 @@ class Problem:
         labels: variable → the path of its block, or "".
         allowed: pairs of a variable and the states of it that a constraint allows.
         late: whether the time limit came before all prices of transfers were known.
+        pairs: how many pairs of states there are between which values may move, with those that were left out.
+        floor: if states were left out, nanoseconds that plans with one of them take at least; else ``None``.
         microbatches: how often the program runs in a step.
         endings: of each sum of gradients the variable of its parameter (``None`` for the loss), its own variable, and
             the nanoseconds of the update of each pair of states, once in a step.
@@ -109,8 +112,14 @@ class Problem:
     labels: list[str] = field(default_factory=list)
     allowed: list[tuple[int, np.ndarray]] = field(default_factory=list)
     late: bool = False
+    pairs: int = 0
+    floor: float | None = None
     microbatches: int = 1
     endings: list[tuple[int | None, int, np.ndarray]] = field(default_factory=list)
+
+    def bounded(self, answer: Answer) -> Answer:
+        """Return an answer with the bound of all plans, where states were left out."""
+        return answer if self.floor is None else replace(answer, bound=min(self.floor, answer.bound, answer.cost))
 
     def value(self, node: fx.Node) -> Value:
         return self.values[element_of(node) if is_getitem(node) else (node, 0)]

@@ -23,6 +23,7 @@ from autopar.search.certificate import TOLERANCE, Certificate
 from autopar.search.ending import Ending
 from autopar.search.limited import NothingFits, within
 from autopar.search.memory_errors import too_little_memory
+from autopar.search.narrowing import FEW
 from autopar.search.problem import Problem
 from autopar.search.solver import Answer, solve
 from autopar.search.started import Comparison, Greedy, Start, Starts
@@ -114,8 +115,15 @@ def search(
     check_memory(memory)
     start = time.monotonic()
     solving = time_limit if greedy is None else time_limit * SOLVING
-    problem = build(boundary, machine, strict=strict, ending=ending, deadline=start + max(solving, LEAST_SECONDS))
-    answer = _whole(problem) if problem.late else solve(problem.graph, problem.order, problem.labels, start + solving)
+    deadline = start + max(solving, LEAST_SECONDS)
+    problem = build(boundary, machine, strict=strict, ending=ending, deadline=deadline)
+    answer = _answer(problem, start + solving)
+    if not answer.exact and problem.floor is not None and not problem.late and problem.pairs <= FEW:
+        below = problem.explicit_price(answer.states.tolist()) / problem.microbatches
+        more = build(boundary, machine, strict=strict, ending=ending, deadline=deadline, below=below)
+        other = _answer(more, start + solving)
+        if other.cost < answer.cost or (other.cost == answer.cost and other.bound > answer.bound):
+            problem, answer = more, other
     limit = machine.capacity if memory is None else memory
     room = None if limit is None or limit == math.inf else limit - reserve
     usage = None if room is None else usage_of(problem, answer.states.tolist(), ending)
@@ -126,6 +134,7 @@ def search(
         until = max(start + solving, time.monotonic() + time_limit * MORE)
         try:
             answer, usage = within(problem, ending, answer, limit, room, until)
+            answer = problem.bounded(answer)
         except NothingFits as error:
             lacking = too_little_memory(error.usage, limit, reserve, boundary.mesh, ending)
     if lacking is not None and greedy is None:
@@ -144,6 +153,12 @@ def search(
         raise lacking
     seconds = time.monotonic() - start
     return replace(found, search_seconds=seconds) if cheaper is None else _started(found, cheaper, seconds)
+
+
+def _answer(problem: Problem, deadline: float) -> Answer:
+    if problem.late:
+        return _whole(problem)
+    return problem.bounded(solve(problem.graph, problem.order, problem.labels, deadline))
 
 
 def _whole(problem: Problem) -> Answer:
