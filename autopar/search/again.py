@@ -24,6 +24,7 @@ from autopar.search.solver import Answer, solve
 from autopar.search.value_names import value_names
 
 FORBIDDEN = 2.0**33  # nanoseconds, as the penalties of ``build``: up to here sums are exact
+LEFT_OUT = ". On this mesh the search left out most layouts; give this one in the plan, so that it is kept"
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,11 @@ class Again:
                 fits = self._fits(node, attr, attrs) & wanted.get(variable, np.ones(len(attrs), dtype=bool))
                 if not fits.any():
                     shape = tensor_type(node).shape
+                    some = ", ".join(dict.fromkeys(layout_text(shape, option) for option in attrs))
+                    why = "" if self.problem.floor is None else LEFT_OUT
                     raise PlanError(
                         f"no strategy of {node.name} gives {name} the layout [{print_dims(shape, attr)}]; it may have "
-                        f"{', '.join(dict.fromkeys(layout_text(shape, option) for option in attrs))}"
+                        f"{some}{why}"
                     )
                 wanted[variable] = fits
         return self._solved(wanted)
@@ -140,7 +143,7 @@ class Again:
         penalty = max(FORBIDDEN, 2.0 ** (2 * problem.explicit_price(self.states.tolist())).bit_length())
         for variable, fits in wanted.items():
             graph.costs[variable] = graph.intern(graph.costs[variable] + np.where(fits, 0.0, penalty))
-        return solve(graph, problem.order, problem.labels, time.monotonic() + self.time_limit)
+        return problem.bounded(solve(graph, problem.order, problem.labels, time.monotonic() + self.time_limit))
 
 
 def _matches(glob: str, name: str) -> bool:

@@ -25,6 +25,7 @@ from autopar.search.cuts import CutSearch
 from autopar.search.dearer import refuse_dearer
 from autopar.search.ending import Ending
 from autopar.search.groups import groups_of
+from autopar.search.narrowing import is_wide, narrow, pairs_of
 from autopar.search.optimizer_states import follows_home, follows_sum, layouts_of_state
 from autopar.search.problem import ChosenState, Problem, Reader, Value
 from autopar.search.sharing import Alternates, Use, alternates, charges
@@ -43,6 +44,7 @@ def build(
     ending: Ending | None = None,
     deadline: float = math.inf,
     below: float = math.inf,
+    cheaper: float | None = None,
     tables: Tables | None = None,
 ) -> Problem:
     """Return the problem of choosing the layouts of a traced program.
@@ -52,6 +54,8 @@ def build(
         ending: what ends the step, if the program is a micro-batch.
         deadline: of ``time.monotonic``, after which the problem is returned as it is, with ``late`` set.
         below: only plans that cost less nanoseconds are wanted.
+        cheaper: of a wide problem, keep all states that a plan may have which costs less nanoseconds for one
+            micro-batch; without it few are kept.
         tables: prices of transfers that further problems share.
 
     Raises:
@@ -59,7 +63,7 @@ def build(
         PlanError: no strategy of an op meets a constraint.
         NotCheaper: the ops alone cost as much as ``below``.
     """
-    return _Builder(boundary, machine, strict, ending).build(deadline, below, tables)
+    return _Builder(boundary, machine, strict, ending).build(deadline, below, cheaper, tables)
 
 
 class _Builder:
@@ -81,7 +85,7 @@ class _Builder:
         self._trees: dict[object, Tree] = {}
         self._penalty = LEAST_PENALTY
 
-    def build(self, deadline: float, below: float, tables: Tables | None) -> Problem:
+    def build(self, deadline: float, below: float, cheaper: float | None, tables: Tables | None) -> Problem:
         nodes = list(self.program.nodes)
         bounds = {
             node: usable_rule(node, strict=self.strict)
@@ -103,9 +107,14 @@ class _Builder:
         self.chains.impossible = int(self._penalty)
         if tables is not None:
             self.chains.share(tables)
-        for node, returned in self.boundary.tangents.items():
-            self._tie_tangent(node, self.problem.value(returned))
-        for variable, fits in allowed_states(self.problem, self.boundary).items():
+        allowed = allowed_states(self.problem, self.boundary)
+        self.problem.pairs = pairs_of(self.problem)
+        if is_wide(self.problem):
+            narrow(self.problem, self.boundary, self.ending, self._ties(), allowed, deadline, cheaper)
+            allowed = allowed_states(self.problem, self.boundary)
+        for node, equal in self._ties().items():
+            self._tie_tangent(node, equal)
+        for variable, fits in allowed.items():
             self._add_costs(variable, np.where(fits, 0.0, self._penalty))
             self.problem.allowed.append((variable, fits))
         self.problem.ending = self.ending
@@ -219,13 +228,19 @@ class _Builder:
     def _returned(self, value: Value, attr: DistAttr) -> DistAttr:
         return self.boundary.returned_attr(replace(value.type, layout=layout_of(self.mesh, attr)))
 
-    def _tie_tangent(self, node: fx.Node, value: Value) -> None:
+    def _ties(self) -> dict[fx.Node, np.ndarray]:
+        """Return the state of each tangent for each state of the value that is returned in its layout."""
+        found = {}
+        for node, returned in self.boundary.tangents.items():
+            value, options = self.problem.value(returned), self.problem.homes[self.problem.variables[node]]
+            found[node] = np.array([options.index(self._returned(value, attr)) for attr, _ in value.states])
+        return found
+
+    def _tie_tangent(self, node: fx.Node, equal: np.ndarray) -> None:
         """Give a tangent the layout in which its value is returned."""
-        variable = self.problem.variables[node]
-        options = self.problem.homes[variable]
-        wanted = [self._returned(value, attr) for attr, _ in value.states]
-        left = np.array([options.index(attr) for attr in wanted])
-        self.graph.add_edge(value.variable, variable, left, np.arange(len(options)), self._equal(len(options)))
+        variable, value = self.problem.variables[node], self.problem.value(self.boundary.tangents[node])
+        count = len(self.problem.homes[variable])
+        self.graph.add_edge(value.variable, variable, equal, np.arange(count), self._equal(count))
 
     def _equal(self, count: int) -> np.ndarray:
         """Return the table that forbids two different states."""

@@ -25,7 +25,7 @@ from autopar.costs.op_prices import OpPrices
 from autopar.ir.layout import DistAttr
 from autopar.ir.record import TensorType
 from autopar.rules.strategies import Bound
-from autopar.search.chains import Chains
+from autopar.search.least_chains import AnyChains
 
 
 class UpdateOp(NamedTuple):
@@ -71,12 +71,13 @@ class Ending:
     chooses: bool = False
 
     def nanoseconds(
-        self, chains: Chains, parameter: str, type: TensorType, homes: Sequence[DistAttr], sums: Sequence[DistAttr],
-        summed: torch.dtype,
+        self, chains: AnyChains, parameter: str, type: TensorType, homes: Sequence[DistAttr],
+        sums: Sequence[DistAttr], summed: torch.dtype,
     ) -> np.ndarray:  # fmt: skip
         """Return the nanoseconds of the update of a parameter: [homes, homes of the sum of its gradients].
 
         Args:
+            chains: with ``LeastChains`` the nanoseconds are a bound, here and in all other methods.
             type: of the parameter.
             summed: the dtype of the sum.
         """
@@ -89,7 +90,7 @@ class Ending:
         return rows[[different.index(state) for state in states]] + np.array(moved)[:, None]
 
     def updated(
-        self, chains: Chains, parameter: str, type: TensorType, states: Sequence[DistAttr], sums: Sequence[DistAttr],
+        self, chains: AnyChains, parameter: str, type: TensorType, states: Sequence[DistAttr], sums: Sequence[DistAttr],
         summed: torch.dtype,
     ) -> np.ndarray:  # fmt: skip
         """Return the nanoseconds in which a sum is reduced and a parameter updated: [layouts of the state, sums]."""
@@ -100,7 +101,7 @@ class Ending:
         return np.array(rows, dtype=np.float64)
 
     def moved(
-        self, chains: Chains, parameter: str, type: TensorType, homes: Sequence[DistAttr], states: Sequence[DistAttr]
+        self, chains: AnyChains, parameter: str, type: TensorType, homes: Sequence[DistAttr], states: Sequence[DistAttr]
     ) -> np.ndarray:
         """Return the nanoseconds in which a parameter goes to the layout of its state, and the new one to its home.
 
@@ -116,7 +117,7 @@ class Ending:
         return (there + back).astype(np.float64)
 
     def price(
-        self, chains: Chains, parameter: str, type: TensorType, home: DistAttr, state: DistAttr, sum_: DistAttr,
+        self, chains: AnyChains, parameter: str, type: TensorType, home: DistAttr, state: DistAttr, sum_: DistAttr,
         summed: torch.dtype,
     ) -> int:  # fmt: skip
         """Return the nanoseconds of the update of a parameter in given layouts."""
@@ -125,14 +126,14 @@ class Ending:
         updated = self.updated(chains, parameter, type, [state], [sum_], summed)
         return int(updated[0, 0] + self.moved(chains, parameter, type, [home], [state])[0, 0])
 
-    def of_loss(self, chains: Chains, type: TensorType, sums: Sequence[DistAttr]) -> np.ndarray:
+    def of_loss(self, chains: AnyChains, type: TensorType, sums: Sequence[DistAttr]) -> np.ndarray:
         """Return the nanoseconds of the reduction of the loss, for each home of its sum."""
         whole = DistAttr.replicated(len(type.shape))
         reduced = [chains.nanoseconds(type.shape, (home, type.dtype), (whole, type.dtype)) for home in sums]
         return np.array(reduced, dtype=np.float64)
 
 
-def _op_price(op: UpdateOp, shape: tuple[int, ...], state: DistAttr, chains: Chains) -> int:
+def _op_price(op: UpdateOp, shape: tuple[int, ...], state: DistAttr, chains: AnyChains) -> int:
     def layout(own: tuple[int, ...] | None) -> DistAttr | None:
         return None if own is None else state if own == shape else DistAttr.replicated(len(own))
 

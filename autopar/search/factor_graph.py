@@ -27,14 +27,18 @@ class Interned:
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[object, ...], Array] = {}
+        self._ids: set[int] = set()  # of these arrays
 
     def __call__(self, array: Array) -> Array:
+        if id(array) in self._ids:
+            return array
         array = np.ascontiguousarray(array)
         key = (array.shape, array.dtype.char, array.tobytes())
         found = self._arrays.get(key)
         if found is None:
             array.setflags(write=False)
             found = self._arrays[key] = array
+            self._ids.add(id(array))
         return found
 
 

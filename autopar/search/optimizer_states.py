@@ -25,6 +25,8 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, tensor_type
 from autopar.ir.record import TensorType
 from autopar.plan.batch import split_over
+from autopar.search.ending import Ending
+from autopar.search.least_chains import AnyChains
 from autopar.search.problem import Problem
 from autopar.search.strategies import homes
 
@@ -82,12 +84,26 @@ def cheapest_state(
     """
     ending, chains = problem.ending, problem.chains
     assert ending is not None
-    updated = ending.updated(chains, name, type, layouts, [sum_], summed)[:, 0]
-    costs = updated + ending.moved(chains, name, type, [home], layouts)[0]
-    allowed = follows_home([home], layouts)[0] & follows_sum(layouts, [sum_])[:, 0]
-    costs = np.where(allowed, costs, chains.impossible)
+    costs = prices_of_states(ending, chains, name, type, [home], [sum_], summed, layouts, chains.impossible)[0, :, 0]
     fitting = np.flatnonzero(costs == costs.min()).tolist()
     return next((k for k in fitting if layouts[k] == home), fitting[0])
+
+
+def prices_of_states(
+    ending: Ending, chains: AnyChains, name: str, type: TensorType, homes: Sequence[DistAttr],
+    sums: Sequence[DistAttr], summed: torch.dtype, layouts: Sequence[DistAttr], impossible: float,
+) -> np.ndarray:  # fmt: skip
+    """Return the nanoseconds of the update of a parameter: [homes, layouts of its state, sums].
+
+    Args:
+        chains: with ``LeastChains`` the nanoseconds are a bound.
+        impossible: the nanoseconds where a state may not have a layout.
+    """
+    updated = ending.updated(chains, name, type, layouts, sums, summed)
+    updated = np.where(follows_sum(layouts, sums), updated, impossible)
+    moved = ending.moved(chains, name, type, homes, layouts)
+    moved = np.where(follows_home(homes, layouts), moved, impossible)
+    return moved[:, :, None] + updated[None]
 
 
 def chosen_layouts(problem: Problem, states: np.ndarray) -> dict[str, DistAttr]:

@@ -6,7 +6,7 @@ A variable is the strategy of an op, the home of a placeholder, or the alternate
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from autopar.search.chains import Chains, State
 from autopar.search.ending import Ending
 from autopar.search.factor_graph import FactorGraph
 from autopar.search.sharing import Path, path_of, union
+from autopar.search.solver import Answer
 from autopar.search.strategies import Placed
 
 
@@ -107,6 +108,8 @@ class Problem:
         labels: variable → the path of its block, or "".
         allowed: pairs of a variable and the states of it that a constraint allows.
         late: whether the time limit came before all prices of transfers were known.
+        pairs: how many pairs of states there are between which values may move, with those that were left out.
+        floor: if states were left out, nanoseconds that plans with one of them take at least; else ``None``.
         microbatches: how often the program runs in a step.
         ending: what ends the step, if the program is a micro-batch.
         endings: the variable of a parameter (``None`` for the loss), that of the sum of its gradients, and the
@@ -129,10 +132,16 @@ class Problem:
     labels: list[str] = field(default_factory=list)
     allowed: list[tuple[int, np.ndarray]] = field(default_factory=list)
     late: bool = False
+    pairs: int = 0
+    floor: float | None = None
     microbatches: int = 1
     ending: Ending | None = None
     endings: list[tuple[int | None, int, np.ndarray]] = field(default_factory=list)
     chosen_states: dict[fx.Node, ChosenState] = field(default_factory=dict)
+
+    def bounded(self, answer: Answer) -> Answer:
+        """Return an answer with the bound of all plans, where states were left out."""
+        return answer if self.floor is None else replace(answer, bound=min(self.floor, answer.bound, answer.cost))
 
     def value(self, node: fx.Node) -> Value:
         return self.values[element_of(node) if is_getitem(node) else (node, 0)]

@@ -26,6 +26,7 @@ from autopar.search.dearer import refuse_dearer
 from autopar.search.ending import Ending
 from autopar.search.limited import NothingFits, within
 from autopar.search.memory_errors import too_little_memory
+from autopar.search.narrowing import FEW
 from autopar.search.optimizer_states import cheapest_states, chosen_layouts
 from autopar.search.problem import Problem
 from autopar.search.solver import Answer, solve
@@ -125,16 +126,19 @@ def search(
     check_memory(memory)
     start = time.monotonic()
     solving = time_limit if greedy is None else time_limit * SOLVING
+    deadline = start + max(solving, LEAST_SECONDS)
     problem = build(
-        boundary,
-        machine,
-        strict=strict,
-        ending=ending,
-        deadline=start + max(solving, LEAST_SECONDS),
-        below=below,
-        tables=tables,
-    )
-    answer = _whole(problem) if problem.late else solve(problem.graph, problem.order, problem.labels, start + solving)
+        boundary, machine, strict=strict, ending=ending, deadline=deadline, below=below, tables=tables
+    )  # fmt: skip
+    answer = _answer(problem, start + solving)
+    if not answer.exact and problem.floor is not None and not problem.late and problem.pairs <= FEW:
+        known = min(problem.explicit_price(answer.states.tolist()), below) / problem.microbatches
+        more = build(
+            boundary, machine, strict=strict, ending=ending, deadline=deadline, cheaper=known, tables=tables
+        )  # fmt: skip
+        other = _answer(more, start + solving)
+        if other.cost < answer.cost or (other.cost == answer.cost and other.bound > answer.bound):
+            problem, answer = more, other
     refuse_dearer(answer.bound * problem.microbatches, below)
     limit = machine.capacity if memory is None else memory
     room = None if limit is None or limit == math.inf else limit - reserve
@@ -146,6 +150,7 @@ def search(
         until = max(start + solving, time.monotonic() + time_limit * MORE)
         try:
             answer, usage = within(problem, ending, answer, limit, room, until)
+            answer = problem.bounded(answer)
         except NothingFits as error:
             lacking = too_little_memory(error.usage, limit, reserve, boundary.mesh, ending)
             lacking.least = answer.bound * problem.microbatches
@@ -167,6 +172,12 @@ def search(
         raise lacking
     seconds = time.monotonic() - start
     return replace(found, search_seconds=seconds) if cheaper is None else _started(found, cheaper, seconds)
+
+
+def _answer(problem: Problem, deadline: float) -> Answer:
+    if problem.late:
+        return _whole(problem)
+    return problem.bounded(solve(problem.graph, problem.order, problem.labels, deadline))
 
 
 def _whole(problem: Problem) -> Answer:
