@@ -77,9 +77,11 @@ def _read(content: Any, path: str | Path) -> Solution:
         raise _Malformed(f"kind: {shown(kind)} is none of {', '.join(KINDS)}")
     memory = None if content.get("memory") is None else _number(content, "memory", (int, float), 1e300)
     bytes = None if content.get("bytes") is None else _number(content, "bytes", int)
+    alike = None if content.get("alike") is None else _number(content, "alike", int)
     return Solution(
-        machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values, memory=memory, bytes=bytes
-    )
+        machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values, memory=memory, bytes=bytes,
+        alike=alike,
+    )  # fmt: skip
 
 
 def _number(content: Mapping[str, Any], name: str, kind: type | tuple[type, ...], most: float = MOST) -> Any:

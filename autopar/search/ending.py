@@ -4,6 +4,7 @@ The update of a parameter follows from two homes: the sum of its gradients is re
 state, the optimizer's ops run there, and the new parameter goes to its home:
 
     w_grad : f32[64 32] +dp           all_reduce, reduce_scatter, … → f32[64 32/dp]
+    w : f32[64 32]                    slice → f32[64 32/dp]
     adamw(w, w_grad, …)               on pieces f32[64 32/dp]
     w : f32[64 32]                    all_gather → f32[64 32]
 
@@ -82,8 +83,10 @@ class Ending:
             ops = sum(_op_price(op, shape, state, chains) for op in self.updates[parameter])
             row = [chains.nanoseconds(shape, (sum_, summed), (state, summed)) for sum_ in sums]
             rows[state] = np.array(row, dtype=np.float64) + ops
+        dtype = self.kept.get(parameter, type.dtype)
         moved = [
-            chains.nanoseconds(shape, (state, self.kept.get(parameter, type.dtype)), (home, type.dtype))
+            chains.nanoseconds(shape, (state, dtype), (home, type.dtype))
+            + (0 if parameter in self.kept else chains.nanoseconds(shape, (home, dtype), (state, dtype)))
             for state, home in zip(states, homes, strict=True)
         ]
         return np.stack([rows[state] for state in states]) + np.array(moved, dtype=np.float64)[:, None]

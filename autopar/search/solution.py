@@ -43,6 +43,8 @@ class Solution(Certificate):
         values: name of a value → its layouts; ``value_names`` gives the names.
         modules: what each module takes.
         again: solves the problem again; ``None`` on ranks that did not search, and for a plan from a file.
+        alike: nanoseconds of a step that are the same in all plans, which price and bound have and ``again`` has not;
+            ``None`` for a call, and before the step is built.
         priced: what the price was computed from; ``None`` if the plan was not applied in this process.
     """
 
@@ -53,6 +55,7 @@ class Solution(Certificate):
     modules: Sequence[ModuleTime] = field(default=(), repr=False, compare=False)
     again: Again | None = field(default=None, repr=False, compare=False)
     priced: Priced | None = field(default=None, repr=False, compare=False)
+    alike: int | None = None
 
     def __str__(self) -> str:
         if not self.modules:
@@ -73,7 +76,11 @@ class Solution(Certificate):
         Raises:
             PlanError: there is no such value, or the plan was not searched in this process.
         """
-        return Explanation(name, tuple(self._again().alternatives(name)))
+        more = self.alike or 0
+        found = self._again().alternatives(name)
+        return Explanation(
+            name, tuple(replace(a, nanoseconds=a.nanoseconds + more, least=a.least + more) for a in found)
+        )
 
     def fix(self, plan: Mapping[str, Spec]) -> Solution:
         """Return the cheapest plan in which values have these layouts; ``plan=`` of ``parallelize`` takes it.
@@ -88,7 +95,9 @@ class Solution(Certificate):
         """
         again, start = self._again(), time.monotonic()
         found = found_by(again.fixed(plan), again.problem, self.machine, start, again.time_limit)
-        return solution_from(found, again.problem.program, self.mesh, self.kind)
+        more = self.alike or 0
+        found = replace(found, nanoseconds=found.nanoseconds + more, least=found.least + more)
+        return replace(solution_from(found, again.problem.program, self.mesh, self.kind), alike=self.alike)
 
     def diff(self, other: Solution) -> Difference:
         """Return the values whose layouts differ in another plan of the same program. Prints as a table."""
@@ -151,6 +160,7 @@ class Solution(Certificate):
             "version": VERSION, "mesh": dict(self.mesh.axes), "kind": self.kind, "graph": self.graph,
             "machine": self.machine.description(), "nanoseconds": self.nanoseconds, "least": self.least,
             "search_seconds": self.search_seconds, "reason": self.reason, "memory": self.memory, "bytes": self.bytes,
+            "alike": self.alike,
             "values": {name: {"gives": [*v.gives], "needs": [*v.needs]} for name, v in self.values.items()},
         }  # fmt: skip
 

@@ -11,12 +11,15 @@ from autopar.ir.record import ValueType
 from autopar.search.solution import Solution, timed
 from autopar.step.program import Step
 
+OF_ANOTHER_STEP = "the plan was searched for a step with another update, so nothing is proven"
+
 
 def solution_of(found: Solution, step: Step) -> Solution:
     """Return the plan of a step, priced as its explicit programs.
 
     The search has priced the micro-batches, the reductions of gradients and the ops of the update. Ops on single
-    numbers, such as counts of steps, are the same in all plans, so the bound has them too.
+    numbers, such as counts of steps, are the same in all plans, so the bound has them too. A plan that was searched for
+    a step with another update has no bound here.
     """
     machine = found.machine
     nanoseconds = price(step, machine).nanoseconds
@@ -26,8 +29,11 @@ def solution_of(found: Solution, step: Step) -> Solution:
         if node.target not in transfers.BY_FUNCTION
         and all(_is_number(value) for value in (record_of(node).type, *(record_of(n).type for n in operands(node))))
     )
-    least = min(found.least + alike, float(nanoseconds))
-    return timed(replace(found, nanoseconds=nanoseconds, least=least), step.micro)
+    if found.alike is None:
+        least, reason = min(found.least + alike, float(nanoseconds)), found.reason
+    else:  # a plan that was searched before has the bound of its whole step
+        least, reason = (found.least, found.reason) if nanoseconds == found.nanoseconds else (0.0, OF_ANOTHER_STEP)
+    return timed(replace(found, nanoseconds=nanoseconds, least=least, reason=reason, alike=alike), step.micro)
 
 
 def _is_number(type: ValueType) -> bool:
