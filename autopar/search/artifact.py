@@ -84,9 +84,10 @@ def _read(content: Any, path: str | Path) -> Solution:
     step = None if content.get("step") is None else choice_from(content["step"])
     memory = None if content.get("memory") is None else _number(content, "memory", (int, float), 1e300)
     bytes = None if content.get("bytes") is None else _number(content, "bytes", int)
+    alike = None if content.get("alike") is None else _number(content, "alike", int)
     return Solution(
         machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values, states, start, step,
-        memory=memory, bytes=bytes,
+        memory=memory, bytes=bytes, alike=alike,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ The update of a parameter follows from two homes: the sum of its gradients is re
 state, the optimizer's ops run there, and the new parameter goes to its home:
 
     w_grad : f32[64 32] +dp           all_reduce, reduce_scatter, … → f32[64 32/dp]
+    w : f32[64 32]                    slice → f32[64 32/dp]
     adamw(w, w_grad, …)               on pieces f32[64 32/dp]
     w : f32[64 32]                    all_gather → f32[64 32]
 

@@ -48,6 +48,8 @@ class Solution(Certificate):
         start: the preset that the plan is, if it was cheaper than what the search found; else "".
         modules: what each module takes.
         again: solves the problem again; ``None`` on ranks that did not search, and for a plan from a file.
+        alike: nanoseconds of a step that are the same in all plans, which price and bound have and ``again`` has not;
+            ``None`` for a call, and before the step is built.
         priced: what the price was computed from; ``None`` if the plan was not applied in this process.
     """
 
@@ -61,6 +63,7 @@ class Solution(Certificate):
     modules: Sequence[ModuleTime] = field(default=(), repr=False, compare=False)
     again: Again | None = field(default=None, repr=False, compare=False)
     priced: Priced | None = field(default=None, repr=False, compare=False)
+    alike: int | None = None
 
     def __str__(self) -> str:
         if not self.modules:
@@ -104,7 +107,11 @@ class Solution(Certificate):
         Raises:
             PlanError: there is no such value, or the plan was not searched in this process.
         """
-        return Explanation(name, tuple(self._again().alternatives(name)))
+        more = self.alike or 0
+        found = self._again().alternatives(name)
+        return Explanation(
+            name, tuple(replace(a, nanoseconds=a.nanoseconds + more, least=a.least + more) for a in found)
+        )
 
     def fix(self, plan: Mapping[str, Spec]) -> Solution:
         """Return the cheapest plan in which values have these layouts; ``plan=`` of ``parallelize`` takes it.
@@ -119,7 +126,10 @@ class Solution(Certificate):
         """
         again, start = self._again(), time.monotonic()
         found = found_by(again.fixed(plan), again.problem, self.machine, start, again.time_limit)
-        return replace(solution_from(found, again.problem.program, self.mesh, self.kind), step=self.step)
+        more = self.alike or 0
+        found = replace(found, nanoseconds=found.nanoseconds + more, least=found.least + more)
+        solution = solution_from(found, again.problem.program, self.mesh, self.kind)
+        return replace(solution, step=self.step, alike=self.alike)
 
     def diff(self, other: Solution) -> Difference:
         """Return the values whose layouts differ in another plan of the same program. Prints as a table."""
@@ -188,7 +198,7 @@ class Solution(Certificate):
             "version": VERSION, "mesh": dict(self.mesh.axes), "kind": self.kind, "graph": self.graph,
             "machine": self.machine.description(), "nanoseconds": self.nanoseconds, "least": self.least,
             "search_seconds": self.search_seconds, "reason": self.reason, "memory": self.memory, "bytes": self.bytes,
-            "step": None if self.step is None else self.step.to_json(), "start": self.start,
+            "step": None if self.step is None else self.step.to_json(), "start": self.start, "alike": self.alike,
             "optimizer_states": dict(self.optimizer_states),
             "values": {name: {"gives": [*v.gives], "needs": [*v.needs]} for name, v in self.values.items()},
         }  # fmt: skip

@@ -12,17 +12,24 @@ from autopar.ir.record import ValueType
 from autopar.search.solution import Solution, timed
 from autopar.step.program import Step
 
+OF_ANOTHER_STEP = "the plan was searched for a step with another update, so nothing is proven"
+
 
 def solution_of(found: Solution, step: Step) -> Solution:
     """Return the plan of a step, priced as its explicit programs.
 
     The search has priced the micro-batches, the reductions of gradients and the ops of the update. Ops on single
-    numbers, such as counts of steps, are the same in all plans, so the bound has them too.
+    numbers, such as counts of steps, are the same in all plans, so the bound has them too. A plan that was searched for
+    a step with another update has no bound here.
     """
     machine = found.machine
     nanoseconds = price(step, machine).nanoseconds
-    least = min(found.least + price_alike(step, machine), float(nanoseconds))
-    return timed(replace(found, nanoseconds=nanoseconds, least=least), step.micro)
+    alike = price_alike(step, machine)
+    if found.alike is None:
+        least, reason = min(found.least + alike, float(nanoseconds)), found.reason
+    else:  # a plan that was searched before has the bound of its whole step
+        least, reason = (found.least, found.reason) if nanoseconds == found.nanoseconds else (0.0, OF_ANOTHER_STEP)
+    return timed(replace(found, nanoseconds=nanoseconds, least=least, reason=reason, alike=alike), step.micro)
 
 
 def price_alike(step: Step, machine: Machine) -> int:

@@ -36,6 +36,12 @@ def make():
 
 def wrong():
     return MLP()
+
+def bare():
+    return MLP(), torch.empty(512, 256)
+
+def needs(width):
+    return MLP(), (torch.empty(512, width),)
 """
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -154,6 +160,11 @@ def test_a_function_of_the_users_is_checked(model: str) -> None:
     path = model.rpartition(":")[0]
     assert "an_mlp.py has no function mak" in asked(f"{path}:mak")[2]
     assert "an_mlp.py:wrong returns a MLP; it returns a pair, return model, (x,)" in asked(f"{path}:wrong")[2]
+    assert "an_mlp.py:bare returns a model and a Tensor; it returns a pair" in asked(f"{path}:bare")[2]
+    assert (
+        "is called without arguments, and it has one (missing a required argument: 'width')"
+        in (asked(f"{path}:needs")[2])
+    )
 
 
 def test_a_preset_saves_nothing(model: str, tmp_path: Path) -> None:

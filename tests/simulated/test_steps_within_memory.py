@@ -55,7 +55,7 @@ def test_steps_keep_the_limit(options: dict[str, Any]) -> None:
         try:
             step = captured(most * part, **options)
         except MemoryLimitError:
-            assert options.get("zero") in (2, 3) and part < 1, "sums of gradients lie on dp alone"
+            assert part < {3: 1.0, 2: 0.85}.get(options.get("zero", 0), 0.0), "ZeRO 2 and 3 need little without a limit"
             break
         assert step.memory().peak <= most * part == step.solution.memory
         assert step.solution.least <= step.solution.nanoseconds

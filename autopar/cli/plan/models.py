@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -52,9 +53,15 @@ def model_of(name: str, batch: int, sequence: int) -> tuple[torch.nn.Module, Any
     make = getattr(module, function, None)
     if not callable(make):
         raise Refused(f"{where} has no function {function}; {RETURNS}")
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise Refused(f"{name} is called without arguments, and it has one ({error}); {RETURNS}") from None
     made = make()
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], torch.nn.Module):
         raise Refused(f"{name} returns {class_of(made)}; {RETURNS}")
+    if not isinstance(made[1], (tuple, dict)):
+        raise Refused(f"{name} returns a model and {class_of(made[1])}; {RETURNS}")
     return made
 
 
