@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import os
 import re
 from pathlib import Path
@@ -64,7 +65,11 @@ def shared() -> None:
 
 def last_one_closes() -> None:
     """Of two models, a copy and another mesh; threads end although DTensors keep the mesh."""
-    same_numbers(on(dp=2, tp=2))  # of the process, not of its groups: autograd's threads and the like
+    warm = on(dp=2, tp=2)  # of the process, not of its groups: autograd's threads and the like
+    same_numbers(warm)
+    warm.close()
+    del warm
+    gc.collect()  # models of tests before this one, whose groups would be closed in between
     groups, before = len(process_groups()), threads()
     first, other = on(tp=2, cp=2, outer=1), on(tp=4)
     second = copy.deepcopy(first)
