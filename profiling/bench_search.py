@@ -26,8 +26,8 @@ from autopar.capture import capture
 from autopar.costs.machine import machine
 from autopar.plan.boundary import Boundary
 from autopar.search import build
+from autopar.search.found import found_by
 from autopar.search.problem import Problem
-from autopar.search.search import found_by
 from autopar.search.solver import solve
 from autopar.search.starting_points import starting_points
 

@@ -14,8 +14,9 @@ from autopar.plan.boundary import Boundary
 from autopar.report.progress import doing
 from autopar.runtime.processes.agreement import Agreement
 from autopar.search.artifact import from_json
+from autopar.search.found import Found
 from autopar.search.meshes import Devices, MeshRow, best_mesh
-from autopar.search.search import Found, search
+from autopar.search.search import search
 from autopar.search.solution import Solution, solution_from
 
 

@@ -20,8 +20,9 @@ from autopar.search.certificate import bytes_text
 from autopar.search.chains import Tables
 from autopar.search.dearer import NotCheaper
 from autopar.search.ending import Ending
+from autopar.search.found import Found
 from autopar.search.planned import graph_digest
-from autopar.search.search import Found, search
+from autopar.search.search import search
 from autopar.search.solution import Solution, solution_from
 from autopar.search.started import Starts
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from autopar.costs.machine import Machine
 from autopar.errors import AutoparError, shown
 from autopar.ir.mesh import MOST_RANKS, Mesh
-from autopar.search.search import Found
+from autopar.search.found import Found
 
 AXES = ("a", "b", "c")
 

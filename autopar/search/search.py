@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
-from torch import fx
 
 from autopar.costs.machine import Machine
-from autopar.errors import PlanError, shown
-from autopar.ir.layout import DistAttr, layout_of
-from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import element_of, is_getitem, operands, record_of
-from autopar.ir.record import Requirement, ValueType, requirement_of
-from autopar.plan.boundary import Boundary, required_dtypes
-from autopar.search.again import Again
+from autopar.errors import shown
+from autopar.plan.boundary import Boundary
 from autopar.search.build import build
-from autopar.search.certificate import TOLERANCE, Certificate
 from autopar.search.chains import Tables
 from autopar.search.dearer import refuse_dearer
 from autopar.search.ending import Ending
+from autopar.search.found import Found, found_by
 from autopar.search.limited import NothingFits, within
 from autopar.search.memory_errors import too_little_memory
 from autopar.search.narrowing import FEW
-from autopar.search.optimizer_states import cheapest_states, chosen_layouts
+from autopar.search.optimizer_states import cheapest_states
 from autopar.search.problem import Problem
 from autopar.search.solver import Answer, solve
 from autopar.search.started import Comparison, Greedy, Start, Starts
@@ -37,31 +30,6 @@ LEAST_SECONDS = 5.0  # of any time limit, for the prices of transfers: without t
 SOLVING = 0.8  # of the time limit, where starting points are compared in the rest of it
 MORE = 0.25  # of the time limit, at least, for a limit of memory that the cheapest plan exceeds
 NOT_TIGHT = "the bound of plans within a limit of memory is not tight"
-
-
-@dataclass(frozen=True)
-class Found(Certificate):
-    """The layouts that a search found.
-
-    Attributes:
-        types: node → the type of its result, with a Layout.
-        uses: node → what it requires of its operands.
-        again: solves the problem again; ``None`` for a plan that was not searched here.
-        start: the starting point that it is, if one was cheaper than what the search found.
-        optimizer_states: parameter → the layout of the optimizer's state, where the search has chosen it.
-    """
-
-    types: dict[fx.Node, ValueType]
-    uses: dict[fx.Node, tuple[Requirement | None, ...]]
-    again: Again | None = field(default=None, repr=False, compare=False)
-    start: str = ""
-    optimizer_states: Mapping[str, DistAttr] = field(default_factory=dict)
-
-    def idle_axes(self, mesh: Mesh) -> list[str]:
-        """Return the axes over which no value is split or pending: all their ranks do the same."""
-        types = [part for type in self.types.values() for part in (type if isinstance(type, tuple) else (type,))]
-        used = {axis for type in types if type is not None for axis in type.attr.axes}
-        return [axis for axis in mesh.names if mesh.sizes[axis] > 1 and axis not in used]
 
 
 class Find(Protocol):
@@ -195,57 +163,3 @@ def _started(found: Found, start: Start, seconds: float) -> Found:
         found, nanoseconds=start.nanoseconds, least=least, search_seconds=seconds, types=start.types, uses=start.uses,
         again=again, start=start.name, bytes=start.bytes, optimizer_states=start.optimizer_states,
     )  # fmt: skip
-
-
-def found_by(answer: Answer, problem: Problem, machine: Machine, start: float, time_limit: float) -> Found:
-    """Return the layouts of an answer to a problem. ``start``: when its search began, of ``time.monotonic``."""
-    if not all(states[answer.states[variable]] for variable, states in problem.allowed):
-        raise PlanError(
-            "the time limit ended the search before it had a plan that meets the constraints; allow more time"
-        )
-    types, uses = _layouts(problem, answer.states)
-    price = problem.explicit_price(answer.states.tolist())
-    seconds = time.monotonic() - start
-    least = answer.bound * problem.microbatches
-    exact = least > price - TOLERANCE
-    late = seconds >= time_limit
-    reason = "" if exact else "the time limit ended the search" if late else "too many plans are near it"
-    again = Again(problem, answer.states, time_limit)
-    chosen = chosen_layouts(problem, answer.states)
-    return Found(machine, price, least, seconds, reason, types, uses, again, optimizer_states=chosen)
-
-
-def _layouts(
-    problem: Problem, states: np.ndarray
-) -> tuple[dict[fx.Node, ValueType], dict[fx.Node, tuple[Requirement | None, ...]]]:
-    mesh = problem.mesh
-    types: dict[fx.Node, ValueType] = {}
-    uses: dict[fx.Node, tuple[Requirement | None, ...]] = {}
-    for node in problem.program.nodes:
-        record = record_of(node)
-        if node.op == "output":
-            types[node] = None
-            uses[node] = problem.required_results(states.tolist())
-        elif is_getitem(node):
-            source, index = element_of(node)
-            parts = types[source]
-            assert isinstance(parts, tuple)
-            types[node], uses[node] = parts[index], (None,)
-        elif node.op == "call_function":
-            variable = problem.variables[node]
-            placed = problem.placed[variable][states[variable]]
-            types[node] = _placed(record.type, placed.gives, mesh)
-            dtypes = required_dtypes(record, [problem.value(operand).type for operand in operands(node)])
-            uses[node] = tuple(requirement_of(mesh, a, d) for a, d in zip(placed.needs, dtypes, strict=True))
-        else:
-            variable = problem.variables[node]
-            types[node] = _placed(record.type, (problem.homes[variable][states[variable]],), mesh)
-    return types, uses
-
-
-def _placed(type: ValueType, attrs: tuple[DistAttr | None, ...], mesh: Mesh) -> ValueType:
-    parts = tuple(
-        None if part is None or attr is None else replace(part, layout=layout_of(mesh, attr))
-        for part, attr in zip(type if isinstance(type, tuple) else (type,), attrs, strict=True)
-    )
-    return parts if isinstance(type, tuple) else parts[0]

@@ -23,9 +23,9 @@ from autopar.search.again import Again, Alternative
 from autopar.search.certificate import Certificate
 from autopar.search.crossovers import Crossover, crossovers
 from autopar.search.expression import Expression, Priced, expression_of
+from autopar.search.found import Found, found_by
 from autopar.search.module_times import ModuleTime, module_times
 from autopar.search.planned import Planned, graph_digest, layout_text, planned_values
-from autopar.search.search import Found, found_by
 from autopar.search.sizes import Marks
 from autopar.search.step_choice import StepChoice, Way
 

@@ -13,8 +13,9 @@ from autopar import Mesh, Program
 from autopar.costs.machine import Machine
 from autopar.plan.boundary import Boundary
 from autopar.search.build import build
+from autopar.search.found import Found, _layouts
 from autopar.search.problem import Problem
-from autopar.search.search import Found, _layouts, search
+from autopar.search.search import search
 
 MOST = 20_000  # plans that are enumerated
 

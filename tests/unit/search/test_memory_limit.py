@@ -22,8 +22,9 @@ from autopar.report.memory import memory_of
 from autopar.runtime.localize import LocalPrograms
 from autopar.search.build import build
 from autopar.search.claims import memory_model
+from autopar.search.found import Found, _layouts
 from autopar.search.problem import Problem
-from autopar.search.search import Found, _layouts, search
+from autopar.search.search import search
 from autopar.search.usage import usage_of
 
 MOST = 300  # plans that are made
