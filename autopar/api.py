@@ -24,10 +24,10 @@ from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import SEARCH, Plan
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import job_of
-from autopar.search.artifact import load
-from autopar.search.meshes import Devices, meshes
+from autopar.search.devices.meshes import Devices, meshes
 from autopar.search.search import check_memory, check_time_limit
-from autopar.search.solution import Solution
+from autopar.search.solutions.artifact import load
+from autopar.search.solutions.solution import Solution
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

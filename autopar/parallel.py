@@ -32,7 +32,7 @@ from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
-from autopar.search.solution import Solution
+from autopar.search.solutions.solution import Solution
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -25,11 +25,11 @@ from autopar import Mesh
 from autopar.capture import capture
 from autopar.costs.machine import machine
 from autopar.plan.boundary import Boundary
-from autopar.search import build
-from autopar.search.found import found_by
-from autopar.search.problem import Problem
-from autopar.search.solver import solve
-from autopar.search.starting_points import starting_points
+from autopar.search.problem import build
+from autopar.search.problem.problem import Problem
+from autopar.search.solutions.found import found_by
+from autopar.search.solver.solver import solve
+from autopar.search.starts.starting_points import starting_points
 
 MACHINE = "NVIDIA H100 80GB HBM3"
 MODELS = {  # name → hidden size, inner size, heads, heads of keys and values

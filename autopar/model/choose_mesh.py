@@ -13,11 +13,11 @@ from autopar.ir.mesh import Mesh
 from autopar.plan.boundary import Boundary
 from autopar.report.progress import doing
 from autopar.runtime.processes.agreement import Agreement
-from autopar.search.artifact import from_json
-from autopar.search.found import Found
-from autopar.search.meshes import Devices, MeshRow, best_mesh
+from autopar.search.devices.meshes import Devices, MeshRow, best_mesh
 from autopar.search.search import search
-from autopar.search.solution import Solution, solution_from
+from autopar.search.solutions.artifact import from_json
+from autopar.search.solutions.found import Found
+from autopar.search.solutions.solution import Solution, solution_from
 
 
 def choose_mesh(

@@ -34,9 +34,9 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.simulated_step import SimulatedStep
-from autopar.search.ending import Ending
-from autopar.search.solution import Solution, priced, timed
-from autopar.search.starting_points import starting_points
+from autopar.search.problem.ending import Ending
+from autopar.search.solutions.solution import Solution, priced, timed
+from autopar.search.starts.starting_points import starting_points
 from autopar.verify.levels import verify
 
 

@@ -14,17 +14,17 @@ from autopar.ir.text.printer import print_type
 from autopar.model.greedy import GreedyPasses
 from autopar.plan.boundary import OPEN, Boundary
 from autopar.runtime.processes.agreement import Agreement
-from autopar.search.applied import applied, difference, layouts_of_placeholders, layouts_of_states
-from autopar.search.artifact import from_json
 from autopar.search.certificate import bytes_text
-from autopar.search.chains import Tables
-from autopar.search.dearer import NotCheaper
-from autopar.search.ending import Ending
-from autopar.search.found import Found
-from autopar.search.planned import graph_digest
+from autopar.search.problem.dearer import NotCheaper
+from autopar.search.problem.ending import Ending
 from autopar.search.search import search
-from autopar.search.solution import Solution, solution_from
-from autopar.search.started import Starts
+from autopar.search.solutions.applied import applied, difference, layouts_of_placeholders, layouts_of_states
+from autopar.search.solutions.artifact import from_json
+from autopar.search.solutions.found import Found
+from autopar.search.solutions.planned import graph_digest
+from autopar.search.solutions.solution import Solution, solution_from
+from autopar.search.starts.started import Starts
+from autopar.search.transfer_prices.chains import Tables
 
 SAID_BY = {  # the class of an error on the searching rank → on others
     error.__name__: error for error in (PlanError, RuleError, MemoryLimitError, NotCheaper)

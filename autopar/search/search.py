@@ -12,19 +12,19 @@ import numpy as np
 from autopar.costs.machine import Machine
 from autopar.errors import shown
 from autopar.plan.boundary import Boundary
-from autopar.search.build import build
-from autopar.search.chains import Tables
-from autopar.search.dearer import refuse_dearer
-from autopar.search.ending import Ending
-from autopar.search.found import Found, found_by
-from autopar.search.limited import NothingFits, within
-from autopar.search.memory_errors import too_little_memory
-from autopar.search.narrowing import FEW
-from autopar.search.optimizer_states import cheapest_states
-from autopar.search.problem import Problem
-from autopar.search.solver import Answer, solve
-from autopar.search.started import Comparison, Greedy, Start, Starts
-from autopar.search.usage import usage_of
+from autopar.search.memory.limited import NothingFits, within
+from autopar.search.memory.memory_errors import too_little_memory
+from autopar.search.memory.usage import usage_of
+from autopar.search.problem.build import build
+from autopar.search.problem.dearer import refuse_dearer
+from autopar.search.problem.ending import Ending
+from autopar.search.problem.narrowing import FEW
+from autopar.search.problem.optimizer_states import cheapest_states
+from autopar.search.problem.problem import Problem
+from autopar.search.solutions.found import Found, found_by
+from autopar.search.solver.solver import Answer, solve
+from autopar.search.starts.started import Comparison, Greedy, Start, Starts
+from autopar.search.transfer_prices.chains import Tables
 
 LEAST_SECONDS = 5.0  # of any time limit, for the prices of transfers: without them only starting points are compared
 SOLVING = 0.8  # of the time limit, where starting points are compared in the rest of it

@@ -16,7 +16,7 @@ from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs, CallKey
 from autopar.plan.plan import SEARCH
-from autopar.search.chains import Tables
+from autopar.search.transfer_prices.chains import Tables
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches
 from autopar.step.compile import compile_micro

@@ -20,9 +20,9 @@ from autopar.errors import MemoryLimitError
 from autopar.model.calls import Calls
 from autopar.plan.plan import SEARCH
 from autopar.search.certificate import TOLERANCE, bytes_text
-from autopar.search.chains import Tables
-from autopar.search.dearer import NotCheaper
-from autopar.search.step_choice import DEARER, LATE, TAKEN, TOO_LARGE, Candidate, StepChoice
+from autopar.search.problem.dearer import NotCheaper
+from autopar.search.solutions.step_choice import DEARER, LATE, TAKEN, TOO_LARGE, Candidate, StepChoice
+from autopar.search.transfer_prices.chains import Tables
 from autopar.step.batches import MicroBatches
 from autopar.step.captures import StepCaptures
 from autopar.step.compile import OtherNumbers

@@ -30,8 +30,8 @@ from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_without_search
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
-from autopar.search.applied import layouts_of_states
-from autopar.search.ending import Ending
+from autopar.search.problem.ending import Ending
+from autopar.search.solutions.applied import layouts_of_states
 from autopar.step.compiled_step import MicroBatch, Placed, about, merged
 from autopar.step.copies import copy_program
 from autopar.step.counts import count_program

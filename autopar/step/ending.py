@@ -13,7 +13,7 @@ from autopar.ir.record import TensorType
 from autopar.optimizers import Update
 from autopar.plan.plan import SEARCH
 from autopar.rules.binding import bind_node
-from autopar.search.ending import Ending, UpdateOp
+from autopar.search.problem.ending import Ending, UpdateOp
 from autopar.step.options import StepOptions
 from autopar.step.update import Norm, Trained, Untrained, update_of
 

@@ -9,7 +9,7 @@ from autopar.costs.program_price import node_prices, price
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.record import ValueType
-from autopar.search.solution import Solution, timed
+from autopar.search.solutions.solution import Solution, timed
 from autopar.step.program import Step
 
 OF_ANOTHER_STEP = "the plan was searched for a step with another update, so nothing is proven"

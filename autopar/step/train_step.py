@@ -19,8 +19,8 @@ from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs, describe
 from autopar.report.passes import Reports
 from autopar.runtime.whole import Pieces
-from autopar.search.solution import Solution, priced
-from autopar.search.step_choice import StepChoice
+from autopar.search.solutions.solution import Solution, priced
+from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures

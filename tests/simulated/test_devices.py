@@ -11,7 +11,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.search.meshes import meshes
+from autopar.search.devices.meshes import meshes
 
 X = torch.randn(32, 64, dtype=torch.float64)
 

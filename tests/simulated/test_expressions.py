@@ -18,9 +18,9 @@ from autopar import Mesh, PlanError
 from autopar.costs.machine import Machine, machine
 from autopar.costs.program_price import node_prices
 from autopar.ir import transfers
-from autopar.search.crossovers import pieces_of
-from autopar.search.expression import Expression, Priced, expression_of
-from autopar.search.solution import Solution
+from autopar.search.solutions.solution import Solution
+from autopar.search.symbols.crossovers import pieces_of
+from autopar.search.symbols.expression import Expression, Priced, expression_of
 
 H100 = machine("NVIDIA H100 80GB HBM3")
 NODE_OF_TWO = replace(H100, ranks_per_node=2)
@@ -197,7 +197,7 @@ def test_questions_that_have_no_answer(tmp_path: Any) -> None:
         small.crossovers("sequence", small)
     small.save(tmp_path / "plan.json")
     with pytest.raises(PlanError, match="only a plan that is applied in this process has an expression"):
-        autopar.search.artifact.load(tmp_path / "plan.json").expression()
+        autopar.search.solutions.artifact.load(tmp_path / "plan.json").expression()
 
 
 affine = st.tuples(st.integers(0, 50), st.integers(0, 20))

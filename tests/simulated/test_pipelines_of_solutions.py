@@ -10,10 +10,10 @@ import autopar
 from autopar import Mesh, PlanError
 from autopar.costs.machine import machine
 from autopar.costs.prices import price
-from autopar.search.artifact import load
-from autopar.search.block_times import block_of
-from autopar.search.solution import Solution
-from autopar.search.stages import best_pipeline
+from autopar.search.devices.block_times import block_of
+from autopar.search.devices.stages import best_pipeline
+from autopar.search.solutions.artifact import load
+from autopar.search.solutions.solution import Solution
 
 pytestmark = pytest.mark.simulated
 H100 = machine("NVIDIA H100 80GB HBM3")

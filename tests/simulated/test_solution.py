@@ -15,8 +15,8 @@ import autopar
 from autopar import Mesh
 from autopar.costs.machine import machine_of
 from autopar.errors import PlanError
-from autopar.search.artifact import load
-from autopar.search.solution import Solution
+from autopar.search.solutions.artifact import load
+from autopar.search.solutions.solution import Solution
 
 pytestmark = pytest.mark.simulated
 

@@ -17,8 +17,8 @@ from torch import nn
 import autopar
 from autopar import Mesh
 from autopar.errors import MemoryLimitError, PlanError
-from autopar.search.artifact import from_json
-from autopar.search.step_choice import DEARER, LATE, TAKEN, TOO_LARGE, Candidate, StepChoice, choice_from
+from autopar.search.solutions.artifact import from_json
+from autopar.search.solutions.step_choice import DEARER, LATE, TAKEN, TOO_LARGE, Candidate, StepChoice, choice_from
 from autopar.step.batches import MicroBatches
 
 pytestmark = pytest.mark.long

@@ -12,7 +12,7 @@ from torch import nn
 import autopar
 from autopar import Mesh
 from autopar.costs.machine import Link, Machine
-from autopar.search.solution import Solution
+from autopar.search.solutions.solution import Solution
 from autopar.step.train_step import TrainStep
 
 pytestmark = pytest.mark.simulated

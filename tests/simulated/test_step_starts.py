@@ -14,7 +14,7 @@ import autopar
 from autopar import Mesh
 from autopar.errors import PlanError
 from autopar.search import search as searching
-from autopar.search.artifact import from_json
+from autopar.search.solutions.artifact import from_json
 from autopar.step.solution import price_alike
 
 pytestmark = pytest.mark.simulated

@@ -19,10 +19,10 @@ from autopar import Mesh
 from autopar.costs.machine import Link, Machine, machine_from
 from autopar.errors import PlanError
 from autopar.ir.nodes import name_of
-from autopar.search.artifact import from_json
-from autopar.search.optimizer_states import follows_home, follows_sum
-from autopar.search.planned import layout_text
-from autopar.search.solution import Solution
+from autopar.search.problem.optimizer_states import follows_home, follows_sum
+from autopar.search.solutions.artifact import from_json
+from autopar.search.solutions.planned import layout_text
+from autopar.search.solutions.solution import Solution
 
 pytestmark = pytest.mark.long
 

@@ -25,6 +25,11 @@ ROOMS: tuple[str, ...] = (
     "report", "capture", "plan", "search", "scheduling", "passes", "runtime", "model", "step", "checkpoint", "parallel",
     "api", "__init__", "cli", "__main__", "examples",
 )  # fmt: skip
+# each folder of a room, and the room's own modules among them, import only what stands before them
+FOLDERS = {
+    "search": ("certificate", "transfer_prices", "solver", "problem", "memory", "starts", "symbols", "solutions",
+               "search", "devices"),
+}  # fmt: skip
 LATER = {"scheduling"}  # rooms that are not there yet
 WITHOUT_TORCH = (
     "errors",
@@ -89,6 +94,16 @@ def check_imports(module: str) -> None:
             "autopar.passes.manager"
         }
         assert not siblings, f"{module}: a pass imports no other pass"
+
+
+@pytest.mark.parametrize("room", FOLDERS)
+def test_folders_of_a_room_import_one_way(room: str) -> None:
+    order, prefix = FOLDERS[room], f"autopar.{room}."
+    own = {module: module.removeprefix(prefix).split(".")[0] for module in MODULES if module.startswith(prefix)}
+    assert set(own.values()) == set(order)
+    for module, folder in own.items():
+        for other in imports_of(module) & set(own):
+            assert order.index(own[other]) <= order.index(folder), f"{module} imports {other}"
 
 
 def test_no_module_is_in_a_circle() -> None:

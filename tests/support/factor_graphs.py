@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from autopar.search.factor_graph import Array, Edge, FactorGraph
+from autopar.search.solver.factor_graph import Array, Edge, FactorGraph
 
 
 class Case(NamedTuple):

@@ -7,8 +7,8 @@ import itertools
 import highspy
 import numpy as np
 
-from autopar.search.build import LEAST_PENALTY
-from autopar.search.factor_graph import FactorGraph
+from autopar.search.problem.build import LEAST_PENALTY
+from autopar.search.solver.factor_graph import FactorGraph
 
 Array = np.ndarray
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from autopar.plan.boundary import Boundary
-from autopar.search.problem import Problem
-from autopar.search.sharing import union
+from autopar.search.problem.problem import Problem
+from autopar.search.transfer_prices.sharing import union
 
 
 def choices(problem: Problem) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 
 from autopar.ir.layout import Dim, DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.search.chains import State
+from autopar.search.transfer_prices.chains import State
 
 
 def random_state(

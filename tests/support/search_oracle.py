@@ -12,10 +12,10 @@ from searched import price
 from autopar import Mesh, Program
 from autopar.costs.machine import Machine
 from autopar.plan.boundary import Boundary
-from autopar.search.build import build
-from autopar.search.found import Found, _layouts
-from autopar.search.problem import Problem
+from autopar.search.problem.build import build
+from autopar.search.problem.problem import Problem
 from autopar.search.search import search
+from autopar.search.solutions.found import Found, _layouts
 
 MOST = 20_000  # plans that are enumerated
 

@@ -9,7 +9,7 @@ from autopar.ir.nodes import is_getitem
 from autopar.passes import Fold, Reshard, Share, run_passes
 from autopar.rules.binding import bind_node
 from autopar.rules.strategies import Bound
-from autopar.search.found import Found
+from autopar.search.solutions.found import Found
 from autopar.verify.levels import verify
 
 # two ranks on a node, and slow in all: layouts matter for values of a few hundred elements

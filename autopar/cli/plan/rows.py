@@ -19,7 +19,7 @@ from autopar.plan.plan import Plan
 from autopar.report.memory import memory_of
 from autopar.report.passes import Reports
 from autopar.report.transfers import bytes_per_axis
-from autopar.search.solution import Solution
+from autopar.search.solutions.solution import Solution
 from autopar.step.train_step import TrainStep
 
 

@@ -27,8 +27,8 @@ from autopar.plan.loss_scaling import LossScaling
 from autopar.plan.plan import SEARCH, Plan, resolve
 from autopar.plan.precision import POLICIES, PrecisionPolicy
 from autopar.plan.presets import PRESETS
-from autopar.search.artifact import from_json
-from autopar.search.solution import Solution
+from autopar.search.solutions.artifact import from_json
+from autopar.search.solutions.solution import Solution
 
 PLANS = (*PRESETS, SEARCH)  # the plans that have names
 PROCESSES_A_CORE = 8  # more processes would only stall the machine

@@ -37,7 +37,7 @@ from autopar.cli.train.show import (
 from autopar.cli.train.single import Single
 from autopar.errors import AutoparError, LaunchError
 from autopar.plan.constraints import layouts_of
-from autopar.search.solution import Solution
+from autopar.search.solutions.solution import Solution
 from autopar.step.program import Step as Programs
 from autopar.step.train_step import TrainStep
 

@@ -20,7 +20,7 @@ from autopar.cli.train.options import NONE, TrainOptions
 from autopar.cli.train.presets import TRAININGS
 from autopar.report.passes import Reports
 from autopar.report.transfers import bytes_per_axis, transfers_of
-from autopar.search.solution import Solution
+from autopar.search.solutions.solution import Solution
 from autopar.step.program import Step as Program
 
 WIDTH = 100  # columns of an output that is no terminal

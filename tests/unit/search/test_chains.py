@@ -15,7 +15,7 @@ from autopar.costs.op_prices import nanoseconds
 from autopar.costs.prices import step_price
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.record import TensorType
-from autopar.search.chains import Chains, State
+from autopar.search.transfer_prices.chains import Chains, State
 from autopar.transitions import transitions
 
 f32, bf16 = torch.float32, torch.bfloat16

@@ -10,7 +10,7 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.nodes import operands
 from autopar.ir.record import TensorType
 from autopar.plan.boundary import OPEN, Boundary, UserConstraints
-from autopar.search.build import build
+from autopar.search.problem.build import build
 from autopar.search.search import search
 
 MESH = Mesh(a=2, b=2)

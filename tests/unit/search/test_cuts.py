@@ -7,7 +7,7 @@ from searched import traced
 
 from autopar.ir.nodes import operands
 from autopar.rules.binding import bind_node
-from autopar.search.cuts import CutSearch, part_sizes
+from autopar.search.problem.cuts import CutSearch, part_sizes
 
 FLATTENED = """
   x : f32[4 6 8] = input

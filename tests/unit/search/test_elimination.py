@@ -9,9 +9,9 @@ import pytest
 from factor_graphs import Case, all_costs, assignments, cases
 from hypothesis import given, settings
 
-from autopar.search import elimination
-from autopar.search.elimination import Eliminated
-from autopar.search.factor_graph import Array, FactorGraph
+from autopar.search.solver import elimination
+from autopar.search.solver.elimination import Eliminated
+from autopar.search.solver.factor_graph import Array, FactorGraph
 
 
 def rest_of(reduced: Eliminated) -> Array:

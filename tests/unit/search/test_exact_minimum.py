@@ -10,9 +10,9 @@ from factor_graphs import Case, all_costs, cases, dense_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.search import exact
-from autopar.search.exact import Minimised, Rows, TooManyRows, factors_of, join, rows_of, solve_exactly
-from autopar.search.factor_graph import Array, FactorGraph
+from autopar.search.solver import exact
+from autopar.search.solver.exact import Minimised, Rows, TooManyRows, factors_of, join, rows_of, solve_exactly
+from autopar.search.solver.factor_graph import Array, FactorGraph
 
 
 @settings(deadline=None, max_examples=30)

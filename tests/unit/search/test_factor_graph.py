@@ -7,7 +7,7 @@ import pytest
 from factor_graphs import Case, assignments, cases, dense
 from hypothesis import given, settings
 
-from autopar.search.factor_graph import FactorGraph, Interned
+from autopar.search.solver.factor_graph import FactorGraph, Interned
 
 
 @settings(deadline=None, max_examples=30)

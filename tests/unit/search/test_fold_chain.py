@@ -8,9 +8,9 @@ from factor_graphs import Model, assignments, chain_of, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.search.elimination import Eliminated
-from autopar.search.fold import Folded, Run, rings_of, runs
-from autopar.search.tied import Reduced
+from autopar.search.solver.elimination import Eliminated
+from autopar.search.solver.fold import Folded, Run, rings_of, runs
+from autopar.search.solver.tied import Reduced
 
 chains = st.builds(chain_of, st.integers(0, 2**32 - 1), st.integers(7, 10), st.integers(2, 3))
 

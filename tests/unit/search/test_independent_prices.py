@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from autopar import Mesh
 from autopar.capture import capture
 from autopar.passes import pipeline, run_passes
-from autopar.search.starting_points import starting_points
+from autopar.search.starts.starting_points import starting_points
 
 H100 = "NVIDIA H100 80GB HBM3"
 BEHIND = 1.02

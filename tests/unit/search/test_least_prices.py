@@ -12,8 +12,8 @@ from searched import MACHINES, SLOW
 from autopar import Mesh
 from autopar.costs.machine import Machine
 from autopar.ir.layout import DistAttr
-from autopar.search.chains import Chains, State
-from autopar.search.least_chains import LeastChains
+from autopar.search.transfer_prices.chains import Chains, State
+from autopar.search.transfer_prices.least_chains import LeastChains
 
 SHAPES = [(8, 16), (4, 4, 8), (128,), (8, 1, 16), (64, 64), (1024, 1024), (6, 5), (3, 10), (7, 4), (3,), (4096, 12)]
 MESHES = [Mesh(a=2, b=2, c=2), Mesh(a=2, b=4, c=2), Mesh(a=8, b=2, c=4), Mesh(a=8, b=4)]

@@ -12,11 +12,11 @@ from searched_programs import on_meta
 
 from autopar import Mesh
 from autopar.plan.boundary import Boundary
-from autopar.search.build import build
-from autopar.search.elimination import Eliminated
-from autopar.search.factor_graph import FactorGraph
-from autopar.search.message_passing import MessagePassing
-from autopar.search.solver import solve
+from autopar.search.problem.build import build
+from autopar.search.solver.elimination import Eliminated
+from autopar.search.solver.factor_graph import FactorGraph
+from autopar.search.solver.message_passing import MessagePassing
+from autopar.search.solver.solver import solve
 
 TOLERANCE = 1e-6  # relative, of HiGHS
 

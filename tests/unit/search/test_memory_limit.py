@@ -20,12 +20,12 @@ from autopar.errors import MemoryLimitError
 from autopar.plan.boundary import Boundary
 from autopar.report.memory import memory_of
 from autopar.runtime.localize import LocalPrograms
-from autopar.search.build import build
-from autopar.search.claims import memory_model
-from autopar.search.found import Found, _layouts
-from autopar.search.problem import Problem
+from autopar.search.memory.claims import memory_model
+from autopar.search.memory.usage import usage_of
+from autopar.search.problem.build import build
+from autopar.search.problem.problem import Problem
 from autopar.search.search import search
-from autopar.search.usage import usage_of
+from autopar.search.solutions.found import Found, _layouts
 
 MOST = 300  # plans that are made
 SHAPES = [(MESHES[0], (8, 8)), (MESHES[0], (8,)), (MESHES[1], (8,))]

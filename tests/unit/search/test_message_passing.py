@@ -7,8 +7,8 @@ from factor_graphs import Case, all_costs, case_of, cases, dense, dense_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.search.factor_graph import Edge, FactorGraph
-from autopar.search.message_passing import GRAIN, MessagePassing
+from autopar.search.solver.factor_graph import Edge, FactorGraph
+from autopar.search.solver.message_passing import GRAIN, MessagePassing
 
 
 def passing_of(graph: FactorGraph, seed: int) -> MessagePassing:

@@ -14,9 +14,9 @@ from searched import MACHINES, price, traced
 from autopar import Mesh
 from autopar.capture import capture
 from autopar.plan.boundary import Boundary
-from autopar.search import narrowing
-from autopar.search.build import build
-from autopar.search.narrowing import is_wide
+from autopar.search.problem import narrowing
+from autopar.search.problem.build import build
+from autopar.search.problem.narrowing import is_wide
 from autopar.search.search import search
 
 MESH = Mesh(a=2, b=2, c=2)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import PlanError, ScheduleError
 from autopar.pipeline import POLICIES, Sizes, Times, build
-from autopar.search.stages import Block, best_pipeline
+from autopar.search.devices.stages import Block, best_pipeline
 
 SMALL = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0])
 BLOCKS = st.builds(Block, SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, SMALL)

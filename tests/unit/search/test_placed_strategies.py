@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard
 from autopar import Mesh
 from autopar.ir.dtensor import attr_of, placements_of
 from autopar.ir.layout import Dim, DistAttr, chunk_lengths
-from autopar.search.strategies import homes, strategies
+from autopar.search.problem.strategies import homes, strategies
 
 RULES = bound_rules("""
   x : f32[6 8] = input

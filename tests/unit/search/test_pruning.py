@@ -9,9 +9,9 @@ from factor_graphs import Case, case_of, cases, dense_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.search.factor_graph import FactorGraph
-from autopar.search.message_passing import MessagePassing
-from autopar.search.pruning import affordable, restricted
+from autopar.search.solver.factor_graph import FactorGraph
+from autopar.search.solver.message_passing import MessagePassing
+from autopar.search.solver.pruning import affordable, restricted
 
 
 def passing_of(case: Case, passes: int) -> MessagePassing:

@@ -10,15 +10,15 @@ from factor_graphs import Case, Model, all_costs, assignments, cases, dense_case
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from autopar.search import parts, spans
-from autopar.search.exact import rows_of
-from autopar.search.factor_graph import Array, FactorGraph
-from autopar.search.fold import Folded, rings_of
-from autopar.search.message_passing import MessagePassing
-from autopar.search.parts import Part, TooManyStates, spread_rows
-from autopar.search.periodic import Best, Periodic
-from autopar.search.spans import Span
-from autopar.search.tied import Ends, Piece, Reduced, TiedRing, border, shares
+from autopar.search.solver import parts, spans
+from autopar.search.solver.exact import rows_of
+from autopar.search.solver.factor_graph import Array, FactorGraph
+from autopar.search.solver.fold import Folded, rings_of
+from autopar.search.solver.message_passing import MessagePassing
+from autopar.search.solver.parts import Part, TooManyStates, spread_rows
+from autopar.search.solver.periodic import Best, Periodic
+from autopar.search.solver.spans import Span
+from autopar.search.solver.tied import Ends, Piece, Reduced, TiedRing, border, shares
 
 
 def passed(graph: FactorGraph, passes: int = 5) -> MessagePassing:

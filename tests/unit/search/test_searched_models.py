@@ -18,9 +18,9 @@ from autopar import Mesh
 from autopar.capture import capture
 from autopar.costs.machine import Machine
 from autopar.plan.boundary import Boundary
-from autopar.search.build import build
+from autopar.search.problem.build import build
 from autopar.search.search import search
-from autopar.search.solver import solve
+from autopar.search.solver.solver import solve
 
 MESH = Mesh(a=2, b=2)
 SLOW = MACHINES[0]

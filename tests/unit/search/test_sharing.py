@@ -15,9 +15,9 @@ from searched import MACHINES, SLOW
 
 from autopar import Mesh
 from autopar.ir.layout import DistAttr
-from autopar.search.chains import Chains, State
-from autopar.search.sharing import Path, Use, alternates, charges, path_of, union
-from autopar.search.trees import Tree, tree_of
+from autopar.search.transfer_prices.chains import Chains, State
+from autopar.search.transfer_prices.sharing import Path, Use, alternates, charges, path_of, union
+from autopar.search.transfer_prices.trees import Tree, tree_of
 
 MESH = Mesh(a=2, b=2)
 SHAPES = [(4, 8), (6, 5), (16,), (2, 4, 4)]

@@ -15,9 +15,9 @@ from factor_graphs import Case, Chain, Model, case_of, cases, chain_of, dense_ca
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.search import exact, solver
-from autopar.search.factor_graph import FactorGraph
-from autopar.search.solver import Answer, solve
+from autopar.search.solver import exact, solver
+from autopar.search.solver.factor_graph import FactorGraph
+from autopar.search.solver.solver import Answer, solve
 
 
 def answer_of(graph: FactorGraph, labels: list[str] | None = None, deadline: float = np.inf) -> Answer:
@@ -141,7 +141,7 @@ def test_variables_may_have_names_and_an_order_of_their_own() -> None:
 
 SOLVE = """
 from factor_graphs import case_of, chain_of
-from autopar.search.solver import solve
+from autopar.search.solver.solver import solve
 import itertools
 chain, case = chain_of(1, 9, 3), case_of(2, [4] * 6, list(itertools.combinations(range(6), 2)), 1)
 for graph, labels in [(chain.graph, chain.labels), (case.graph, [""] * 6)]:

@@ -27,8 +27,8 @@ from autopar.plan.boundary import OPEN, Boundary
 from autopar.plan.constraints import constraints
 from autopar.search import search as searching
 from autopar.search.search import search
-from autopar.search.solver import Answer
-from autopar.search.starting_points import assignments, starting_points
+from autopar.search.solver.solver import Answer
+from autopar.search.starts.starting_points import assignments, starting_points
 
 GREEDY = GreedyPasses()
 

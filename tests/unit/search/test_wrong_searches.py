@@ -13,11 +13,11 @@ import autopar
 from autopar import Mesh, Program
 from autopar.plan.boundary import Boundary
 from autopar.rules.strategies import Bound
-from autopar.search import build, strategies
-from autopar.search.factor_graph import Array, FactorGraph
+from autopar.search.problem import build, strategies
+from autopar.search.problem.strategies import Placed
 from autopar.search.search import search
-from autopar.search.sharing import Alternates
-from autopar.search.strategies import Placed
+from autopar.search.solver.factor_graph import Array, FactorGraph
+from autopar.search.transfer_prices.sharing import Alternates
 
 SLOW, TWO = MACHINES[0], MESHES[0]
 

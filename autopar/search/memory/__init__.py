@@ -1,0 +1,1 @@
+"""Keep a plan within the memory of a rank."""

@@ -1,0 +1,391 @@
+"""Build the factor graph of a traced program: strategies, homes, and the prices of ops and transfers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch import fx
+
+from autopar.capture.blocks import block_of, blocks, is_parameter, module_paths
+from autopar.costs.machine import Machine
+from autopar.costs.op_prices import OpPrices
+from autopar.ir import transfers
+from autopar.ir.layout import DistAttr, layout_of
+from autopar.ir.nodes import element_of, is_getitem, name_of, operands, record_of, tensor_type
+from autopar.plan.boundary import Boundary, required_dtypes
+from autopar.plan.shared_transfers import computed, turning_block
+from autopar.plan.usable_rules import usable_rule
+from autopar.rules.strategies import Bound
+from autopar.search.problem.constrained_reads import allowed_states
+from autopar.search.problem.cuts import CutSearch
+from autopar.search.problem.dearer import refuse_dearer
+from autopar.search.problem.ending import Ending
+from autopar.search.problem.groups import groups_of
+from autopar.search.problem.narrowing import is_wide, narrow, pairs_of
+from autopar.search.problem.optimizer_states import follows_home, follows_sum, layouts_of_state
+from autopar.search.problem.problem import ChosenState, Problem, Reader, Value
+from autopar.search.problem.strategies import Placed, homes, strategies
+from autopar.search.transfer_prices.chains import Chains, OutOfTime, State, Tables
+from autopar.search.transfer_prices.sharing import Alternates, Use, alternates, charges
+from autopar.search.transfer_prices.trees import Tree, tree_of
+
+COLLECTIVES = {function for function, transfer in transfers.BY_FUNCTION.items() if transfer.collective}
+LEAST_PENALTY = 2.0**33  # nanoseconds, of what is forbidden: up to here all sums are exact
+
+
+def build(
+    boundary: Boundary,
+    machine: Machine,
+    *,
+    strict: bool = False,
+    ending: Ending | None = None,
+    deadline: float = math.inf,
+    below: float = math.inf,
+    cheaper: float | None = None,
+    tables: Tables | None = None,
+) -> Problem:
+    """Return the problem of choosing the layouts of a traced program.
+
+    Args:
+        strict: refuse ops without a rule.
+        ending: what ends the step, if the program is a micro-batch.
+        deadline: of ``time.monotonic``, after which the problem is returned as it is, with ``late`` set.
+        below: only plans that cost less nanoseconds are wanted.
+        cheaper: of a wide problem, keep all states that a plan may have which costs less nanoseconds for one
+            micro-batch; without it few are kept.
+        tables: prices of transfers that further problems share.
+
+    Raises:
+        RuleError: an op has no rule, and ``strict`` is set.
+        PlanError: no strategy of an op meets a constraint.
+        NotCheaper: the ops alone cost as much as ``below``.
+    """
+    return _Builder(boundary, machine, strict, ending).build(deadline, below, cheaper, tables)
+
+
+class _Builder:
+    def __init__(self, boundary: Boundary, machine: Machine, strict: bool, ending: Ending | None) -> None:
+        self.ending = ending
+        self.boundary, self.program, self.mesh, self.strict = boundary, boundary.program, boundary.mesh, strict
+        self.machine = machine
+        self.chains = Chains(self.mesh, machine)
+        self.problem = Problem(self.program, self.mesh, self.chains)
+        self.graph = self.problem.graph
+        self._block_of = block_of(self.program)
+        self._blocks = blocks(module_paths(self.program))
+        self._turning = turning_block(self.program)
+        self._strategies: dict[object, list[Placed]] = {}
+        self._prices: dict[object, np.ndarray] = {}
+        self._alternates: dict[object, Alternates] = {}
+        self._tables: dict[object, np.ndarray] = {}
+        self._moving: dict[object, np.ndarray] = {}
+        self._trees: dict[object, Tree] = {}
+        self._penalty = LEAST_PENALTY
+
+    def build(self, deadline: float, below: float, cheaper: float | None, tables: Tables | None) -> Problem:
+        nodes = list(self.program.nodes)
+        bounds = {
+            node: usable_rule(node, strict=self.strict)
+            for node in nodes
+            if node.op == "call_function" and not is_getitem(node)
+        }
+        parts = _parts(bounds)
+        for position, node in enumerate(nodes):
+            if node.op in ("placeholder", "get_attr"):
+                self._add_placeholder(node, position)
+            elif node in bounds:
+                self._add_op(node, bounds[node], parts[node], position)
+        if self.ending is not None and self.ending.chooses:
+            self._add_states(self.ending)
+        self._read_results()
+        # dearer than a plan that there always is: all ranks compute everything
+        everything = self.problem.explicit_price([0] * len(self.graph.costs))
+        self._penalty = max(LEAST_PENALTY, 2.0 ** (2 * everything).bit_length())
+        self.chains.impossible = int(self._penalty)
+        if tables is not None:
+            self.chains.share(tables)
+        allowed = allowed_states(self.problem, self.boundary)
+        self.problem.pairs = pairs_of(self.problem)
+        if is_wide(self.problem):
+            narrow(self.problem, self.boundary, self.ending, self._ties(), allowed, deadline, cheaper)
+            allowed = allowed_states(self.problem, self.boundary)
+        for node, equal in self._ties().items():
+            self._tie_tangent(node, equal)
+        for variable, fits in allowed.items():
+            self._add_costs(variable, np.where(fits, 0.0, self._penalty))
+            self.problem.allowed.append((variable, fits))
+        self.problem.ending = self.ending
+        self.problem.microbatches = 1 if self.ending is None else self.ending.microbatches
+        refuse_dearer(self.problem.least_of_ops * self.problem.microbatches, below)
+        self.chains.deadline = deadline
+        try:
+            for value in self.problem.values.values():
+                self._pay(value)
+            if self.ending is not None:
+                self._end(self.ending)
+        except OutOfTime:
+            self.problem.late = True
+        self.chains.deadline = math.inf
+        return self.problem
+
+    # -- variables -----------------------------------------------------------------------------------------------
+
+    def _add_placeholder(self, node: fx.Node, position: int) -> None:
+        type = tensor_type(node)
+        options = self.boundary.homes(node, homes(type.shape, self.mesh))
+        returned = self.boundary.tangents.get(node)
+        if returned is not None and returned.op == "placeholder":  # its homes may be the user's, and none of ours
+            value = self.problem.value(returned)
+            options = list(dict.fromkeys((*options, *(self._returned(value, attr) for attr, _ in value.states))))
+        variable = self._add(node, [0.0] * len(options), position)
+        self.problem.homes[variable] = options
+        states = tuple((attr, type.dtype) for attr in options)
+        stays = self.ending is not None and self.ending.stays and len(options) > 1 and record_of(node).role == "param"
+        self.problem.values[node, 0] = Value(node.name, type, variable, states, False, is_parameter(node), stays)
+
+    def _add_op(self, node: fx.Node, bound: Bound, parts: Mapping[str, tuple[int, ...]], position: int) -> None:
+        record = record_of(node)
+        read = operands(node)
+        values = [self.problem.value(operand) for operand in read]
+        dtypes = required_dtypes(record, [value.type for value in values])
+        types = record.type if isinstance(record.type, tuple) else (record.type,)
+        key = (bound, tuple(sorted(parts.items())))
+        placed = self._strategies.get(key)
+        if placed is None:
+            placed = self._strategies[key] = strategies(bound, self.mesh, parts)
+        prices = self._prices_of(key, bound, placed, dtypes, types)
+        variable = self._add(node, prices, position)
+        self.problem.placed[variable], self.problem.prices[variable] = placed, prices
+        made = computed(node)
+        for k, type in enumerate(types):
+            if type is not None:
+                states = tuple((attr, type.dtype) for p in placed if (attr := p.gives[k]) is not None)
+                self.problem.values[node, k] = Value(node.name, type, variable, states, made)
+        block = self._block_of(node)
+        for k, (value, dtype) in enumerate(zip(values, dtypes, strict=True)):
+            needs = tuple((p.needs[k], dtype) for p in placed)
+            label = self.problem.labels[variable]
+            self._add_reader(value, Reader(variable, needs, record.phase, label, block == self._turning))
+
+    def _add_reader(self, value: Value, reader: Reader) -> None:
+        """Add a use of a value; equal ones, as of ``add(x, x)``, are one, because they share all transfers."""
+        if reader not in value.readers:
+            value.readers.append(reader)
+
+    def _prices_of(
+        self, key: object, bound: Bound, placed: Sequence[Placed], dtypes: Sequence, types: Sequence
+    ) -> np.ndarray:
+        writes = tuple(None if type is None else type.dtype for type in types)
+        priced = (key, tuple(dtypes), writes)
+        found = self._prices.get(priced)
+        if found is None:
+            prices = OpPrices(bound, self.mesh, dtypes, writes, self.machine)
+            found = np.array([prices.price(dict(p.split)) for p in placed], dtype=np.float64)
+            self._prices[priced] = found
+        return found
+
+    def _add(self, node: fx.Node, costs: Sequence[float] | np.ndarray, position: float) -> int:
+        variable = self.graph.add_variable(node.name, costs)
+        self.problem.variables[node] = variable
+        self.problem.order.append(position)
+        self.problem.labels.append(self._label(node))
+        return variable
+
+    def _label(self, node: fx.Node) -> str:
+        """Return the path of the block of an op, or of the only block that reads a placeholder."""
+        nodes = [node] if node.op == "call_function" else [user for user in node.users if user.op != "output"]
+        paths = {self._block_of(user) for user in nodes}
+        path = paths.pop() if len(paths) == 1 else ""
+        return path if path in self._blocks else ""
+
+    # -- boundary conditions -------------------------------------------------------------------------------------
+
+    def _read_results(self) -> None:
+        """Add the uses at the output: gradients and states are returned in the homes of their placeholders."""
+        output = self.program.output
+        record = record_of(output)
+        named = {node.name: node for node in self.program.placeholders}
+        values = [self.problem.value(node) for node in operands(output)]
+        dtypes = required_dtypes(record, [value.type for value in values])
+        begins = next((record_of(n).phase for n in self.program.nodes if n.op == "call_function"), "forward")
+        for node, value, result, dtype in zip(operands(output), values, record.results, dtypes, strict=True):
+            early = result.kind != "grad" and record_of(node).phase == "forward" and begins != "update"
+            phase = "forward" if early else "backward"
+            home = self.problem.variables.get(named[result.of]) if result.of in named else None
+            own: tuple[State, ...] = ()
+            if home is None:
+                own = tuple((self._returned(value, attr), dtype) for attr, _ in value.states)
+                self._add_reader(value, Reader(value.variable, own, phase, self.problem.labels[value.variable]))
+            else:
+                needs = tuple((attr, dtype) for attr in self.problem.homes[home])
+                turning = self._block_of(output) == self._turning
+                self._add_reader(value, Reader(home, needs, phase, self.problem.labels[home], turning))
+            self.problem.results.append((value, home, own, dtype))
+
+    def _returned(self, value: Value, attr: DistAttr) -> DistAttr:
+        return self.boundary.returned_attr(replace(value.type, layout=layout_of(self.mesh, attr)))
+
+    def _ties(self) -> dict[fx.Node, np.ndarray]:
+        """Return the state of each tangent for each state of the value that is returned in its layout."""
+        found = {}
+        for node, returned in self.boundary.tangents.items():
+            value, options = self.problem.value(returned), self.problem.homes[self.problem.variables[node]]
+            found[node] = np.array([options.index(self._returned(value, attr)) for attr, _ in value.states])
+        return found
+
+    def _tie_tangent(self, node: fx.Node, equal: np.ndarray) -> None:
+        """Give a tangent the layout in which its value is returned."""
+        variable, value = self.problem.variables[node], self.problem.value(self.boundary.tangents[node])
+        count = len(self.problem.homes[variable])
+        self.graph.add_edge(value.variable, variable, equal, np.arange(count), self._equal(count))
+
+    def _equal(self, count: int) -> np.ndarray:
+        """Return the table that forbids two different states."""
+        return np.where(np.eye(count, dtype=bool), 0.0, self._penalty)
+
+    def _add_costs(self, variable: int, costs: np.ndarray) -> None:
+        self.graph.costs[variable] = self.graph.intern(self.graph.costs[variable] + costs)
+
+    # -- the end of the step -------------------------------------------------------------------------------------
+
+    def _add_states(self, ending: Ending) -> None:
+        """Add the layouts of the optimizer's states that are chosen."""
+        for sum_, parameter in self.boundary.sums.items():
+            if parameter is None or name_of(parameter) not in ending.trained:
+                continue
+            home = self.problem.variables[parameter]
+            layouts = layouts_of_state(tensor_type(parameter).shape, self.problem.homes[home], self.mesh)
+            variable = self.graph.add_variable(f"{parameter.name}_state", [0.0] * len(layouts))
+            self.problem.order.append(self.problem.order[home])
+            self.problem.labels.append(self.problem.labels[home])
+            self.problem.chosen_states[parameter] = ChosenState(variable, layouts, sum_)
+
+    def _end(self, ending: Ending) -> None:
+        """Add the prices of the update, which reads the sums of gradients."""
+        for sum_, parameter in self.boundary.sums.items():
+            variable, type = self.problem.variables[sum_], tensor_type(sum_)
+            sums = self.problem.homes[variable]
+            if parameter is None:
+                self._add_ending(None, variable, ending.of_loss(self.chains, type, sums)[None])
+                continue
+            home, chosen = self.problem.variables[parameter], self.problem.chosen_states.get(parameter)
+            name, own, homes = name_of(parameter), tensor_type(parameter), self.problem.homes[home]
+            if chosen is None:
+                table = ending.nanoseconds(self.chains, name, own, homes, sums, type.dtype)
+                self._add_ending(home, variable, table)
+            else:
+                updated = ending.updated(self.chains, name, own, chosen.layouts, sums, type.dtype)
+                dear = self._penalty * ending.microbatches
+                updated = np.where(follows_sum(chosen.layouts, sums), updated, dear)
+                self._add_ending(chosen.variable, variable, updated)
+                moved = ending.moved(self.chains, name, own, homes, chosen.layouts)
+                moved = np.where(follows_home(homes, chosen.layouts), moved, dear)
+                self._add_ending(home, chosen.variable, moved)
+
+    def _add_ending(self, left: int | None, right: int, table: np.ndarray) -> None:
+        """Add a table of nanoseconds that are paid once in a step."""
+        self.problem.endings.append((left, right, table))
+        share = self.graph.intern(np.floor(table * 2**20 / self.problem.microbatches) / 2**20)
+        if left is None:
+            self._add_costs(right, share[0])
+        else:
+            self.graph.add_edge(left, right, np.arange(len(table)), np.arange(table.shape[1]), share)
+
+    # -- transfers -----------------------------------------------------------------------------------------------
+
+    def _pay(self, value: Value) -> None:
+        """Add the prices of all transfers of a value."""
+        options, left = _numbered(value.states)
+        for readers, share, kept in groups_of(value):
+            numbered = [_numbered(reader.states) for reader in readers]
+            if len(readers) > 1 and self._pay_once(value, options, left, readers, numbered, share, kept):
+                continue
+            for (states, right), reader in zip(numbered, readers, strict=True):
+                table = self._table(value, options, states, reader, share, kept)
+                if (forbidden := self._moves(value, options, states)) is not None:
+                    table = table + forbidden
+                if reader.variable == value.variable:
+                    self._add_costs(value.variable, table[left, right])
+                else:
+                    self.graph.add_edge(value.variable, reader.variable, left, right, table)
+
+    def _pay_once(self, value: Value, options, left, readers, numbered, share, kept) -> bool:
+        """Add a variable for what the readers share; ``False`` if they cannot share anything."""
+        uses = [(tuple(states), r.phase, value.turns(r)) for (states, _), r in zip(numbered, readers, strict=True)]
+        key = (value.type.shape, tuple(options), tuple(uses), value.computed, share, kept)
+        made = self._alternates.get(key)
+        if made is None:
+            needed = list(dict.fromkeys(state for states, _, _ in uses for state in states))
+            tree = self._tree(value.type.shape, options, needed)
+            place = {state: number for number, state in enumerate(needed)}
+            each = [Use(np.array([place[state] for state in states]), *rest) for states, *rest in uses]
+            made = self._alternates[key] = alternates(tree, each, share, kept, computed=value.computed)
+        if len(made.home) == len(options):
+            return False
+        variable = self.graph.add_variable(f"{value.name}'", made.paid)
+        self.problem.order.append(self.problem.order[value.variable] + 0.5)
+        labels = {reader.block for reader in readers}
+        self.problem.labels.append(labels.pop() if len(labels) == 1 else self.problem.labels[value.variable])
+        self.graph.add_edge(value.variable, variable, left, made.home, self._equal(len(options)))
+        pairs = np.arange(len(made.home))
+        for (states, right), reader, rest in zip(numbered, readers, made.rest, strict=True):
+            if (forbidden := self._moves(value, options, states)) is not None:
+                rest = rest + forbidden[made.home]
+            self.graph.add_edge(variable, reader.variable, pairs, right, rest)
+        return True
+
+    def _moves(self, value: Value, options: Sequence[State], states: Sequence[State]) -> np.ndarray | None:
+        """Return the penalties of transitions that communicate, for a parameter that moves in the update alone."""
+        if not value.stays:
+            return None
+        key = (value.type.shape, tuple(options), tuple(states))
+        if key not in self._moving:
+            chain = lambda have, need: self.chains.chain(value.type.shape, have, need)  # noqa: E731
+            moves = [[any(hop.function in COLLECTIVES for hop in chain(h, n)) for n in states] for h in options]
+            self._moving[key] = np.where(np.array(moves), self._penalty, 0.0)
+        return self._moving[key]
+
+    def _table(self, value: Value, options, states, reader: Reader, share: float, kept: float) -> np.ndarray:
+        """Return the nanoseconds of the transfers from each home to each state that a reader needs."""
+        shape = value.type.shape
+        key = (shape, tuple(options), tuple(states), share, kept, value.computed, reader.phase, value.turns(reader))
+        table = self._tables.get(key)
+        if table is None:
+            if share == kept == 1.0:
+                table = self.chains.prices(shape, options, states).astype(np.float64)
+            else:
+                use = Use(np.arange(len(states)), reader.phase, value.turns(reader))
+                table = charges(self._tree(shape, options, states), use, share, kept, computed=value.computed)
+            self._tables[key] = table
+        return table
+
+    def _tree(self, shape: tuple[int, ...], options: Sequence[State], states: Sequence[State]) -> Tree:
+        key = (shape, tuple(options), tuple(states))
+        tree = self._trees.get(key)
+        if tree is None:
+            chain = self.chains.chain
+            tree = self._trees[key] = tree_of([[chain(shape, have, need) for need in states] for have in options])
+        return tree
+
+
+def _parts(bounds: Mapping[fx.Node, Bound]) -> dict[fx.Node, dict[str, tuple[int, ...]]]:
+    """Return the sizes of the parts of the factors of each op."""
+    search, numbers = CutSearch(), dict[tuple[fx.Node, int], int]()
+
+    def number(node: fx.Node, part: int = 0) -> int:
+        return numbers.setdefault(element_of(node) if is_getitem(node) else (node, part), len(numbers))
+
+    for op, (node, bound) in enumerate(bounds.items()):
+        results = [number(node, part) for part in range(len(bound.results))]
+        search.add(op, bound, [number(value) for value in operands(node)], results)
+    search.run()
+    return {node: search.of(op, bound) for op, (node, bound) in enumerate(bounds.items())}
+
+
+def _numbered(states: Sequence[State]) -> tuple[list[State], np.ndarray]:
+    """Return the different states, and the number of each."""
+    numbers: dict[State, int] = {}
+    return [*dict.fromkeys(states)], np.array([numbers.setdefault(state, len(numbers)) for state in states])

@@ -1,0 +1,1 @@
+"""Hold, print, explain, save and load what a search found."""

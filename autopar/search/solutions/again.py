@@ -1,0 +1,150 @@
+"""Solve a searched problem again: with some layouts fixed, or with each layout that a value may have."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import fx
+
+from autopar.errors import PlanError, shown
+from autopar.ir.layout import DistAttr
+from autopar.ir.nodes import is_getitem, name_of, record_of, tensor_type
+from autopar.ir.record import TensorType
+from autopar.ir.text.printer import print_dims
+from autopar.plan.boundary import filled
+from autopar.plan.spec import Spec, attr_of
+from autopar.search.problem.problem import Problem
+from autopar.search.solutions.planned import layout_text
+from autopar.search.solutions.value_names import value_names
+from autopar.search.solver.factor_graph import FactorGraph
+from autopar.search.solver.solver import Answer, solve
+
+FORBIDDEN = 2.0**33  # nanoseconds, as the penalties of ``build``: up to here sums are exact
+LEFT_OUT = ". On this mesh the search left out most layouts; give this one in the plan, so that it is kept"
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One layout that a value may have, with everything else chosen anew.
+
+    Attributes:
+        layout: of the value, as programs print it.
+        nanoseconds: the price of the cheapest plan with it that was found.
+        least: a lower bound of the prices of these plans.
+        chosen: whether it is that of the plan.
+    """
+
+    layout: str
+    nanoseconds: int
+    least: float
+    chosen: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Again:
+    """A problem with its answer.
+
+    Attributes:
+        problem: the problem.
+        states: the answer.
+        time_limit: seconds for each further answer.
+    """
+
+    problem: Problem
+    states: np.ndarray
+    time_limit: float
+
+    def fixed(self, plan: Mapping[str, Spec]) -> Answer:
+        """Return the answer in which values have these layouts.
+
+        Args:
+            plan: a glob over names of parameters, inputs and other values → its layout, as in a plan; dims with ``?``
+                stay free.
+
+        Raises:
+            PlanError: a name matches nothing, or no strategy gives a value this layout.
+        """
+        wanted: dict[int, np.ndarray] = {}
+        for glob, spec in plan.items():
+            matches = [(name, node) for name, node in self._named().items() if _matches(glob, name)]
+            if not matches:
+                raise PlanError(f"{shown(glob)} matches no parameter, input or other value of the plan")
+            for name, node in matches:
+                variable, attrs = self._options(node)
+                attr = attr_of(
+                    f"fix's {glob!r}: {spec!r}", spec, name, tensor_type(node).shape, self.problem.mesh, open_=True
+                )
+                fits = self._fits(node, attr, attrs) & wanted.get(variable, np.ones(len(attrs), dtype=bool))
+                if not fits.any():
+                    shape = tensor_type(node).shape
+                    some = ", ".join(dict.fromkeys(layout_text(shape, option) for option in attrs))
+                    why = "" if self.problem.floor is None else LEFT_OUT
+                    raise PlanError(
+                        f"no strategy of {node.name} gives {name} the layout [{print_dims(shape, attr)}]; it may have "
+                        f"{some}{why}"
+                    )
+                wanted[variable] = fits
+        return self._solved(wanted)
+
+    def alternatives(self, name: str) -> list[Alternative]:
+        """Return the cheapest plan with each layout that a value may have, the cheapest first.
+
+        ``PlanError`` if there is no value of this name.
+        """
+        named = self._named()
+        if name not in named:
+            near = [other for other in named if name in other][:4] or list(named)[:4]
+            raise PlanError(f"the plan has no value {shown(name)}; near it: {', '.join(near)}")
+        node = named[name]
+        variable, attrs = self._options(node)
+        found = []
+        for attr in dict.fromkeys(attrs):
+            fits = np.array([option == attr for option in attrs])
+            answer = self._solved({variable: fits})
+            found.append(
+                Alternative(
+                    layout_text(tensor_type(node).shape, attr),
+                    self.problem.explicit_price(answer.states.tolist()),
+                    answer.bound * self.problem.microbatches,
+                    bool(fits[self.states[variable]]),
+                )
+            )
+        return sorted(found, key=lambda alternative: alternative.nanoseconds)
+
+    # -- values and their layouts ------------------------------------------------------------------------------------
+
+    def _named(self) -> dict[str, fx.Node]:
+        """Return the values that have a variable: parameters and inputs by the user's names, others by their own."""
+        own = value_names(self.problem.program)
+        named = {}
+        for node in self.problem.program.nodes:
+            if node in self.problem.variables and isinstance(record_of(node).type, TensorType) and not is_getitem(node):
+                user = node.op == "placeholder" and record_of(node).role in ("param", "input", "buffer")
+                named[name_of(node) if user else own[node]] = node
+        return named
+
+    def _options(self, node: fx.Node) -> tuple[int, Sequence[DistAttr]]:
+        """Return the variable of a value, and its layout in each state of it."""
+        variable = self.problem.variables[node]
+        return variable, [attr for attr, _ in self.problem.value(node).states]
+
+    def _fits(self, node: fx.Node, wanted: DistAttr, attrs: Iterable[DistAttr]) -> np.ndarray:
+        shape, mesh = tensor_type(node).shape, self.problem.mesh
+        return np.array([filled(wanted, attr).normalize(shape, mesh) == attr for attr in attrs])
+
+    def _solved(self, wanted: Mapping[int, np.ndarray]) -> Answer:
+        """Return the best answer whose variables have wanted states."""
+        problem = self.problem
+        graph = FactorGraph(problem.graph.intern, list(problem.graph.costs), problem.graph.names, problem.graph.edges)
+        penalty = max(FORBIDDEN, 2.0 ** (2 * problem.explicit_price(self.states.tolist())).bit_length())
+        for variable, fits in wanted.items():
+            graph.costs[variable] = graph.intern(graph.costs[variable] + np.where(fits, 0.0, penalty))
+        return problem.bounded(solve(graph, problem.order, problem.labels, time.monotonic() + self.time_limit))
+
+
+def _matches(glob: str, name: str) -> bool:
+    return fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase("." + name, glob)

@@ -1,0 +1,58 @@
+"""Write the layouts of a program's values as text, by names that another capture of the program has too."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from autopar.ir.layout import DistAttr
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Requirement, TensorType, ValueType
+from autopar.ir.text.printer import print_dims, print_pending
+from autopar.search.solutions.value_names import value_names
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The layouts of one op or placeholder, as programs print them: ``[256/tp 64] +dp``.
+
+    Attributes:
+        gives: of each result; ``None`` for a result that the op does not make.
+        needs: of each operand, as the op reads it.
+    """
+
+    gives: tuple[str | None, ...]
+    needs: tuple[str, ...] = ()
+
+
+def graph_digest(program: Program) -> str:
+    """Return the digest of a traced program; the names of its values count."""
+    return hashlib.blake2b(str(program).encode(), digest_size=16).hexdigest()
+
+
+def planned_values(
+    program: Program, types: Mapping[fx.Node, ValueType], uses: Mapping[fx.Node, Sequence[Requirement | None]]
+) -> dict[str, Planned]:
+    """Return name → layouts of all values that have some, and of what the program returns."""
+    planned = {}
+    for node, name in value_names(program).items():
+        type = types.get(node)
+        parts = () if type is None else type if isinstance(type, tuple) else (type,)
+        gives = tuple(None if part is None else layout_text(part.shape, part.attr) for part in parts)
+        values = [record_of(operand).type for operand in operands(node)]
+        needs = tuple(
+            layout_text(value.shape, need.placed.attr)
+            for value, need in zip(values, uses.get(node, ()), strict=False)
+            if need is not None and isinstance(value, TensorType)
+        )
+        planned[name] = Planned(gives, needs)
+    return planned
+
+
+def layout_text(shape: Sequence[int], attr: DistAttr) -> str:
+    """Return a layout as programs print it."""
+    return f"[{print_dims(shape, attr)}]{print_pending(attr)}"

@@ -1,0 +1,285 @@
+"""Hold the plan that a search found, with its certificate; it prints as a table, and can be saved."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from autopar.capture.at_sizes import AtSizes
+from autopar.errors import PlanError
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import name_of, tensor_type
+from autopar.ir.program import Program
+from autopar.plan.spec import Spec
+from autopar.search.certificate import Certificate
+from autopar.search.solutions.again import Again, Alternative
+from autopar.search.solutions.found import Found, found_by
+from autopar.search.solutions.module_times import ModuleTime, module_times
+from autopar.search.solutions.planned import Planned, graph_digest, layout_text, planned_values
+from autopar.search.solutions.step_choice import StepChoice, Way
+from autopar.search.symbols.crossovers import Crossover, crossovers
+from autopar.search.symbols.expression import Expression, Priced, expression_of
+from autopar.search.symbols.sizes import Marks
+
+VERSION = 1  # of the file format
+Kind = Literal["call", "step"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Solution(Certificate):
+    """The cheapest plan that a search found, and how far from the cheapest of all it can be. Prints as a table.
+
+    Attributes:
+        mesh: the mesh.
+        kind: whether it is of a call of the model or of a training step.
+        graph: the digest of the traced program.
+        values: name of a value → its layouts; ``value_names`` gives the names.
+        optimizer_states: parameter → the layout of the optimizer's state, where it was chosen beside the plan.
+        step: how the step runs, for a plan of a training step that was compiled.
+        start: the preset that the plan is, if it was cheaper than what the search found; else "".
+        modules: what each module takes.
+        again: solves the problem again; ``None`` on ranks that did not search, and for a plan from a file.
+        alike: nanoseconds of a step that are the same in all plans, which price and bound have and ``again`` has not;
+            ``None`` for a call, and before the step is built.
+        priced: what the price was computed from; ``None`` if the plan was not applied in this process.
+    """
+
+    mesh: Mesh
+    kind: Kind
+    graph: str
+    values: Mapping[str, Planned] = field(repr=False)
+    optimizer_states: Mapping[str, str] = field(default_factory=dict, repr=False)
+    start: str = ""
+    step: StepChoice | None = field(default=None, repr=False)
+    modules: Sequence[ModuleTime] = field(default=(), repr=False, compare=False)
+    again: Again | None = field(default=None, repr=False, compare=False)
+    priced: Priced | None = field(default=None, repr=False, compare=False)
+    alike: int | None = None
+
+    def __str__(self) -> str:
+        if not self.modules:
+            return f"{self.certificate}\n"
+        table = Table("module", "parameters → result", _right("ops µs"), _right("transfers µs"))
+        for row in self.modules:
+            table.add_row(row.module, row.layouts, f"{row.ops / 1e3:,.1f}", f"{row.transfers / 1e3:,.1f}")
+        choice = str(self.step) if self.step is not None and self.step.candidates else ""
+        start = (
+            f"the plan is the preset {self.start}: the search has found none that is cheaper\n" if self.start else ""
+        )
+        return f"{_printed(table)}{choice}{start}{self.certificate}\n"
+
+    # -- how the step runs -------------------------------------------------------------------------------------------
+
+    @property
+    def microbatches(self) -> int:
+        """The number of micro-batches of the step."""
+        return 1 if self.step is None else self.step.microbatches
+
+    @property
+    def recompute(self) -> Way:
+        """What the backward of the step computes again, as the option of ``train_step`` says it."""
+        return None if self.step is None else self.step.recompute
+
+    @property
+    def zero(self) -> int:
+        """The stage of ZeRO; the highest of all parameters, where it was chosen for each: ``step.stages`` has them."""
+        if self.step is None:
+            return 0
+        return self.step.zero if isinstance(self.step.zero, int) else max(self.step.stages.values(), default=0)
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def explain(self, name: str) -> Explanation:
+        """Return what each layout of a value would cost, with everything else chosen anew. Prints as a table.
+
+        Args:
+            name: of a parameter or an input; or of another value, as in ``values``.
+
+        Raises:
+            PlanError: there is no such value, or the plan was not searched in this process.
+        """
+        more = self.alike or 0
+        found = self._again().alternatives(name)
+        return Explanation(
+            name, tuple(replace(a, nanoseconds=a.nanoseconds + more, least=a.least + more) for a in found)
+        )
+
+    def fix(self, plan: Mapping[str, Spec]) -> Solution:
+        """Return the cheapest plan in which values have these layouts; ``plan=`` of ``parallelize`` takes it.
+
+        Args:
+            plan: a glob over names of parameters, inputs and other values → a layout, as in a plan: dims with ``"?"``
+                stay free.
+
+        Raises:
+            PlanError: a glob matches nothing, no strategy meets a constraint, or the plan was not searched in this
+                process.
+        """
+        again, start = self._again(), time.monotonic()
+        found = found_by(again.fixed(plan), again.problem, self.machine, start, again.time_limit)
+        more = self.alike or 0
+        found = replace(found, nanoseconds=found.nanoseconds + more, least=found.least + more)
+        solution = solution_from(found, again.problem.program, self.mesh, self.kind)
+        return replace(solution, step=self.step, alike=self.alike)
+
+    def diff(self, other: Solution) -> Difference:
+        """Return the values whose layouts differ in another plan of the same program. Prints as a table."""
+        rows = [
+            (name, _gives(self.values.get(name)), _gives(other.values.get(name)))
+            for name in dict.fromkeys((*self.values, *other.values))
+        ]
+        different = tuple((name, own, theirs) for name, own, theirs in rows if own != theirs)
+        return Difference(different, self.nanoseconds, other.nanoseconds)
+
+    def expression(self, marks: Marks | None = None) -> Expression:
+        """Return the price as a sympy expression in the batch, the sequence, and the machine's bandwidths.
+
+        Layouts and transfers stay those of the plan. The call is captured at further sizes, so that each dim is known
+        to grow with the batch, with the sequence, or not at all.
+
+        Args:
+            marks: input → the symbol of each dim, ``{"x": ("batch", None)}``. By default dim 0 is ``batch``, and dim 1
+                is ``sequence`` if the first input has integers, as ids of tokens.
+
+        Raises:
+            PlanError: the size of a value is not certain, and the error has its line; or the plan was not applied in
+                this process.
+        """
+        if self.priced is None:
+            raise PlanError(
+                "only a plan that is applied in this process has an expression: take that of "
+                "parallelize(model, mesh, plan, example=…).solution"
+            )
+        return expression_of(self.priced, marks)
+
+    def crossovers(self, symbol: str, other: Solution, marks: Marks | None = None) -> list[Crossover]:
+        """Return the values of a symbol at which this plan and another become cheaper than each other, solved.
+
+        Other symbols have the values of this plan's capture; both plans keep their layouts and transfers.
+
+        Args:
+            symbol: such as ``"batch"``.
+            other: another plan of the model; it may be for another mesh or machine.
+            marks: as for ``expression``.
+
+        Raises:
+            PlanError: as for ``expression``; or there is no such symbol.
+        """
+        return crossovers(self.expression(marks), other.expression(marks), symbol)
+
+    def _again(self) -> Again:
+        if self.again is None and self.start:
+            raise PlanError(
+                f"the plan is the preset {self.start}, which has layouts that the search does not try, or was searched "
+                f"in another process; only what this process has searched can be chosen anew: name other layouts in "
+                f'plan=["search", …] instead'
+            )
+        if self.again is None:
+            raise PlanError(
+                "only the process that searched the plan can choose anew; on several ranks it is the first one, and a "
+                "plan from a file was searched elsewhere"
+            )
+        return self.again
+
+    # -- as a file ---------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON, without the times of modules."""
+        return {
+            "version": VERSION, "mesh": dict(self.mesh.axes), "kind": self.kind, "graph": self.graph,
+            "machine": self.machine.description(), "nanoseconds": self.nanoseconds, "least": self.least,
+            "search_seconds": self.search_seconds, "reason": self.reason, "memory": self.memory, "bytes": self.bytes,
+            "step": None if self.step is None else self.step.to_json(), "start": self.start, "alike": self.alike,
+            "optimizer_states": dict(self.optimizer_states),
+            "values": {name: {"gives": [*v.gives], "needs": [*v.needs]} for name, v in self.values.items()},
+        }  # fmt: skip
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a JSON file, which ``plan=`` of ``parallelize`` takes."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What each layout of a value costs, the cheapest first. Prints as a table."""
+
+    name: str
+    alternatives: tuple[Alternative, ...]
+
+    def __str__(self) -> str:
+        table = Table(self.name, _right("ms a step"), _right("more"), "")
+        best = self.alternatives[0].nanoseconds
+        for row in self.alternatives:
+            more = f"+{row.nanoseconds / best - 1:.2%}" if row.nanoseconds > best else ""
+            table.add_row(row.layout, f"{row.nanoseconds / 1e6:,.3f}", more, "the plan's" * row.chosen)
+        return _printed(table)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The values of which two plans give other layouts. Prints as a table.
+
+    Attributes:
+        rows: the name of a value, its layouts in the first plan and in the second.
+        nanoseconds, others: the prices of the two plans.
+    """
+
+    rows: tuple[tuple[str, str, str], ...]
+    nanoseconds: int
+    others: int
+
+    def __str__(self) -> str:
+        table = Table("value", "this plan", "the other")
+        for row in self.rows:
+            table.add_row(*row)
+        more = f"{self.nanoseconds / 1e6:,.3f} ms a step, the other {self.others / 1e6:,.3f} ms\n"
+        return (_printed(table) if self.rows else "all layouts are the same\n") + more
+
+
+def _gives(planned: Planned | None) -> str:
+    return "" if planned is None else ", ".join(text or "–" for text in planned.gives)
+
+
+def _printed(table: Table) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(table)
+    return out.getvalue()
+
+
+def solution_from(found: Found, program: Program, mesh: Mesh, kind: Kind) -> Solution:
+    """Return what a search found for a traced program, by the names of its values."""
+    values = planned_values(program, found.types, found.uses)
+    types = {name_of(node): tensor_type(node) for node in program.placeholders}
+    states = {name: layout_text(types[name].shape, attr) for name, attr in found.optimizer_states.items()}
+    return Solution(
+        found.machine, found.nanoseconds, found.least, found.search_seconds, found.reason, mesh, kind,
+        graph_digest(program), values, states, found.start, again=found.again, memory=found.memory, bytes=found.bytes,
+    )  # fmt: skip
+
+
+def priced(solution: Solution, programs: Sequence[tuple[int, Program]], at_sizes: AtSizes | None,
+           microbatches: int = 1) -> Solution:  # fmt: skip
+    """Return a solution with the explicit programs whose price it has, and how its call is captured at other sizes."""
+    if at_sizes is None:
+        return solution
+    shapes, integers = at_sizes.shapes, at_sizes.integers
+    found = Priced(tuple(programs), solution.machine, shapes, integers, at_sizes, microbatches)
+    return replace(solution, priced=found)
+
+
+def timed(solution: Solution, program: Program) -> Solution:
+    """Return a solution with the times of the modules of its explicit program."""
+    return replace(solution, modules=module_times(program, solution.machine))
+
+
+def _right(header: str) -> Column:
+    return Column(header, justify="right")

@@ -1,0 +1,1 @@
+"""Price the transfers between two states of a value, and what several uses of it share."""
