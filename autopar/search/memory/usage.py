@@ -192,15 +192,16 @@ class _Walk:
     def _made(self, copies: _Copies, path: Path, source: _Storage, tick: int) -> _Storage:
         step, value = path[-1], copies.value
         before = path[-2].state if len(path) > 1 else copies.home
-        if step.function is transfers.all_reduce and source.born > 0 and self._all_begin(copies, path):
+        if step.function is transfers.all_reduce and source.born > 0 and self._reads_alone(copies, path):
             return source
         if step.function is transfers.slice and _is_of_rows(before[0], step.state[0]):
             return source
         return self._store(self._size(value.type.shape, step.state), "transfers", tick, tick)
 
-    def _all_begin(self, copies: _Copies, path: Path) -> bool:
-        """Return whether all uses of a value begin with these transfers, so that nothing reads what was before."""
-        return all(self._path(copies, reader)[: len(path)] == path for reader in copies.value.readers)
+    def _reads_alone(self, copies: _Copies, path: Path) -> bool:
+        """Return whether no other transfer and no op reads the operand of the last transfer."""
+        paths = [self._path(copies, reader) for reader in copies.value.readers]
+        return all(p[: len(path)] == path for p in paths if p[: len(path) - 1] == path[:-1])
 
     def _results(self, at: fx.Node, *, early: bool) -> None:
         """Move the results of the forward at its end, or the others at the end of the program."""
