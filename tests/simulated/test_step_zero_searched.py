@@ -117,7 +117,7 @@ def test_the_numbers_in_mixed_precision() -> None:
 
 def test_a_limit_of_memory() -> None:
     limit = 0.9 * captured(zero="search").memory().peak
-    step = captured(zero="search", memory=limit)
+    step = captured(zero="search", memory=limit, time_limit=8.0)
     assert step.memory().peak <= limit == step.solution.memory
     assert step.solution.least <= step.solution.nanoseconds
 

@@ -87,7 +87,7 @@ def test_a_call_of_a_llama_keeps_the_limit() -> None:
     model, batch = transformers_models.llama(), transformers_models.batch()
     free = autopar.parallelize(model, MESH, machine=H100, example=batch, memory=math.inf)
     most = memory_of(free.local(0)).peak
-    limited = autopar.parallelize(model, MESH, machine=H100, example=batch, memory=0.7 * most)
+    limited = autopar.parallelize(model, MESH, machine=H100, example=batch, memory=0.7 * most, time_limit=12.0)
     assert memory_of(limited.local(0)).peak <= 0.7 * most
     assert limited.solution.nanoseconds >= free.solution.nanoseconds
     assert limited.solution.least <= limited.solution.nanoseconds
