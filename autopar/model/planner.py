@@ -12,7 +12,7 @@ from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.text.printer import print_type
 from autopar.model.greedy import GreedyPasses
-from autopar.plan.boundary import OPEN, Boundary
+from autopar.plan.boundary import OPEN, Boundary, UserConstraints
 from autopar.runtime.processes.agreement import Agreement
 from autopar.search.certificate import bytes_text
 from autopar.search.problem.dearer import NotCheaper
@@ -201,7 +201,7 @@ def _found(solution: Solution, program: Program) -> Found:
     types, uses = applied(solution, program)
     return Found(
         solution.machine, solution.nanoseconds, solution.least, solution.search_seconds, solution.reason, types, uses,
-        memory=solution.memory, bytes=solution.bytes, start=solution.start,
+        memory=solution.memory, bytes=solution.bytes, start=solution.start, constrained=solution.constrained,
         optimizer_states=layouts_of_states(solution, program),
     )  # fmt: skip
 
@@ -231,5 +231,7 @@ def _with_homes(boundary: Boundary, given: Solution) -> Boundary:
             f"the plan is of another model: it has no layout for {len(different)} of {len(parameters)} parameters, "
             f"such as {different[0]} : {print_type(tensor_type(node))}; search a plan for this model"
         )
-    kept = {node.name: homes[name] for name, node in parameters.items() if boundary.decided(node) is None}
-    return replace(boundary, constraints={**boundary.constraints, **kept})
+    kept = {node.name: name for name, node in parameters.items() if boundary.decided(node) is None}
+    names = boundary.constraints.names if isinstance(boundary.constraints, UserConstraints) else {}
+    attrs = {**boundary.constraints, **{node: homes[name] for node, name in kept.items()}}
+    return replace(boundary, constraints=UserConstraints(attrs, {**names, **kept}))

@@ -91,6 +91,11 @@ class Boundary:
         names = self.constraints.names if isinstance(self.constraints, UserConstraints) else {}
         return names.get(node.name, name_of(node) if node.op == "placeholder" else node.name)
 
+    @property
+    def constrained(self) -> bool:
+        """Whether the user has given layouts: in a plan, in forward, by DTensors, or by pieces of a batch."""
+        return isinstance(self.constraints, UserConstraints) and bool(self.constraints.names)
+
     # -- placeholders --------------------------------------------------------------------------------------------
 
     def home(self, node: fx.Node) -> Home:

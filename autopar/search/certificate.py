@@ -22,6 +22,7 @@ class Certificate:
         reason: why the search ended without a proof; "" if it ended with one.
         memory: the most bytes that a rank may use in these plans; ``None`` if there is no limit.
         bytes: what a rank uses at the peak of the plan, as the search estimates it; ``None`` without a limit.
+        constrained: whether layouts were given, so that the bound is that of the plans which have them.
     """
 
     machine: Machine
@@ -31,6 +32,7 @@ class Certificate:
     reason: str
     memory: float | None = field(default=None, kw_only=True)
     bytes: int | None = field(default=None, kw_only=True)
+    constrained: bool = field(default=False, kw_only=True)
 
     @property
     def seconds(self) -> float:
@@ -44,7 +46,7 @@ class Certificate:
 
     @property
     def exact(self) -> bool:
-        """Whether no plan is cheaper."""
+        """Whether no plan is cheaper; if some layouts were given, no plan that has them."""
         return self.least > self.nanoseconds - TOLERANCE
 
     @property
@@ -65,14 +67,28 @@ class Certificate:
         return (f"{self.machine.name} has no known capacity, so memory has no limit; memory= gives one, in bytes",)
 
     @property
+    def proof(self) -> str:
+        """How much cheaper a plan could be at most, in words."""
+        plan = "plan with these constraints" if self.constrained else "plan"
+        if self.exact:
+            return f"no {plan} is cheaper"
+        if self.least <= 0:
+            return f"how much cheaper a {plan} could be is not known"
+        return f"no {plan} is more than {at_most(1 - self.least / self.nanoseconds)} cheaper"
+
+    @property
     def certificate(self) -> str:
         """The price, and how much cheaper a plan could be at most, in a sentence."""
-        cheaper = 0.0 if self.exact else 1 - self.least / self.nanoseconds
-        proof = "no plan is cheaper" if self.exact else f"no plan is more than {cheaper:.2%} cheaper"
         within = "" if self.memory is None else f" within {bytes_text(self.memory)} a rank"
         price = f"{self.nanoseconds / 1e6:,.3f} ms a step on {self.machine.name}{within}"
         why = f"; {self.reason}" * (not self.exact and bool(self.reason))
-        return f"searched in {self.search_seconds:.1f} s: {price}, and {proof}{why}"
+        return f"searched in {self.search_seconds:.1f} s: {price}, and {self.proof}{why}"
+
+
+def at_most(part: float) -> str:
+    """Return a part as percents, rounded up to two digits: ``0.01%`` is the smallest that is not 0."""
+    hundredths = math.ceil(part * 1e4 - 1e-9) if math.isfinite(part) else part
+    return f"{max(hundredths, part > 0) / 100:.2f}%"
 
 
 def bytes_text(bytes: float) -> str:

@@ -126,7 +126,7 @@ def search(
         raise lacking
     if not binds:
         answer = replace(answer, states=cheapest_states(problem, answer.states))
-    found = found_by(answer, problem, machine, start, solving)
+    found = found_by(answer, problem, machine, start, solving, constrained=boundary.constrained)
     if room is not None and usage is not None:
         reason = NOT_TIGHT if binds and found.reason and found.search_seconds < solving else found.reason
         found = replace(found, reason=reason, memory=limit, bytes=usage.bytes)

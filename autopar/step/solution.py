@@ -10,6 +10,7 @@ from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.record import ValueType
 from autopar.search.solutions.solution import Solution, timed
+from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.program import Step
 
 OF_ANOTHER_STEP = "the plan was searched for a step with another update, so nothing is proven"
@@ -29,7 +30,16 @@ def solution_of(found: Solution, step: Step) -> Solution:
         least, reason = min(found.least + alike, float(nanoseconds)), found.reason
     else:  # a plan that was searched before has the bound of its whole step
         least, reason = (found.least, found.reason) if nanoseconds == found.nanoseconds else (0.0, OF_ANOTHER_STEP)
-    return timed(replace(found, nanoseconds=nanoseconds, least=least, reason=reason, alike=alike), step.micro)
+    constrained = found.constrained or _has_given_stage(found.step)
+    found = replace(found, nanoseconds=nanoseconds, least=least, reason=reason, alike=alike, constrained=constrained)
+    return timed(found, step.micro)
+
+
+def _has_given_stage(choice: StepChoice | None) -> bool:
+    """Return whether a stage of ZeRO was given: it decides layouts of the optimizer's state, gradients and inputs."""
+    if choice is None or choice.zero in (0, "search"):
+        return False
+    return all(row.zero == choice.zero for row in choice.candidates)
 
 
 def price_alike(step: Step, machine: Machine) -> int:

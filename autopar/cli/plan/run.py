@@ -27,7 +27,7 @@ from autopar.costs.machine import Machine, machine_from, machine_of
 from autopar.errors import AutoparError
 from autopar.plan.plan import SEARCH
 from autopar.plan.presets import PRESETS
-from autopar.search.certificate import bytes_text
+from autopar.search.certificate import at_most, bytes_text
 
 DONE, CUT_OFF, REFUSED = 0, 1, 2  # exit statuses
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -158,7 +158,8 @@ def _remark(row: PlanRow, best: PlanRow | None) -> str:
         said.append("does not fit")
     if row.solution is not None:
         bound, gap = time_text(row.solution.least), row.solution.gap
-        said.append("proven: no plan is cheaper" if row.solution.exact else f"gap {gap:.2%} above the bound {bound}")
+        proof = f"proven: {row.solution.proof}"
+        said.append(proof if row.solution.exact else f"gap {at_most(gap)} above the bound {bound}")
     return "; ".join(said)
 
 

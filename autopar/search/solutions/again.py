@@ -52,11 +52,13 @@ class Again:
         problem: the problem.
         states: the answer.
         time_limit: seconds for each further answer.
+        constrained: whether the user has given layouts to the problem.
     """
 
     problem: Problem
     states: np.ndarray
     time_limit: float
+    constrained: bool = False
 
     def fixed(self, plan: Mapping[str, Spec]) -> Answer:
         """Return the answer in which values have these layouts.

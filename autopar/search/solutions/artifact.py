@@ -85,9 +85,12 @@ def _read(content: Any, path: str | Path) -> Solution:
     memory = None if content.get("memory") is None else _number(content, "memory", (int, float), 1e300)
     bytes = None if content.get("bytes") is None else _number(content, "bytes", int)
     alike = None if content.get("alike") is None else _number(content, "alike", int)
+    constrained = content.get("constrained", False)
+    if not isinstance(constrained, bool):
+        raise _Malformed(f"constrained: {shown(constrained)} is neither true nor false")
     return Solution(
         machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values, states, start, step,
-        memory=memory, bytes=bytes, alike=alike,
+        memory=memory, bytes=bytes, alike=alike, constrained=constrained,
     )  # fmt: skip
 
 

@@ -48,8 +48,15 @@ class Found(Certificate):
         return [axis for axis in mesh.names if mesh.sizes[axis] > 1 and axis not in used]
 
 
-def found_by(answer: Answer, problem: Problem, machine: Machine, start: float, time_limit: float) -> Found:
-    """Return the layouts of an answer to a problem. ``start``: when its search began, of ``time.monotonic``."""
+def found_by(
+    answer: Answer, problem: Problem, machine: Machine, start: float, time_limit: float, *, constrained: bool = False
+) -> Found:
+    """Return the layouts of an answer to a problem.
+
+    Args:
+        start: when its search began, of ``time.monotonic``.
+        constrained: whether the user has given layouts to the problem.
+    """
     if not all(states[answer.states[variable]] for variable, states in problem.allowed):
         raise PlanError(
             "the time limit ended the search before it had a plan that meets the constraints; allow more time"
@@ -61,9 +68,11 @@ def found_by(answer: Answer, problem: Problem, machine: Machine, start: float, t
     exact = least > price - TOLERANCE
     late = seconds >= time_limit
     reason = "" if exact else "the time limit ended the search" if late else "too many plans are near it"
-    again = Again(problem, answer.states, time_limit)
-    chosen = chosen_layouts(problem, answer.states)
-    return Found(machine, price, least, seconds, reason, types, uses, again, optimizer_states=chosen)
+    again = Again(problem, answer.states, time_limit, constrained)
+    return Found(
+        machine, price, least, seconds, reason, types, uses, again,
+        optimizer_states=chosen_layouts(problem, answer.states), constrained=constrained,
+    )  # fmt: skip
 
 
 def _layouts(

@@ -125,9 +125,11 @@ class Solution(Certificate):
                 process.
         """
         again, start = self._again(), time.monotonic()
-        found = found_by(again.fixed(plan), again.problem, self.machine, start, again.time_limit)
-        more = self.alike or 0
-        found = replace(found, nanoseconds=found.nanoseconds + more, least=found.least + more)
+        found = found_by(
+            again.fixed(plan), again.problem, self.machine, start, again.time_limit, constrained=again.constrained
+        )
+        more, constrained = self.alike or 0, again.constrained or bool(plan)
+        found = replace(found, nanoseconds=found.nanoseconds + more, least=found.least + more, constrained=constrained)
         solution = solution_from(found, again.problem.program, self.mesh, self.kind)
         return replace(solution, step=self.step, alike=self.alike)
 
@@ -199,6 +201,7 @@ class Solution(Certificate):
             "machine": self.machine.description(), "nanoseconds": self.nanoseconds, "least": self.least,
             "search_seconds": self.search_seconds, "reason": self.reason, "memory": self.memory, "bytes": self.bytes,
             "step": None if self.step is None else self.step.to_json(), "start": self.start, "alike": self.alike,
+            "constrained": self.constrained,
             "optimizer_states": dict(self.optimizer_states),
             "values": {name: {"gives": [*v.gives], "needs": [*v.needs]} for name, v in self.values.items()},
         }  # fmt: skip
@@ -263,6 +266,7 @@ def solution_from(found: Found, program: Program, mesh: Mesh, kind: Kind) -> Sol
     return Solution(
         found.machine, found.nanoseconds, found.least, found.search_seconds, found.reason, mesh, kind,
         graph_digest(program), values, states, found.start, again=found.again, memory=found.memory, bytes=found.bytes,
+        constrained=found.constrained,
     )  # fmt: skip
 
 
