@@ -11,23 +11,22 @@ import torch
 
 import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
 from autopar.costs.machine import Machine, machine_from, machine_of
-from autopar.errors import PlanError, class_of, shown
+from autopar.errors import class_of, shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.ir.ops.seeded_random import RANDOM, Random
 from autopar.model.choose_mesh import choose_mesh
 from autopar.model.dtensor_parameters import is_dtensor
+from autopar.model.given_plan import GivenPlan, about_machine, given_plan
 from autopar.model.inputs import INPUTS, Inputs
 from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
-from autopar.plan.plan import SEARCH, Plan
+from autopar.plan.plan import SEARCH
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import job_of
 from autopar.search.devices.meshes import Devices, meshes
 from autopar.search.search import check_memory, check_time_limit
-from autopar.search.solutions.artifact import load
-from autopar.search.solutions.solution import Solution
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 def parallelize(
     model: torch.nn.Module,
     mesh: Mesh | DeviceMesh | Devices,
-    plan: Plan | Solution | None = None,
+    plan: GivenPlan | None = None,
     *,
     example: Any = None,
     inputs: Inputs = "global",
@@ -66,8 +65,9 @@ def parallelize(
             does not name are replicated, and, if it names no input, the batch, dim 0 of the inputs, is split over the
             first axis that is not ``tp``, ``cp``, ``ep`` or ``pp``, and over ``ep``; the sequence, dim 1, over ``cp``.
             Without a plan and an example, an axis ``tp`` uses the preset ``megatron`` for the names that the model has.
-            Or a plan that was searched before, as ``parallel.solution``, or the path of the ``.json`` file in which
-            ``solution.save`` has written it.
+            Or a plan that was searched before, as ``parallel.solution``, or the path of the file in which
+            ``solution.save`` has written it. In a list, entries after it are constraints: where they want other
+            layouts, parameters that they do not name keep those of the plan, and all else is searched.
         example: the arguments of one call: a tuple, a dict of keywords, or both as a pair. With it, the call is
             captured now, and ``parallel.program`` can be printed; without it, the first call captures.
         inputs: what each process passes. ``"global"``: the same batch, of which it keeps its piece. ``"local"``: a
@@ -83,7 +83,8 @@ def parallelize(
             small pieces. If it finds none, each rank computes the whole op, and the report says so.
         machine: the machine whose seconds decide: its name, as ``torch.cuda.get_device_name`` prints it, the path of a
             machine file, or an ``autopar.costs.machine.Machine``. By default it is that of the model's device, or a
-            generic one. Without it, a plan that is not searched is filled in by bytes.
+            generic one. Without it, a plan that is not searched is filled in by bytes. A plan that was searched before
+            brings its machine; on another one it is priced anew, and nothing is proven.
         time_limit: seconds, after which a search ends with the best plan so far, and says so.
         memory: the most bytes that a rank may use in a searched plan, such as ``80e9``; by default the capacity of the
             machine, if it is known. ``math.inf`` sets no limit. A plan that is given or not searched has none.
@@ -97,6 +98,7 @@ def parallelize(
         MemoryLimitError: no plan was found that fits into ``memory``; the error says how much is missing.
         PlanError, CaptureError, RuleError: each names the line or the name at fault, and the remedy; nothing has been
             changed.
+        FileNotFoundError: there is no file of the plan or of the machine.
         ValueError: the mesh does not have as many ranks as the job has processes, or has an axis ``pp``.
     """
     _check_model(model)
@@ -125,16 +127,18 @@ def parallelize(
         )
     check_time_limit(time_limit)
     check_memory(memory)
-    plan, given = _given(plan, mesh)
+    layers, given = given_plan(plan, mesh)
     on = machine_from(machine) if machine is not None else None if given is None else given.machine
-    if plan is None and example is not None:
-        plan = SEARCH
-    layouts_of(plan, model, mesh)  # refused before anything is sent
+    if layers is None and example is not None:
+        layers = SEARCH
+    layouts_of(layers, model, mesh)  # refused before anything is sent
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(
-        model, mesh, plan, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture, random=random,
-        machine=on, time_limit=time_limit, memory=memory, given=given,
+        model, mesh, layers, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture,
+        random=random, machine=on, time_limit=time_limit, memory=memory, given=given,
     )  # fmt: skip
+    if given is not None:
+        parallel.compiler.planner.notes.extend(about_machine(given, None if machine is None else on))
     if example is not None:
         args, kwargs = _example(example)
         parallel.capture(*args, **kwargs)
@@ -156,7 +160,7 @@ def devices(count: int, machine: Machine | str | Path | None = None) -> Devices:
 
 
 def _on_best_mesh(
-    model: torch.nn.Module, devices: Devices, plan: Plan | Solution | None, example: Any, inputs: Inputs, *,
+    model: torch.nn.Module, devices: Devices, plan: GivenPlan | None, example: Any, inputs: Inputs, *,
     strict: bool, machine: Machine | str | Path | None, time_limit: float, memory: float | None, timeout: float,
     outputs: Outputs, **options: Any,
 ) -> Parallel:  # fmt: skip
@@ -194,17 +198,6 @@ def _on_best_mesh(
     parallel.compiler.planner.notes.append(note)
     parallel.capture(*args, **kwargs)
     return parallel
-
-
-def _given(plan: Plan | Solution | None, mesh: Mesh) -> tuple[Plan | None, Solution | None]:
-    """Return the plan, and beside ``"search"`` one that was searched before, or that is in a file."""
-    if isinstance(plan, str) and plan.endswith(".json"):
-        plan = load(plan)
-    if not isinstance(plan, Solution):
-        return plan, None
-    if plan.mesh.axes != mesh.axes:
-        raise PlanError(f"the plan is for the mesh ({plan.mesh}), and this one is ({mesh}); search a plan for it")
-    return SEARCH, plan
 
 
 def check_pipeline(mesh: Mesh) -> None:

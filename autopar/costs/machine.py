@@ -278,9 +278,11 @@ def _by_name(machines: Iterable[Machine]) -> dict[str, Machine]:
 
 
 def load(path: str | Path) -> list[Machine]:
-    """Return all machines of a file; ``ValueError`` as in ``Machine.load``."""
+    """Return all machines of a file; ``ValueError`` and ``OSError`` as in ``Machine.load``."""
     try:
         content = json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no machine file {path}; autopar calibrate writes one") from None
     except (ValueError, RecursionError) as error:  # of characters, nesting, or numbers with thousands of digits
         raise ValueError(f"{path}: the file is not JSON: {error}") from None
     return described(content, path)

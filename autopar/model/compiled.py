@@ -15,6 +15,7 @@ from autopar.capture import Captured, capture_call
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
 from autopar.costs.machine import Machine, machine_of
+from autopar.costs.program_price import price
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, record_of, tensor_type
@@ -22,6 +23,7 @@ from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.model.inputs import CallInputs
 from autopar.model.planner import Planner, Search, may_exceed, with_reserve
+from autopar.model.taken_plan import repriced
 from autopar.passes import Search as SearchPass
 from autopar.passes import pipeline, run_passes
 from autopar.plan.constraints import constraints
@@ -247,6 +249,8 @@ class Compiler:
             if (again := with_reserve(found, self.planner, peak)) is not None:
                 return replace(self, planner=again)._placed(captured, traced, attrs, reports)
         reports += more
+        if found is not None and self.planner.given is not None:
+            found = repriced(found, price(program, found.machine).nanoseconds)
         if found is not None:  # parts of the backward keep the layouts of parameters and inputs
             kept = [node for node in program.placeholders if record_of(node).role != "tangent"]
             attrs = {**attrs, **{node.name: tensor_type(node).attr for node in kept}}

@@ -12,13 +12,14 @@ from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.text.printer import print_type
 from autopar.model.greedy import GreedyPasses
-from autopar.plan.boundary import OPEN, Boundary, UserConstraints
+from autopar.model.taken_plan import found_of, on_machine, taken
+from autopar.plan.boundary import Boundary, UserConstraints
 from autopar.runtime.processes.agreement import Agreement
 from autopar.search.certificate import bytes_text
 from autopar.search.problem.dearer import NotCheaper
 from autopar.search.problem.ending import Ending
 from autopar.search.search import search
-from autopar.search.solutions.applied import applied, difference, layouts_of_placeholders, layouts_of_states
+from autopar.search.solutions.applied import difference, layouts_of_placeholders
 from autopar.search.solutions.artifact import from_json
 from autopar.search.solutions.found import Found
 from autopar.search.solutions.planned import graph_digest
@@ -92,8 +93,9 @@ class Search:
         self.notes += self.planner.notes
         given = self.planner.given
         if given is not None:
-            found = self._given(given, boundary)
+            found = taken(given, boundary)
             if found is not None:
+                self.solution = on_machine(given, machine)
                 return found
             traced, boundary = boundary.program, _with_homes(boundary, given)
             self.notes.append(_about_other(given, traced))
@@ -103,21 +105,7 @@ class Search:
             self.solution = self._solution(found, boundary)
             return found
         self.solution = self._of_first_rank(agreement, boundary, machine, strict, time_limit)
-        return _found(self.solution, boundary.program)
-
-    def _given(self, given: Solution, boundary: Boundary) -> Found | None:
-        """Return the plan that is given, if it is of this program and the constraints want nothing else."""
-        if given.graph != graph_digest(boundary.program):
-            return None
-        found = _found(given, boundary.program)
-        for node in boundary.program.placeholders:
-            decided = boundary.decided(node)
-            if decided is None or OPEN in decided.dims or node in boundary.tangents or node in boundary.open_sums:
-                continue
-            if boundary.home(node).kept != found.types[node].attr:  # type: ignore[union-attr]
-                return None
-        self.solution = given
-        return found
+        return found_of(self.solution, boundary.program)
 
     def _of_first_rank(
         self, agreement: Agreement, boundary: Boundary, machine: Machine, strict: bool, time_limit: float
@@ -195,15 +183,6 @@ def with_reserve(found: Solution, planner: Planner, peak: int) -> Planner | None
         )
     missed = max(peak - found.bytes, planner.reserve + peak - found.memory)
     return replace(planner, reserve=missed, searches_left=planner.searches_left - 1)
-
-
-def _found(solution: Solution, program: Program) -> Found:
-    types, uses = applied(solution, program)
-    return Found(
-        solution.machine, solution.nanoseconds, solution.least, solution.search_seconds, solution.reason, types, uses,
-        memory=solution.memory, bytes=solution.bytes, start=solution.start, constrained=solution.constrained,
-        optimizer_states=layouts_of_states(solution, program),
-    )  # fmt: skip
 
 
 def _about_other(given: Solution, program: Program) -> str:

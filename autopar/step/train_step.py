@@ -128,7 +128,8 @@ class TrainStep:
             return None
         count, found = step.microbatches, replace(micro.found, step=self._choices.latest.choice(micro))
         programs = [(count if name == "micro" else 1, program) for name, program in step.programs.items()]
-        return priced(solution_of(found, step), programs, micro.captured.at_sizes, count)
+        words = f"{type(self.optimizer).__name__}{self._described_options}"
+        return priced(solution_of(found, step, words), programs, micro.captured.at_sizes, count)
 
     @property
     def choice(self) -> StepChoice:

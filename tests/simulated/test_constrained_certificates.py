@@ -16,7 +16,6 @@ from autopar.costs.machine import Link, Machine
 from autopar.search.certificate import Certificate, at_most
 from autopar.search.solutions.artifact import load
 from autopar.search.solutions.solution import Solution
-from autopar.step.solution import OF_ANOTHER_STEP
 
 pytestmark = pytest.mark.simulated
 
@@ -133,5 +132,5 @@ def test_a_part_is_rounded_up(part: float, text: str) -> None:
     ],
 )
 def test_what_is_proven_in_words(least: float, constrained: bool, claim: str) -> None:
-    certificate = Certificate(FAST, 10**9, least, 1.0, OF_ANOTHER_STEP, constrained=constrained)
+    certificate = Certificate(FAST, 10**9, least, 1.0, "why", constrained=constrained)
     assert certificate.proof == claim and f", and {claim}" in certificate.certificate

@@ -109,6 +109,15 @@ def test_a_plan_is_saved_and_taken_again(model: str, tmp_path: Path) -> None:
     assert status == 0
     price = re.search(r": ([\d.]+ µs a step, a rank receives .*)", out)
     assert price is not None and again.splitlines()[-1] == f"{file}: {price[1]}"
+    status, own, _ = asked(model, "--plan", str(file))
+    assert status == 0 and own.splitlines()[-1] == again.splitlines()[-1]
+    assert f"mesh dp=2 tp=2 of {H100}" in own and "no plan is cheaper" in own
+    assert f"{file} brings the machine {H100}; --machine prices the plan on another" in own.splitlines()
+    status, other, _ = asked(model, "--machine", "cpu", "--plan", str(file))
+    assert status == 0 and f"{file} was searched for {H100}, and is priced on cpu" in other.splitlines()
+    assert f"the plan was searched for {H100}, so nothing is proven" in other and "no plan is cheaper" not in other
+    seconds = re.findall(r"([\d.]+) ms a step", other)
+    assert len(seconds) > 1 and len(set(seconds)) == 1
     content = json.loads(file.read_text())
     content["mesh"] = {"a": 4}
     file.write_text(json.dumps(content))
@@ -138,7 +147,7 @@ def test_a_plan_that_does_not_fit_is_not_the_cheapest(model: str) -> None:
         (["no_such_module:make"], "there is no module no_such_module"),
         (["--machine", "H100"], "there is no machine 'H100'; did you mean 'NVIDIA H100 80GB HBM3', 'NVIDIA H100 PCIe' "
                                 "or 'NVIDIA H100 NVL'?"),
-        (["--machine", "none.json"], "No such file or directory: 'none.json'"),
+        (["--machine", "none.json"], "there is no machine file none.json; autopar calibrate writes one"),
         (["--mesh", "dp=2,dp=2"], "is not a list of different axes with their sizes"),
         (["--mesh", "pp=2,dp=2"], "parallelize does not run pipelines yet"),
         (["--plan", "megatorn"], "did you mean megatron?"),

@@ -166,6 +166,7 @@ DAMAGE = {
     "memory": (10**400, "memory: 10{199}… is no number from 0"),
     "memory, a text": ("80 GB", "memory: '80 GB' is not of the right kind"),
     "bytes": (True, "bytes: True is not of the right kind"),
+    "update": ({"words": "AdamW"}, "update: .* is no update of a step: words and a digest are wanted"),
     "constrained": ("yes", "constrained: 'yes' is neither true nor false"),
     "mesh": ({"a": 0}, "at least 1|size"),
     "machine": ({}, "version: missing"),

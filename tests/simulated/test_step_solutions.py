@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from searched import FAST
 from torch import nn
 
 import autopar
@@ -69,4 +70,38 @@ def test_a_plan_of_another_update_proves_nothing(tmp_path: Path) -> None:
     _, loaded = step_of(str(tmp_path / "plan.json"), torch.optim.SGD)
     _, best = step_of(None, torch.optim.SGD)
     assert best.exact and best.nanoseconds < loaded.nanoseconds
-    assert not loaded.exact and "with another update, so nothing is proven" in loaded.certificate
+    assert not loaded.exact
+    assert loaded.certificate.endswith(
+        "how much cheaper a plan could be is not known; the plan was searched for a step with another update (AdamW; "
+        "here it is SGD), so nothing is proven"
+    )
+
+
+def test_updates_with_one_price_are_told_apart(tmp_path: Path) -> None:
+    _, solution = step_of(optimizer=torch.optim.AdamW)
+    solution.save(tmp_path / "plan.json")
+    _, other = step_of(str(tmp_path / "plan.json"), torch.optim.Adam)
+    assert other.nanoseconds == solution.nanoseconds and solution.exact
+    assert other.least == 0 and other.certificate.endswith("(AdamW; here it is Adam), so nothing is proven")
+    _, same = step_of(str(tmp_path / "plan.json"), lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr / 7))
+    assert same.exact and same.least == solution.least  # a learning rate costs nothing
+
+
+def test_options_of_the_step_are_said(tmp_path: Path) -> None:
+    _, solution = step_of(clip_norm=1.0)
+    solution.save(tmp_path / "plan.json")
+    _, other = step_of(str(tmp_path / "plan.json"))
+    assert "with another update (AdamW, clip_norm=1.0; here it is AdamW), so nothing is proven" in other.certificate
+
+
+def test_a_plan_on_another_machine_has_its_price_there(tmp_path: Path) -> None:
+    _, solution = step_of()
+    solution.save(tmp_path / "plan.json")
+    step, other = step_of(str(tmp_path / "plan.json"), machine=FAST)
+    assert other.machine == FAST and other.nanoseconds == autopar.price(step.program, FAST).nanoseconds
+    assert other.certificate.endswith(
+        "ms a step on fast links, and how much cheaper a plan could be is not known; the plan was searched for slow "
+        "links, so nothing is proven"
+    )
+    step, other = step_of(str(tmp_path / "plan.json"))
+    assert other.exact and other.machine == SLOW_LINKS

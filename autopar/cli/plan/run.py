@@ -25,9 +25,11 @@ from autopar.cli.train.refused import Refused
 from autopar.cli.train.show import console_of
 from autopar.costs.machine import Machine, machine_from, machine_of
 from autopar.errors import AutoparError
-from autopar.plan.plan import SEARCH
+from autopar.model.given_plan import check_mesh
+from autopar.plan.plan import SEARCH, Plan
 from autopar.plan.presets import PRESETS
 from autopar.search.certificate import at_most, bytes_text
+from autopar.search.solutions.solution import Solution
 
 DONE, CUT_OFF, REFUSED = 0, 1, 2  # exit statuses
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -48,11 +50,14 @@ def run(options: PlanOptions) -> int:
 
 
 def _follow(options: PlanOptions) -> int:
-    planning = _planning(options)
+    plan = plan_of(options.plan)
+    planning = _planning(options, plan)
     console = console_of(True)
     _show_request(console, options, planning)
+    if isinstance(plan, Solution):
+        _show_machine(console, options, planning, plan)
     if not options.compare:
-        row = row_of(options.plan, plan_of(options.plan), planning)
+        row = row_of(options.plan, plan, planning)
         _show_plan(console, row)
         rows = [row]
     else:
@@ -69,7 +74,7 @@ def _follow(options: PlanOptions) -> int:
     return DONE if cheapest(rows) is not None else REFUSED
 
 
-def _planning(options: PlanOptions) -> Planning:
+def _planning(options: PlanOptions, plan: Plan | Solution) -> Planning:
     """Check the options; ``Refused`` names the option and the remedy."""
     if launched() is not None:
         raise Refused("autopar plan runs in one process, but RANK and WORLD_SIZE are set; start it without torchrun")
@@ -86,13 +91,18 @@ def _planning(options: PlanOptions) -> Planning:
         raise Refused(f"--compare has all presets and the search; leave --plan {options.plan} out")
     if options.save is not None and not Path(options.save).parent.is_dir():
         raise Refused(f"there is no folder {Path(options.save).parent} for --save {options.save}; make it first")
-    mesh, machine = mesh_of(options.mesh), _machine(options.machine)
+    mesh, machine = mesh_of(options.mesh), _machine(options.machine, plan)
     check_pipeline(mesh)
+    if isinstance(plan, Solution):
+        check_mesh(plan, mesh)
     model, example = model_of(options.model, options.batch, options.sequence)
     return Planning(model, example, mesh, machine, options.memory, options.time_limit, options.optimizer)
 
 
-def _machine(given: str | None) -> Machine:
+def _machine(given: str | None, plan: Plan | Solution) -> Machine:
+    """Return the machine of ``--machine``; by default that of a searched plan, or of this computer."""
+    if given is None and isinstance(plan, Solution):
+        return plan.machine
     if given is None:
         return machine_of(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     try:
@@ -114,6 +124,15 @@ def _show_request(console: Console, options: PlanOptions, planning: Planning) ->
     )
     if planning.machine.note:
         console.print(planning.machine.note, soft_wrap=True)
+
+
+def _show_machine(console: Console, options: PlanOptions, planning: Planning, plan: Solution) -> None:
+    """Say which machine a saved plan brings, or that it is priced on another one."""
+    if options.machine is None:
+        said = f"{options.plan} brings the machine {plan.machine.name}; --machine prices the plan on another"
+    else:
+        said = f"{options.plan} was searched for {plan.machine.name}, and is priced on {planning.machine.name}"
+    console.print(said, soft_wrap=True)
 
 
 def _show_plan(console: Console, row: PlanRow) -> None:

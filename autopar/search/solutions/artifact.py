@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from autopar.costs.machine import described
 from autopar.errors import PlanError, shown
 from autopar.ir.mesh import Mesh
 from autopar.search.solutions.planned import Planned
+from autopar.search.solutions.searched_update import update_from
 from autopar.search.solutions.solution import KINDS, VERSION, Solution
 from autopar.search.solutions.step_choice import choice_from
 
@@ -26,19 +28,23 @@ def load(path: str | Path) -> Solution:
 
     Raises:
         PlanError: the file is malformed; the error names the field.
+        FileNotFoundError: there is no such file.
         OSError: the file cannot be read.
     """
     try:
         content = json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path} with a plan; solution.save writes one") from None
     except (ValueError, RecursionError) as error:  # of characters, nesting, or numbers with thousands of digits
         raise PlanError(f"{path}: the file is not JSON: {error}") from None
     return from_json(content, path)
 
 
-def from_json(content: Any, path: str | Path = "plan") -> Solution:
-    """Read a plan from JSON; errors begin with ``path``."""
+def from_json(content: Any, path: str | Path = "") -> Solution:
+    """Read a plan from JSON; errors begin with the path of its file, if it has one."""
+    source, path = str(path), path or "plan"
     try:
-        return _read(content, path)
+        return replace(_read(content, path), source=source)
     except _Malformed as error:
         raise PlanError(f"{path}: {error}") from None
     except (ValueError, TypeError) as error:  # of the mesh or the machine
@@ -82,6 +88,7 @@ def _read(content: Any, path: str | Path) -> Solution:
     if not isinstance(states, dict) or not all(isinstance(text, str) for text in states.values()):
         raise _Malformed('optimizer_states: layouts are wanted by name, as {"up.weight": "[64/dp 128]"}')
     step = None if content.get("step") is None else choice_from(content["step"])
+    update = None if content.get("update") is None else update_from(content["update"])
     memory = None if content.get("memory") is None else _number(content, "memory", (int, float), 1e300)
     bytes = None if content.get("bytes") is None else _number(content, "bytes", int)
     alike = None if content.get("alike") is None else _number(content, "alike", int)
@@ -90,7 +97,7 @@ def _read(content: Any, path: str | Path) -> Solution:
         raise _Malformed(f"constrained: {shown(constrained)} is neither true nor false")
     return Solution(
         machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values, states, start, step,
-        memory=memory, bytes=bytes, alike=alike, constrained=constrained,
+        memory=memory, bytes=bytes, alike=alike, constrained=constrained, update=update,
     )  # fmt: skip
 
 

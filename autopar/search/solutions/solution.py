@@ -24,6 +24,7 @@ from autopar.search.solutions.again import Again, Alternative
 from autopar.search.solutions.found import Found, found_by
 from autopar.search.solutions.module_times import ModuleTime, module_times
 from autopar.search.solutions.planned import Planned, graph_digest, layout_text, planned_values
+from autopar.search.solutions.searched_update import SearchedUpdate
 from autopar.search.solutions.step_choice import StepChoice, Way
 from autopar.search.symbols.crossovers import Crossover, crossovers
 from autopar.search.symbols.expression import Expression, Priced, expression_of
@@ -51,6 +52,8 @@ class Solution(Certificate):
         alike: nanoseconds of a step that are the same in all plans, which price and bound have and ``again`` has not;
             ``None`` for a call, and before the step is built.
         priced: what the price was computed from; ``None`` if the plan was not applied in this process.
+        source: the file that it was read from, or "".
+        update: the update of the step that it was searched for; ``None`` for a call, and before the step is built.
     """
 
     mesh: Mesh
@@ -64,6 +67,8 @@ class Solution(Certificate):
     again: Again | None = field(default=None, repr=False, compare=False)
     priced: Priced | None = field(default=None, repr=False, compare=False)
     alike: int | None = None
+    source: str = field(default="", repr=False, compare=False)
+    update: SearchedUpdate | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         if not self.modules:
@@ -131,7 +136,7 @@ class Solution(Certificate):
         more, constrained = self.alike or 0, again.constrained or bool(plan)
         found = replace(found, nanoseconds=found.nanoseconds + more, least=found.least + more, constrained=constrained)
         solution = solution_from(found, again.problem.program, self.mesh, self.kind)
-        return replace(solution, step=self.step, alike=self.alike)
+        return replace(solution, step=self.step, alike=self.alike, update=self.update)
 
     def diff(self, other: Solution) -> Difference:
         """Return the values whose layouts differ in another plan of the same program. Prints as a table."""
@@ -201,14 +206,21 @@ class Solution(Certificate):
             "machine": self.machine.description(), "nanoseconds": self.nanoseconds, "least": self.least,
             "search_seconds": self.search_seconds, "reason": self.reason, "memory": self.memory, "bytes": self.bytes,
             "step": None if self.step is None else self.step.to_json(), "start": self.start, "alike": self.alike,
-            "constrained": self.constrained,
+            "constrained": self.constrained, "update": None if self.update is None else self.update.to_json(),
             "optimizer_states": dict(self.optimizer_states),
             "values": {name: {"gives": [*v.gives], "needs": [*v.needs]} for name, v in self.values.items()},
         }  # fmt: skip
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to a JSON file, which ``plan=`` of ``parallelize`` takes."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+        """Write the plan to a JSON file, which ``plan=`` of ``parallelize`` takes.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+        """
+        file = Path(path)
+        if not file.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {file.parent} for the plan {file}; make it first")
+        file.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
 
 @dataclass(frozen=True)
