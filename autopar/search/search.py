@@ -28,6 +28,7 @@ from autopar.search.transfer_prices.chains import Tables
 
 LEAST_SECONDS = 5.0  # of any time limit, for the prices of transfers: without them only starting points are compared
 SOLVING = 0.8  # of the time limit, where starting points are compared in the rest of it
+LEAST_FOR_STARTS = 2.0  # seconds, where the prices of transfers took all the time that there was
 MORE = 0.25  # of the time limit, at least, for a limit of memory that the cheapest plan exceeds
 NOT_TIGHT = "the bound of plans within a limit of memory is not tight"
 
@@ -132,7 +133,7 @@ def search(
         found = replace(found, reason=reason, memory=limit, bytes=usage.bytes)
     if greedy is None:
         return found
-    deadline = start + time_limit
+    deadline = max(start + time_limit, time.monotonic() + LEAST_FOR_STARTS * (time_limit > 0))
     exact = found.exact and lacking is None
     compared = Comparison(problem, boundary, machine, greedy, strict, ending, exact, deadline, room)
     cheaper = compared.cheapest(starts, found.nanoseconds if lacking is None else math.inf)

@@ -23,6 +23,7 @@ from autopar.plan.presets import PRESETS, Preset
 
 BATCH, COLUMNS = "dp", "tp"
 ROLES = (BATCH, COLUMNS, SEQUENCE)
+BY_BATCH = "ddp"  # the preset that splits the batch alone
 
 Assignment = dict[str, tuple[str, ...]]  # role → the axes that have it, in the order of the mesh
 
@@ -42,19 +43,33 @@ def assignments(mesh: Mesh) -> list[Assignment]:
     )
 
 
+def on_fewer_axes(mesh: Mesh) -> list[Assignment]:
+    """Return one assignment of the batch for each number of ranks that some axes have, the most ranks first.
+
+    Other axes are idle: where links are slow, fewer ranks may be faster. Of several axes with so many ranks, the last
+    of the mesh are taken, whose ranks are nearest to each other.
+    """
+    of_batch = [roles for roles in assignments(mesh) if roles.keys() == {BATCH}]
+    of_batch.sort(key=lambda roles: [mesh.names.index(axis) for axis in roles[BATCH]])
+    found = {mesh.count(roles[BATCH]): roles for roles in of_batch}
+    return [found[ranks] for ranks in sorted(found, reverse=True)]
+
+
 def starting_points(
     model: torch.nn.Module, captured: Captured, mesh: Mesh
 ) -> Iterator[tuple[str, dict[str, DistAttr]]]:
     """Yield the layouts of each preset under each assignment, as node → DistAttr of a captured call.
 
-    Layouts that another preset or assignment has given are left out. The name says both: ``megatron, tp=a dp=b``.
+    Those of ``on_fewer_axes`` come first, so that a short time limit has looked at them. Layouts that another preset or
+    assignment has given are left out. The name says both: ``megatron, tp=a dp=b``.
     """
     captured = replace(captured, constrained=())  # constraints of the user have the axes of the mesh itself
     seen: set[frozenset[tuple[str, DistAttr]]] = set()
-    for roles in assignments(mesh):
+    first = [(roles, [BY_BATCH]) for roles in on_fewer_axes(mesh)]
+    for roles, names in (*first, *((roles, [*PRESETS]) for roles in assignments(mesh))):
         of_roles = Mesh({role: mesh.count(axes) for role, axes in roles.items()})
-        for name, preset in PRESETS.items():
-            if not _uses(preset, roles):
+        for name in names:
+            if not _uses(PRESETS[name], roles):
                 continue
             try:
                 attrs, _ = constraints(name, model, of_roles, captured)

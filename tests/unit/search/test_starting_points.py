@@ -28,7 +28,7 @@ from autopar.plan.constraints import constraints
 from autopar.search import search as searching
 from autopar.search.search import search
 from autopar.search.solver.solver import Answer
-from autopar.search.starts.starting_points import assignments, starting_points
+from autopar.search.starts.starting_points import assignments, on_fewer_axes, starting_points
 
 GREEDY = GreedyPasses()
 
@@ -57,6 +57,28 @@ def test_every_assignment_of_two_axes() -> None:
 @pytest.mark.parametrize("axes", [0, 1, 3])
 def test_their_number(axes: int) -> None:
     assert len(assignments(Mesh({f"a{k}": 2 for k in range(axes)}))) == 4**axes - 1
+
+
+@pytest.mark.parametrize(
+    ("mesh", "axes"),
+    [
+        (Mesh(a=2), ["a"]),
+        (Mesh(a=2, b=3), ["ab", "b", "a"]),
+        (Mesh(a=2, one=1, b=2, c=2), ["abc", "bc", "c"]),
+        (Mesh(a=4, b=2, c=2), ["abc", "ac", "bc", "c"]),
+        (Mesh(one=1), []),
+    ],
+    ids=str,
+)
+def test_one_assignment_for_each_number_of_ranks(mesh: Mesh, axes: list[str]) -> None:
+    assert ["".join(roles["dp"]) for roles in on_fewer_axes(mesh)] == axes
+    assert all(roles.keys() == {"dp"} for roles in on_fewer_axes(mesh))
+
+
+def test_plans_on_fewer_axes_come_first() -> None:
+    model, captured = of_pair()
+    names = [name for name, _ in starting_points(model, captured, Mesh(a=2, b=2))]
+    assert names[:3] == ["ddp, dp=a+b", "ddp, dp=b", "fsdp, dp=a+b"] and len(names) == len(set(names))
 
 
 def test_presets_on_the_axes_of_a_mesh() -> None:
@@ -142,6 +164,18 @@ def test_a_cheaper_start_becomes_the_answer() -> None:
     assert found.start == cheapest and found.nanoseconds == prices[cheapest] and found.idle_axes(mesh) == []
     assert searched_price(captured.program, mesh, SLOW, found) == found.nanoseconds >= found.least
     assert search(boundary, SLOW, starts=points, greedy=GREEDY, time_limit=0.0).start == ""
+
+
+@pytest.mark.simulated
+@pytest.mark.usefixtures("nothing_found")
+@pytest.mark.parametrize("mesh", [Mesh(a=2, b=3), Mesh(a=2, b=2, c=2)], ids=str)
+def test_a_time_limit_that_prices_have_used_up_leaves_time_for_starts(mesh: Mesh) -> None:
+    model, x = wide()
+    captured = capture(model, (x,))
+    points = list(starting_points(model, captured, mesh))[:4]
+    prices = [explicit_price(captured.program, mesh, SLOW, attrs) for _, attrs in points]
+    found = search(Boundary(captured.program, mesh), SLOW, starts=points, greedy=GREEDY, time_limit=1e-6)
+    assert found.nanoseconds == min(prices) and found.start and "time limit" in found.certificate
 
 
 @pytest.mark.simulated
