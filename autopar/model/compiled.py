@@ -202,7 +202,8 @@ class Compiler:
             options: further options of ``passes.pipeline``; with ``search=True``, the planner searches the others.
         """
         starts = () if captured is None else starting_points(self.model, captured, self.mesh)
-        search = Search(self.planner, ending, starts) if options.pop("search", False) else None
+        returned = {} if captured is None else {f"{path}()": names for path, names in captured.modules.items()}
+        search = Search(self.planner, ending, starts, returned) if options.pop("search", False) else None
         if search is not None:
             options |= {"search": search, "machine": self.planner.machine, "time_limit": self.planner.time_limit}
         options.setdefault("machine", self.machine)

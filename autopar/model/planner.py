@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.costs.machine import Machine
@@ -71,6 +72,7 @@ class Search:
     Attributes:
         ending: what ends the step, if the program is a micro-batch.
         starts: plans that the result is never dearer than.
+        returned: ``module()`` → the names of the nodes whose values it returns, for questions to the solution.
         solution: what was found, without the times of modules; ``None`` before.
         notes: decisions that were made for the user.
     """
@@ -78,6 +80,7 @@ class Search:
     planner: Planner
     ending: Ending | None = None
     starts: Starts = ()
+    returned: Mapping[str, Sequence[str]] = field(default_factory=dict)
     solution: Solution | None = field(default=None, init=False)
     notes: list[str] = field(default_factory=list, init=False)
 
@@ -148,6 +151,8 @@ class Search:
         return found
 
     def _solution(self, found: Found, boundary: Boundary) -> Solution:
+        if found.again is not None:
+            found = replace(found, again=replace(found.again, returned=self.returned))
         return solution_from(found, boundary.program, boundary.mesh, "call" if self.ending is None else "step")
 
 

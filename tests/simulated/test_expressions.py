@@ -107,9 +107,9 @@ def test_of_a_searched_plan_and_a_step() -> None:
     assert expression.at(batch=32) > expression.at()
 
 
-def mlp_plan(batch: int) -> Solution:
+def mlp_plan(batch: int, mesh: Mesh = Mesh(a=4)) -> Solution:  # noqa: B008
     with torch.device("meta"):
-        found = autopar.parallelize(MLP(), Mesh(a=4), example=(torch.empty(batch, 1024),), machine=H100).solution
+        found = autopar.parallelize(MLP(), mesh, example=(torch.empty(batch, 1024),), machine=H100).solution
     assert found is not None and found.exact
     return found
 
@@ -129,6 +129,31 @@ def test_searches_at_both_sides_of_a_crossover_confirm_it() -> None:
         assert found.values["param up.weight"] == plan.values["param up.weight"], "it is the same plan"
         assert found.nanoseconds == pytest.approx(expression.at(batch=batch) * 1e9, abs=expression.terms / 2)
     assert small.crossovers("batch", small) == []
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize(
+    ("symbol", "mesh"), [("inside_bandwidth", Mesh(a=16)), ("memory_bandwidth", Mesh(a=4))], ids=str
+)
+def test_crossovers_in_a_bandwidth(symbol: str, mesh: Mesh) -> None:
+    """Of a plan on four ranks and one for a larger batch, or on more ranks."""
+    one, other = mlp_plan(1 << 13), mlp_plan(1 << 14, mesh)
+    found = one.crossovers(symbol, other)
+    ours, theirs = one.expression(), other.expression()
+    batch = ours.values[ours.symbol("batch")]
+
+    def difference(at: float) -> float:
+        values = {symbol: at}
+        return (ours.at(**values) - theirs.at(**values, batch=batch)) / ours.at(**values)
+
+    assert found
+    for cross in found:
+        assert abs(difference(cross.at)) < 1e-9
+        signs = [difference(cross.at * part) < 0 for part in (0.999, 1.001)]
+        assert signs == [not cross.cheaper_above, cross.cheaper_above]
+    assert [cross.at for cross in found] == sorted(cross.at for cross in found)
+    ends = [difference(at) < 0 for at in (found[0].at / 100, found[-1].at * 100)]
+    assert (ends[0] != ends[1]) == (len(found) % 2 == 1)
 
 
 @pytest.mark.simulated
@@ -196,7 +221,7 @@ def test_questions_that_have_no_answer(tmp_path: Any) -> None:
     with pytest.raises(PlanError, match="there is no symbol 'sequence'; there are batch, memory_bandwidth, "):
         small.crossovers("sequence", small)
     small.save(tmp_path / "plan.json")
-    with pytest.raises(PlanError, match="only a plan that is applied in this process has an expression"):
+    with pytest.raises(PlanError, match="the plan has no expression, because it is not applied in this process"):
         autopar.search.solutions.artifact.load(tmp_path / "plan.json").expression()
 
 

@@ -132,7 +132,14 @@ def test_fix_is_a_plan(model: Loss, solution: Solution) -> None:
 @pytest.mark.parametrize(
     ("plan", "text"),
     [
-        ({"zz": ("a",)}, "'zz' matches no parameter, input or other value of the plan"),
+        (
+            {"zz": ("a",)},
+            "'zz' matches no parameter, input or other value of the plan; near it: up.weight, up.bias, down.weight, "
+            "down.bias, …",
+        ),
+        ({"addmm": ("a",)}, "near it: up forward addmm, down forward addmm"),
+        ({"up.wieght": ("a",)}, r"near it: up\.weight, down\.weight"),
+        ({"p()": ("a",)}, r"'p\(\)' matches no .*; near it: up\(\)"),
         ({"up.bias": ("a", "b")}, "splits dim 1, but up.bias has the shape"),
         ({"x": ("c",)}, r"the mesh \(a=2 b=2\) has no axis 'c'"),
         ({"down forward addmm": ("(2 16/a)",)}, "no strategy|has the size"),
@@ -141,6 +148,92 @@ def test_fix_is_a_plan(model: Loss, solution: Solution) -> None:
 def test_what_cannot_be_fixed(solution: Solution, plan: dict[str, Any], text: str) -> None:
     with pytest.raises(PlanError, match=text):
         solution.fix(plan)
+
+
+def test_what_a_module_returns_has_the_name_of_plans(model: Loss, solution: Solution) -> None:
+    fixed = solution.fix({"up()": (None, "b")})
+    assert fixed.values["up forward addmm"].gives == ("[32 256/b]",)
+    assert fixed.values == solution.fix({"up forward addmm": (None, "b")}).values
+    assert fixed.fix({"*.up()": (None, "a")}).values["up forward addmm"].gives == ("[32 256/a]",)
+    explained = solution.explain("up()").alternatives
+    assert explained == solution.explain("up forward addmm").alternatives
+    parallel = autopar.parallelize(model, MESH, machine=FAST)
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))
+    step.capture(X)
+    assert step.solution is not None
+    assert step.solution.fix({"up()": (None, "b")}).values["up forward addmm"].gives == ("[32 256/b]",)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(torch.relu(self.up(x)))
+
+
+def test_a_module_that_is_called_twice() -> None:
+    solution = autopar.parallelize(Twice().double(), MESH, machine=FAST, example=(X,)).solution
+    assert solution is not None
+    with pytest.raises(PlanError) as error:
+        solution.explain("up()")
+    assert str(error.value) == "'up()' are 2 values; name one of them: up forward addmm, up forward addmm 2"
+    both = solution.fix({"up()": (None, "b")}).values
+    assert both["up forward addmm"].gives == both["up forward addmm 2"].gives == ("[32 64/b]",)
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (
+            lambda s: s.fix(3),
+            'solution.fix takes a dict from names to layouts, as in {"up.weight": ("tp", None)}, not an int: 3',
+        ),
+        (lambda s: s.fix({3: ("a",)}), "solution.fix takes a dict from names to layouts, as in"),
+        (
+            lambda s: s.expression(3),
+            "solution.expression takes a dict from inputs to the symbols of their dims, as in "
+            '{"x": ("batch", None)}, not an int: 3',
+        ),
+        (
+            lambda s: s.diff(None),
+            "solution.diff takes another solution, as that of parallelize(model, mesh, plan, example=…).solution, not "
+            "None",
+        ),
+        (
+            lambda s: s.explain(3),
+            'solution.explain takes the name of a parameter, an input or another value, as "up.weight", not an int: 3',
+        ),
+        (lambda s: s.save(None), 'solution.save takes the path of a file, as "plan.json", not None'),
+        (
+            lambda s: s.crossovers("batch", None),
+            "solution.crossovers takes another solution, as that of parallelize(model, mesh, plan, example=…).solution,"
+            " not None",
+        ),
+        (lambda s: s.crossovers(3, s), 'solution.crossovers takes the name of a symbol, as "batch", not an int: 3'),
+    ],
+)
+def test_arguments_of_another_type(solution: Solution, ask: Any, text: str) -> None:
+    with pytest.raises(TypeError) as error:
+        ask(solution)
+    assert str(error.value).startswith(text)
+
+
+def test_a_plan_that_is_not_applied_has_no_expression(solution: Solution) -> None:
+    fixed = solution.fix({"up.weight": (None, None)})
+    why = (
+        " has no expression, because it is not applied in this process: it is from fix, from a file, or another "
+        "process has searched it; take parallelize(model, mesh, plan, example=…).solution, with this plan as plan"
+    )
+    with pytest.raises(PlanError) as error:
+        solution.crossovers("batch", fixed)
+    assert str(error.value) == f"the other plan{why}"
+    with pytest.raises(PlanError) as error:
+        fixed.expression()
+    assert str(error.value) == f"the plan{why}"
+    with pytest.raises(PlanError, match=r"the marks 3 of x are not one for each of its dims, \[32, 64\]"):
+        solution.expression({"x": 3})  # type: ignore[dict-item]
 
 
 def test_questions_to_a_plan_from_a_file(solution: Solution, tmp_path: Path) -> None:

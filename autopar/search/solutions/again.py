@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import fx
@@ -53,12 +54,14 @@ class Again:
         states: the answer.
         time_limit: seconds for each further answer.
         constrained: whether the user has given layouts to the problem.
+        returned: ``module()`` → the names of the nodes of the program whose values it returns.
     """
 
     problem: Problem
     states: np.ndarray
     time_limit: float
     constrained: bool = False
+    returned: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def fixed(self, plan: Mapping[str, Spec]) -> Answer:
         """Return the answer in which values have these layouts.
@@ -71,10 +74,14 @@ class Again:
             PlanError: a name matches nothing, or no strategy gives a value this layout.
         """
         wanted: dict[int, np.ndarray] = {}
+        named = self._named()
         for glob, spec in plan.items():
-            matches = [(name, node) for name, node in self._named().items() if _matches(glob, name)]
+            matches = [(name, node) for name, node in named if _matches(glob, name)]
             if not matches:
-                raise PlanError(f"{shown(glob)} matches no parameter, input or other value of the plan")
+                raise PlanError(
+                    f"{shown(glob)} matches no parameter, input or other value of the plan; near it: "
+                    f"{_near(glob, named)}"
+                )
             for name, node in matches:
                 variable, attrs = self._options(node)
                 attr = attr_of(
@@ -95,13 +102,16 @@ class Again:
     def alternatives(self, name: str) -> list[Alternative]:
         """Return the cheapest plan with each layout that a value may have, the cheapest first.
 
-        ``PlanError`` if there is no value of this name.
+        ``PlanError`` if there is no value of this name, or if it is the name of several.
         """
         named = self._named()
-        if name not in named:
-            near = [other for other in named if name in other][:4] or list(named)[:4]
-            raise PlanError(f"the plan has no value {shown(name)}; near it: {', '.join(near)}")
-        node = named[name]
+        nodes = list(dict.fromkeys(node for each, node in named if each == name))
+        if not nodes:
+            raise PlanError(f"the plan has no value {shown(name)}; near it: {_near(name, named)}")
+        if len(nodes) > 1:
+            own = [each for each, node in named if node in nodes and not each.endswith("()")]
+            raise PlanError(f"{shown(name)} are {len(nodes)} values; name one of them: {', '.join(own)}")
+        (node,) = nodes
         variable, attrs = self._options(node)
         found = []
         for attr in dict.fromkeys(attrs):
@@ -119,15 +129,20 @@ class Again:
 
     # -- values and their layouts ------------------------------------------------------------------------------------
 
-    def _named(self) -> dict[str, fx.Node]:
-        """Return the values that have a variable: parameters and inputs by the user's names, others by their own."""
+    def _named(self) -> list[tuple[str, fx.Node]]:
+        """Return the values that have a variable: parameters and inputs by the user's names, others by their own.
+
+        Values that modules return have their names, too: ``up()``.
+        """
         own = value_names(self.problem.program)
-        named = {}
+        named, nodes = [], {}
         for node in self.problem.program.nodes:
             if node in self.problem.variables and isinstance(record_of(node).type, TensorType) and not is_getitem(node):
                 user = node.op == "placeholder" and record_of(node).role in ("param", "input", "buffer")
-                named[name_of(node) if user else own[node]] = node
-        return named
+                named.append((name_of(node) if user else own[node], node))
+                nodes[node.name] = node
+        calls = [(call, nodes[name]) for call, names in self.returned.items() for name in names if name in nodes]
+        return [*named, *calls]
 
     def _options(self, node: fx.Node) -> tuple[int, Sequence[DistAttr]]:
         """Return the variable of a value, and its layout in each state of it."""
@@ -146,6 +161,14 @@ class Again:
         for variable, fits in wanted.items():
             graph.costs[variable] = graph.intern(graph.costs[variable] + np.where(fits, 0.0, penalty))
         return problem.bounded(solve(graph, problem.order, problem.labels, time.monotonic() + self.time_limit))
+
+
+def _near(text: str, named: Sequence[tuple[str, fx.Node]]) -> str:
+    """Return the names that have a text in them, or else those that are like it, or the first."""
+    names, inner = list(dict.fromkeys(name for name, _ in named)), text.strip("*?.")
+    near = [name for name in names if inner and inner in name]
+    near = near or difflib.get_close_matches(text, names, n=4, cutoff=0.4) or names
+    return ", ".join(near[:4]) + ", …" * (len(near) > 4)
 
 
 def _matches(glob: str, name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from autopar.capture.at_sizes import AtSizes
 from autopar.errors import PlanError
@@ -20,12 +18,14 @@ from autopar.ir.nodes import name_of, tensor_type
 from autopar.ir.program import Program
 from autopar.plan.spec import Spec
 from autopar.search.certificate import Certificate
-from autopar.search.solutions.again import Again, Alternative
+from autopar.search.solutions.again import Again
+from autopar.search.solutions.asked import check_layouts, check_marks, check_name, check_other, check_path, check_symbol
 from autopar.search.solutions.found import Found, found_by
 from autopar.search.solutions.module_times import ModuleTime, module_times
 from autopar.search.solutions.planned import Planned, graph_digest, layout_text, planned_values
 from autopar.search.solutions.searched_update import SearchedUpdate
 from autopar.search.solutions.step_choice import StepChoice, Way
+from autopar.search.solutions.tables import Difference, Explanation, gives_text, printed, right
 from autopar.search.symbols.crossovers import Crossover, crossovers
 from autopar.search.symbols.expression import Expression, Priced, expression_of
 from autopar.search.symbols.sizes import Marks
@@ -73,14 +73,14 @@ class Solution(Certificate):
     def __str__(self) -> str:
         if not self.modules:
             return f"{self.certificate}\n"
-        table = Table("module", "parameters → result", _right("ops µs"), _right("transfers µs"))
+        table = Table("module", "parameters → result", right("ops µs"), right("transfers µs"))
         for row in self.modules:
             table.add_row(row.module, row.layouts, f"{row.ops / 1e3:,.1f}", f"{row.transfers / 1e3:,.1f}")
         choice = str(self.step) if self.step is not None and self.step.candidates else ""
         start = (
             f"the plan is the preset {self.start}: the search has found none that is cheaper\n" if self.start else ""
         )
-        return f"{_printed(table)}{choice}{start}{self.certificate}\n"
+        return f"{printed(table)}{choice}{start}{self.certificate}\n"
 
     # -- how the step runs -------------------------------------------------------------------------------------------
 
@@ -107,11 +107,13 @@ class Solution(Certificate):
         """Return what each layout of a value would cost, with everything else chosen anew. Prints as a table.
 
         Args:
-            name: of a parameter or an input; or of another value, as in ``values``.
+            name: of a parameter or an input; or of another value, as in ``values``; or ``"up()"``: what a module
+                returns, as its last op gives it.
 
         Raises:
             PlanError: there is no such value, or the plan was not searched in this process.
         """
+        check_name(name)
         more = self.alike or 0
         found = self._again().alternatives(name)
         return Explanation(
@@ -122,26 +124,33 @@ class Solution(Certificate):
         """Return the cheapest plan in which values have these layouts; ``plan=`` of ``parallelize`` takes it.
 
         Args:
-            plan: a glob over names of parameters, inputs and other values → a layout, as in a plan: dims with ``"?"``
-                stay free.
+            plan: a glob over names of parameters, inputs and other values, as in ``values``, or ``"up()"``, what a
+                module returns → a layout, as in a plan: dims with ``"?"`` stay free. An op gives its result in this
+                layout.
 
         Raises:
             PlanError: a glob matches nothing, no strategy meets a constraint, or the plan was not searched in this
                 process.
         """
+        check_layouts(plan)
         again, start = self._again(), time.monotonic()
         found = found_by(
             again.fixed(plan), again.problem, self.machine, start, again.time_limit, constrained=again.constrained
         )
         more, constrained = self.alike or 0, again.constrained or bool(plan)
-        found = replace(found, nanoseconds=found.nanoseconds + more, least=found.least + more, constrained=constrained)
+        assert found.again is not None
+        found = replace(
+            found, nanoseconds=found.nanoseconds + more, least=found.least + more, constrained=constrained,
+            again=replace(again, states=found.again.states),
+        )  # fmt: skip
         solution = solution_from(found, again.problem.program, self.mesh, self.kind)
         return replace(solution, step=self.step, alike=self.alike, update=self.update)
 
     def diff(self, other: Solution) -> Difference:
         """Return the values whose layouts differ in another plan of the same program. Prints as a table."""
+        check_other("diff", isinstance(other, Solution), other)
         rows = [
-            (name, _gives(self.values.get(name)), _gives(other.values.get(name)))
+            (name, gives_text(self.values.get(name)), gives_text(other.values.get(name)))
             for name in dict.fromkeys((*self.values, *other.values))
         ]
         different = tuple((name, own, theirs) for name, own, theirs in rows if own != theirs)
@@ -161,12 +170,8 @@ class Solution(Certificate):
             PlanError: the size of a value is not certain, and the error has its line; or the plan was not applied in
                 this process.
         """
-        if self.priced is None:
-            raise PlanError(
-                "only a plan that is applied in this process has an expression: take that of "
-                "parallelize(model, mesh, plan, example=…).solution"
-            )
-        return expression_of(self.priced, marks)
+        check_marks(marks)
+        return expression_of(self._priced("the plan"), marks)
 
     def crossovers(self, symbol: str, other: Solution, marks: Marks | None = None) -> list[Crossover]:
         """Return the values of a symbol at which this plan and another become cheaper than each other, solved.
@@ -175,13 +180,27 @@ class Solution(Certificate):
 
         Args:
             symbol: such as ``"batch"``.
-            other: another plan of the model; it may be for another mesh or machine.
+            other: another plan of the model; it may be for another mesh or machine. A plan of ``fix`` is applied first,
+                as in ``parallelize(model, mesh, fixed, example=(x,)).solution``.
             marks: as for ``expression``.
 
         Raises:
             PlanError: as for ``expression``; or there is no such symbol.
         """
-        return crossovers(self.expression(marks), other.expression(marks), symbol)
+        check_symbol(symbol)
+        check_other("crossovers", isinstance(other, Solution), other)
+        check_marks(marks)
+        own, theirs = self._priced("the plan"), other._priced("the other plan")
+        return crossovers(expression_of(own, marks), expression_of(theirs, marks), symbol)
+
+    def _priced(self, name: str) -> Priced:
+        if self.priced is None:
+            raise PlanError(
+                f"{name} has no expression, because it is not applied in this process: it is from fix, from a file, or "
+                f"another process has searched it; take parallelize(model, mesh, plan, example=…).solution, with this "
+                f"plan as plan"
+            )
+        return self.priced
 
     def _again(self) -> Again:
         if self.again is None and self.start:
@@ -217,57 +236,11 @@ class Solution(Certificate):
         Raises:
             FileNotFoundError: there is no such folder.
         """
+        check_path(path)
         file = Path(path)
         if not file.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {file.parent} for the plan {file}; make it first")
         file.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What each layout of a value costs, the cheapest first. Prints as a table."""
-
-    name: str
-    alternatives: tuple[Alternative, ...]
-
-    def __str__(self) -> str:
-        table = Table(self.name, _right("ms a step"), _right("more"), "")
-        best = self.alternatives[0].nanoseconds
-        for row in self.alternatives:
-            more = f"+{row.nanoseconds / best - 1:.2%}" if row.nanoseconds > best else ""
-            table.add_row(row.layout, f"{row.nanoseconds / 1e6:,.3f}", more, "the plan's" * row.chosen)
-        return _printed(table)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The values of which two plans give other layouts. Prints as a table.
-
-    Attributes:
-        rows: the name of a value, its layouts in the first plan and in the second.
-        nanoseconds, others: the prices of the two plans.
-    """
-
-    rows: tuple[tuple[str, str, str], ...]
-    nanoseconds: int
-    others: int
-
-    def __str__(self) -> str:
-        table = Table("value", "this plan", "the other")
-        for row in self.rows:
-            table.add_row(*row)
-        more = f"{self.nanoseconds / 1e6:,.3f} ms a step, the other {self.others / 1e6:,.3f} ms\n"
-        return (_printed(table) if self.rows else "all layouts are the same\n") + more
-
-
-def _gives(planned: Planned | None) -> str:
-    return "" if planned is None else ", ".join(text or "–" for text in planned.gives)
-
-
-def _printed(table: Table) -> str:
-    out = io.StringIO()
-    Console(file=out, width=120).print(table)
-    return out.getvalue()
 
 
 def solution_from(found: Found, program: Program, mesh: Mesh, kind: Kind) -> Solution:
@@ -295,7 +268,3 @@ def priced(solution: Solution, programs: Sequence[tuple[int, Program]], at_sizes
 def timed(solution: Solution, program: Program) -> Solution:
     """Return a solution with the times of the modules of its explicit program."""
     return replace(solution, modules=module_times(program, solution.machine))
-
-
-def _right(header: str) -> Column:
-    return Column(header, justify="right")

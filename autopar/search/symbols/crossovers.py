@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -43,13 +43,16 @@ class Crossover:
 def crossovers(one: Expression, other: Expression, symbol: str) -> list[Crossover]:
     """Return where the difference of two prices changes its sign, in ascending order.
 
-    Other symbols have the values of ``one``. Where prices are equal on a whole interval, its ends count.
+    Other symbols have the values of ``one``. Where prices are equal on a whole interval, its ends count. Prices are
+    polynomials in the seconds of a byte, so in a bandwidth the inverse is solved.
 
     Raises:
         PlanError: there is no such symbol, or an expression is not piecewise polynomial in it.
     """
     variable = one.symbol(symbol)
     other.symbol(symbol)
+    if symbol in BANDWIDTHS:
+        return _of_bandwidth(one, other, variable)
     fixed = {each: value for each, value in one.values.items() if each != variable}
     theirs = {
         each: value
@@ -71,6 +74,19 @@ def crossovers(one: Expression, other: Expression, symbol: str) -> list[Crossove
                 found.append(Crossover(start, bool(now < 0)))
             sign = now or sign
     return found
+
+
+def _of_bandwidth(one: Expression, other: Expression, bandwidth: sympy.Symbol) -> list[Crossover]:
+    """Return the crossovers in a bandwidth, by way of the seconds of a byte."""
+    byte = sympy.Symbol(f"seconds_of_a_byte_by_{bandwidth}", positive=True)
+
+    def inverted(expression: Expression) -> Expression:
+        values = {each: value for each, value in expression.values.items() if each != bandwidth}
+        seconds = expression.seconds.subs(bandwidth, 1 / byte)
+        return replace(expression, seconds=seconds, values={byte: 1 / expression.values[bandwidth], **values})
+
+    found = crossovers(inverted(one), inverted(other), byte.name)
+    return [Crossover(1 / cross.at, not cross.cheaper_above) for cross in reversed(found)]
 
 
 def pieces_of(expression: sympy.Expr, variable: sympy.Symbol) -> Pieces:

@@ -168,7 +168,7 @@ def _checked(priced: Priced, marks: Marks | None) -> dict[str, Sequence[str | No
         shape = priced.shapes.get(name)
         if shape is None:
             raise PlanError(f"there is no input {name!r}; there are {', '.join(priced.shapes)}")
-        if isinstance(dims, str) or len(dims) != len(shape):
+        if isinstance(dims, str) or not isinstance(dims, Sequence) or len(dims) != len(shape):
             raise PlanError(f"the marks {dims!r} of {name} are not one for each of its dims, {list(shape)}")
         if any(symbol is not None and not (isinstance(symbol, str) and symbol.isidentifier()) for symbol in dims):
             raise PlanError(f"the marks {dims!r} of {name} have something that is no name of a symbol")
