@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 from pathlib import Path
 
@@ -174,6 +175,72 @@ def test_a_function_of_the_users_is_checked(model: str) -> None:
         "is called without arguments, and it has one (missing a required argument: 'width')"
         in (asked(f"{path}:needs")[2])
     )
+
+
+RAISING = """\
+import torch
+
+class Wrong(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) @ self.nothing
+
+def raises():
+    raise KeyError("x")
+
+def many():
+    return torch.nn.Linear(3, 4), (torch.ones(2, 3), torch.ones(2))
+
+def keyword():
+    return torch.nn.Linear(3, 4), {"y": torch.ones(2, 3)}
+
+def forward():
+    return Wrong(3, 4), (torch.ones(2, 3),)
+
+def shapes():
+    return torch.nn.Linear(3, 4), (torch.ones(2, 5),)
+"""
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize(
+    ("function", "lines"),
+    [
+        ("raises", ["raises KeyError: 'x'", '  a_wrong_one.py:8  raise KeyError("x")']),
+        ("many", ["the call of its model raises TypeError: Linear.forward() takes 2 positional arguments but 3 were "
+                  "given"]),
+        ("keyword", ["the call of its model raises TypeError: Linear.forward() got an unexpected keyword argument "
+                     "'y'"]),
+        ("forward", ["the call of its model raises AttributeError: 'Wrong' object has no attribute 'nothing'",
+                     "  a_wrong_one.py:5  return super().forward(x) @ self.nothing"]),
+        ("shapes", ["the call of its model raises RuntimeError: a and b must have same reduction dim, but got [2, 5] X "
+                    "[3, 4]."]),
+    ],
+)  # fmt: skip
+def test_what_the_users_function_or_model_raises(tmp_path: Path, function: str, lines: list[str]) -> None:
+    path = tmp_path / "a_wrong_one.py"
+    path.write_text(RAISING)
+    status, _, error = asked(f"{path}:{function}", "--mesh", "dp=2")
+    assert status == 2
+    between = " " if function == "raises" else ": "
+    assert error.splitlines() == [f"autopar: {path}:{function}{between}{lines[0]}", *lines[1:]]
+
+
+def test_a_file_that_cannot_be_imported(tmp_path: Path) -> None:
+    path = tmp_path / "a_broken_one.py"
+    for text, said in (
+        ("x = (", "SyntaxError: '(' was never closed (a_broken_one.py, line 1)"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'\n  a_broken_one.py:1  import "
+                                  "no_such_module"),
+    ):  # fmt: skip
+        path.write_text(text)
+        status, _, error = asked(f"{path}:make")
+        assert status == 2 and error == f"autopar: {path} cannot be imported: it raises {said}\n"
+
+
+def test_a_defect_of_ours_keeps_its_traceback(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopar.cli.plan.run.row_of", operator.getitem)  # no frame of it is the user's
+    with pytest.raises(TypeError, match="getitem expected 2 arguments, got 3"):
+        asked(model, "--plan", "ddp")
 
 
 def test_a_preset_saves_nothing(model: str, tmp_path: Path) -> None:

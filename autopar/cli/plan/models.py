@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from autopar.cli.plan.raised import raised
 from autopar.cli.train.model import llama
 from autopar.cli.train.refused import Refused
 from autopar.cli.train.sizes import SIZES
@@ -57,7 +58,10 @@ def model_of(name: str, batch: int, sequence: int) -> tuple[torch.nn.Module, Any
         inspect.signature(make).bind()
     except TypeError as error:
         raise Refused(f"{name} is called without arguments, and it has one ({error}); {RETURNS}") from None
-    made = make()
+    try:
+        made = make()
+    except Exception as error:
+        raise Refused(f"{name} raises {raised(error)}") from None
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], torch.nn.Module):
         raise Refused(f"{name} returns {class_of(made)}; {RETURNS}")
     if not isinstance(made[1], (tuple, dict)):
@@ -70,8 +74,10 @@ def _module(where: str) -> ModuleType:
     if not where.endswith(".py"):
         try:
             return importlib.import_module(where)
-        except ModuleNotFoundError as error:
-            raise Refused(f"there is no module {error.name}; name a file, as in model.py:make") from None
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and f"{where}.".startswith(f"{error.name}."):
+                raise Refused(f"there is no module {error.name}; name a file, as in model.py:make") from None
+            raise Refused(f"{where} cannot be imported: it raises {raised(error)}") from None
     path = Path(where)
     if not path.is_file():
         raise Refused(f"there is no file {where}")
@@ -79,5 +85,9 @@ def _module(where: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[path.stem]
+        raise Refused(f"{where} cannot be imported: it raises {raised(error)}") from None
     return module

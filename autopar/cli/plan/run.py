@@ -17,6 +17,7 @@ from rich.text import Text
 from autopar.api import check_pipeline
 from autopar.cli.plan.models import model_of
 from autopar.cli.plan.options import PlanOptions
+from autopar.cli.plan.raised import is_of_the_model, raised
 from autopar.cli.plan.rows import Planning, PlanRow, cheapest, row_of, rows_of
 from autopar.cli.train.check import mesh_of, one_of, plan_of
 from autopar.cli.train.launched import launched
@@ -44,8 +45,16 @@ def run(options: PlanOptions) -> int:
     except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CUT_OFF
-    except (AutoparError, ValueError, OSError) as error:
+    except (AutoparError, OSError) as error:
         print(f"autopar: {error}", file=sys.stderr)
+        return REFUSED
+    except Exception as error:
+        if is_of_the_model(error):
+            print(f"autopar: {options.model}: the call of its model raises {raised(error)}", file=sys.stderr)
+        elif isinstance(error, ValueError):
+            print(f"autopar: {error}", file=sys.stderr)
+        else:
+            raise
         return REFUSED
 
 
