@@ -119,8 +119,9 @@ class Parallel(ModelProxy):
 
     @property
     def solution(self) -> Solution | None:
-        """The searched plan, with its certificate; ``None`` if the plan was not searched. Prints as a table by module.
+        """The searched plan, with its certificate; ``None`` if the plan was not searched, as on a mesh of one rank.
 
+        Prints as a table by module.
         ``RuntimeError`` before a capture.
         """
         return self._current().solution

@@ -113,6 +113,9 @@ class Compiled:
                            groups=context.groups, agreement=context.agreement)  # fmt: skip
 
 
+ONE_RANK = "the mesh has one rank, so there is nothing to search, and solution is None"
+
+
 class Placement(NamedTuple):
     """What the passes made of a program.
 
@@ -174,12 +177,16 @@ class Compiler:
         captured = capture_call(self.model, inputs.whole(), self.random, self.numbers)
         captured_ms = (time.perf_counter() - start) * 1e3
         attrs, decided = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **inputs.layouts})
+        alone = (ONE_RANK,) if searches(self.plan) and not self.searches else ()
         verify(captured.program, "capture")
         return (
             captured,
             attrs,
             PassReport(
-                "capture", captured_ms, notes=(*notes, *captured.notes, *decided.notes), unmatched=decided.unmatched
+                "capture",
+                captured_ms,
+                notes=(*notes, *captured.notes, *decided.notes, *alone),
+                unmatched=decided.unmatched,
             ),
         )
 

@@ -246,3 +246,5 @@ def test_a_defect_of_ours_keeps_its_traceback(model: str, monkeypatch: pytest.Mo
 def test_a_preset_saves_nothing(model: str, tmp_path: Path) -> None:
     status, _, error = asked(model, "--plan", "ddp", "--save", str(tmp_path / "plan.json"))
     assert status == 2 and "writes a searched plan, and none was found; add --plan search" in error
+    status, _, error = asked(model, "--mesh", "dp=1", "--save", str(tmp_path / "plan.json"))
+    assert status == 2 and "on one rank there is nothing to search; use a --mesh of several ranks" in error

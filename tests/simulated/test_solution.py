@@ -63,6 +63,16 @@ def test_the_table_adds_up_to_the_price(solution: Solution) -> None:
     assert "weight f64[256/a/b 64]" in str(solution)
 
 
+def test_one_rank_has_no_solution(model: Loss) -> None:
+    note = "the mesh has one rank, so there is nothing to search, and solution is None"
+    parallel = autopar.parallelize(model, Mesh(a=1), example=(X,))
+    assert parallel.solution is None and note in parallel.reports["capture"].notes
+    assert note not in autopar.parallelize(model, Mesh(dp=1), "ddp", example=(X,)).reports["capture"].notes
+    step = autopar.parallelize(model, Mesh(a=1)).train_step(torch.optim.SGD(model.parameters(), lr=0.1))
+    step.capture(X)
+    assert step.solution is None and note in step.reports["capture"].notes
+
+
 def test_layers_that_are_alike_are_one_row() -> None:
     layers = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(4))).double()
     x = torch.randn(32, 16, dtype=torch.float64)

@@ -74,6 +74,11 @@ def _follow(options: PlanOptions) -> int:
         _show_rows(console, rows)
     if options.save is not None:
         found = next((row.solution for row in rows if row.solution is not None), None)
+        if found is None and planning.mesh.size == 1:
+            raise Refused(
+                f"--save {options.save} writes a searched plan, and on one rank there is nothing to search; use a "
+                f"--mesh of several ranks"
+            )
         if found is None:
             raise Refused(f"--save {options.save} writes a searched plan, and none was found; add --plan search")
         found.save(options.save)
