@@ -81,7 +81,8 @@ def test_a_saved_plan_is_taken(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     arguments = ("--simulate", "--steps", "2", *sizes)
     assert command(*arguments, "--plan", file) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^searched in 123.4 s: [\d.]+ ms a step on cpu, and no plan is ", out, re.M)
+    assert re.search(r"^searched in 123.4 s: [\d.]+ ms a step on cpu, and how much cheaper a plan could be ", out, re.M)
+    assert "another update (AdamW; here it is AdamW, clip_norm=inf)" in out  # the command measures the gradients
     assert re.search(r"^the same numbers: 2 losses differ by ", out, re.M)
     assert command("--simulate", "--plan", file) == 2
     assert "is for the mesh (dp=2), and this one is (dp=2 tp=2); use --mesh dp=2, or" in capsys.readouterr().err
