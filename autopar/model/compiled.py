@@ -16,6 +16,7 @@ from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
 from autopar.costs.machine import Machine, machine_of
 from autopar.costs.program_price import price
+from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, record_of, tensor_type
@@ -163,6 +164,7 @@ class Compiler:
         """Whether the plan of a program is searched: on one rank there is nothing to choose."""
         return searches(self.plan) and self.mesh.size > 1
 
+    @gc_paused()
     def compile(self, inputs: CallInputs, notes: Sequence[str] = ()) -> Compiled:
         """Capture a call and place it. ``notes`` are added to the report."""
         with doing("parallelize"):

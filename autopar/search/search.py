@@ -11,6 +11,7 @@ import numpy as np
 
 from autopar.costs.machine import Machine
 from autopar.errors import shown
+from autopar.gc_pause import gc_paused
 from autopar.plan.boundary import Boundary
 from autopar.search.memory.limited import NothingFits, within
 from autopar.search.memory.memory_errors import too_little_memory
@@ -55,6 +56,7 @@ def check_memory(memory: float | None) -> None:
     )
 
 
+@gc_paused()
 def search(
     boundary: Boundary,
     machine: Machine,

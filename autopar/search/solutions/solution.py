@@ -13,6 +13,7 @@ from rich.table import Table
 
 from autopar.capture.at_sizes import AtSizes
 from autopar.errors import PlanError
+from autopar.gc_pause import gc_paused
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, tensor_type
 from autopar.ir.program import Program
@@ -103,6 +104,7 @@ class Solution(Certificate):
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
+    @gc_paused()
     def explain(self, name: str) -> Explanation:
         """Return what each layout of a value would cost, with everything else chosen anew. Prints as a table.
 
@@ -120,6 +122,7 @@ class Solution(Certificate):
             name, tuple(replace(a, nanoseconds=a.nanoseconds + more, least=a.least + more) for a in found)
         )
 
+    @gc_paused()
     def fix(self, plan: Mapping[str, Spec]) -> Solution:
         """Return the cheapest plan in which values have these layouts; ``plan=`` of ``parallelize`` takes it.
 
