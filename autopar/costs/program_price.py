@@ -195,6 +195,18 @@ def _costs(
     if program.level != "explicit":
         raise ValueError(f"only explicit programs have a price, and this one is {program.level}: "
                          f"{REMEDIES[program.level]}")  # fmt: skip
+    yield from _costs_of_placed(program, machine, without_peak)
+
+
+def price_of_ops(program: Program, machine: Machine) -> int:
+    """Return the nanoseconds of the ops of a placed program: the price of its explicit program without transfers."""
+    return sum(cost for *_, cost in _costs_of_placed(program, machine, set()))
+
+
+def _costs_of_placed(
+    program: Program, machine: Machine, without_peak: set[torch.dtype]
+) -> Iterator[tuple[fx.Node, tuple[str, str, str, str], int]]:
+    """Yield ``_costs``, those of ops of a placed program too."""
     listed = dict(machine.peak)
     prices: dict[object, tuple[int, torch.dtype | None]] = {}
     for node in program.nodes:

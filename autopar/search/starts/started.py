@@ -15,7 +15,7 @@ import numpy as np
 from torch import fx
 
 from autopar.costs.machine import Machine
-from autopar.costs.program_price import price
+from autopar.costs.program_price import price, price_of_ops
 from autopar.errors import AutoparError
 from autopar.ir import transfers
 from autopar.ir.layout import UNDECIDED, WHOLE, DistAttr, largest
@@ -154,8 +154,12 @@ class Comparison:
             nanoseconds, chosen = self.problem.explicit_price(states.tolist()), chosen_layouts(self.problem, states)
         else:
             chosen = self._layouts_of_states(types)
+            ended = self._ended(types, chosen)
+            least = price_of_ops(placed, self.machine) * self.problem.microbatches + ended
+            if least >= below:  # transfers only make it dearer
+                return None
             once = price(self.greedy.explicit(placed, self.machine), self.machine).nanoseconds
-            nanoseconds = once * self.problem.microbatches + self._ended(types, chosen)
+            nanoseconds = once * self.problem.microbatches + ended
         if nanoseconds >= below:
             return None
         bytes = None

@@ -65,15 +65,17 @@ def starting_points(
     """
     captured = replace(captured, constrained=())  # constraints of the user have the axes of the mesh itself
     seen: set[frozenset[tuple[str, DistAttr]]] = set()
+    known: dict[tuple[str, Mesh], Mapping[str, DistAttr] | None] = {}  # axes of equal sizes share them
     first = [(roles, [BY_BATCH]) for roles in on_fewer_axes(mesh)]
     for roles, names in (*first, *((roles, [*PRESETS]) for roles in assignments(mesh))):
         of_roles = Mesh({role: mesh.count(axes) for role, axes in roles.items()})
         for name in names:
             if not _uses(PRESETS[name], roles):
                 continue
-            try:
-                attrs, _ = constraints(name, model, of_roles, captured)
-            except PlanError:  # a module of the preset's returns values of several shapes
+            if (name, of_roles) not in known:
+                known[name, of_roles] = _layouts(name, model, of_roles, captured)
+            attrs = known[name, of_roles]
+            if attrs is None:
                 continue
             on_axes = {
                 node: _renamed(attr, roles).normalize(tensor_type(captured.program.node(node)).shape, mesh)
@@ -83,6 +85,14 @@ def starting_points(
             if layouts not in seen:
                 seen.add(layouts)
                 yield f"{name}, {' '.join(f'{role}={chr(43).join(axes)}' for role, axes in roles.items())}", on_axes
+
+
+def _layouts(name: str, model: torch.nn.Module, mesh: Mesh, captured: Captured) -> Mapping[str, DistAttr] | None:
+    """Return the layouts of a preset; ``None`` if a module of the preset's returns values of several shapes."""
+    try:
+        return constraints(name, model, mesh, captured)[0]
+    except PlanError:
+        return None
 
 
 def _uses(preset: Preset, roles: Mapping[str, object]) -> bool:

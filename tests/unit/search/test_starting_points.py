@@ -18,6 +18,7 @@ import autopar
 from autopar import Mesh, Program
 from autopar.capture import Captured, capture
 from autopar.costs.machine import Machine
+from autopar.costs.program_price import price, price_of_ops
 from autopar.ir.layout import WHOLE, DistAttr
 from autopar.ir.nodes import operands
 from autopar.ir.record import TensorType
@@ -28,6 +29,7 @@ from autopar.plan.constraints import constraints
 from autopar.search import search as searching
 from autopar.search.search import search
 from autopar.search.solver.solver import Answer
+from autopar.search.starts import starting_points as starting
 from autopar.search.starts.starting_points import assignments, on_fewer_axes, starting_points
 
 GREEDY = GreedyPasses()
@@ -238,3 +240,41 @@ def test_a_start_that_the_search_has_tried_is_not_placed_again() -> None:
     points = list(starting_points(model, captured, mesh))
     assert search(Boundary(captured.program, mesh), SLOW, starts=points, greedy=Counting()).exact
     assert len(placed) < len(points)
+
+
+def test_a_start_whose_ops_alone_cost_more_is_not_made_explicit() -> None:
+    mesh, on = Mesh(a=4), MACHINES[-1]
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(2)))
+        captured = capture(model, (torch.ones(2, 4096),))  # on four ranks two have no row
+    made = {"placed": 0, "explicit": 0}
+
+    class Counting(GreedyPasses):
+        def placed(self, boundary: Boundary, machine: Machine, *, strict: bool) -> Program:
+            made["placed"] += 1
+            program = super().placed(boundary, machine, strict=strict)
+            rows = price(super().explicit(program, machine), machine).rows
+            assert price_of_ops(program, machine) == sum(row.nanoseconds for row in rows if row.kind == "op") > 0
+            return program
+
+        def explicit(self, placed: Program, machine: Machine) -> Program:
+            made["explicit"] += 1
+            return super().explicit(placed, machine)
+
+    points = list(starting_points(model, captured, mesh))
+    found = search(Boundary(captured.program, mesh), on, starts=points, greedy=Counting())
+    assert found.exact and not found.start
+    assert made["placed"] and not made["explicit"]
+
+
+def test_the_layouts_of_a_preset_are_found_once_for_axes_of_equal_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, captured = of_pair()
+    asked = []
+
+    def counting(name: str, model: nn.Module, mesh: Mesh, captured: Captured) -> Any:
+        asked.append((name, mesh))
+        return constraints(name, model, mesh, captured)
+
+    monkeypatch.setattr(starting, "constraints", counting)
+    points = list(starting_points(model, captured, Mesh(a=2, b=2)))
+    assert len(asked) == len(set(asked)) < len(points)
