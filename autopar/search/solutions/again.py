@@ -22,6 +22,7 @@ from autopar.search.problem.problem import Problem
 from autopar.search.solutions.planned import layout_text
 from autopar.search.solutions.value_names import value_names
 from autopar.search.solver.factor_graph import FactorGraph
+from autopar.search.solver.settled import Settled
 from autopar.search.solver.solver import Answer, solve
 
 FORBIDDEN = 2.0**33  # nanoseconds, as the penalties of ``build``: up to here sums are exact
@@ -55,6 +56,7 @@ class Again:
         time_limit: seconds for each further answer.
         constrained: whether the user has given layouts to the problem.
         returned: ``module()`` → the names of the nodes of the program whose values it returns.
+        settled: what solves the graph of the problem again with other costs, if it has long runs.
     """
 
     problem: Problem
@@ -62,6 +64,7 @@ class Again:
     time_limit: float
     constrained: bool = False
     returned: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    settled: Settled | None = None
 
     def fixed(self, plan: Mapping[str, Spec]) -> Answer:
         """Return the answer in which values have these layouts.
@@ -160,7 +163,8 @@ class Again:
         penalty = max(FORBIDDEN, 2.0 ** (2 * problem.explicit_price(self.states.tolist())).bit_length())
         for variable, fits in wanted.items():
             graph.costs[variable] = graph.intern(graph.costs[variable] + np.where(fits, 0.0, penalty))
-        return problem.bounded(solve(graph, problem.order, problem.labels, time.monotonic() + self.time_limit))
+        deadline = time.monotonic() + self.time_limit
+        return problem.bounded(solve(graph, problem.order, problem.labels, deadline, self.settled))
 
 
 def _near(text: str, named: Sequence[tuple[str, fx.Node]]) -> str:

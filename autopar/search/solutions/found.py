@@ -68,7 +68,7 @@ def found_by(
     exact = least > price - TOLERANCE
     late = seconds >= time_limit
     reason = "" if exact else "the time limit ended the search" if late else "too many plans are near it"
-    again = Again(problem, answer.states, time_limit, constrained)
+    again = Again(problem, answer.states, time_limit, constrained, settled=answer.settled)
     return Found(
         machine, price, least, seconds, reason, types, uses, again,
         optimizer_states=chosen_layouts(problem, answer.states), constrained=constrained,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import fx
 
@@ -53,6 +54,7 @@ def planned_values(
     return planned
 
 
-def layout_text(shape: Sequence[int], attr: DistAttr) -> str:
+@lru_cache(maxsize=4096)
+def layout_text(shape: tuple[int, ...], attr: DistAttr) -> str:
     """Return a layout as programs print it."""
     return f"[{print_dims(shape, attr)}]{print_pending(attr)}"

@@ -8,7 +8,8 @@ repeats in each run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -152,6 +153,19 @@ class Folded:
             self.edge_times[ends] = self.edge_times.get(ends, 0) + 1
             if ends not in self.graph.edges:
                 self.graph.edges[ends] = edge if a < b else flipped(graph, edge)
+
+    def changed(self, graph: FactorGraph, costs: Mapping[int, Array]) -> Folded:
+        """Return the same fold with other costs of some variables.
+
+        Args:
+            graph: the long graph with its costs.
+            costs: variable of the short graph → its costs.
+        """
+        other = copy.copy(self)
+        other.long, short = graph, self.graph
+        own = [costs.get(v, known) for v, known in enumerate(short.costs)]
+        other.graph = FactorGraph(short.intern, own, short.names, short.edges)
+        return other
 
     def blocks(self, ring: Ring) -> list[list[int]]:
         """Return the variables of the blocks of a ring in the short graph."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -97,6 +98,33 @@ class Part:
             for place, state in enumerate(self._last.expanded([known[v] for v in range(len(self._left))])):
                 full[self._again.variables[place]] = state
         return self._part.expanded(self._inner.completed(full))
+
+
+class _Known(NamedTuple):
+    passing: MessagePassing
+    slack: float
+    allowed: Mapping[int, Array]
+    part: Part
+
+
+class KnownParts:
+    """Keeps the part of each of several messages, with the largest slack so far."""
+
+    def __init__(self, known: KnownParts | None = None) -> None:
+        """Begin with the parts that others know; they do not learn those that follow."""
+        self._known: dict[int, _Known] = {} if known is None else dict(known._known)  # by messages, which stay, too
+
+    def part(self, passing: MessagePassing, shared: Sequence[int], slack: float, allowed: Mapping[int, Array]) -> Part:
+        """Return a part up to a slack, or one with more slack and states; the arguments are those of ``Part``."""
+        known = self._known.get(id(passing))
+        if known is None or slack > known.slack or not _within(allowed, known.allowed):
+            known = self._known[id(passing)] = _Known(passing, slack, allowed, Part(passing, shared, slack, allowed))
+        return known.part
+
+
+def _within(allowed: Mapping[int, Array], others: Mapping[int, Array]) -> bool:
+    """Return whether the states that count are among those of others."""
+    return all(v in allowed and bool(np.isin(allowed[v], own).all()) for v, own in others.items())
 
 
 def spread_rows(rows: Rows, variables: Sequence[int]) -> Rows:

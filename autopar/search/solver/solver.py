@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from autopar.search.solver.message_passing import MessagePassing
 from autopar.search.solver.parts import MOST_STATES
 from autopar.search.solver.periodic import Best, Periodic
 from autopar.search.solver.pruning import affordable, restricted
-from autopar.search.solver.tied import Reduced
+from autopar.search.solver.reduced import Reduced
+from autopar.search.solver.settled import Settled
 
 PASSES = 10  # of messages, between two looks at the bound
 MOST_PASSES = 200
@@ -37,11 +38,16 @@ LEAST_RISE = 1.0  # nanoseconds
 
 @dataclass(frozen=True)
 class Answer:
-    """An assignment with its cost, and a lower bound of the costs of all assignments, in nanoseconds."""
+    """An assignment with its cost, and a lower bound of the costs of all assignments, in nanoseconds.
+
+    Attributes:
+        settled: what solves the graph again with other costs, if it has long runs.
+    """
 
     states: Array
     cost: float
     bound: float
+    settled: Settled | None = field(default=None, repr=False, compare=False)
 
     @property
     def exact(self) -> bool:
@@ -49,14 +55,21 @@ class Answer:
         return self.cost <= self.bound
 
 
-def solve(graph: FactorGraph, order: Sequence[float], labels: Sequence[str], deadline: float = np.inf) -> Answer:
+def solve(
+    graph: FactorGraph, order: Sequence[float], labels: Sequence[str], deadline: float = np.inf,
+    settled: Settled | None = None,
+) -> Answer:  # fmt: skip
     """Return the best assignment and the bound; after the deadline, the best so far.
 
     Args:
         order: variable → where it stands; messages are passed in this order.
         labels: variable → the path of its block, as ``layers.3``, or "" outside of blocks.
         deadline: of ``time.monotonic``.
+        settled: the same graph with other costs, which is solved.
     """
+    if settled is not None and (found := settled.again(graph, deadline)) is not None:
+        best, bound = found
+        return Answer(best.states, best.cost, bound, settled)
     rings = rings_of(graph, labels)
     if rings:
         return _solve_rings(Folded(graph, rings), order, deadline)
@@ -94,7 +107,8 @@ def _solve_rings(folded: Folded, order: Sequence[float], deadline: float) -> Ans
         inner.look(passing, _first_slack(passing), WIDER)
         offer(inner.states[passing.variables])
         periodic.solve(best, deadline)
-    return Answer(best.states, best.cost, min(periodic.bound, best.cost))
+    settled = Settled(graph, reduced, periodic, best.states)
+    return Answer(best.states, best.cost, min(periodic.bound, best.cost), settled)
 
 
 class _Solver:

@@ -78,3 +78,26 @@ class Span:
             *first.blocks([*states[:w], *middle, *outside]),
             *second.blocks([*middle, *states[w : 2 * w], *outside]),
         ]
+
+
+def product(spans: Sequence[Span], slack: float) -> Span:
+    """Return all spans together; equal stretches of them are joined once.
+
+    Args:
+        slack: above the sum of what they cost at least.
+
+    Raises:
+        TooManyRows: a table would be too large.
+    """
+    known: dict[tuple[int, ...], Span] = {}
+
+    def joined(some: Sequence[Span]) -> Span:
+        if len(some) == 1:
+            return some[0]
+        key = tuple(map(id, some))
+        if key not in known:
+            half = 1 << (len(some) - 1).bit_length() - 1  # the greatest power of two below
+            known[key] = joined(some[:half]).followed_by(joined(some[half:]), slack)
+        return known[key]
+
+    return joined(spans)

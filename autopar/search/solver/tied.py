@@ -13,48 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.search.solver.elimination import Eliminated
 from autopar.search.solver.factor_graph import Array, FactorGraph
-from autopar.search.solver.fold import Crossing, Folded, Ring
+from autopar.search.solver.fold import Crossing, Ring
 from autopar.search.solver.message_passing import GRAIN, Link, MessagePassing
+from autopar.search.solver.reduced import Reduced
 
 PASSES = 5  # of messages, between two looks at a bound
 MOST_PASSES = 30
 Messages = Mapping[tuple[int, int], Array]  # variable and its neighbour → what the pair hands to the variable
 SLOW = 1e-6  # the relative rise of a bound over so many passes that is too little to go on
-
-
-class Reduced:
-    """A folded graph whose variables of low degree are eliminated, in all blocks of a ring alike.
-
-    Attributes:
-        graph: the rest; each variable and edge has its costs once.
-        left: the variables that are left.
-        eliminated: the elimination.
-        constant: the nanoseconds of what was eliminated entirely.
-        weighted: the graph whose variables and edges cost as often as they stand for others.
-    """
-
-    def __init__(self, folded: Folded) -> None:
-        times, stands = folded.times, folded.edge_times
-        kept = {v for ends, count in stands.items() if {count, *(times[v] for v in ends)} != {count} for v in ends}
-        for ring in folded.rings:
-            for block in folded.blocks(ring):
-                kept |= {block[p] for crossing in ring.crossings for p in (crossing.lower, crossing.upper)}
-        self.folded, self.eliminated = folded, Eliminated(folded.graph, kept=kept)
-        self.graph, self.left = self.eliminated.graph, self.eliminated.left
-        self.constant = sum(
-            times[step.variable] * float(step.costs.min()) for step in self.eliminated.steps if not step.edges
-        )
-        self.weighted = FactorGraph(self.graph.intern)
-        for v, costs in enumerate(self.graph.costs):
-            self.weighted.add_variable(self.graph.names[v], costs * times[v])
-        for ends, edge in self.graph.edges.items():
-            self.weighted.edges[ends] = edge._replace(table=self.graph.intern(edge.table * self.edge_times(ends)))
-
-    def edge_times(self, ends: tuple[int, int]) -> int:
-        """Return for how many edges an edge stands."""
-        return self.folded.edge_times.get(ends) or max(self.folded.times[v] for v in ends)
 
 
 class Border(NamedTuple):
@@ -103,7 +70,15 @@ class TiedRing:
         to_outside: variable outside of the ring → its costs from all blocks of the run.
     """
 
-    def __init__(self, reduced: Reduced, ring: Ring, given: Messages, order: Sequence[float]):
+    def __init__(
+        self, reduced: Reduced, ring: Ring, given: Messages, order: Sequence[float], earlier: TiedRing | None = None,
+        passes: int = PASSES,
+    ) -> None:  # fmt: skip
+        """Settle the messages.
+
+        Args:
+            earlier: the ring whose messages this one, which is alike, begins with.
+        """
         graph, alive = reduced.graph, set(reduced.left)
         self.reduced, self.ring = reduced, ring
         self.blocks = reduced.folded.blocks(ring)
@@ -133,8 +108,8 @@ class TiedRing:
         for i, j, edge in inner:
             closed.add_edge(self.own[i], self.own[j], *edge)
         self.passing = MessagePassing(closed, range(len(self.numbers)), [order[v] for v in self.numbers])
-        self.passing.start(_renamed(given, self.own))
-        self.passing.run(PASSES)
+        self.passing.start(_renamed(given, self.own) if earlier is None else earlier.passing.messages())
+        self.passing.run(passes)
         self.links: dict[tuple[int, int], Link] = {}
         self.place = {self.numbers[v]: k for k, v in enumerate(self.passing.variables)}
         for link in self.passing.links:
@@ -155,12 +130,13 @@ class TiedRing:
         link = self.links[min(a, b), max(a, b)]
         return link.to_lower[link.left] if a < b else link.to_upper[link.right]
 
-    def pieces(self) -> list[Piece]:
-        """Return the parts of the blocks of the ring."""
-        return [self._piece(k) for k in range(len(self.blocks))]
+    def pieces(self, passes: int = PASSES) -> list[Piece]:
+        """Return the parts of the blocks of the ring, after so many passes of messages of their own."""
+        return [self.piece(k, passes) for k in range(len(self.blocks))]
 
-    def _piece(self, k: int) -> Piece:
-        graph, numbers, period = FactorGraph(self.reduced.graph.intern), dict[object, int](), len(self.blocks)
+    def piece(self, k: int, passes: int = PASSES) -> Piece:
+        """Return the part of one block."""
+        graph, numbers, period = FactorGraph(), dict[object, int](), len(self.blocks)  # its tables are of no other
         block, lower, upper = self.blocks[k], self.blocks[k - 1], self.blocks[(k + 1) % period]
         names, costs, order = self.reduced.graph.names, self.reduced.graph.costs, []
 
@@ -192,7 +168,7 @@ class TiedRing:
                     number(block[p], block[p]), number(("after", q), upper[q]), *self.rest(block[p], upper[q])
                 )
         passing = MessagePassing(graph, range(len(order)), order)
-        passing.run(PASSES)
+        passing.run(passes)
         before = [numbers["before", p] for p in self.border.lower] + [numbers[block[q]] for q in self.border.upper]
         after = [numbers[block[p]] for p in self.border.lower] + [numbers["after", q] for q in self.border.upper]
         return Piece(passing, before, after, outside, [v for v in block if v in self.own])
@@ -207,7 +183,10 @@ class Ends:
         borders: for each ring, its variables on the borders before and after the run.
     """
 
-    def __init__(self, reduced: Reduced, rings: Sequence[TiedRing], given: Messages, order: Sequence[float]) -> None:
+    def __init__(
+        self, reduced: Reduced, rings: Sequence[TiedRing], given: Messages, order: Sequence[float],
+        earlier: Ends | None = None,
+    ) -> None:  # fmt: skip
         graph, number = reduced.graph, reduced.folded.number
         inside = {v for ring in rings for v in ring.numbers}
         variables = [v for v in reduced.left if v not in inside]
@@ -248,7 +227,7 @@ class Ends:
         for each in edges:
             short.add_edge(*each)
         self.passing = MessagePassing(short, range(len(costs)), places)
-        self.passing.start(_renamed(given, self.own))
+        self.passing.start(_renamed(given, self.own) if earlier is None else earlier.passing.messages())
 
 
 def _renamed(given: Messages, own: Mapping[int, int]) -> Messages:

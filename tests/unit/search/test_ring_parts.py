@@ -17,8 +17,9 @@ from autopar.search.solver.fold import Folded, rings_of
 from autopar.search.solver.message_passing import MessagePassing
 from autopar.search.solver.parts import Part, TooManyStates, spread_rows
 from autopar.search.solver.periodic import Best, Periodic
+from autopar.search.solver.reduced import Reduced
 from autopar.search.solver.spans import Span
-from autopar.search.solver.tied import Ends, Piece, Reduced, TiedRing, border, shares
+from autopar.search.solver.tied import Ends, Piece, TiedRing, border, shares
 
 
 def passed(graph: FactorGraph, passes: int = 5) -> MessagePassing:
