@@ -25,6 +25,7 @@ from autopar.search.solver.tied import PASSES, Ends, Piece, TiedRing, settle, sh
 FIRST_SLACK = 2e-5  # of the bound
 LEAST_SLACK = 1.0  # nanoseconds
 GROWTH = 3.0
+NEAR = 5.0  # up to so many slacks above the bound, the best answer is looked at once
 
 
 class Best:
@@ -153,12 +154,17 @@ class Periodic:
         Args:
             deadline: of ``time.monotonic``.
         """
+        near = NEAR
         while self.bound < best.cost and time.monotonic() < deadline:
-            wanted = self._looked = min(self._slack, best.cost - self._sum)
+            above = best.cost - self._sum
+            wanted = self._looked = above if above <= near * self._slack else self._slack
             try:
                 found = self._look(wanted)
             except (TooManyRows, TooManyStates):
-                return
+                if wanted <= self._slack:
+                    return
+                near = 1.0
+                continue
             if found is not None:
                 best.offer(found)
             self.bound = max(self.bound, min(best.cost, self._sum + wanted))

@@ -98,7 +98,11 @@ def _solve_rings(folded: Folded, order: Sequence[float], deadline: float) -> Ans
         passing.run(PASSES)
         offer(passing.decoded())
         rise, last = passing.bound + reduced.constant - last, passing.bound + reduced.constant
-        if rise * PATIENCE < best.cost - last or rise <= LEAST_RISE or time.monotonic() > deadline:
+        if (
+            rise * PATIENCE < best.cost - last
+            or min(rise, best.cost - last) <= LEAST_RISE
+            or time.monotonic() > deadline
+        ):
             break
     periodic = Periodic(reduced, passing, places)
     periodic.solve(best, deadline)

@@ -6,12 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
-from factor_graphs import Case, Model, all_costs, assignments, cases, dense_cases, models
+from factor_graphs import Case, Model, all_costs, assignments, cases, chain_of, dense_cases, models
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autopar.search.solver import parts, spans
-from autopar.search.solver.exact import rows_of
+from autopar.search.solver.exact import TooManyRows, rows_of
 from autopar.search.solver.factor_graph import Array, FactorGraph
 from autopar.search.solver.fold import Folded, rings_of
 from autopar.search.solver.message_passing import MessagePassing
@@ -194,3 +194,36 @@ def test_the_best_assignment_is_kept() -> None:
         best.offer(np.array([state]))
     assert (best.cost, best.states.tolist()) == (1, [1])
     assert all_costs(graph).min() == 1
+
+
+@pytest.mark.parametrize("times", [0.5, 4, 40])
+@pytest.mark.parametrize("too_many", [False, True])
+def test_a_near_answer_is_looked_at_at_once(times: float, too_many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slack grows if the best answer is many times as far above the bound, or if there are too many near it."""
+    chain = chain_of(5, 40, 3)
+    folded = Folded(chain.graph, rings_of(chain.graph, chain.labels))
+    reduced, order = Reduced(folded), range(len(folded.variables))
+    passing = MessagePassing(reduced.weighted, reduced.left, order)
+    passing.run(1)
+    best, first = Best(chain.graph), Best(chain.graph)
+    Periodic(reduced, passing, order).solve(best, np.inf)
+    first.offer(best.states)
+    again, looked = Periodic(reduced, passing, order), []
+    gap = best.cost - again.bound
+    assert gap > 0
+    again._slack = gap / times
+    look = again._look
+
+    def counting(slack: float) -> Array | None:
+        looked.append(slack)
+        if too_many and len(looked) == 1:
+            raise TooManyRows
+        return look(slack)
+
+    monkeypatch.setattr(again, "_look", counting)
+    again.solve(first, np.inf)
+    if times == 4:
+        assert looked[0] == gap and len(looked) == (4 if too_many else 1)
+    if times == 40:
+        assert looked[0] == gap / 40 and len(looked) == (1 if too_many else 3)
+    assert (again.bound == best.cost) is (not too_many or times == 4)
