@@ -31,8 +31,7 @@ class _Call:
     key: Any
     rule: Rule = field(compare=False)
     op: Any = field(compare=False)
-    args: Sequence[Any] = field(compare=False)
-    kwargs: Mapping[str, Any] = field(compare=False)
+    arguments: Callable[[], tuple[Sequence[Any], Mapping[str, Any]]] = field(compare=False)
     results: Sequence[TensorType | None] = field(compare=False)
 
 
@@ -46,9 +45,15 @@ def bind_node(node: fx.Node, *, strict: bool = False) -> Bound:
     """
     result = record_of(node).type
     results = result if isinstance(result, tuple) else (result,)
-    args = tuple(map(typed, node.args))
-    kwargs = {key: typed(value) for key, value in node.kwargs.items()}
-    return bind(node.target, args, kwargs, results, None if strict else rule_of(node.target))
+    given = node.kwargs
+    rule = (None if strict else rule_of(node.target)) or find_rule(node.target)
+    key = (rule.op, id(rule), _shapes(node.args), _shapes(tuple(given.items())) if given else (), _shapes(results))
+    return _bind(_Call(key, rule, node.target, lambda: _typed(node), results))
+
+
+def _typed(node: fx.Node) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the arguments of a node, with types in the place of its operands."""
+    return tuple(map(typed, node.args)), {name: typed(value) for name, value in node.kwargs.items()}
 
 
 def typed(value: Any) -> Any:
@@ -67,14 +72,16 @@ def bind(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Seque
     """
     rule = rule or find_rule(op)
     key = (rule.op, id(rule), _shapes(args), _shapes(tuple(kwargs.items())), _shapes(tuple(results)))
-    return _bind(_Call(key, rule, op, args, kwargs, results))
+    return _bind(_Call(key, rule, op, lambda: (args, kwargs), results))
 
 
 def _shapes(value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        value = record_of(value).type
     if isinstance(value, TensorType):
         return ("tensor", value.shape, value.dtype)
     if isinstance(value, (tuple, list)):
-        return tuple(_shapes(v) for v in value)
+        return tuple([_shapes(v) for v in value])
     return (type(value), value) if isinstance(value, (int, float)) else value
 
 
@@ -89,7 +96,8 @@ def slots(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
 
 @lru_cache(maxsize=CACHED)
 def _bind(call: _Call) -> Bound:
-    rule, op, args, kwargs, results = call.rule, call.op, call.args, call.kwargs, call.results
+    rule, op, results = call.rule, call.op, call.results
+    args, kwargs = call.arguments()
     values = slots(op, args, kwargs)
     why = ""
     if rule.pattern is None:
