@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from autopar.capture import Captured
-from autopar.capture.naming import Part, names_of
+from autopar.capture.naming import Names, Part, names_of
 from autopar.errors import PlanError, shown
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
@@ -72,19 +72,21 @@ class Decisions(NamedTuple):
 
 
 def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured: Captured,
-                layouts: Mapping[str, DistAttr] | None = None) -> tuple[UserConstraints, Decisions]:  # fmt: skip
+                layouts: Mapping[str, DistAttr] | None = None,
+                names: Names | None = None) -> tuple[UserConstraints, Decisions]:  # fmt: skip
     """Return node → DistAttr for placeholders and for values that modules return, and notes of decisions.
 
     The decisions were made for the user. In a search, dims of placeholders may be undecided, too.
 
     Args:
         layouts: the layouts of parameters and inputs that are decided without the plan.
+        names: the names of the model's tensors, where they are known.
 
     Raises:
         PlanError: the plan is wrong, or it gives two layouts to one value that two modules return.
     """
     records = {node.name: record_of(node) for node in captured.program.placeholders}
-    names = names_of(model)
+    names = names_of(model) if names is None else names
     users = {
         placeholder: placeholder if r.role == "input" and r.name in names.shapes else r.name or placeholder
         for placeholder, r in records.items()

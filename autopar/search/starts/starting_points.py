@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from autopar.capture import Captured
+from autopar.capture.naming import Names, names_of
 from autopar.errors import PlanError
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import SEQUENCE, Mesh
@@ -64,6 +65,7 @@ def starting_points(
     assignment has given are left out. The name says both: ``megatron, tp=a dp=b``.
     """
     captured = replace(captured, constrained=())  # constraints of the user have the axes of the mesh itself
+    tensors = names_of(model)
     seen: set[frozenset[tuple[str, DistAttr]]] = set()
     known: dict[tuple[str, Mesh], Mapping[str, DistAttr] | None] = {}  # axes of equal sizes share them
     first = [(roles, [BY_BATCH]) for roles in on_fewer_axes(mesh)]
@@ -73,7 +75,7 @@ def starting_points(
             if not _uses(PRESETS[name], roles):
                 continue
             if (name, of_roles) not in known:
-                known[name, of_roles] = _layouts(name, model, of_roles, captured)
+                known[name, of_roles] = _layouts(name, model, of_roles, captured, tensors)
             attrs = known[name, of_roles]
             if attrs is None:
                 continue
@@ -87,10 +89,12 @@ def starting_points(
                 yield f"{name}, {' '.join(f'{role}={chr(43).join(axes)}' for role, axes in roles.items())}", on_axes
 
 
-def _layouts(name: str, model: torch.nn.Module, mesh: Mesh, captured: Captured) -> Mapping[str, DistAttr] | None:
+def _layouts(
+    name: str, model: torch.nn.Module, mesh: Mesh, captured: Captured, names: Names
+) -> Mapping[str, DistAttr] | None:
     """Return the layouts of a preset; ``None`` if a module of the preset's returns values of several shapes."""
     try:
-        return constraints(name, model, mesh, captured)[0]
+        return constraints(name, model, mesh, captured, names=names)[0]
     except PlanError:
         return None
 

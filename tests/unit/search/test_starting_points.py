@@ -17,6 +17,7 @@ from torch import nn
 import autopar
 from autopar import Mesh, Program
 from autopar.capture import Captured, capture
+from autopar.capture.naming import Names
 from autopar.costs.machine import Machine
 from autopar.costs.program_price import price, price_of_ops
 from autopar.ir.layout import WHOLE, DistAttr
@@ -269,11 +270,12 @@ def test_a_start_whose_ops_alone_cost_more_is_not_made_explicit() -> None:
 
 def test_the_layouts_of_a_preset_are_found_once_for_axes_of_equal_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, captured = of_pair()
-    asked = []
+    asked, asked_names = [], dict[str, Names]()
 
-    def counting(name: str, model: nn.Module, mesh: Mesh, captured: Captured) -> Any:
+    def counting(name: str, model: nn.Module, mesh: Mesh, captured: Captured, names: Names) -> Any:
         asked.append((name, mesh))
-        return constraints(name, model, mesh, captured)
+        assert names is asked_names.setdefault("", names)
+        return constraints(name, model, mesh, captured, names=names)
 
     monkeypatch.setattr(starting, "constraints", counting)
     points = list(starting_points(model, captured, Mesh(a=2, b=2)))
