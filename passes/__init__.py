@@ -61,7 +61,11 @@ PIPELINE: tuple[Row, ...] = (
     Row(Recompute, {"what": "recompute", **_WHERE}, when="recompute"),
     Row(Expand, {**_PLACING, "device": "device"}, unless="search"),
     Row(Reassociate, {"constraints": "constraints", "strict": "strict"}, when="search"),
-    Row(Search, {**_PLACING, "time_limit": "time_limit", "memory": "memory", "find": "search"}, when="search"),
+    Row(
+        Search,
+        {**_PLACING, "time_limit": "time_limit", "memory": "memory", "find": "search", "device": "device"},
+        when="search",
+    ),
     Row(Place, _PLACING, unless="search"),
     Row(Follow, _PRICED, unless="search"),
     Row(Lift, unless="search"),

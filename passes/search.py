@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import torch
+
+from autopar.capture.decompose.expanded import CPU
 from autopar.costs.machine import machine
 from autopar.ir.program import Program
 from autopar.passes.manager import LayoutPass
 from autopar.plan.boundary import Boundary
 from autopar.plan.ops_without_rule import notes_without_rule
 from autopar.search.search import Find, search
+from autopar.search.solutions.written import write
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,9 @@ class Search(LayoutPass):
         t : f32[64 256] = t(up)                                t : f32[64 256] = t(up)
         mm : f32[32 256] = mm(x, t)                            mm : f32[32/dp 256] = mm(x, t)
 
-    Takes the place of ``place``, ``follow``, ``lift`` and ``defer``, which would change nothing in what it finds. The
-    price is that of ``autopar.price``. The report ends with the certificate: how much cheaper a plan could be at most.
+    Takes the place of ``place``, ``follow``, ``lift`` and ``defer``, which would change nothing in what it finds, and
+    of ``expand``: an op is expanded where that is cheaper. The price is that of ``autopar.price``. The report ends with
+    the certificate: how much cheaper a plan could be at most.
 
     Without a machine, the prices are those of a generic one.
 
@@ -32,6 +37,7 @@ class Search(LayoutPass):
         time_limit: seconds, after which the best plan so far is taken.
         memory: the most bytes that a rank may use; by default the capacity of the machine, if it is known.
         find: another search in the place of ``autopar.search.search``; it may take a plan that is known already.
+        device: the device of tensors that expansions create; ``None``: the CPU.
         Others are as in ``LayoutPass``; placeholders without a constraint are searched too.
     """
 
@@ -42,6 +48,7 @@ class Search(LayoutPass):
     time_limit: float = 60.0
     memory: float | None = None
     find: Find | bool = True
+    device: torch.device | None = None
 
     def run(self, program: Program) -> list[str]:
         on = self.machine or machine("generic")
@@ -49,8 +56,7 @@ class Search(LayoutPass):
         find = partial(search, memory=self.memory) if isinstance(self.find, bool) else self.find
         found = find(boundary, on, strict=self.strict, time_limit=self.time_limit)
         with program.edit() as edit:
-            for node, type in found.types.items():
-                edit.annotate(node, type=type, uses=found.uses.get(node, ()))
+            write(edit, program, found.types, found.uses, found.inside, self.device or CPU)
         notes = [*notes_without_rule(program), *_about_idle(found.idle_axes(boundary.mesh))]
         return [*notes, *found.about_machine, *found.about_memory, found.certificate]
 

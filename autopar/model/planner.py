@@ -90,7 +90,8 @@ class Search:
         found = self._found(traced, machine, strict, time_limit)
         nodes = dict(zip(traced.program.nodes, boundary.program.nodes, strict=True))
         types = {nodes[node]: type for node, type in found.types.items()}
-        return replace(found, types=types, uses={nodes[node]: uses for node, uses in found.uses.items()})
+        uses = {nodes[node]: uses for node, uses in found.uses.items()}
+        return replace(found, types=types, uses=uses, inside={nodes[node]: each for node, each in found.inside.items()})
 
     def _found(self, boundary: Boundary, machine: Machine, strict: bool, time_limit: float) -> Found:
         self.notes += self.planner.notes

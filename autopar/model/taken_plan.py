@@ -17,6 +17,7 @@ from autopar.search.solutions.found import Found
 from autopar.search.solutions.planned import graph_digest
 from autopar.search.solutions.solution import Solution
 from autopar.search.solutions.value_names import value_names
+from autopar.search.solutions.written import write
 from autopar.verify.levels import verify
 
 OTHER_PRICE = "the plan's price here is not that of its file, so nothing is proven"
@@ -39,14 +40,14 @@ def taken(given: Solution, boundary: Boundary) -> Found | None:
 def found_of(solution: Solution, program: Program) -> Found:
     """Return the layouts of a plan for the values of its program. ``PlanError`` as for ``applied``."""
     try:
-        types, uses = applied(solution, program)
+        types, uses, inside = applied(solution, program)
         states = layouts_of_states(solution, program)
     except PlanError as error:
         raise PlanError(f"{solution.source}: {error}" if solution.source else str(error)) from None
     return Found(
         solution.machine, solution.nanoseconds, solution.least, solution.search_seconds, solution.reason, types, uses,
         memory=solution.memory, bytes=solution.bytes, start=solution.start, constrained=solution.constrained,
-        optimizer_states=states,
+        optimizer_states=states, inside=inside,
     )  # fmt: skip
 
 
@@ -104,11 +105,13 @@ def _keeps(found: Found, boundary: Boundary, node: fx.Node) -> bool:
 def _check_fit(given: Solution, found: Found, program: Program) -> None:
     """Raise ``PlanError`` if an op cannot have the layouts that the file of a plan gives it."""
     copy, names = program.copy(), value_names(program)
-    named = {}
+    copies = dict(zip(program.nodes, copy.nodes, strict=True))
+    named = {placed.name: names.get(node, node.name) for node, placed in copies.items()}
+    types = {copies[node]: type for node, type in found.types.items()}
+    uses = {copies[node]: needs for node, needs in found.uses.items()}
+    inside = {copies[node]: steps for node, steps in found.inside.items()}
     with copy.edit() as edit:
-        for node, placed in zip(program.nodes, copy.nodes, strict=True):
-            named[placed.name] = names.get(node, node.name)
-            edit.annotate(placed, type=found.types[node], uses=found.uses.get(node, ()))
+        write(edit, copy, types, uses, inside)
     copy.level = "placed"
     try:
         verify(copy)

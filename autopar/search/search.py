@@ -164,5 +164,5 @@ def _started(found: Found, start: Start, seconds: float) -> Found:
     again = None if states is None or start.states is None else replace(states, states=start.states)
     return replace(
         found, nanoseconds=start.nanoseconds, least=least, search_seconds=seconds, types=start.types, uses=start.uses,
-        again=again, start=start.name, bytes=start.bytes, optimizer_states=start.optimizer_states,
+        again=again, start=start.name, bytes=start.bytes, optimizer_states=start.optimizer_states, inside=start.inside,
     )  # fmt: skip

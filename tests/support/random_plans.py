@@ -68,7 +68,7 @@ class Prices:
 
     def __call__(self, states: np.ndarray) -> int:
         plan = states.tolist()
-        total = sum(int(prices[plan[v]]) for v, prices in self.problem.prices.items())
+        total = sum(int(prices[plan[v]]) for v, prices in self.problem.prices.items()) + self.problem.places(plan)
         for number, value in enumerate(self.problem.values.values()):
             key = (number, plan[value.variable], *[plan[reader.variable] for reader in value.readers])
             if key not in self.known:

@@ -23,7 +23,12 @@ MOST = 20_000  # plans that are enumerated
 def price_of_plan(problem: Problem, mesh: Mesh, machine: Machine, states: np.ndarray) -> int:
     """The price of the explicit program of a plan."""
     types, uses = _layouts(problem, states)
-    return price(problem.program, mesh, machine, Found(machine, 0, 0.0, 0.0, "", types, uses))
+    return price(
+        problem.program,
+        mesh,
+        machine,
+        Found(machine, 0, 0.0, 0.0, "", types, uses, inside=problem.inside(states.tolist())),
+    )
 
 
 def check(program: Program, mesh: Mesh, machine: Machine, seed: object) -> bool:

@@ -10,6 +10,7 @@ from autopar.passes import Fold, Reshard, Share, run_passes
 from autopar.rules.binding import bind_node
 from autopar.rules.strategies import Bound
 from autopar.search.solutions.found import Found
+from autopar.search.solutions.written import write
 from autopar.verify.levels import verify
 
 # two ranks on a node, and slow in all: layouts matter for values of a few hundred elements
@@ -37,8 +38,9 @@ def explicit(program: Program, mesh: Mesh, machine: Machine, found: Found) -> Pr
     made.mesh = mesh
     nodes = {node.name: node for node in made.nodes}
     with made.edit() as edit:
-        for node, type in found.types.items():
-            edit.annotate(nodes[node.name], type=type, uses=found.uses.get(node, ()))
+        types, uses, inside = ({nodes[node.name]: each for node, each in of.items()}
+                               for of in (found.types, found.uses, found.inside))  # fmt: skip
+        write(edit, made, types, uses, inside)
     made.level = "placed"
     verify(made, "search")
     run_passes(made, [Reshard(machine=machine), Fold(machine=machine), Share()])

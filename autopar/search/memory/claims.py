@@ -20,6 +20,7 @@ from autopar.search.problem.ending import Ending
 from autopar.search.problem.problem import Problem, Value
 from autopar.search.solver.factor_graph import Array, Interned
 from autopar.search.transfer_prices.chains import State
+from autopar.search.transfer_prices.classes import UNREAD
 
 
 def memory_model(problem: Problem, ending: Ending | None = None) -> MemoryModel:
@@ -236,7 +237,7 @@ class _Walk:
         return own, kept, least
 
     def _bytes(self, shape: tuple[int, ...], states: Sequence[State]) -> Array:
-        sizes = [largest(attr, shape, self.mesh) * dtype.itemsize for attr, dtype in states]
+        sizes = [0 if a == UNREAD else largest(a, shape, self.mesh) * dtype.itemsize for a, dtype in states]
         return self._intern(np.array(sizes, dtype=np.float64))
 
     # -- results -----------------------------------------------------------------------------------------------------

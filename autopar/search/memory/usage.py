@@ -156,6 +156,8 @@ class _Walk:
         tick = self._tick(record.phase, node)
         for storage in used:
             storage.read(tick)
+        if placed.inside is not None:
+            self._store(placed.inside.bytes, "activations", tick, tick)
         k = operand_in_place(node, self.sums, self.ending)
         shared, kind = None if k is None else used[k], "activations"
         if sum_of(node, self.sums) is not None:

@@ -23,14 +23,14 @@ from autopar.search.problem.constrained_reads import allowed_states
 from autopar.search.problem.cuts import CutSearch
 from autopar.search.problem.dearer import refuse_dearer
 from autopar.search.problem.ending import Ending
-from autopar.search.problem.groups import groups_of
+from autopar.search.problem.index_places import PAIR, share_of
 from autopar.search.problem.narrowing import is_wide, narrow, pairs_of
+from autopar.search.problem.opened import Opened, OpenedStrategies, charge_pair
 from autopar.search.problem.optimizer_states import follows_home, follows_sum, layouts_of_state
+from autopar.search.problem.payments import Payments
 from autopar.search.problem.problem import ChosenState, Problem, Reader, Value
 from autopar.search.problem.strategies import Placed, homes, strategies
 from autopar.search.transfer_prices.chains import Chains, OutOfTime, State, Tables
-from autopar.search.transfer_prices.sharing import Alternates, Use, alternates, charges
-from autopar.search.transfer_prices.trees import Tree, tree_of
 
 COLLECTIVES = {function for function, transfer in transfers.BY_FUNCTION.items() if transfer.collective}
 LEAST_PENALTY = 2.0**33  # nanoseconds, of what is forbidden: up to here all sums are exact
@@ -79,11 +79,10 @@ class _Builder:
         self._turning = turning_block(self.program)
         self._strategies: dict[object, list[Placed]] = {}
         self._prices: dict[object, np.ndarray] = {}
-        self._alternates: dict[object, Alternates] = {}
-        self._tables: dict[object, np.ndarray] = {}
-        self._moving: dict[object, np.ndarray] = {}
-        self._trees: dict[object, Tree] = {}
-        self._penalty = LEAST_PENALTY
+        self._opened: dict[fx.Node, OpenedStrategies] = {}
+        self._numbering: dict[tuple[str, int], list[fx.Node]] = {}  # phase, size → the ops that may number the indices
+        self._with: dict[object, tuple[list[Placed], np.ndarray, np.ndarray]] = {}
+        self.payments = Payments(self.graph, self.chains, self.problem.order, self.problem.labels, LEAST_PENALTY)
 
     def build(self, deadline: float, below: float, cheaper: float | None, tables: Tables | None) -> Problem:
         nodes = list(self.program.nodes)
@@ -93,6 +92,7 @@ class _Builder:
             if node.op == "call_function" and not is_getitem(node)
         }
         parts = _parts(bounds)
+        self._open(bounds, parts)
         for position, node in enumerate(nodes):
             if node.op in ("placeholder", "get_attr"):
                 self._add_placeholder(node, position)
@@ -103,8 +103,8 @@ class _Builder:
         self._read_results()
         # dearer than a plan that there always is: all ranks compute everything
         everything = self.problem.explicit_price([0] * len(self.graph.costs))
-        self._penalty = max(LEAST_PENALTY, 2.0 ** (2 * everything).bit_length())
-        self.chains.impossible = int(self._penalty)
+        self.payments.penalty = max(LEAST_PENALTY, 2.0 ** (2 * everything).bit_length())
+        self.chains.impossible = int(self.payments.penalty)
         if tables is not None:
             self.chains.share(tables)
         allowed = allowed_states(self.problem, self.boundary)
@@ -114,8 +114,11 @@ class _Builder:
             allowed = allowed_states(self.problem, self.boundary)
         for node, equal in self._ties().items():
             self._tie_tangent(node, equal)
+        for (phase, size), sharing in self._numbering.items():
+            if len(sharing) == PAIR:
+                charge_pair(self.problem, phase, size, [self.problem.variables[node] for node in sharing])
         for variable, fits in allowed.items():
-            self._add_costs(variable, np.where(fits, 0.0, self._penalty))
+            self.payments.add_costs(variable, np.where(fits, 0.0, self.payments.penalty))
             self.problem.allowed.append((variable, fits))
         self.problem.ending = self.ending
         self.problem.microbatches = 1 if self.ending is None else self.ending.microbatches
@@ -123,7 +126,7 @@ class _Builder:
         self.chains.deadline = deadline
         try:
             for value in self.problem.values.values():
-                self._pay(value)
+                self.payments.pay(value)
             if self.ending is not None:
                 self._end(self.ending)
         except OutOfTime:
@@ -157,8 +160,13 @@ class _Builder:
         if placed is None:
             placed = self._strategies[key] = strategies(bound, self.mesh, parts)
         prices = self._prices_of(key, bound, placed, dtypes, types)
-        variable = self._add(node, prices, position)
+        costs = prices
+        if node in self._opened:
+            placed, prices, costs = self._with_opened(node, placed, prices)
+        variable = self._add(node, costs, position)
         self.problem.placed[variable], self.problem.prices[variable] = placed, prices
+        if node in self._opened:
+            self.problem.opened[variable] = record.phase
         made = computed(node)
         for k, type in enumerate(types):
             if type is not None:
@@ -186,6 +194,30 @@ class _Builder:
             found = np.array([prices.price(dict(p.split)) for p in placed], dtype=np.float64)
             self._prices[priced] = found
         return found
+
+    def _open(self, bounds: Mapping[fx.Node, Bound], parts: Mapping[fx.Node, Mapping[str, tuple[int, ...]]]) -> None:
+        """Find the opened strategies of all ops."""
+        opened = Opened(self.mesh, self.machine)
+        for node, bound in bounds.items():
+            found = opened.of(node, bound, parts[node])
+            if found is not None:
+                self._opened[node] = found
+                for size in {each.size for places in found.places for each in places}:
+                    self._numbering.setdefault((record_of(node).phase, size), []).append(node)
+
+    def _with_opened(
+        self, node: fx.Node, placed: list[Placed], prices: np.ndarray
+    ) -> tuple[list[Placed], np.ndarray, np.ndarray]:
+        """Return all strategies of an op with their prices, and with these prices and a share of what ops share."""
+        found, phase = self._opened[node], record_of(node).phase
+        ops = {size: len(self._numbering[phase, size]) for size in {p.size for some in found.places for p in some}}
+        key = id(placed), id(prices), id(found.placed), tuple(sorted(ops.items()))
+        known = self._with.get(key)
+        if known is None:
+            shares = [share_of(places, self.chains, ops) for places in found.places]
+            every, costs = np.concatenate([prices, found.prices]), np.concatenate([prices, found.prices + shares])
+            known = self._with[key] = [*placed, *found.placed], every, costs
+        return known
 
     def _add(self, node: fx.Node, costs: Sequence[float] | np.ndarray, position: float) -> int:
         variable = self.graph.add_variable(node.name, costs)
@@ -240,14 +272,7 @@ class _Builder:
         """Give a tangent the layout in which its value is returned."""
         variable, value = self.problem.variables[node], self.problem.value(self.boundary.tangents[node])
         count = len(self.problem.homes[variable])
-        self.graph.add_edge(value.variable, variable, equal, np.arange(count), self._equal(count))
-
-    def _equal(self, count: int) -> np.ndarray:
-        """Return the table that forbids two different states."""
-        return np.where(np.eye(count, dtype=bool), 0.0, self._penalty)
-
-    def _add_costs(self, variable: int, costs: np.ndarray) -> None:
-        self.graph.costs[variable] = self.graph.intern(self.graph.costs[variable] + costs)
+        self.graph.add_edge(value.variable, variable, equal, np.arange(count), self.payments.equal(count))
 
     # -- the end of the step -------------------------------------------------------------------------------------
 
@@ -278,7 +303,7 @@ class _Builder:
                 self._add_ending(home, variable, table)
             else:
                 updated = ending.updated(self.chains, name, own, chosen.layouts, sums, type.dtype)
-                dear = self._penalty * ending.microbatches
+                dear = self.payments.penalty * ending.microbatches
                 updated = np.where(follows_sum(chosen.layouts, sums), updated, dear)
                 self._add_ending(chosen.variable, variable, updated)
                 moved = ending.moved(self.chains, name, own, homes, chosen.layouts)
@@ -290,85 +315,9 @@ class _Builder:
         self.problem.endings.append((left, right, table))
         share = self.graph.intern(np.floor(table * 2**20 / self.problem.microbatches) / 2**20)
         if left is None:
-            self._add_costs(right, share[0])
+            self.payments.add_costs(right, share[0])
         else:
             self.graph.add_edge(left, right, np.arange(len(table)), np.arange(table.shape[1]), share)
-
-    # -- transfers -----------------------------------------------------------------------------------------------
-
-    def _pay(self, value: Value) -> None:
-        """Add the prices of all transfers of a value."""
-        options, left = _numbered(value.states)
-        for readers, share, kept in groups_of(value):
-            numbered = [_numbered(reader.states) for reader in readers]
-            if len(readers) > 1 and self._pay_once(value, options, left, readers, numbered, share, kept):
-                continue
-            for (states, right), reader in zip(numbered, readers, strict=True):
-                table = self._table(value, options, states, reader, share, kept)
-                if (forbidden := self._moves(value, options, states)) is not None:
-                    table = table + forbidden
-                if reader.variable == value.variable:
-                    self._add_costs(value.variable, table[left, right])
-                else:
-                    self.graph.add_edge(value.variable, reader.variable, left, right, table)
-
-    def _pay_once(self, value: Value, options, left, readers, numbered, share, kept) -> bool:
-        """Add a variable for what the readers share; ``False`` if they cannot share anything."""
-        uses = [(tuple(states), r.phase, value.turns(r)) for (states, _), r in zip(numbered, readers, strict=True)]
-        key = (value.type.shape, tuple(options), tuple(uses), value.computed, share, kept)
-        made = self._alternates.get(key)
-        if made is None:
-            needed = list(dict.fromkeys(state for states, _, _ in uses for state in states))
-            tree = self._tree(value.type.shape, options, needed)
-            place = {state: number for number, state in enumerate(needed)}
-            each = [Use(np.array([place[state] for state in states]), *rest) for states, *rest in uses]
-            made = self._alternates[key] = alternates(tree, each, share, kept, computed=value.computed)
-        if len(made.home) == len(options):
-            return False
-        variable = self.graph.add_variable(f"{value.name}'", made.paid)
-        self.problem.order.append(self.problem.order[value.variable] + 0.5)
-        labels = {reader.block for reader in readers}
-        self.problem.labels.append(labels.pop() if len(labels) == 1 else self.problem.labels[value.variable])
-        self.graph.add_edge(value.variable, variable, left, made.home, self._equal(len(options)))
-        pairs = np.arange(len(made.home))
-        for (states, right), reader, rest in zip(numbered, readers, made.rest, strict=True):
-            if (forbidden := self._moves(value, options, states)) is not None:
-                rest = rest + forbidden[made.home]
-            self.graph.add_edge(variable, reader.variable, pairs, right, rest)
-        return True
-
-    def _moves(self, value: Value, options: Sequence[State], states: Sequence[State]) -> np.ndarray | None:
-        """Return the penalties of transitions that communicate, for a parameter that moves in the update alone."""
-        if not value.stays:
-            return None
-        key = (value.type.shape, tuple(options), tuple(states))
-        if key not in self._moving:
-            chain = lambda have, need: self.chains.chain(value.type.shape, have, need)  # noqa: E731
-            moves = [[any(hop.function in COLLECTIVES for hop in chain(h, n)) for n in states] for h in options]
-            self._moving[key] = np.where(np.array(moves), self._penalty, 0.0)
-        return self._moving[key]
-
-    def _table(self, value: Value, options, states, reader: Reader, share: float, kept: float) -> np.ndarray:
-        """Return the nanoseconds of the transfers from each home to each state that a reader needs."""
-        shape = value.type.shape
-        key = (shape, tuple(options), tuple(states), share, kept, value.computed, reader.phase, value.turns(reader))
-        table = self._tables.get(key)
-        if table is None:
-            if share == kept == 1.0:
-                table = self.chains.prices(shape, options, states).astype(np.float64)
-            else:
-                use = Use(np.arange(len(states)), reader.phase, value.turns(reader))
-                table = charges(self._tree(shape, options, states), use, share, kept, computed=value.computed)
-            self._tables[key] = table
-        return table
-
-    def _tree(self, shape: tuple[int, ...], options: Sequence[State], states: Sequence[State]) -> Tree:
-        key = (shape, tuple(options), tuple(states))
-        tree = self._trees.get(key)
-        if tree is None:
-            chain = self.chains.chain
-            tree = self._trees[key] = tree_of([[chain(shape, have, need) for need in states] for have in options])
-        return tree
 
 
 def _parts(bounds: Mapping[fx.Node, Bound]) -> dict[fx.Node, dict[str, tuple[int, ...]]]:
@@ -383,9 +332,3 @@ def _parts(bounds: Mapping[fx.Node, Bound]) -> dict[fx.Node, dict[str, tuple[int
         search.add(op, bound, [number(value) for value in operands(node)], results)
     search.run()
     return {node: search.of(op, bound) for op, (node, bound) in enumerate(bounds.items())}
-
-
-def _numbered(states: Sequence[State]) -> tuple[list[State], np.ndarray]:
-    """Return the different states, and the number of each."""
-    numbers: dict[State, int] = {}
-    return [*dict.fromkeys(states)], np.array([numbers.setdefault(state, len(numbers)) for state in states])

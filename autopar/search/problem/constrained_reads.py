@@ -17,6 +17,7 @@ from autopar.plan.boundary import Boundary, filled
 from autopar.plan.usable_rules import where
 from autopar.rules.binding import bind_node
 from autopar.search.problem.problem import Problem, Reader, Value
+from autopar.search.transfer_prices.classes import UNREAD
 
 
 class _Wish(NamedTuple):
@@ -65,7 +66,9 @@ def allowed_states(problem: Problem, boundary: Boundary) -> dict[int, np.ndarray
 
 def _reads(boundary: Boundary, decided: DistAttr, value: Value, reader: Reader) -> np.ndarray:
     shape = value.type.shape
-    return np.array([filled(decided, attr).normalize(shape, boundary.mesh) == attr for attr, _ in reader.states])
+    return np.array([
+        attr == UNREAD or filled(decided, attr).normalize(shape, boundary.mesh) == attr for attr, _ in reader.states
+    ])  # fmt: skip
 
 
 def _returns(boundary: Boundary, decided: DistAttr, value: Value, reader: Reader) -> np.ndarray:

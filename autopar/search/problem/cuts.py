@@ -7,7 +7,9 @@ before a cut and of those after it are different strategies.
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -44,6 +46,11 @@ class CutSearch:
                     before *= size
                     if before < math.prod(bound.sizes[f] for f in factors):
                         self._add_to_dim((value, d), before)
+
+    def cut(self, op: int, factor: str, sizes: Sequence[int]) -> None:
+        """Cut a factor of an op in parts, which are known from elsewhere."""
+        for cut in itertools.accumulate(sizes[:-1], operator.mul):
+            self._add_to_factor((op, factor), cut)
 
     def run(self) -> None:
         """Carry all cuts."""

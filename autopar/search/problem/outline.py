@@ -13,10 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autopar.ir.layout import DistAttr
 from autopar.search.problem.groups import GROUP
 from autopar.search.problem.problem import Problem, Reader, Value
 from autopar.search.solver.factor_graph import FactorGraph
 from autopar.search.transfer_prices.chains import State
+from autopar.search.transfer_prices.classes import UNREAD
 from autopar.search.transfer_prices.places import FIRST, Places, numbers_of, odd_pairs
 from autopar.transitions.axis_prices import Prices, prices_of
 from autopar.transitions.least_prices import FAR_OFF, OTHER, OWN, PENDING, least_prices
@@ -140,7 +142,7 @@ class Outline:
         """Return the variable of where the transfers end that all phases share."""
         used, left = np.unique(root[1], return_inverse=True)
         table = view.bounds(used, np.arange(view.count), {"narrows": narrows, "gathers": gathers})
-        reached = np.nonzero(table.min(axis=0) < FAR_OFF)[0]
+        reached = np.nonzero((table.min(axis=0) < FAR_OFF) & ~view.unread)[0]
         variable = self._add(value, [r.block for r in value.readers], len(reached))
         penalty = float(self.problem.chains.impossible)
         self.graph.add_edge(root[0], variable, left, np.arange(len(reached)), np.minimum(table[:, reached], penalty))
@@ -149,6 +151,7 @@ class Outline:
     def _branch(self, value: Value, blocks: list[str], view: _View, root, one, other, share: float) -> None:
         """Add a variable for where the paths of two uses part."""
         variable = self._add(value, blocks, view.count)
+        self.graph.costs[variable] = self.graph.intern(np.where(view.unread, self.problem.chains.impossible, 0.0))
         branch = variable, np.arange(view.count)
         self._join(value, view, root, branch, share)
         self._join(value, view, branch, one, share)
@@ -197,12 +200,14 @@ class _View:
         known: how many layouts states have.
         count: how many there are with the others.
         pending: whether an axis is pending in a layout.
+        unread: which of them stand for a value that is not read, and needs no transfers.
     """
 
     def __init__(self, shape: tuple[int, ...], lists: Sequence[tuple[State, ...]], prices: Prices) -> None:
         self._elements, self._prices, self._room = math.prod(shape), prices, has_room(shape, prices.mesh)
         different = list(dict.fromkeys(state for states in lists for state in states))
-        attrs = list(dict.fromkeys(attr for attr, _ in different))
+        layouts = [DistAttr.replicated(len(shape)) if attr == UNREAD else attr for attr, _ in different]
+        attrs = list(dict.fromkeys(layouts))
         places = Places(shape, attrs, prices)
         placed = places.of(attrs)
         self._dtypes = list(dict.fromkeys(dtype for _, dtype in different))
@@ -210,7 +215,7 @@ class _View:
         kinds = [kind for attr in attrs for _, kind in attr.pending]
         self._kind = kinds[0] if kinds else "sum"
         number = {attr: k for k, attr in enumerate(attrs)}
-        rows = np.array([number[attr] for attr, _ in different])
+        rows = np.array([number[attr] for attr in layouts])
         self.of = {}
         numbers = dict(zip(different, range(len(different)), strict=True))
         for states in lists:
@@ -222,6 +227,7 @@ class _View:
         self.count = self.known + len(every) * len(self._dtypes)
         self._parts = np.concatenate([parts, *[every] * len(self._dtypes)])
         self._spots = spots
+        self.unread = np.array([k < self.known and different[k][0] == UNREAD for k in range(self.count)])
         self._dtype = np.concatenate([dtypes, np.repeat(np.arange(len(self._dtypes)), len(every))])
         self._odd = odd_pairs(placed, placed) | (not self._room)
         self._attr, self._loose = rows, placed.loose[rows]
@@ -264,6 +270,7 @@ class _View:
         loose = [np.full(len(ids), self._loose.any()) if other else self._loose[ids]
                  for ids, other in ((haves, here), (needs, there))]  # fmt: skip
         found[loose[0][:, None] | loose[1][None]] = 0.0
+        found[:, self.unread[needs]] = 0.0
         return found
 
     def _moved(self, haves, needs, here: bool, i, j, at, table: np.ndarray) -> np.ndarray:

@@ -19,7 +19,8 @@ from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType, requirement_of
 from autopar.plan.boundary import gradient_sums
 from autopar.search.problem.ending import Ending
-from autopar.search.problem.strategies import Placed
+from autopar.search.problem.index_places import price_of_places
+from autopar.search.problem.strategies import Placed, StepLayouts
 from autopar.search.solver.factor_graph import FactorGraph
 from autopar.search.solver.solver import Answer
 from autopar.search.transfer_prices.chains import Chains, State
@@ -100,6 +101,7 @@ class Problem:
         variables: op or placeholder → its variable.
         placed: variable of an op → its strategies.
         prices: variable of an op → the nanoseconds of each strategy.
+        opened: variable of an op with opened strategies → the phase of the op.
         homes: variable of a placeholder → its possible attributes.
         values: (node, index of the result) → the value.
         results: of the output: the value, the variable of the placeholder whose home is required (or ``None``: the
@@ -125,6 +127,7 @@ class Problem:
     variables: dict[fx.Node, int] = field(default_factory=dict)
     placed: dict[int, list[Placed]] = field(default_factory=dict)
     prices: dict[int, np.ndarray] = field(default_factory=dict)
+    opened: dict[int, str] = field(default_factory=dict)
     homes: dict[int, list[DistAttr]] = field(default_factory=dict)
     values: dict[tuple[fx.Node, int], Value] = field(default_factory=dict)
     results: list[tuple[Value, int | None, tuple[State, ...], torch.dtype]] = field(default_factory=list)
@@ -173,7 +176,26 @@ class Problem:
                 for reader in value.readers
             ]
             total += union([path for path in paths if path])
-        return total * self.microbatches + self.ended(states)
+        return (total + self.places(states)) * self.microbatches + self.ended(states)
+
+    def inside(self, states: Sequence[int]) -> dict[fx.Node, tuple[StepLayouts, ...]]:
+        """Return op → the layouts of its expansion, of the ops that an assignment expands."""
+        found = {}
+        for node, variable in self.variables.items():
+            if variable in self.opened:
+                inside = self.placed[variable][states[variable]].inside
+                if inside is not None:
+                    found[node] = inside.steps
+        return found
+
+    def places(self, states: Sequence[int]) -> int:
+        """Return the nanoseconds of what numbers the indices of dims that are split in expansions."""
+        used = []
+        for variable, phase in self.opened.items():
+            inside = self.placed[variable][states[variable]].inside
+            if inside is not None:
+                used += [(phase, places) for places in inside.places]
+        return price_of_places(self.chains, used)
 
     def ended(self, states: Sequence[int]) -> int:
         """Return the nanoseconds of the update of an assignment."""

@@ -11,12 +11,54 @@ from autopar.ir.mesh import Mesh
 from autopar.rules.strategies import Bound, Strategy
 
 
+class StepLayouts(NamedTuple):
+    """What one op of an expansion requires of its operands, and the attributes of its results."""
+
+    needs: tuple[DistAttr, ...]
+    gives: tuple[DistAttr | None, ...]
+
+
+class Places(NamedTuple):
+    """What numbers the indices of a dim in an expansion; the expansions of one phase share it.
+
+    Attributes:
+        size: how many indices there are.
+        nanoseconds: of the op that makes it, whole on every rank.
+        need: the attribute in which the expansion reads it.
+    """
+
+    size: int
+    nanoseconds: int
+    need: DistAttr
+
+
+class Inside(NamedTuple):
+    """The solved expansion of an op.
+
+    Attributes:
+        steps: of all ops of the expansion, in their order.
+        places: what the expansion shares with others; the price of the strategy does not contain it.
+        bytes: of the values inside at the peak, on the rank with the largest pieces.
+    """
+
+    steps: tuple[StepLayouts, ...]
+    places: tuple[Places, ...]
+    bytes: int
+
+
 class Placed(NamedTuple):
-    """A strategy with the attributes that it requires of the operands, and those of the results."""
+    """A strategy with the attributes that it requires of the operands, and those of the results.
+
+    Attributes:
+        split: of the factors of the op's rule.
+        inside: how the op's expansion is placed, if the strategy splits a factor that only the expansion can split.
+            ``UNREAD`` is then the need of an operand that it does not read.
+    """
 
     split: tuple[tuple[str, Dim], ...]
     needs: tuple[DistAttr, ...]
     gives: tuple[DistAttr | None, ...]
+    inside: Inside | None = None
 
 
 _Slot = tuple[str, int]  # a factor and one of its parts, or "" and a linear alternative

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import fx
 
+from autopar.capture.decompose.expanded import expansion_of, refs
+from autopar.capture.decompose.expansions import opened_factors
 from autopar.errors import PlanError, shown
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.mesh import Mesh
@@ -16,14 +18,20 @@ from autopar.ir.record import Requirement, TensorType, ValueType, requirement_of
 from autopar.ir.text.tokens import Cursor
 from autopar.ir.text.types import read_placed
 from autopar.plan.boundary import required_dtypes
+from autopar.search.problem.strategies import StepLayouts
+from autopar.search.solutions.planned import Planned
 from autopar.search.solutions.solution import Solution
 from autopar.search.solutions.value_names import OUTPUT, value_names
+from autopar.search.solutions.written import operand_types, type_of
 
 
 def applied(
     solution: Solution, program: Program
-) -> tuple[dict[fx.Node, ValueType], dict[fx.Node, tuple[Requirement | None, ...]]]:
-    """Return the types and uses of a traced program, as a solution gives them to its values.
+) -> tuple[
+    dict[fx.Node, ValueType], dict[fx.Node, tuple[Requirement | None, ...]], dict[fx.Node, tuple[StepLayouts, ...]]
+]:
+    """Return the types and uses of a traced program, as a solution gives them to its values, and of its expanded ops
+    the layouts of their expansions.
 
     Raises:
         PlanError: the solution is of another program or mesh; the error says what differs.
@@ -42,6 +50,7 @@ def applied(
     reader = _LayoutReader(mesh)
     types: dict[fx.Node, ValueType] = {}
     uses: dict[fx.Node, tuple[Requirement | None, ...]] = {}
+    inside: dict[fx.Node, tuple[StepLayouts, ...]] = {}
     for node in program.nodes:
         record = record_of(node)
         if is_getitem(node):
@@ -60,11 +69,47 @@ def applied(
         else:
             placed = tuple(reader.placed(name, part, text) for part, text in _pairs(name, parts, plan.gives))
             types[node] = placed if isinstance(type, tuple) else placed[0]
-        if values:
+        if plan.inside:
+            inside[node] = _inside(reader, name, node, plan.inside)
+            uses[node] = _uses(node, inside[node], mesh)
+        elif values:
             dtypes = required_dtypes(record, values)
             attrs = [reader.attr(name, value.shape, text) for value, text in _pairs(name, values, plan.needs)]
             uses[node] = tuple(requirement_of(mesh, attr, dtype) for attr, dtype in zip(attrs, dtypes, strict=True))
-    return types, uses
+    return types, uses, inside
+
+
+def _inside(reader: _LayoutReader, name: str, node: fx.Node, planned: Sequence[Planned]) -> tuple[StepLayouts, ...]:
+    """Return the layouts of the expansion of an op.
+
+    Raises:
+        PlanError: the op has no expansion, or another one.
+    """
+    if not opened_factors(node):
+        raise PlanError(f"the plan has an expansion of {name}, which has none; search the plan again")
+    expansion, read = expansion_of(node), operand_types(node)
+    found = []
+    for step, plan in _pairs(f"the expansion of {name}", expansion.steps, planned):
+        parts = step.type if isinstance(step.type, tuple) else (step.type,)
+        gives = tuple(reader.placed(name, part, text) for part, text in _pairs(name, parts, plan.gives))
+        needs = [
+            reader.attr(name, type_of(ref, expansion, read).shape, text)
+            for ref, text in _pairs(name, refs(step), plan.needs)
+        ]
+        found.append(StepLayouts(tuple(needs), tuple(None if give is None else give.attr for give in gives)))
+    return tuple(found)
+
+
+def _uses(node: fx.Node, layouts: Sequence[StepLayouts], mesh: Mesh) -> tuple[Requirement | None, ...]:
+    """Return what an expansion requires of the operands of its op; ``None`` for one that it does not read."""
+    expansion, read = expansion_of(node), operand_types(node)
+    needs: dict[int, DistAttr] = {}
+    for step, each in zip(expansion.steps, layouts, strict=True):
+        for ref, need in zip(refs(step), each.needs, strict=True):
+            needs.setdefault(ref.step, need)
+    return tuple(
+        requirement_of(mesh, needs[-k - 1], type.dtype) if -k - 1 in needs else None for k, type in enumerate(read)
+    )
 
 
 def difference(solution: Solution, program: Program) -> str:

@@ -69,16 +69,7 @@ def _read(content: Any, path: str | Path) -> Solution:
     machines = described(_field(content, "machine", dict), path)
     if len(machines) != 1:
         raise _Malformed(f"machine: one machine is wanted, not {len(machines)}")
-    values = {}
-    for name, row in _field(content, "values", dict).items():
-        if not isinstance(row, dict):
-            raise _Malformed(f"values.{name}: an object is wanted, not {shown(row)}")
-        gives, needs = (_field(row, kind, list, f"values.{name}.") for kind in ("gives", "needs"))
-        if not all(text is None or isinstance(text, str) for text in gives) or not all(
-            isinstance(text, str) for text in needs
-        ):
-            raise _Malformed(f'values.{name}: layouts are strings, as "[64/tp 128]"')
-        values[name] = Planned(tuple(gives), tuple(needs))
+    values = {name: _planned(row, f"values.{name}") for name, row in _field(content, "values", dict).items()}
     reason, kind, graph = (_field(content, name, str) for name in ("reason", "kind", "graph"))
     if kind not in KINDS:
         raise _Malformed(f"kind: {shown(kind)} is none of {', '.join(KINDS)}")
@@ -99,6 +90,20 @@ def _read(content: Any, path: str | Path) -> Solution:
         machines[0], nanoseconds, least, seconds, reason, Mesh(mesh), kind, graph, values, states, start, step,
         memory=memory, bytes=bytes, alike=alike, constrained=constrained, update=update,
     )  # fmt: skip
+
+
+def _planned(row: Any, at: str) -> Planned:
+    if not isinstance(row, dict):
+        raise _Malformed(f"{at}: an object is wanted, not {shown(row)}")
+    gives, needs = (_field(row, kind, list, f"{at}.") for kind in ("gives", "needs"))
+    if not all(text is None or isinstance(text, str) for text in gives) or not all(
+        isinstance(text, str) for text in needs
+    ):
+        raise _Malformed(f'{at}: layouts are strings, as "[64/tp 128]"')
+    inside = _field(row, "inside", list, f"{at}.") if "inside" in row else []
+    return Planned(
+        tuple(gives), tuple(needs), tuple(_planned(step, f"{at}.inside[{k}]") for k, step in enumerate(inside))
+    )
 
 
 def _number(content: Mapping[str, Any], name: str, kind: type | tuple[type, ...], most: float = MOST) -> Any:

@@ -19,8 +19,10 @@ from autopar.plan.boundary import required_dtypes
 from autopar.search.certificate import TOLERANCE, Certificate
 from autopar.search.problem.optimizer_states import chosen_layouts
 from autopar.search.problem.problem import Problem
+from autopar.search.problem.strategies import StepLayouts
 from autopar.search.solutions.again import Again
 from autopar.search.solver.solver import Answer
+from autopar.search.transfer_prices.classes import UNREAD
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Found(Certificate):
         again: solves the problem again; ``None`` for a plan that was not searched here.
         start: the starting point that it is, if one was cheaper than what the search found.
         optimizer_states: parameter → the layout of the optimizer's state, where the search has chosen it.
+        inside: op → the layouts of its expansion, of the ops that are expanded.
     """
 
     types: dict[fx.Node, ValueType]
@@ -40,6 +43,7 @@ class Found(Certificate):
     again: Again | None = field(default=None, repr=False, compare=False)
     start: str = ""
     optimizer_states: Mapping[str, DistAttr] = field(default_factory=dict)
+    inside: Mapping[fx.Node, tuple[StepLayouts, ...]] = field(default_factory=dict)
 
     def idle_axes(self, mesh: Mesh) -> list[str]:
         """Return the axes over which no value is split or pending: all their ranks do the same."""
@@ -72,6 +76,7 @@ def found_by(
     return Found(
         machine, price, least, seconds, reason, types, uses, again,
         optimizer_states=chosen_layouts(problem, answer.states), constrained=constrained,
+        inside=problem.inside(answer.states.tolist()),
     )  # fmt: skip
 
 
@@ -96,7 +101,9 @@ def _layouts(
             placed = problem.placed[variable][states[variable]]
             types[node] = _placed(record.type, placed.gives, mesh)
             dtypes = required_dtypes(record, [problem.value(operand).type for operand in operands(node)])
-            uses[node] = tuple(requirement_of(mesh, a, d) for a, d in zip(placed.needs, dtypes, strict=True))
+            uses[node] = tuple(
+                None if a == UNREAD else requirement_of(mesh, a, d) for a, d in zip(placed.needs, dtypes, strict=True)
+            )
         else:
             variable = problem.variables[node]
             types[node] = _placed(record.type, (problem.homes[variable][states[variable]],), mesh)

@@ -9,12 +9,15 @@ from functools import lru_cache
 
 from torch import fx
 
+from autopar.capture.decompose.expanded import expansion_of, refs
 from autopar.ir.layout import DistAttr
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType, ValueType
 from autopar.ir.text.printer import print_dims, print_pending
+from autopar.search.problem.strategies import StepLayouts
 from autopar.search.solutions.value_names import value_names
+from autopar.search.solutions.written import operand_types, type_of
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,12 @@ class Planned:
     Attributes:
         gives: of each result; ``None`` for a result that the op does not make.
         needs: of each operand, as the op reads it.
+        inside: of each op of its expansion, if the op is expanded, which has no ``needs`` then.
     """
 
     gives: tuple[str | None, ...]
     needs: tuple[str, ...] = ()
+    inside: tuple[Planned, ...] = ()
 
 
 def graph_digest(program: Program) -> str:
@@ -36,7 +41,10 @@ def graph_digest(program: Program) -> str:
 
 
 def planned_values(
-    program: Program, types: Mapping[fx.Node, ValueType], uses: Mapping[fx.Node, Sequence[Requirement | None]]
+    program: Program,
+    types: Mapping[fx.Node, ValueType],
+    uses: Mapping[fx.Node, Sequence[Requirement | None]],
+    inside: Mapping[fx.Node, Sequence[StepLayouts]],
 ) -> dict[str, Planned]:
     """Return name → layouts of all values that have some, and of what the program returns."""
     planned = {}
@@ -44,6 +52,9 @@ def planned_values(
         type = types.get(node)
         parts = () if type is None else type if isinstance(type, tuple) else (type,)
         gives = tuple(None if part is None else layout_text(part.shape, part.attr) for part in parts)
+        if node in inside:
+            planned[name] = Planned(gives, inside=_inside(node, inside[node]))
+            continue
         values = [record_of(operand).type for operand in operands(node)]
         needs = tuple(
             layout_text(value.shape, need.placed.attr)
@@ -52,6 +63,23 @@ def planned_values(
         )
         planned[name] = Planned(gives, needs)
     return planned
+
+
+def _inside(node: fx.Node, layouts: Sequence[StepLayouts]) -> tuple[Planned, ...]:
+    """Return the layouts of the ops of an expansion."""
+    expansion, read = expansion_of(node), operand_types(node)
+    found = []
+    for step, (needs, gives) in zip(expansion.steps, layouts, strict=True):
+        parts = step.type if isinstance(step.type, tuple) else (step.type,)
+        made = zip(parts, gives, strict=True)
+        reads = zip(refs(step), needs, strict=True)
+        found.append(
+            Planned(
+                tuple(None if part is None or give is None else layout_text(part.shape, give) for part, give in made),
+                tuple(layout_text(type_of(ref, expansion, read).shape, need) for ref, need in reads),
+            )
+        )
+    return tuple(found)
 
 
 @lru_cache(maxsize=4096)

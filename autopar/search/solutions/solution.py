@@ -230,7 +230,7 @@ class Solution(Certificate):
             "step": None if self.step is None else self.step.to_json(), "start": self.start, "alike": self.alike,
             "constrained": self.constrained, "update": None if self.update is None else self.update.to_json(),
             "optimizer_states": dict(self.optimizer_states),
-            "values": {name: {"gives": [*v.gives], "needs": [*v.needs]} for name, v in self.values.items()},
+            "values": {name: _row(planned) for name, planned in self.values.items()},
         }  # fmt: skip
 
     def save(self, path: str | Path) -> None:
@@ -246,9 +246,15 @@ class Solution(Certificate):
         file.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
 
+def _row(planned: Planned) -> dict[str, Any]:
+    """Return the layouts of a value as JSON."""
+    inside = {"inside": [_row(step) for step in planned.inside]} if planned.inside else {}
+    return {"gives": [*planned.gives], "needs": [*planned.needs], **inside}
+
+
 def solution_from(found: Found, program: Program, mesh: Mesh, kind: Kind) -> Solution:
     """Return what a search found for a traced program, by the names of its values."""
-    values = planned_values(program, found.types, found.uses)
+    values = planned_values(program, found.types, found.uses, found.inside)
     types = {name_of(node): tensor_type(node) for node in program.placeholders}
     states = {name: layout_text(types[name].shape, attr) for name, attr in found.optimizer_states.items()}
     return Solution(

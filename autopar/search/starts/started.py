@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
-from torch import fx
 
 from autopar.costs.machine import Machine
 from autopar.costs.program_price import price, price_of_ops
@@ -21,19 +20,19 @@ from autopar.ir import transfers
 from autopar.ir.layout import UNDECIDED, WHOLE, DistAttr, largest
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of, tensor_type
 from autopar.ir.program import Program
-from autopar.ir.record import Requirement, TensorType, ValueType
+from autopar.ir.record import TensorType
 from autopar.plan.boundary import OPEN, Boundary, UserConstraints, filled
 from autopar.search.memory.usage import usage_of
 from autopar.search.problem.ending import Ending
 from autopar.search.problem.optimizer_states import cheapest_state, cheapest_states, chosen_layouts
 from autopar.search.problem.problem import Problem
 from autopar.search.problem.strategies import shrinks
+from autopar.search.starts.copied import Copied, Inside, Types, Uses, layouts_of
+from autopar.search.transfer_prices.classes import UNREAD
 
 COLLECTIVES = {function for function, transfer in transfers.BY_FUNCTION.items() if transfer.collective}
 
 Starts = Iterable[tuple[str, Mapping[str, DistAttr]]]
-Types = dict[fx.Node, ValueType]
-Uses = dict[fx.Node, tuple[Requirement | None, ...]]
 
 
 class Greedy(Protocol):
@@ -42,8 +41,8 @@ class Greedy(Protocol):
     def peak(self, placed: Program, machine: Machine) -> int:
         """Return the bytes of the first rank at the peak of the program, by its liveness."""
 
-    def placed(self, boundary: Boundary, machine: Machine, *, strict: bool) -> Program:
-        """Return a placed copy of the program, whose nodes have the same order."""
+    def placed(self, boundary: Boundary, machine: Machine, *, strict: bool) -> Copied:
+        """Return a placed copy of the program, in which ops are expanded where their dims are split."""
 
     def explicit(self, placed: Program, machine: Machine) -> Program:
         """Return an explicit copy of a placed program."""
@@ -54,7 +53,7 @@ class Start:
     """A starting point on the program.
 
     Attributes:
-        types, uses: as of a plan that was found.
+        types, uses, inside: as of a plan that was found.
         nanoseconds: its price.
         states: the assignment that it is, if it is one of those that the search tries.
         bytes: what a rank uses at the peak; ``None`` where memory has no limit.
@@ -68,6 +67,7 @@ class Start:
     states: np.ndarray | None
     bytes: int | None
     optimizer_states: Mapping[str, DistAttr] = field(default_factory=dict)
+    inside: Inside = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,21 +144,21 @@ class Comparison:
         constraints = UserConstraints({**self.boundary.constraints, **wanted}, {})
         boundary = replace(self.boundary, constraints=constraints)
         placed = self.greedy.placed(boundary, self.machine, strict=self.strict)
-        pairs = list(zip(self.boundary.program.nodes, placed.nodes, strict=True))
-        types = {node: record_of(copy).type for node, copy in pairs}
-        uses = {node: record_of(copy).uses for node, copy in pairs if node.op in ("call_function", "output")}
+        read = layouts_of(self.boundary.program, placed)
+        types, uses, inside = read.types, read.uses, read.inside
         if not self._allowed(types, uses):
             return None
-        states = self._states(types, uses)
+        states = self._states(types, uses) if read.alike else None
         if states is not None:
             nanoseconds, chosen = self.problem.explicit_price(states.tolist()), chosen_layouts(self.problem, states)
+            inside = self.problem.inside(states.tolist())
         else:
             chosen = self._layouts_of_states(types)
             ended = self._ended(types, chosen)
-            least = price_of_ops(placed, self.machine) * self.problem.microbatches + ended
+            least = price_of_ops(placed.program, self.machine) * self.problem.microbatches + ended
             if least >= below:  # transfers only make it dearer
                 return None
-            once = price(self.greedy.explicit(placed, self.machine), self.machine).nanoseconds
+            once = price(self.greedy.explicit(placed.program, self.machine), self.machine).nanoseconds
             nanoseconds = once * self.problem.microbatches + ended
         if nanoseconds >= below:
             return None
@@ -166,8 +166,8 @@ class Comparison:
         if self.room is not None and states is not None:
             bytes = usage_of(self.problem, states.tolist(), self.ending).bytes
         elif self.room is not None:
-            bytes = self.greedy.peak(placed, self.machine) + self._kept(types, chosen)
-        return Start(name, types, uses, nanoseconds, states, bytes, chosen)
+            bytes = self.greedy.peak(placed.program, self.machine) + self._kept(types, chosen)
+        return Start(name, types, uses, nanoseconds, states, bytes, chosen, inside)
 
     def _allowed(self, types: Types, uses: Uses) -> bool:
         """Return whether homes and reads are as the user wants them, and parameters stay that must not move."""
@@ -207,7 +207,7 @@ class Comparison:
                 options = problem.placed[variable]
                 parts = types[node] if isinstance(types[node], tuple) else (types[node],)
                 gives = tuple(None if part is None else part.attr for part in parts)  # type: ignore[union-attr]
-                chosen = tuple(need.placed.attr for need in uses[node] if need is not None), gives
+                chosen = tuple(UNREAD if need is None else need.placed.attr for need in uses[node]), gives
             known = numbers.get(id(options))
             if known is None:
                 keys = options if variable in problem.homes else [(option.needs, option.gives) for option in options]

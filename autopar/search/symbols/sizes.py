@@ -15,6 +15,7 @@ from typing import Any
 import sympy
 from torch import fx
 
+from autopar.capture.decompose.expanded import ARANGE
 from autopar.costs.symbolic import NoExpression, OpSizes, Size, Sizes
 from autopar.ir import transfers
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of, tensor_type
@@ -23,6 +24,7 @@ from autopar.ir.record import TensorType, ValueType
 from autopar.ir.value_names import input_of_batch
 from autopar.rules.binding import bind_node
 from autopar.rules.strategies import Bound
+from autopar.search.symbols.index_sizes import size_of_places
 
 Shapes = Mapping[str, Sequence[int]]  # input → shape
 Marks = Mapping[str, Sequence[str | None]]  # input → the symbol of each dim, or ``None`` for a fixed one
@@ -214,10 +216,13 @@ class ProgramSizes:
         """Return the sizes of an op that a pass has made: those of its factors in its operands."""
         read = [self._shapes[operand] for operand in operands(node)]
         factors: dict[str, Size] = {}
+        if node.target is ARANGE and (count := size_of_places(node, self._traced, self.captures.fitted)) is not None:
+            factors = dict.fromkeys(bound.sizes, count)
         for dims, shape in zip(bound.operands, read, strict=True):
             for dim, size in zip(dims, shape, strict=True):
                 if len(dim) == 1:
-                    factors.setdefault(dim[0], size)
+                    if factors.setdefault(dim[0], size) != size:
+                        raise NoExpression(UNCERTAIN)
                 elif not size.free_symbols:
                     for factor in dim:
                         factors.setdefault(factor, sympy.Integer(bound.sizes[factor]))

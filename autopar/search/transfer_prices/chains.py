@@ -23,7 +23,7 @@ from autopar.ir.layout import layout_of
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.plan.shared_transfers import narrows
-from autopar.search.transfer_prices.classes import Classes, State
+from autopar.search.transfer_prices.classes import UNREAD, Classes, State
 from autopar.transitions import transitions
 from autopar.transitions.fastest import Fastest
 from autopar.transitions.plan import even_path
@@ -82,8 +82,8 @@ class Chains:
         self.classes, self._known = tables.setdefault((self.mesh, self.machine, self.impossible), ({}, {}))
 
     def chain(self, shape: tuple[int, ...], have: State, need: State) -> Chain:
-        """Return the transfers from one state of a value to another; ``()`` if they are equal."""
-        if have == need:
+        """Return the transfers from one state of a value to another; ``()`` if they are equal, or if it is not read."""
+        if have == need or need[0] == UNREAD:
             return ()
         key = (shape, have, need)
         found = self._known.get(key)
@@ -97,6 +97,11 @@ class Chains:
 
     def prices(self, shape: tuple[int, ...], haves: Sequence[State], needs: Sequence[State]) -> np.ndarray:
         """Return what the transfers from some states of a value to others take: [haves, needs], in nanoseconds."""
+        if any(attr == UNREAD for attr, _ in needs):
+            every, read = np.zeros((len(haves), len(needs)), dtype=np.int64), [a != UNREAD for a, _ in needs]
+            if any(read):
+                every[:, read] = self.prices(shape, haves, [need for need in needs if need[0] != UNREAD])
+            return every
         described, elements = self._classes.of(shape, haves, needs), math.prod(shape)
         keys, first, inverse = np.unique(described.keys, return_index=True, return_inverse=True)
         found = np.zeros(len(keys), dtype=np.int64)

@@ -22,6 +22,7 @@ from autopar.transitions.even_parts import DimView, covers, dim_views
 from autopar.transitions.plan import has_room
 
 State = tuple[DistAttr, torch.dtype]
+UNREAD = DistAttr((), (("", "unread"),))  # of an operand that an op does not read: it needs no transfer
 _Told = tuple[
     tuple[int, ...], tuple[int, ...], bool
 ]  # numbers of the fine and of the coarse parts; whether one suffices

@@ -23,7 +23,7 @@ forward:
   t : f32[64 64] = t(w)
   y : f32[64 64] = relu(x)
   mm : f32[64 64] = mm(y, t)
-  s : f32[64 64] = _softmax(mm, -1, False)
+  s : f32[64 64] = cumsum(mm, -1)
   return s
 """
 
@@ -77,8 +77,8 @@ def test_a_result_that_no_op_can_read_so() -> None:
     assert refused({"mm": DistAttr.split(None, "a")}, {"mm": "up()"}) == (
         "no strategy of s reads mm as [64 64/a], as the plan has up()\n"
         "    mm : f32[64 64] = mm(y, t)\n"
-        "    s : f32[64 64] = _softmax(mm, -1, False)\n"
-        "  the rule of _softmax is d0 d1! -> d0 d1!: an axis splits one factor, and none with !; change the plan's "
+        "    s : f32[64 64] = cumsum(mm, -1)\n"
+        "  the rule of cumsum is d0 d1! -> d0 d1!: an axis splits one factor, and none with !; change the plan's "
         "layout of up(), or leave it out"
     )
 

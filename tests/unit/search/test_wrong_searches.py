@@ -13,7 +13,7 @@ import autopar
 from autopar import Mesh, Program
 from autopar.plan.boundary import Boundary
 from autopar.rules.strategies import Bound
-from autopar.search.problem import build, strategies
+from autopar.search.problem import build, payments, strategies
 from autopar.search.problem.strategies import Placed
 from autopar.search.search import search
 from autopar.search.solver.factor_graph import Array, FactorGraph
@@ -92,24 +92,24 @@ def test_a_form_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_alternate_that_is_charged_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check(traced(SHARED), TWO, SLOW, "")
-    alternates = build.alternates
+    alternates = payments.alternates
 
     def dearer(*args: Any, **kwargs: Any) -> Alternates:
         made = alternates(*args, **kwargs)
         return made._replace(paid=made.paid + np.where(made.paid > 0, 1.0, 0.0))
 
-    monkeypatch.setattr(build, "alternates", dearer)
+    monkeypatch.setattr(payments, "alternates", dearer)
     with pytest.raises(AssertionError, match="the bound is above the best plan"):
         check(traced(SHARED), TWO, SLOW, "")
 
 
 def test_an_alternate_that_is_not_paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    alternates = build.alternates
+    alternates = payments.alternates
 
     def free(*args: Any, **kwargs: Any) -> Alternates:
         made = alternates(*args, **kwargs)
         return made._replace(paid=np.zeros_like(made.paid))
 
-    monkeypatch.setattr(build, "alternates", free)
+    monkeypatch.setattr(payments, "alternates", free)
     with pytest.raises(AssertionError):
         check(traced(SHARED), TWO, SLOW, "")
