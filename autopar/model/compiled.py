@@ -24,7 +24,7 @@ from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.model.inputs import CallInputs
 from autopar.model.planner import Planner, Search, may_exceed, with_reserve
-from autopar.model.taken_plan import repriced
+from autopar.model.taken_plan import as_explicit, repriced
 from autopar.passes import Search as SearchPass
 from autopar.passes import pipeline, run_passes
 from autopar.plan.constraints import constraints
@@ -259,9 +259,11 @@ class Compiler:
             if (again := with_reserve(found, self.planner, peak)) is not None:
                 return replace(self, planner=again)._placed(captured, traced, attrs, reports)
         reports += more
-        if found is not None and self.planner.given is not None:
-            found = repriced(found, price(program, found.machine).nanoseconds)
-        if found is not None:  # parts of the backward keep the layouts of parameters and inputs
+        if found is not None:
+            nanoseconds = price(program, found.machine).nanoseconds
+            given = self.planner.given is not None
+            found = repriced(found, nanoseconds) if given else as_explicit(found, nanoseconds)
+            # parts of the backward keep the layouts of parameters and inputs
             kept = [node for node in program.placeholders if record_of(node).role != "tangent"]
             attrs = {**attrs, **{node.name: tensor_type(node).attr for node in kept}}
             reports.append(PassReport("price", 0.0, notes=(found.certificate,)))

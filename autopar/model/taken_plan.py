@@ -74,6 +74,14 @@ def repriced(solution: Solution, nanoseconds: int) -> Solution:
     return replace(solution, nanoseconds=nanoseconds, least=0.0, reason=reason)
 
 
+def as_explicit(solution: Solution, nanoseconds: int) -> Solution:
+    """Return a searched plan with the price of its explicit program.
+
+    The search may count a transfer once that the program has twice, where many uses of a value share in several ways.
+    """
+    return replace(solution, nanoseconds=nanoseconds, least=min(solution.least, nanoseconds))
+
+
 def _figures(machine: Machine) -> Machine:
     return replace(machine, source="", note="", aliases=(), peak=tuple(sorted(machine.peak)))
 
