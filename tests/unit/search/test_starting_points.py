@@ -31,6 +31,7 @@ from autopar.search import search as searching
 from autopar.search.search import search
 from autopar.search.solver.solver import Answer
 from autopar.search.starts import starting_points as starting
+from autopar.search.starts.copied import Copied
 from autopar.search.starts.starting_points import assignments, on_fewer_axes, starting_points
 
 GREEDY = GreedyPasses()
@@ -251,12 +252,13 @@ def test_a_start_whose_ops_alone_cost_more_is_not_made_explicit() -> None:
     made = {"placed": 0, "explicit": 0}
 
     class Counting(GreedyPasses):
-        def placed(self, boundary: Boundary, machine: Machine, *, strict: bool) -> Program:
+        def placed(self, boundary: Boundary, machine: Machine, *, strict: bool) -> Copied:
             made["placed"] += 1
-            program = super().placed(boundary, machine, strict=strict)
-            rows = price(super().explicit(program, machine), machine).rows
-            assert price_of_ops(program, machine) == sum(row.nanoseconds for row in rows if row.kind == "op") > 0
-            return program
+            copied = super().placed(boundary, machine, strict=strict)
+            rows = price(super().explicit(copied.program, machine), machine).rows
+            of_ops = sum(row.nanoseconds for row in rows if row.kind == "op")
+            assert price_of_ops(copied.program, machine) == of_ops > 0
+            return copied
 
         def explicit(self, placed: Program, machine: Machine) -> Program:
             made["explicit"] += 1
