@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 LONGEST = 200  # characters of a value that an error quotes
@@ -20,9 +21,11 @@ class MemoryLimitError(AutoparError, MemoryError):
 
     Attributes:
         least: a lower bound of the nanoseconds of plans that fit, if there are any that were not found.
+        bytes: of a rank, that the smallest plan takes which was found.
     """
 
     least: float = 0.0
+    bytes: float = math.inf
 
 
 class CaptureError(AutoparError, RuntimeError):

@@ -21,6 +21,7 @@ from autopar.model.calls import Calls
 from autopar.plan.plan import SEARCH
 from autopar.search.certificate import TOLERANCE, bytes_text
 from autopar.search.problem.dearer import NotCheaper
+from autopar.search.solutions.solution import Solution
 from autopar.search.solutions.step_choice import DEARER, LATE, TAKEN, TOO_LARGE, Candidate, StepChoice
 from autopar.search.transfer_prices.chains import Tables
 from autopar.step.batches import MicroBatches
@@ -117,6 +118,7 @@ def _closed(options: StepOptions) -> StepOptions:
         microbatches=1 if options.microbatches == SEARCH else options.microbatches,
         recompute=None if options.recompute == SEARCH else options.recompute,
         zero=0 if options.zero == SEARCH else options.zero,
+        compared=options.opened,
     )
 
 
@@ -137,6 +139,11 @@ class _Best:
     candidates: tuple[Candidate, ...] = ()
 
 
+def _least(found: Solution, alike: int) -> float:
+    """Return the bound of a whole step: a plan that was searched before has it already."""
+    return found.least + (alike if found.alike is None else 0)
+
+
 @dataclass
 class _Comparison:
     """Looks at the candidates of a batch one by one."""
@@ -155,12 +162,13 @@ class _Comparison:
         compiler = self.way(_closed(self.options)).captured.compiler()
         self.planner, self.searched = compiler.planner, compiler.searches
         for count, recompute in self._programs():
-            self._compare(replace(self.options, microbatches=count, recompute=recompute))
+            self._compare(replace(self.options, microbatches=count, recompute=recompute, compared=self.options.opened))
         if self.winner is None:
             assert self.error is not None
-            raise MemoryLimitError(
-                f"none of {len(self.rows)} ways to run the step fits; of the last one:\n{self.error}"
-            )
+            tried = sum(row.note == TOO_LARGE for row in self.rows)
+            ways = f"none of {tried} ways" if tried > 1 else "the only way"
+            fits = "fits; the one that comes nearest" if tried > 1 else "does not fit"
+            raise MemoryLimitError(f"{ways} to run the step {fits}:\n{self.error}")
         self.rows[self.winner.row] = replace(self.rows[self.winner.row], note=TAKEN)
         self._certify(self.winner)
         return self.winner
@@ -211,7 +219,7 @@ class _Comparison:
             self.rows.append(replace(row, least=error.least + alike, note=DEARER))
             return True
         except MemoryLimitError as error:
-            self.error = error
+            self._refuse(error)
             self.rows.append(replace(row, least=error.least, note=TOO_LARGE))
             return False
         except OtherNumbers as error:
@@ -225,19 +233,26 @@ class _Comparison:
             return True
         step = step_of(micro, update, options.count)
         nanoseconds, alike = price(step, self.planner.machine).nanoseconds, price_alike(step, self.planner.machine)
-        least = float(nanoseconds if micro.found is None else min(micro.found.least + alike, nanoseconds))
+        least = float(nanoseconds if micro.found is None else min(_least(micro.found, alike), nanoseconds))
         peak = memory_of_programs(micro, update, options, 0, self.calls.device.type == "cpu").peak
         self.rows.append(replace(row, nanoseconds=nanoseconds, least=least, bytes=peak))
         limit = self.planner.machine.capacity if self.planner.memory is None else self.planner.memory
         if limit is not None and peak > limit:
             self.rows[-1] = replace(self.rows[-1], note=TOO_LARGE)
-            self.error = MemoryLimitError(
+            exceeded = MemoryLimitError(
                 f"the plan takes {bytes_text(peak)} of a rank, {bytes_text(peak - limit)} more than memory={limit:g} "
                 f"allows"
             )
+            exceeded.bytes = peak
+            self._refuse(exceeded)
         elif self.winner is None or nanoseconds < self.winner.nanoseconds:
             self.winner = _Best(way, micro, nanoseconds, alike, len(self.rows) - 1)
         return least > nanoseconds - TOLERANCE
+
+    def _refuse(self, error: MemoryLimitError) -> None:
+        """Keep the error of the candidate that comes nearest to the limit."""
+        if self.error is None or error.bytes < self.error.bytes:
+            self.error = error
 
     def _elapsed(self) -> float:
         """Return the seconds since the beginning, by the clock of the first rank."""
@@ -250,7 +265,7 @@ class _Comparison:
         found = best.micro.found
         if found is None:
             return
-        least = min(row.least for row in self.rows) - best.alike
+        least = min(row.least for row in self.rows) - (_least(found, best.alike) - found.least)
         if least < found.least:
             reason = found.reason if least > found.least - TOLERANCE else ANOTHER
             found = replace(found, least=max(least, 0.0), reason=reason)

@@ -61,14 +61,15 @@ def ending_of(
 
 
 def _remedies(options: StepOptions) -> tuple[str, ...]:
-    """Return the options that take less memory and are not used yet."""
+    """Return the options that take less memory, and are neither used yet nor compared."""
     used = {
         "zero=3": options.zero in (3, SEARCH),
         'recompute="blocks"': options.recompute is not None,
         f"microbatches={2 * options.count}": False,
         "offload=True": options.offload,
     }
-    return tuple(option for option, is_used in used.items() if not is_used)
+    left = [option for option, is_used in used.items() if not is_used]
+    return tuple(option for option in left if option.partition("=")[0] not in options.compared)
 
 
 def _update_ops(

@@ -51,6 +51,7 @@ class StepOptions:
     machine: Machine | None = None
     time_limit: float | None = None
     memory: float | None = None
+    compared: tuple[str, ...] = field(default=(), compare=False)  # open options of which this is one way
 
     @property
     def measured(self) -> bool:
@@ -112,7 +113,7 @@ def describe_options(options: StepOptions) -> str:
     Options that each rank may choose are left out.
     """
     plain = StepOptions()
-    values = {option.name: getattr(options, option.name) for option in fields(options)}
+    values = {option.name: getattr(options, option.name) for option in fields(options) if option.compare}
     return "".join(
         f", {name}={value.name if isinstance(value, Machine) else value!r}"
         for name, value in values.items()
@@ -127,7 +128,7 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
         TypeError: an option is unknown; the error names the nearest.
         ValueError: an option does not take the value.
     """
-    names = [field.name for field in fields(StepOptions)]
+    names = [field.name for field in fields(StepOptions) if field.compare]
     for name in keywords:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=2)

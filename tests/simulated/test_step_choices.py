@@ -127,7 +127,9 @@ def test_a_plan_that_is_given_has_the_prices_of_the_stages() -> None:
     peak = min(row.bytes for row in step.choice.candidates)
     limited = captured(plan="megatron", zero="search", memory=peak)
     assert limited.memory().peak == peak
-    with pytest.raises(MemoryLimitError, match=r"^none of 4 ways to run the step fits; of the last one:\nthe plan"):
+    with pytest.raises(
+        MemoryLimitError, match=r"^none of 4 ways to run the step fits; the one that comes nearest:\nthe plan"
+    ):
         captured(plan="megatron", zero="search", memory=peak - 1)
 
 

@@ -105,3 +105,18 @@ def test_a_plan_on_another_machine_has_its_price_there(tmp_path: Path) -> None:
     )
     step, other = step_of(str(tmp_path / "plan.json"))
     assert other.exact and other.machine == SLOW_LINKS
+
+
+def test_the_update_of_a_plan_with_other_layouts_is_the_same() -> None:
+    _, solution = step_of()
+    fixed = solution.fix({"up.weight": (None, "a"), "down.weight": (None, "a")})
+    assert fixed.diff(solution).rows
+    _, taken = step_of(fixed)
+    assert (taken.nanoseconds, taken.least, taken.update) == (fixed.nanoseconds, fixed.least, solution.update)
+
+
+def test_a_file_of_a_searched_stage_keeps_the_bound(tmp_path: Path) -> None:
+    _, solution = step_of(zero="search")
+    solution.save(tmp_path / "plan.json")
+    _, again = step_of(str(tmp_path / "plan.json"), zero="search")
+    assert solution.exact and again.exact and again.least == solution.least

@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_refused_with_what_helps() -> None:
     with pytest.raises(MemoryLimitError) as error:
         captured(1e5, time_limit=20.0)
     text = str(error.value)
-    assert text.startswith("no plan was found that fits into 100.0 kB a rank: the one that needs least takes ")
+    assert text.startswith("no plan was found that fits into 100.0 kB a rank: the smallest one found takes ")
     assert " kB too many\n" in text and "optimizer state " in text and "test_steps_within_memory.py" in text
     assert text.endswith(
         "most are optimizer state; use zero=3, offload=True, a mesh of more than 4 ranks, or a larger memory="

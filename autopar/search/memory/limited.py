@@ -35,7 +35,7 @@ TOLERANCE = 1.0  # nanoseconds
 
 
 class NothingFits(Exception):
-    """No plan was found that fits; ``usage`` is that of the plan that needs least."""
+    """No plan was found that fits; ``usage`` is that of the smallest one."""
 
     def __init__(self, usage: Usage) -> None:
         super().__init__(usage)

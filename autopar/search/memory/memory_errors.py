@@ -19,7 +19,7 @@ HELPS = {  # option of a training step → the kinds of memory that it takes les
 def too_little_memory(
     usage: Usage, limit: float, reserve: float, mesh: Mesh, ending: Ending | None
 ) -> MemoryLimitError:
-    """Return the error for the plan that needs least memory.
+    """Return the error for the smallest plan that was found.
 
     Args:
         usage: of that plan.
@@ -28,13 +28,15 @@ def too_little_memory(
     """
     free = f", of which {bytes_text(reserve)} are for what is not counted here" if reserve else ""
     lines = [
-        f"no plan was found that fits into {bytes_text(limit)} a rank{free}: the one that needs least takes "
+        f"no plan was found that fits into {bytes_text(limit)} a rank{free}: the smallest one found takes "
         f"{bytes_text(usage.bytes)} in the {usage.phase}, {bytes_text(usage.bytes + reserve - limit)} too many"
     ]
     if usage.source or usage.module:
         lines.append(at_line(usage.source, usage.module))
     lines.append("    " + ", ".join(f"{kind} {bytes_text(bytes)}" for kind, bytes in usage.kinds.items()))
-    return MemoryLimitError("\n".join([*lines, f"  {_remedy(usage, mesh, ending)}"]))
+    error = MemoryLimitError("\n".join([*lines, f"  {_remedy(usage, mesh, ending)}"]))
+    error.bytes = usage.bytes
+    return error
 
 
 def _remedy(usage: Usage, mesh: Mesh, ending: Ending | None) -> str:

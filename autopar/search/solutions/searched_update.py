@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from autopar.errors import shown
+from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
+from autopar.ir.record import ValueType
 from autopar.ir.text.printer import print_type, target_name
 
 
@@ -34,14 +36,22 @@ class SearchedUpdate:
 
 
 def searched_update(words: str, update: Program) -> SearchedUpdate:
-    """Return what tells an explicit update from others."""
+    """Return what tells an explicit update from others: its ops, without the layouts and transfers of a plan."""
     digest = hashlib.blake2b(digest_size=16)
     for node in update.nodes:
-        if node.op != "output":
+        if node.op != "output" and node.target not in transfers.BY_FUNCTION:
             name = node.name if node.op == "placeholder" else target_name(node.target)
-            types = [record_of(value).type for value in (*operands(node), node)]
-            digest.update(f"{name}: {', '.join(map(print_type, types))}\n".encode())
+            types = [print_type(_whole(record_of(value).type)) for value in (*operands(node), node)]
+            digest.update(f"{name}: {', '.join(types)}\n".encode())
     return SearchedUpdate(words, digest.hexdigest())
+
+
+def _whole(type: ValueType) -> ValueType:
+    """Return a type without its layout."""
+    parts = tuple(
+        None if part is None else replace(part, layout=None) for part in (type if isinstance(type, tuple) else (type,))
+    )
+    return parts if isinstance(type, tuple) else parts[0]
 
 
 def update_from(content: Any) -> SearchedUpdate:
