@@ -80,7 +80,8 @@ class Certificate:
     def certificate(self) -> str:
         """The price, and how much cheaper a plan could be at most, in a sentence."""
         within = "" if self.memory is None else f" within {bytes_text(self.memory)} a rank"
-        price = f"{self.nanoseconds / 1e6:,.3f} ms a step on {self.machine.name}{within}"
+        digits = 3 if self.nanoseconds >= 10_000 or not self.nanoseconds else 6
+        price = f"{self.nanoseconds / 1e6:,.{digits}f} ms a step on {self.machine.name}{within}"
         why = f"; {self.reason}" * (not self.exact and bool(self.reason))
         return f"searched in {self.search_seconds:.1f} s: {price}, and {self.proof}{why}"
 

@@ -53,7 +53,7 @@ def test_steps_keep_the_limit(options: dict[str, Any]) -> None:
     assert free.solution.memory is None
     for part in (1.0, 0.85, 0.65):
         try:
-            step = captured(most * part, **options)
+            step = captured(most * part, time_limit=8.0, **options)
         except MemoryLimitError:
             assert part < {3: 1.0, 2: 0.85}.get(options.get("zero", 0), 0.0), "ZeRO 2 and 3 need little without a limit"
             break
