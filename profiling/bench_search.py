@@ -25,7 +25,7 @@ from autopar import Mesh
 from autopar.capture import capture
 from autopar.costs.machine import machine
 from autopar.plan.boundary import Boundary
-from autopar.search.problem import build
+from autopar.search.problem import build, payments
 from autopar.search.problem.problem import Problem
 from autopar.search.solutions.found import found_by
 from autopar.search.solver.solver import solve
@@ -38,7 +38,7 @@ MODELS = {  # name → hidden size, inner size, heads, heads of keys and values
 }
 CASES = (  # model, layers, mesh, seconds that the search may take
     ("8B", 1, "8", 60), ("8B", 32, "8", 60), ("8B", 1, "8x8", 60), ("8B", 4, "8x8", 60), ("8B", 32, "8x8", 60),
-    ("70B", 80, "8x8", 60),
+    ("70B", 80, "8x8", 60), ("8B", 1, "8x8x4", 60), ("8B", 32, "8x8x4", 60),
 )  # fmt: skip
 LIMITS = (1, 2, 4, 8)  # seconds, for 32 layers on 8x8
 BESIDE = (  # what the search is compared with: layers, mesh, machine
@@ -123,7 +123,7 @@ def _measured(name: str, layers: int, mesh: str, limit: float) -> dict[str, floa
     on = machine(MACHINE)
     problem = build.build(Boundary(program, _mesh(mesh)), on)
     built = time.process_time()
-    answer = solve(problem.graph, problem.order, problem.labels, begin + limit)
+    answer = problem.bounded(solve(problem.graph, problem.order, problem.labels, begin + limit))
     found = found_by(answer, problem, on, begin, limit)
     solved = time.process_time()
     return {
@@ -146,7 +146,7 @@ def _limited(name: str, layers: int, mesh: str, limits: list[float]) -> dict[str
 def _pairwise(name: str, layers: int, mesh: str, _: str) -> dict[str, float]:
     """Return the milliseconds of the explicit program, where the search lets each use pay, and where it does not."""
     found = {}
-    alone = mock.patch.object(build, "groups_of", lambda value: [([reader], 1.0, 1.0) for reader in value.readers])
+    alone = mock.patch.object(payments, "groups_of", lambda value: [([reader], 1.0, 1.0) for reader in value.readers])
     for model, patch in (("once", contextlib.nullcontext()), ("pairwise", alone)):
         with patch:
             problem = _problem(name, layers, mesh)
