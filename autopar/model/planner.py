@@ -123,14 +123,15 @@ class Search:
                 text = json.dumps(solution.to_json())
             except AutoparError as raised:
                 error = raised
-        said = None if error is None else (type(error).__name__, str(error), getattr(error, "least", 0.0))
+        figures = {name: getattr(error, name) for name in ("least", "bytes") if hasattr(error, name)}
+        said = None if error is None else (type(error).__name__, str(error), figures)
         text, said = agreement.gathered((text, said))[0]
         if error is not None:
             raise error
         if said is not None:
             other = SAID_BY.get(said[0], PlanError)(said[1])
             if isinstance(other, (MemoryLimitError, NotCheaper)):
-                other.least = said[2]
+                vars(other).update(said[2])
             raise other
         if solution is None:
             solution = from_json(json.loads(text))
