@@ -87,7 +87,7 @@ def _about(mesh: Mesh, rows: tuple[MeshRow, ...]) -> str:
     )
     others = [f"({other}) {nanoseconds / 1e6:,.3f} ms" for nanoseconds, other in priced if other != mesh]
     missing = [row for row in rows if row.nanoseconds is None]
-    said = f"the mesh ({mesh}) is the fastest of {len(priced)}" if len(priced) > 1 else f"the only mesh is ({mesh})"
+    said = f"the mesh ({mesh}) is the fastest of {len(priced)}" if len(rows) > 1 else f"the only mesh is ({mesh})"
     if others:
         said += f"; the others: {', '.join(others)}"
     if missing:

@@ -103,7 +103,7 @@ def test_the_public_signatures_have_the_types() -> None:
         for option, name in (("inputs", "Inputs"), ("outputs", "Outputs"), ("random", "Random")):
             assert written[option].annotation == name
     hints = get_type_hints(StepKeywords)
-    assert [*hints] == [field.name for field in fields(StepOptions)]
+    assert [*hints] == [field.name for field in fields(StepOptions) if field.compare]
     wanted = {
         "microbatches": [Opened],
         "amp": [AmpName],
