@@ -43,9 +43,10 @@ def captured(memory: float | None = None, machine: Any = H100, **options: Any) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [
-    {}, {"microbatches": 2}, {"zero": 1}, {"zero": 2, "microbatches": 2}, {"zero": 3, "microbatches": 2},
-    {"zero": "search", "microbatches": 2},
-    {"amp": "bf16-O1"}, {"amp": "bf16-O2"}, {"clip_norm": 1.0, "ema": 0.9},
+    {}, {"zero": 2, "microbatches": 2}, {"zero": 3, "microbatches": 2}, {"zero": "search", "microbatches": 2},
+    {"amp": "bf16-O2"}, {"clip_norm": 1.0, "ema": 0.9},
+    *(pytest.param(options, marks=pytest.mark.sweep("stages 2 and 3, and O2, run in every test"))
+      for options in ({"microbatches": 2}, {"zero": 1}, {"amp": "bf16-O1"})),
 ], ids=str)  # fmt: skip
 def test_steps_keep_the_limit(options: dict[str, Any]) -> None:
     free = captured(math.inf, **options)

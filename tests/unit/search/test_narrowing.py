@@ -36,7 +36,7 @@ def mlp(width: int) -> Boundary:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", [0, 4])
+@pytest.mark.parametrize("first", [0, pytest.param(4, marks=pytest.mark.sweep("more programs of the same kind"))])
 def test_the_bound_of_a_narrowed_problem_holds_for_all_plans(all_wide: pytest.MonkeyPatch, first: int) -> None:
     exact = 0
     for seed in range(first, first + 4):
