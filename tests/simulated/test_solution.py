@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from searched import FAST
+from squared_loss import Loss
 from torch import nn
 
 import autopar
@@ -22,15 +23,6 @@ pytestmark = pytest.mark.simulated
 
 MESH = Mesh(a=2, b=2)
 X = torch.randn(32, 64, dtype=torch.float64)
-
-
-class Loss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.up(x))).square().mean()
 
 
 @pytest.fixture(scope="module")
