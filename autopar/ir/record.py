@@ -132,6 +132,10 @@ class Record(NamedTuple):
         results: for the output node, the role of each argument.
         stream: at the level ``scheduled``, the stream the op runs on (``None``: compute).
         started: at the level ``scheduled``, whether this collective only starts and needs a ``wait``.
+        message: of a started collective, the name of the message that it shares with the starts beside it; empty if it
+            has one of its own.
+        span: of a started collective, the first element of its operand that it sends and the one behind the last, if it
+            sends a chunk; of a reduce-scatter, those of each row, of the elements that one rank keeps.
         module: path of the module that ran the op ("" is the root); a comment, not compared.
         source: the user's line, ``model.py:41  self.act(self.up(x))``; a comment, not compared.
         call: the model's call that this node is part of; a comment, not compared.
@@ -146,6 +150,8 @@ class Record(NamedTuple):
     results: tuple[Result, ...] = ()
     stream: str | None = None
     started: bool = False
+    message: str = ""
+    span: tuple[int, int] | None = None
     module: str = ""
     source: str = ""
     call: Call | None = None
@@ -155,4 +161,5 @@ class Record(NamedTuple):
         """The record without its comments: what equality of programs compares."""
         return (
             self.type, self.uses, self.phase, self.role, self.index, self.name, self.results, self.stream, self.started,
+            self.message, self.span,
         )  # fmt: skip

@@ -256,6 +256,11 @@ def reduced_as(kind: str, dtype: torch.dtype) -> torch.dtype:
     return REDUCED_AS.get(dtype, dtype)
 
 
+def is_gathered(kind: str, dtype: torch.dtype) -> bool:
+    """Return whether partial values are gathered, and each rank reduces them: no backend multiplies complex numbers."""
+    return kind == "prod" and dtype.is_complex
+
+
 def check_kind(kind: str, dtype: torch.dtype) -> None:
     """Raise ``LayoutMismatch`` for an unknown reduction, and for one that the dtype does not have."""
     if kind not in KINDS:

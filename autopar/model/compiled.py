@@ -37,6 +37,7 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.simulated_step import SimulatedStep
+from autopar.scheduling.decide import OF_CALLS, Execution, decide
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.solution import Solution, priced, timed
 from autopar.search.starts.starting_points import starting_points
@@ -200,6 +201,7 @@ class Compiler:
         *,
         captured: Captured | None = None,
         ending: Ending | None = None,
+        execution: Execution = OF_CALLS,
         **options: Any,
     ) -> Placement:
         """Run all passes after capture: the program gets its layouts and transfers, and each rank its local program.
@@ -208,6 +210,7 @@ class Compiler:
             attrs: node → its layout, of the nodes that the plan decides.
             captured: the call that the program was made from; a searched plan is then no dearer than any preset.
             ending: what ends the step, if the program is a micro-batch.
+            execution: how the program runs.
             options: further options of ``passes.pipeline``; with ``search=True``, the planner searches the others.
         """
         starts = () if captured is None else starting_points(self.model, captured, self.mesh)
@@ -220,7 +223,7 @@ class Compiler:
         reports = run_passes(program, passes)
         if search is not None and search.notes:
             reports.append(PassReport("plan", 0.0, notes=tuple(search.notes)))
-        local, report = self.localize(program)
+        local, report = self.localize(program, execution)
         return Placement(local, [*reports, report], None if search is None else search.solution)
 
     def found(
@@ -235,14 +238,14 @@ class Compiler:
         run_passes(copy, pipeline(self.mesh, attrs, strict=self.strict, device=device, last=SearchPass, **options))
         return {n.name: tensor_type(n).attr for n in copy.placeholders if record_of(n).role == "input"}
 
-    def localize(self, program: Program) -> tuple[LocalPrograms, PassReport]:
-        """Make each rank's local program from an explicit program."""
+    def localize(self, program: Program, execution: Execution = OF_CALLS) -> tuple[LocalPrograms, PassReport]:
+        """Decide the order of an explicit program, and make each rank's scheduled program of it."""
         with doing("localize"):
-            return self._localized(program)
+            return self._localized(program, execution)
 
-    def _localized(self, program: Program) -> tuple[LocalPrograms, PassReport]:
+    def _localized(self, program: Program, execution: Execution) -> tuple[LocalPrograms, PassReport]:
         start = time.perf_counter()
-        local = LocalPrograms(program, lambda local: verify(local, "localize"))
+        local = LocalPrograms(program, lambda local: verify(local, "schedule"), decide(program, execution))
         for rank in self.mesh.ranks if self.context is None else [self.context.rank]:
             local[rank]
         ms = (time.perf_counter() - start) * 1e3

@@ -14,7 +14,7 @@ from rich.text import Text
 from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES
-from autopar.ir.text.printer import print_node
+from autopar.ir.text.printer import print_op
 from autopar.report.arena import arena
 from autopar.report.liveness import KINDS, START, Lifetimes, Storage, liveness
 
@@ -130,7 +130,7 @@ def _row(lifetimes: Lifetimes, phase: str, position: int, bytes: int) -> PhasePe
     record = record_of(op)
     allocated = [storage for storage in live if storage.born != START]
     values = sorted(((storage.node.name, storage.bytes) for storage in allocated), key=lambda row: -row[1])
-    return PhasePeak(phase, bytes, print_node(lifetimes.program, op).strip(), record.module, record.source,
+    return PhasePeak(phase, bytes, print_op(lifetimes.program, op).strip(), record.module, record.source,
                      _sums((storage.kind, storage) for storage in live), tuple(values[:LARGEST]),
                      tuple(_sums((record_of(storage.node).module or "the root", storage)
                                  for storage in allocated).items())[:LARGEST])  # fmt: skip

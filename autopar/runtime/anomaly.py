@@ -32,7 +32,7 @@ from autopar.ir import transfers
 from autopar.ir.nodes import is_getitem, node_at, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.ir.text.printer import print_node, target_name
+from autopar.ir.text.printer import print_op, target_name
 from autopar.optimizers import IN_PLACE
 
 LEFT = (
@@ -139,7 +139,7 @@ class Hunt:
         op_text = f"the constant {op.name}" if op.op == "get_attr" else target_name(op.target)
         lines = [
             f"{op_text}{of} makes a NaN on rank {self.program.rank}, in {during}",
-            "  " + print_node(self.program, op),
+            "  " + print_op(self.program, op),
         ]
         lines += [at_line(record.source, record.module)] if record.source else []
         why = self._came_over(op, axes) if axes else "none of its operands has one"
@@ -236,16 +236,17 @@ def nth(k: int, count: int) -> str:
 
 
 def op_of(node: fx.Node) -> fx.Node:
-    """Return the op that computes a value."""
-    return node_at(node) if is_getitem(node) else node
+    """Return the op that computes a value; of a value that is waited for, the start of its collective."""
+    return node_at(node) if is_getitem(node) or node.target is transfers.wait else node
 
 
 def is_looked_at(node: fx.Node) -> bool:
     """Return whether a value is computed by the program and is one tensor.
 
-    Of an op with several results, each result that is read is checked.
+    Of an op with several results, each result that is read is checked; of a collective, what is waited for.
     """
-    return node.op in ("call_function", "get_attr") and isinstance(record_of(node).type, TensorType)
+    record = record_of(node)
+    return node.op in ("call_function", "get_attr") and isinstance(record.type, TensorType) and not record.started
 
 
 def has_nan(x: Any) -> bool:

@@ -12,7 +12,7 @@ program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -28,6 +28,8 @@ from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType, ValueType
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of
+from autopar.scheduling.apply import scheduled
+from autopar.scheduling.lines import FunctionLines
 from autopar.torch_private import OpOverload
 from autopar.verify.channels.programs import check_programs
 
@@ -63,13 +65,16 @@ class LocalPrograms(Mapping[int, Program]):
 
     Args:
         check: called with each local program when it has been made.
+        order: the order in which they run; with it, the programs are *scheduled*.
 
     Raises:
         ChannelError: ranks would meet in different collectives, or wait forever; raised on first use.
     """
 
-    def __init__(self, program: Program, check: Callable[[Program], None]) -> None:
-        self._program, self._check = program, check
+    def __init__(
+        self, program: Program, check: Callable[[Program], None], order: Sequence[FunctionLines] | None = None
+    ) -> None:
+        self._program, self._check, self._order = program, check, order
         self._classes = rank_classes(program)
         self._class_of = {rank: k for k, ranks in enumerate(self._classes) for rank in ranks}
         self._made: dict[int, Program] = {}
@@ -91,12 +96,14 @@ class LocalPrograms(Mapping[int, Program]):
         """Localize all classes: the check for deadlocks needs all classes together."""
         mesh = _mesh(self._program)
         with gc_paused():
-            self._made = {
-                k: localize(self._program, mesh.coordinates(ranks[0])) for k, ranks in enumerate(self._classes)
-            }
+            self._made = {k: self._of_class(mesh.coordinates(ranks[0])) for k, ranks in enumerate(self._classes)}
             for program in self._made.values():
                 self._check(program)
             check_programs({rank: self._made[k].at(mesh.coordinates(rank)) for rank, k in self._class_of.items()})
+
+    def _of_class(self, coordinates: Mapping[str, int]) -> Program:
+        local = localize(self._program, coordinates)
+        return local if self._order is None else scheduled(local, self._order)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._class_of)

@@ -11,7 +11,6 @@ import torch
 from autopar.ir.program import Program
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.interface import Interface
-from autopar.runtime.lowering.buckets import largest_pieces
 from autopar.runtime.lowering.lower import Lowered, lower
 from autopar.runtime.modes import as_captured
 from autopar.runtime.processes.agreement import Agreement, Brought
@@ -20,7 +19,7 @@ Gradient = Callable[[str, torch.Tensor], torch.Tensor]
 
 
 class ProcessStep:
-    """The local program of one rank, ready to run.
+    """The scheduled program of one rank, ready to run.
 
     A backward belongs to the set of returned values that have a gradient. This set is known only when the backward
     runs. So the forward runs for the set of the last call, or in the first call for the scalars (a loss) if there are
@@ -28,7 +27,7 @@ class ProcessStep:
 
     Args:
         explicit: the program with Layouts.
-        local: the program of this rank.
+        local: the scheduled program of this rank.
         specialize: returns the step for fewer gradients.
         groups: ranks, in ascending order → the name of their process group.
         agreement: compares the calls of all ranks before the first collective of a step; ``None`` for one rank.
@@ -49,7 +48,6 @@ class ProcessStep:
         self._constants = {
             name: constant.tensor for name, constant in explicit.constants.items() if constant.tensor is not None
         }
-        self._bytes = largest_pieces(explicit)
         self._groups, self._agreement = groups, agreement
         self.tangents = frozenset(self.interface.tangents)
         scalars = frozenset(k for k in self.tangents if not self.interface.returned[k][1].shape)
@@ -59,15 +57,13 @@ class ProcessStep:
     @cached_property
     def phases(self) -> Mapping[str, Lowered]:
         """The functions of the phases, lowered on first use: most steps only ever run for fewer gradients."""
-        return lower(
-            self._local, self._groups, None if self._agreement is None else self._agreement.finish, self._bytes
-        )
+        return lower(self._local, self._groups, None if self._agreement is None else self._agreement.finish)
 
     @cached_property
     def checked_phases(self) -> Mapping[str, Lowered]:
         """The functions of the phases with checks for NaN."""
         gate = None if self._agreement is None else self._agreement.finish
-        return lower(self._local, self._groups, gate, self._bytes, hunt=anomaly.Hunt(self._local))
+        return lower(self._local, self._groups, gate, hunt=anomaly.Hunt(self._local))
 
     def __call__(self, pieces: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor], gradient: Gradient,
                  owners: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:  # fmt: skip

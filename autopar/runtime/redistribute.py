@@ -30,6 +30,7 @@ from autopar.runtime import current_op
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.lower import Lowered, lower
 from autopar.runtime.simulation.simulate import Instruction, compile_phases, run_ranks
+from autopar.scheduling.decide import OF_CALLS, decide
 from autopar.transitions import transitions
 from autopar.verify.levels import verify
 
@@ -122,8 +123,8 @@ class Redistribution:
 
     @cached_property
     def local(self) -> LocalPrograms:
-        """Rank → its local program."""
-        return LocalPrograms(self.program, lambda program: verify(program, "localize"))
+        """Rank → its scheduled program."""
+        return LocalPrograms(self.program, lambda program: verify(program, "schedule"), decide(self.program, OF_CALLS))
 
     @cached_property
     def backward(self) -> Redistribution:

@@ -18,11 +18,10 @@ from autopar.ir.value_names import sums_in
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.interface import Interface
-from autopar.runtime.lowering.buckets import largest_pieces
-from autopar.runtime.lowering.donated import Donated
 from autopar.runtime.lowering.lower import Lowered, lower_whole
 from autopar.runtime.modes import as_captured
 from autopar.runtime.simulation.simulate import Instruction, Values, compile_phases, run_ranks
+from autopar.scheduling.donated import Donated
 
 Pieces = dict[str, torch.Tensor]
 
@@ -57,7 +56,7 @@ class ProcessRun(Results):
 
     Args:
         explicit: the program with Layouts.
-        local: the program of this rank.
+        local: the scheduled program of this rank.
         groups: ranks, in ascending order → the name of their process group.
         gate: called before the first collective.
         donated: placeholders whose pieces are donated: results may use their memory.
@@ -69,13 +68,7 @@ class ProcessRun(Results):
                  gate: Callable[[], None] | None, device: torch.device, donated: Collection[str] = (),
                  scaled: bool = False, offloaded: bool = False) -> None:  # fmt: skip
         super().__init__(explicit)
-        self._local, self._bytes, self._groups, self._gate, self._device = (
-            local,
-            largest_pieces(explicit),
-            groups,
-            gate,
-            device,
-        )
+        self._local, self._groups, self._gate, self._device = local, groups, gate, device
         self._constants = {name: constant.tensor for name, constant in explicit.constants.items()}
         self._donated = frozenset(donated)
         self._types = {node.name: record_of(node).type for node in local.placeholders}
@@ -94,7 +87,7 @@ class ProcessRun(Results):
         if (zeros, hunt) not in self._lowered:
             donated = Donated.of(self._local, self._donated, zeros, self._offloaded)
             self._lowered[zeros, hunt] = lower_whole(
-                self._local, self._groups, self._gate, self._bytes, self._device, donated, hunt
+                self._local, self._groups, self._gate, self._device, donated, hunt
             )
         return self._lowered[zeros, hunt]
 

@@ -30,6 +30,7 @@ from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_without_search
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
+from autopar.scheduling.decide import OF_STEPS
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.applied import layouts_of_states
 from autopar.step.compiled_step import MicroBatch, Placed, about, merged
@@ -117,8 +118,9 @@ class _MicroCompiler:
         self._split(zero, micro, placeholders)
         ending = self._ending(micro, partial(zero.split, "state"))
         local, reports, found = compiler.place(
-            micro.program, self.attrs, device, captured=self.captured, search=compiler.searches, ending=ending, **wanted
-        )
+            micro.program, self.attrs, device, captured=self.captured, search=compiler.searches, ending=ending,
+            execution=OF_STEPS, **wanted,
+        )  # fmt: skip
         self.reports += reports
         if found is not None:
             self.attrs |= {n.name: tensor_type(n).attr for n in placeholders.values() if record_of(n).role == "input"}
@@ -244,7 +246,7 @@ class _MicroCompiler:
             for node in program.placeholders
             if (name := input_of_batch(record_of(node).name)) in inputs
         }
-        local, reports, _ = self.compiler.place(program, attrs, self.captured.device)
+        local, reports, _ = self.compiler.place(program, attrs, self.captured.device, execution=OF_STEPS)
         self.reports += about("count", reports)
         return program, local
 
@@ -269,7 +271,7 @@ class _MicroCompiler:
         }
         program, attrs = copy_program(masters, copies, self.captured.device)
         verify(program, "copy")
-        local, reports, _ = self.compiler.place(program, attrs, self.captured.device)
+        local, reports, _ = self.compiler.place(program, attrs, self.captured.device, execution=OF_STEPS)
         self.reports += about("copy", reports)
         return (program, local), masters
 

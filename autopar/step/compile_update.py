@@ -9,6 +9,7 @@ from autopar.ir.program import Program
 from autopar.ir.value_names import LOSS
 from autopar.model.compiled import Compiler
 from autopar.report.progress import doing
+from autopar.scheduling.decide import Execution
 from autopar.step.compiled_step import MicroBatch, StepUpdate, merged
 from autopar.step.options import StepOptions
 from autopar.step.update import Norm, Trained, update_of
@@ -27,10 +28,11 @@ def compile_update(
     )
     _give_loss_its_source(ending.program, micro.program)
     verify(ending.program, "update")
-    local, reports, _ = compiler.place(ending.program, ending.constraints, device)
-    last, more = merged(compiler, micro.program, ending.program)
-    reports += more
     states = frozenset(name_of(node) for node in ending.program.placeholders if record_of(node).role == "state")
+    execution = Execution(whole=True, written=states)
+    local, reports, _ = compiler.place(ending.program, ending.constraints, device, execution=execution)
+    last, more = merged(compiler, micro.program, ending.program, written=states)
+    reports += more
     return StepUpdate(ending.program, local, last, states, ending.returns, tuple(reports))
 
 

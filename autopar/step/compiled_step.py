@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.capture import Captured
@@ -14,6 +14,7 @@ from autopar.ir.record import TensorType
 from autopar.model.compiled import Compiler
 from autopar.report.passes import PassReport, Reports
 from autopar.runtime.localize import LocalPrograms
+from autopar.scheduling.decide import Execution
 from autopar.search.solutions.solution import Solution
 from autopar.step.merged_programs import merge_programs
 from autopar.step.outputs import Output
@@ -96,15 +97,15 @@ def reports_of(micro: MicroBatch, update: StepUpdate) -> Reports:
 
 
 def merged(
-    compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = ()
+    compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = (), written: Collection[str] = ()
 ) -> tuple[Placed, list[PassReport]]:
-    """Merge two programs into one, and make each rank's program of it."""
+    """Merge two programs into one, and make each rank's program of it. ``written``: as of ``Execution``."""
     start = time.perf_counter()
     with gc_paused():
         program = merge_programs(first, second, handed)
     ms = (time.perf_counter() - start) * 1e3
     verify(program, "join")
-    local, report = compiler.localize(program)
+    local, report = compiler.localize(program, Execution(whole=True, written=frozenset(written)))
     return (program, local), [PassReport("join", ms), replace(report, name="join localize")]
 
 

@@ -25,6 +25,7 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.lower import Lowered
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
+from autopar.scheduling.decide import donated_names
 from autopar.step.compiled_step import MicroBatch, StepUpdate
 from autopar.step.outputs import join_pieces, join_whole
 
@@ -42,7 +43,7 @@ def lowered_of(
     It has no process groups.
     """
     run = ProcessRun(
-        last, local[rank], _Groups(), None, torch.device("cpu"), _donated(Results(last), written), offloaded=offload
+        last, local[rank], _Groups(), None, torch.device("cpu"), donated_names(last, written), offloaded=offload
     )
     return run.lowered(frozenset(run.named[name] for name in run.sums) if microbatches == 1 else frozenset())
 
@@ -52,14 +53,6 @@ class _Groups(dict[Any, str]):
 
     def __missing__(self, ranks: Any) -> str:
         return "group"
-
-
-def _donated(results: Results, written: Collection[str]) -> list[str]:
-    """Return the placeholders that a program may write to: sums, and the states in ``written``.
-
-    ``written`` has the user's names.
-    """
-    return [of for name, of in results.named.items() if name in written or name in results.sums]
 
 
 @dataclass
@@ -179,7 +172,7 @@ class OnProcess:
                 context.groups,
                 gate,
                 device,
-                _donated(results, written),
+                donated_names(program, written),
                 scaled,
                 self.offload,
             )

@@ -20,12 +20,17 @@ class Subject:
     Attributes:
         made_by: the pass that made it, which errors name.
         unwaited: the collectives that are started and not waited for yet.
+        messages: message → the lines that start its members, so far; ``waited``: those of them that are waited for.
+        last_message: the message of the last line, and whether it waits for it.
         right: Layouts that are right for values of a shape. A program has few.
     """
 
     program: Program
     made_by: str
     unwaited: dict[fx.Node, None] = field(default_factory=dict)
+    messages: dict[str, list[fx.Node]] = field(default_factory=dict)
+    waited: dict[str, list[fx.Node]] = field(default_factory=dict)
+    last_message: tuple[str, bool] = ("", False)
     right: set[tuple[Layout, tuple[int, ...]]] = field(default_factory=set)
 
     def head(self, name: str = "") -> str:

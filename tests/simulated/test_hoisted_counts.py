@@ -17,7 +17,6 @@ from transformers_models import llama
 from autopar import Mesh
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
-from autopar.runtime.lowering.buckets import largest_pieces
 from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.whole import SimulatedRun
 from autopar.step.hoisted_counts import hoist_counts
@@ -52,8 +51,8 @@ def two(seed: int = 0) -> dict[str, torch.Tensor]:
 def first_code(step: Any, **batch: Any) -> list[str]:
     """The lines of the function that the counts and the first micro-batch are, on rank 0."""
     step.capture(**batch)
-    first, locals = step._current()[0].first
-    return lower_whole(locals[0], AnyGroup(), None, largest_pieces(first)).graph.python_code("self").src.splitlines()
+    _, locals = step._current()[0].first
+    return lower_whole(locals[0], AnyGroup()).graph.python_code("self").src.splitlines()
 
 
 @pytest.mark.long

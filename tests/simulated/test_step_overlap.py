@@ -19,8 +19,8 @@ from transformers_models import llama
 from autopar import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
-from autopar.runtime.lowering import buckets
 from autopar.runtime.whole import SimulatedRun
+from autopar.scheduling import buckets
 from autopar.step.merged_programs import merge_programs
 
 SMALL = 256  # bytes; tests have small parameters

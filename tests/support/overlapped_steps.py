@@ -12,10 +12,9 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.runtime.lowering.buckets import largest_pieces
-from autopar.runtime.lowering.donated import Donated
 from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.whole import Pieces, SimulatedRun
+from autopar.scheduling.donated import Donated
 
 
 class AnyGroup(dict[Any, str]):
@@ -37,7 +36,7 @@ def code(step: Any, *args: Any, **batch: Any) -> list[str]:
     written = [of for name, of in found.named.items() if name in update.states or name in found.sums]
     zeros = [found.named[name] for name in found.sums]
     donated = Donated.of(locals[0], written, zeros)
-    graph = lower_whole(locals[0], AnyGroup(), None, largest_pieces(last), None, donated).graph
+    graph = lower_whole(locals[0], AnyGroup(), None, None, donated).graph
     return graph.python_code("self").src.splitlines()
 
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -77,6 +77,17 @@ class OpCall:
 
 
 Definition = Placeholder | Content | Element | OpCall
+
+
+class Issue(NamedTuple):
+    """Where an op is issued: its stream, and the message and elements of a collective that is started."""
+
+    stream: str | None = None
+    message: str = ""
+    span: tuple[int, int] | None = None
+
+
+NOWHERE = Issue()
 
 
 @dataclass(slots=True)
@@ -192,6 +203,20 @@ class _Reader:
 
 def read_definition(cursor: Cursor) -> Definition:
     return _Reader(cursor).definition()
+
+
+def read_issue(cursor: Cursor) -> Issue:
+    """Read ``on dp in dp_0 from 0 to 4096``, of which each part may be absent."""
+    if not cursor.skip("on"):
+        return NOWHERE
+    stream = cursor.word()
+    message = cursor.word() if cursor.skip("in") else ""
+    if not cursor.skip("from"):
+        return Issue(stream, message)
+    begin = cursor.integer()
+    if not cursor.skip("to"):
+        raise cursor.error("a chunk names its first element and the one behind its last, as in 'from 0 to 4096'")
+    return Issue(stream, message, (begin, cursor.integer()))
 
 
 def stays(definition: Definition) -> bool:

@@ -13,7 +13,7 @@ from autopar.errors import TextError
 from autopar.ir.nodes import set_record
 from autopar.ir.program_data import LEVELS, ProgramData
 from autopar.ir.record import PHASES
-from autopar.ir.text.definitions import Definition, read_definition, stays
+from autopar.ir.text.definitions import Definition, Issue, read_definition, read_issue, stays
 from autopar.ir.text.header import Header, types_under
 from autopar.ir.text.memo import Memo
 from autopar.ir.text.results import ResultParser
@@ -23,7 +23,7 @@ from autopar.ir.text.values import Values
 P = TypeVar("P", bound=ProgramData)
 
 _VALUE = re.compile(r"  (\w+)\s*:\s*([^=]*?)\s*=\s*(.*?)\s*", re.ASCII)
-_definitions: Memo[tuple[Definition, str | None]] = Memo()  # text behind "=" → what it says, and its stream
+_definitions: Memo[tuple[Definition, Issue]] = Memo()  # text behind "=" → what it says, and where it is issued
 
 
 def parse_program(text: str, make: type[P]) -> P:
@@ -141,6 +141,5 @@ class _Parser:
                 f"FX does not accept {name!r} as a name; a trailing underscore and a number make it one"
             )
 
-    def definition(self) -> tuple[Definition, str | None]:
-        definition = read_definition(self.cursor)
-        return definition, self.cursor.word() if self.cursor.skip("on") else None
+    def definition(self) -> tuple[Definition, Issue]:
+        return read_definition(self.cursor), read_issue(self.cursor)

@@ -63,6 +63,20 @@ def print_node(program: ProgramData, node: fx.Node) -> str:
     return _line(program, node, record, _next_values(program) if record.role == "state" else {})
 
 
+def print_op(program: ProgramData, node: fx.Node) -> str:
+    """Return the line of the op that computes a value, for messages.
+
+    A collective that is started or waited for prints as one line, as before it was scheduled: ``y : f32[8 4] =
+    all_reduce(x, tp)``.
+    """
+    started = node.args[0] if node.target is transfers.wait else node
+    if not isinstance(started, fx.Node) or not record_of(started).started:
+        return print_node(program, node)
+    waited = next((user for user in started.users if user.target is transfers.wait), started)
+    record = record_of(started)._replace(type=record_of(waited).type, started=False, stream=None)
+    return f"  {waited.name} : {print_type(record.type)} = {_call(started, record)}"
+
+
 def _next_values(program: ProgramData) -> dict[str, str]:
     """Return the next value of each state, by name."""
     if not any(record_of(node).role == "state" for node in program.placeholders):
@@ -80,8 +94,16 @@ def _line(program: ProgramData, node: fx.Node, record: Record, next_values: Mapp
         definition = f"constant({content!r})" if isinstance(content, str) else f"constant({print_literal(content)})"
     else:
         definition = _call(node, record)
-    stream = "" if record.stream is None else f" on {record.stream}"
-    return f"  {node.name} : {print_type(record.type)} = {definition}{stream}"
+    return f"  {node.name} : {print_type(record.type)} = {definition}{_issued(record)}"
+
+
+def _issued(record: Record) -> str:
+    """Return the stream on which an op runs, and the message and the elements that a started collective sends."""
+    if record.stream is None:
+        return ""
+    message = f" in {record.message}" if record.message else ""
+    span = f" from {record.span[0]} to {record.span[1]}" if record.span else ""
+    return f" on {record.stream}{message}{span}"
 
 
 def _placeholder(node: fx.Node, record: Record, next_values: Mapping[str, str]) -> str:

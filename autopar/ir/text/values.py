@@ -13,7 +13,7 @@ from autopar.ir import transfers
 from autopar.ir.constant import Constant
 from autopar.ir.nodes import make_node, record_of, set_record
 from autopar.ir.record import DTYPE_NAMES, PHASES, Record, Requirement, TensorType, ValueType
-from autopar.ir.text.definitions import Content, Definition, Element, Need, OpCall, Operand, Placeholder
+from autopar.ir.text.definitions import Content, Definition, Element, Issue, Need, OpCall, Operand, Placeholder
 from autopar.ir.text.header import Header
 from autopar.ir.text.tokens import Cursor
 
@@ -41,17 +41,18 @@ class Values:
         self.phase = PHASES[0]
 
     def make(
-        self, name: str, type: ValueType, own: Requirement | None, definition: Definition, stream: str | None
+        self, name: str, type: ValueType, own: Requirement | None, definition: Definition, issue: Issue
     ) -> None:
         """Make the node of one line."""
-        graph, phase = self.graph, self.phase
+        graph, phase, stream = self.graph, self.phase, issue.stream
         match definition:
             case OpCall(target, args, kwargs):
                 uses = self._uses_of(definition)
                 if definition.operands:
                     args, kwargs = self._filled(args), self._filled(kwargs)
                 node = make_node(graph, name, "call_function", target, args, kwargs)
-                record = Record(type, uses, phase, stream=stream, started=definition.started)
+                started = definition.started
+                record = Record(type, uses, phase, started=started, **issue._asdict())
             case Element(source, index):
                 value, need = self.use(source, self.header.may_require)
                 self._check_element(value, index)

@@ -23,7 +23,7 @@ from torch.fx.node import Target
 
 from autopar.ir import transfers
 from autopar.runtime.lowering.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
-from autopar.runtime.lowering.reduction import Calls, Reduction, is_gathered
+from autopar.runtime.lowering.reduction import Calls, Reduction
 from autopar.torch_private import FUNCTIONAL, start_gather
 
 Shape = Sequence[int]
@@ -235,7 +235,7 @@ def exchange(function: Target, arguments: Mapping[str, Any], piece: Shape, resul
     shape = tuple(result)
     if function in (transfers.all_reduce, transfers.reduce_scatter):
         kind = arguments.get("op", "sum")
-        if is_gathered(kind, dtype):
+        if transfers.is_gathered(kind, dtype):
             scattered = None if dim is None else (view, dim, sizes, index, shape)
             return Exchange(
                 start_product,

@@ -1,7 +1,7 @@
-"""Write the lines that start a collective and that wait for it, for one transfer or for a bucket.
+"""Write the lines that start a collective and that wait for it, for one transfer or for a message of several.
 
-y : f32[16 256] = all_gather(h, 1, tp, sizes=…)  →  y_start = start_all_gather(h, (16, 128), 1, (128, 128), '3')
-                                                             y = finish_all_gather(y_start, …)
+y_start : f32[16 256] = start all_gather(h, 1, tp, …) on tp   →   y_start = start_all_gather(h, (16, 128), 1, …, '3')
+y : f32[16 256] = wait(y_start)                                   y = finish_all_gather(y_start, …)
 """
 
 from __future__ import annotations
@@ -57,19 +57,20 @@ class Communication:
         self.buckets: dict[fx.Node, fx.Node] = {}  # the first member of a bucket that was started → its flat tensor
 
     def start(self, members: Sequence[fx.Node]) -> None:
-        """Start the collective of one transfer, or of a bucket of them."""
+        """Write the start of a message. ``members``: the lines that start it."""
         if len(members) == 1:
             self._start_one(members[0])
         else:
             self._start_bucket(members)
 
-    def finish(self, members: Sequence[fx.Node]) -> None:
-        """Wait for a collective; split a bucket into its members."""
+    def finish(self, members: Sequence[fx.Node], waits: Sequence[fx.Node]) -> None:
+        """Write the wait for a message. ``members``: the lines that started it; ``waits``: those that wait for them."""
         if len(members) == 1:
             started, collective = self.started.pop(members[0])
-            self.body.receive(members[0], collective.finish, (started, *collective.finish_args), collective.after)
+            self.body.receive(waits[0], collective.finish, (started, *collective.finish_args), collective.after)
+            self.body.fresh.add(waits[0])
         else:
-            self._finish_bucket(members)
+            self._finish_bucket(members, waits)
 
     def between_stages(self, node: fx.Node) -> None:
         """Write a send or a recv: one call that also waits."""
@@ -84,15 +85,14 @@ class Communication:
     def _start_one(self, node: fx.Node) -> None:
         body, (operand,) = self.body, operands(node)
         collective = self._exchange(node)
-        x = body.calls(node, f"{node.name}_operand", body.values[operand], collective.before)
+        x = body.calls(node, f"{_waited(node)}_operand", body.values[operand], collective.before)
         start = collective.start
         if start is start_all_reduce and (collective.before or (body.is_last_of(operand) and body.hunt is None)):
             start = start_all_reduce_in_place
         if node.target is transfers.redistribute:
             collective = replace(collective, finish_args=(x, *collective.finish_args))
         body.open_gate()
-        self.started[node] = body.call(node, f"{node.name}_start", start, (x, *collective.start_args)), collective
-        body.fresh.add(node)
+        self.started[node] = body.call(node, node.name, start, (x, *collective.start_args)), collective
 
     def _exchange(self, node: fx.Node) -> Exchange:
         arguments, source = _arguments(node), tensor_type(operands(node)[0])
@@ -120,18 +120,18 @@ class Communication:
     def _start_bucket(self, members: Sequence[fx.Node]) -> None:
         body, first = self.body, members[0]
         before = self._reduction(first).before
-        pieces = [body.calls(node, f"{node.name}_operand", body.operand(node), before) for node in members]
+        pieces = [body.calls(node, f"{_waited(node)}_operand", body.operand(node), before) for node in members]
         body.open_gate()
         start, args = self._starting(members)
-        self.buckets[first] = body.call(first, f"{first.name}_bucket", start, (pieces, *args))
+        self.buckets[first] = body.call(first, f"{_waited(first)}_bucket", start, (pieces, *args))
 
-    def _finish_bucket(self, members: Sequence[fx.Node]) -> None:
+    def _finish_bucket(self, members: Sequence[fx.Node], waits: Sequence[fx.Node]) -> None:
         body, first = self.body, members[0]
         finish, args = self._finishing(members)
-        pieces = body.call(first, f"{first.name}_pieces", finish, (self.buckets.pop(first), *args))
-        for k, node in enumerate(members):
-            body.receive(node, operator.getitem, (pieces, k), self._reduction(node).after)
-            body.fresh.add(node)
+        pieces = body.call(first, f"{waits[0].name}_pieces", finish, (self.buckets.pop(first), *args))
+        for k, (node, wait) in enumerate(zip(members, waits, strict=True)):
+            body.receive(wait, operator.getitem, (pieces, k), self._reduction(node).after)
+            body.fresh.add(wait)
 
     def _starting(self, members: Sequence[fx.Node]) -> Call:
         first = members[0]
@@ -158,6 +158,11 @@ class Communication:
             return Reduction("")
         arguments = _arguments(node)
         return Reduction.of(arguments.get("op", "sum"), tensor_type(node).dtype, len(self._group(arguments)[0]))
+
+
+def _waited(started: fx.Node) -> str:
+    """Return the name of the value that the wait for a started collective makes."""
+    return next(iter(started.users)).name
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:

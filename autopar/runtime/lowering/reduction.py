@@ -56,11 +56,6 @@ class Reduction:
         return Reduction(REDUCE[kind], cast, (*(((operator.truediv, (ranks,)),) if kind == "avg" else ()), *back))
 
 
-def is_gathered(kind: str, dtype: torch.dtype) -> bool:
-    """Return whether the partial values are gathered and each rank reduces them."""
-    return kind == "prod" and dtype.is_complex
-
-
 def as_ordered(x: torch.Tensor, nan_is_largest: bool) -> torch.Tensor:
     """Convert floats to integers of the same order; NaN becomes the largest integer, or the smallest."""
     limits = torch.iinfo(ORDERED[x.dtype])

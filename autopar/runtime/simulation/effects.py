@@ -172,7 +172,6 @@ LOCAL: dict[Any, Callable[..., torch.Tensor]] = {
     transfers.fold_in: lambda x, arguments, position: folded(
         x, place_along(arguments, position.at, position.meshes[arguments.get("stage")])
     ),
-    transfers.wait: lambda x, arguments, position: x,
     # only if nothing is sent
     transfers.redistribute: lambda x, arguments, position: _redistribute([x], [arguments], [position])[0],
 }

@@ -1,8 +1,9 @@
 """Simulate all ranks in one process, without a process group.
 
-Each rank is a generator that runs its local program and stops at every collective. The scheduler runs a
-collective when all members of its group have arrived. Ranks may run different programs. Ranks that wait for each
-other forever are reported, with the collective in which each waits.
+Each rank is a generator that runs its local or scheduled program and stops at every collective. The scheduler runs a
+collective when all members of its group have arrived; a rank that only starts one goes on, and stops where it waits for
+it (``in_flight``). Ranks may run different programs. Ranks that wait for each other forever are reported, with the
+collective in which each waits.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from autopar.ir import transfers
 from autopar.ir.nodes import behind, called_op, name_of, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.ir.text.printer import print_node
+from autopar.ir.text.printer import print_op
 from autopar.ir.transfers import Meshes
 from autopar.runtime import current_op
 from autopar.runtime.lowering.packing import Packing, new_piece, packing, take
 from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, RankPosition
+from autopar.runtime.simulation.in_flight import InFlight
 from autopar.torch_private import OpOverload
 
 Values = dict[str, Any]
@@ -41,10 +43,12 @@ class Instruction:
     kwargs: dict[str, Any]
     axis: Any = None  # the axis or axes of a collective; ``BETWEEN`` for an exchange between stages
     stage: str | None = None  # the stage whose mesh has the axes
+    started: bool = False  # the collective is only started
     program: Program | None = None  # the program of the node, for errors that quote its line
 
 
 BETWEEN = "between stages"
+WAIT = "wait"  # for a collective that was started
 
 
 # a piece may have other strides than the whole value had at capture
@@ -57,10 +61,10 @@ class _Name(str):
 
 @dataclass(frozen=True)
 class Arrival:
-    """A rank that waits in a collective, with its operand."""
+    """A rank at a collective, with its operand; at a wait, with the ticket of what was started."""
 
     instruction: Instruction
-    operand: torch.Tensor
+    operand: Any
 
 
 def compile_phases(program: Program) -> dict[str, list[Instruction]]:
@@ -93,6 +97,8 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
     if node.target in (transfers.send, transfers.recv):
         about = {"arguments": arguments, "dtype": tensor_type(node).dtype}
         return Instruction(node.name, node, row.function, (args[0],), about, BETWEEN)
+    if node.target is transfers.wait:
+        return Instruction(node.name, node, row.function, (args[0],), {}, WAIT)
     if row.collective and arguments["axis"]:
         return Instruction(
             node.name,
@@ -102,6 +108,7 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
             {"arguments": arguments},
             arguments["axis"],
             arguments.get("stage"),
+            record_of(node).started,
         )
     return Instruction(
         node.name, node, LOCAL[node.target], (args[0],), {"arguments": arguments}, None, arguments.get("stage")
@@ -119,7 +126,7 @@ def line_of(program: Program, node: fx.Node) -> str:
         if _is_input(source)
     }
     suffix = f"   of {', '.join(sorted(sources))}" if sources else ""
-    return f"{print_node(program, node).strip()}   {at_line(record.source, record.module).strip()}{suffix}"
+    return f"{print_op(program, node).strip()}   {at_line(record.source, record.module).strip()}{suffix}"
 
 
 def _is_index(node: fx.Node) -> bool:
@@ -172,18 +179,28 @@ def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values:
     waiting: dict[int, Arrival] = {}
     ready: dict[int, Any] = dict.fromkeys(ranks)
     mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]] = {}
+    in_flight = InFlight(lambda members, arrivals: _collective(meshes, members, arrivals))
     while running:
         for rank, result in ready.items():
             try:
-                waiting[rank] = running[rank].send(result)
+                arrival = running[rank].send(result)
+                while arrival.instruction.started:
+                    step = arrival.instruction
+                    members = meshes[step.stage].group(rank, step.axis)
+                    stream = record_of(step.node).stream
+                    arrival = running[rank].send(in_flight.start(rank, members, stream, arrival))
             except StopIteration:
                 del running[rank]
                 continue
-            if waiting[rank].instruction.axis is BETWEEN:
-                _post(meshes, rank, waiting[rank], mail)
-        ready = _meet(meshes, waiting) | _deliver(meshes, waiting, mail)
+            waiting[rank] = arrival
+            if arrival.instruction.axis is BETWEEN:
+                _post(meshes, rank, arrival, mail)
+        ready = _meet(meshes, waiting) | _deliver(meshes, waiting, mail) | _finish(waiting, in_flight)
         if running and not ready:
-            raise SimulationError("the ranks wait for each other forever:\n" + _waits(meshes, waiting, running))
+            raise SimulationError(
+                "the ranks wait for each other forever:\n" + _waits(meshes, waiting, running, in_flight)
+            )
+    in_flight.check_empty()
     if left := [(pair, queue[0][0]) for pair, queue in mail.items() if queue]:
         (sender, receiver), name = left[0]
         raise SimulationError(f"rank {receiver} never receives {name}, which rank {sender} has sent to it")
@@ -193,27 +210,44 @@ def _meet(meshes: Meshes, waiting: dict[int, Arrival]) -> dict[int, Any]:
     """Run every collective whose group is complete."""
     ready: dict[int, Any] = {}
     for rank in list(waiting):
-        if rank not in waiting or waiting[rank].instruction.axis is BETWEEN:
+        if rank not in waiting or waiting[rank].instruction.axis in (BETWEEN, WAIT):
             continue
         axis, mesh = waiting[rank].instruction.axis, meshes[waiting[rank].instruction.stage]
         group = mesh.group(rank, axis)
         if not all(member in waiting and waiting[member].instruction.axis == axis for member in group):
             continue
-        arrivals = [waiting.pop(member) for member in group]
-        first = arrivals[0].instruction
-        for member, arrival in zip(group, arrivals, strict=True):
-            other = arrival.instruction
-            if (other.name, other.function) != (first.name, first.function):
-                raise SimulationError(
-                    f"ranks of one group over {axis} meet in different collectives:\n"
-                    f"    rank {group[0]}: {first.name} = {first.node.format_node()}\n"
-                    f"    rank {member}: {other.name} = {other.node.format_node()}"
-                )
-        positions = [RankPosition(meshes, member, mesh.coordinates(member)) for member in group]
-        results = first.function(
-            [a.operand for a in arrivals], [a.instruction.kwargs["arguments"] for a in arrivals], positions
-        )
-        ready.update(zip(group, results, strict=True))
+        ready |= _collective(meshes, group, [waiting.pop(member) for member in group])
+    return ready
+
+
+def _collective(meshes: Meshes, group: Sequence[int], arrivals: Sequence[Arrival]) -> dict[int, torch.Tensor]:
+    """Run a collective of a group in which all its members have arrived."""
+    first = arrivals[0].instruction
+    for member, arrival in zip(group, arrivals, strict=True):
+        other = arrival.instruction
+        if (other.name, other.function) != (first.name, first.function):
+            raise SimulationError(
+                f"ranks of one group over {first.axis} meet in different collectives:\n"
+                f"    rank {group[0]}: {first.name} = {first.node.format_node()}\n"
+                f"    rank {member}: {other.name} = {other.node.format_node()}"
+            )
+    mesh = meshes[first.stage]
+    positions = [RankPosition(meshes, member, mesh.coordinates(member)) for member in group]
+    results = first.function(
+        [a.operand for a in arrivals], [a.instruction.kwargs["arguments"] for a in arrivals], positions
+    )
+    return dict(zip(group, results, strict=True))
+
+
+def _finish(waiting: dict[int, Arrival], in_flight: InFlight) -> dict[int, Any]:
+    """Let the ranks go on that wait for a collective that has run."""
+    ready: dict[int, Any] = {}
+    for rank, arrival in list(waiting.items()):
+        if arrival.instruction.axis is WAIT:
+            result = in_flight.result(rank, arrival.operand)
+            if result is not None:
+                del waiting[rank]
+                ready[rank] = result
     return ready
 
 
@@ -257,13 +291,17 @@ def _deliver(
     return ready
 
 
-def _waits(meshes: Meshes, waiting: Mapping[int, Arrival], running: Mapping[int, Any]) -> str:
+def _waits(
+    meshes: Meshes, waiting: Mapping[int, Arrival], running: Mapping[int, Any], in_flight: InFlight
+) -> str:
     lines = []
     for rank in meshes[None].ranks:
         if rank in waiting:
             step = waiting[rank].instruction
             if step.axis is BETWEEN:
                 others = [sender for sender, _ in _packing(meshes, rank, step).receives]
+            elif step.axis is WAIT:
+                others = in_flight.late(waiting[rank].operand)
             else:
                 others = list(meshes[step.stage].group(rank, step.axis))
             lines.append(f"    rank {rank} waits in {step.name} for ranks {', '.join(map(str, others))}")

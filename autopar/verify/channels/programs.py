@@ -69,7 +69,7 @@ def check_programs(programs: Mapping[int, Program], channels: Iterable[Channels]
 
 
 def tasks_of(program: Program) -> list[Task]:
-    """Return the tasks of the rank of a local program, phase by phase, in the order of the graph."""
+    """Return the tasks of the rank of a local program, phase by phase, or of a scheduled one in its order."""
     return _tasks(program, _walk(program), {})
 
 
@@ -124,8 +124,12 @@ def _walk(program: Program) -> list[_Communication]:
                     payload_of(row.function, arguments, operand),
                     piece_of(row.function, arguments, operand),
                 )
+            record = record_of(node)
+            if record.started:
+                payload += ("stream", record.stream or ""), ("message", record.message), ("elements", str(record.span))
             item = _Communication(node.name, row.name, place, node if axis is None else None, payload, piece)
-            phases[record_of(node).phase].append(item)
+            # a scheduled program runs in its own order, another phase by phase
+            phases[PHASES[0] if program.level == "scheduled" else record.phase].append(item)
     return [item for phase in phases.values() for item in phase]
 
 

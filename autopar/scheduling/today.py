@@ -1,72 +1,45 @@
-"""Decide the order of a function's lines: when each collective starts, with which others, and when it is waited for.
+"""Order a program as DistributedDataParallel and FSDP do: the policy ``today``.
 
-    program                                                  order
-    y : f32[16 256] = all_gather(h, 1, tp, sizes=…)          start y
+    program                                                  lines
+    y : f32[16 256] = all_gather(h, 1, tp)                   start y
     z : f32[64 256] = t(w)                                   compute z
-    u : f32[16 64] = mm(y, z)                                finish y
+    u : f32[16 64] = mm(y, z)                                wait y
                                                              compute u
 
-A collective starts at the line of its transfer, or when its bucket is full (``buckets``), and its first reader waits
-for it. The order is data: whatever lowers it decides nothing.
+Ops are computed in the order of the program. A collective starts at the line of its transfer, or when its bucket is
+full (``buckets``), and its first reader waits for it. Updates with equal numbers stand together, so that they run as
+one op.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from enum import Enum
-from typing import NamedTuple
 
 from torch import fx
 
-from autopar.ir import transfers
 from autopar.ir.nodes import is_getitem, operands, record_of
-from autopar.runtime.lowering.buckets import Buckets
-from autopar.runtime.lowering.donated import Donated, overwritten, updated_together
+from autopar.ir.program import Program
+from autopar.scheduling.buckets import Buckets, largest_pieces
+from autopar.scheduling.donated import Donated, overwritten, updated_together
+from autopar.scheduling.functions import Function, is_collective
+from autopar.scheduling.lines import FunctionLines, Line, LineKind, Part
 
 
-class LineKind(Enum):
-    """What a line of the order does with its values."""
-
-    COMPUTE = "compute"
-    START = "start"  # a collective, of one transfer or of a bucket of several
-    FINISH = "finish"  # wait for the collective of the same values
-    ADD = "add"  # to a sum in donated memory
-    OVERWRITE = "overwrite"  # the value is that of an operand, which an update overwrites
-    UPDATE = "update"  # several parameters in place, by one op
-
-
-class Line(NamedTuple):
-    """One line of the order; ``nodes`` has one node, or the members of a bucket, or the updates of one op."""
-
-    kind: LineKind
-    nodes: tuple[fx.Node, ...]
-
-    def __str__(self) -> str:
-        return f"{self.kind.value} {' '.join(node.name for node in self.nodes)}"
-
-
-def order_of(
-    nodes: Sequence[fx.Node], results: Sequence[fx.Node], given: Collection[fx.Node], buckets: Buckets, donated: Donated
-) -> list[Line]:
-    """Order the lines of a function. Linear in the graph.
+def today(program: Program, functions: Sequence[Function], donated: Donated) -> tuple[FunctionLines, ...]:
+    """Return the lines of an explicit program, function by function. Linear in the graph.
 
     Args:
-        nodes: the ops and transfers of the function, in program order.
-        results: what the function returns; collectives that nobody reads earlier are waited for in the end.
-        given: what the function takes.
-        buckets: which transfers share a collective.
+        functions: what runs as one.
         donated: what is computed in place.
     """
-    return _Order(given, buckets, donated).run(nodes, results)
-
-
-def is_collective(node: fx.Node) -> bool:
-    """Whether a node starts something that its first reader waits for. Messages between stages wait themselves."""
-    row = transfers.BY_FUNCTION.get(node.target)
-    if row is None or not row.collective or row.function in (transfers.send, transfers.recv):
-        return False
-    return bool(transfers.arguments(row.function, node.args, node.kwargs)["axis"])
+    bytes = largest_pieces(program)
+    ordered = []
+    for function in functions:
+        buckets = Buckets.of(program, function.nodes, bytes, donated.sums)
+        lines = _Order(function.takes, buckets, donated).run(function.nodes, function.gives)
+        ordered.append(FunctionLines(function.phases, tuple(lines)))
+    return tuple(ordered)
 
 
 class _Order:
@@ -98,7 +71,7 @@ class _Order:
         return self.lines
 
     def append(self, kind: LineKind, *nodes: fx.Node) -> None:
-        self.lines.append(Line(kind, nodes))
+        self.lines.append(Line(kind, tuple(Part(node.name, 0, self.buckets.bytes.get(node.name, 0)) for node in nodes)))
 
     def read(self, node: fx.Node) -> None:
         """Wait for the collective of a value. The gathers of the next block start before."""
@@ -109,7 +82,7 @@ class _Order:
             members = self.started[node]
             for member in members:
                 del self.started[member]
-            self.append(LineKind.FINISH, *members)
+            self.append("wait", *members)
 
     def node(self, node: fx.Node) -> None:
         """Append the line of a node, and before it what its operands wait for."""
@@ -122,30 +95,35 @@ class _Order:
         self.computed.add(node)
         if node in self.updates or (is_getitem(node) and node.args[0] in self.updates):
             self.read(overwritten(node))
-            self.append(LineKind.OVERWRITE, node)
             if node in self.donated.buckets:
                 self.update(self.donated.buckets[node])
         else:
             for operand in operands(node):
                 self.read(operand)
-            self.append(LineKind.COMPUTE, node)
+            self.append("compute", node)
 
     def add(self, sum: fx.Node) -> None:
         self.computed.add(sum)
         self.read(operands(sum)[1])
-        self.append(LineKind.ADD, sum)
+        self.append("compute", sum)
 
     def update(self, updates: Sequence[fx.Node]) -> None:
+        """Append updates that run as one op, and behind them their results."""
         columns, _ = updated_together(updates)
         for value in (*itertools.chain(*columns), *operands(updates[0])):
             self.read(value)
-        self.append(LineKind.UPDATE, *updates)
+        for update in updates:
+            self.append("compute", update)
+        for update in updates:
+            for result in update.users:
+                if is_getitem(result):
+                    self.append("compute", result)
 
     def start(self, members: Sequence[fx.Node]) -> None:
         for node in members:
             self.read(operands(node)[0])
         self.started |= dict.fromkeys(members, tuple(members))
-        self.append(LineKind.START, *members)
+        self.append("start", *members)
 
     def bucket(self, members: Sequence[fx.Node]) -> None:
         """Start a bucket, and add the one before it to the sums."""

@@ -52,7 +52,14 @@ class Donated:
 
     @staticmethod
     def of(program: Program, names: Collection[str], zeros: Collection[str] = (), offloaded: bool = False) -> Donated:
-        """Analyse a local program; ``names``: the placeholders that are donated. Linear in the graph."""
+        """Analyse a program. Linear in the graph.
+
+        Of an explicit program, the updates that could run as one op are found. Of a scheduled program, those that its
+        order puts side by side do.
+
+        Args:
+            names: the placeholders that are donated.
+        """
         donated = frozenset(node for node in program.placeholders if node.name in names)
         sums = {}
         for node in donated:
@@ -67,13 +74,8 @@ class Donated:
             ):
                 sums[value] = node
         empty = frozenset(node for node in sums.values() if node.name in zeros)
-        return Donated(
-            donated,
-            sums,
-            empty,
-            {updates[-1]: tuple(updates) for updates in _update_groups(program, donated)},
-            offloaded,
-        )
+        groups = (_side_by_side if program.level == "scheduled" else _update_groups)(program, donated)
+        return Donated(donated, sums, empty, {updates[-1]: tuple(updates) for updates in groups}, offloaded)
 
 
 def _update_groups(program: Program, donated: frozenset[fx.Node]) -> list[list[fx.Node]]:
@@ -93,6 +95,21 @@ def _update_groups(program: Program, donated: frozenset[fx.Node]) -> list[list[f
             keys[node] = key = _numbers(node)
             open_.setdefault(key, []).append(node)
     return [*done, *open_.values()]
+
+
+def _side_by_side(program: Program, donated: frozenset[fx.Node]) -> list[list[fx.Node]]:
+    """Group updates with the same numbers that stand side by side; only their results may stand between them."""
+    groups: list[list[fx.Node]] = []
+    last: object = None
+    for node in program.nodes:
+        if node.target in IN_PLACE and all(_is_last(value, node, donated) for value in _written(node)):
+            if (key := _numbers(node)) != last:
+                groups.append([])
+            groups[-1].append(node)
+            last = key
+        elif not is_getitem(node):
+            last = None
+    return groups
 
 
 def _written(update: fx.Node) -> Sequence[fx.Node]:

@@ -29,7 +29,6 @@ from autopar.ir.layout import span
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.runtime.lowering.reduction import is_gathered
 
 FIRST, OTHERS = 2**20, 25 * 2**20  # bytes
 SMALL = 2**16  # bytes; the most bytes of a bucket of small reductions that are next to each other
@@ -92,7 +91,12 @@ class Buckets:
     def of(
         program: Program, nodes: Sequence[fx.Node], bytes: Mapping[str, int], sums: Collection[fx.Node] = ()
     ) -> Buckets:
-        """Assign the nodes of a phase to buckets. ``sums``: additions to donated memory."""
+        """Assign the nodes of a function of an explicit program to buckets.
+
+        Args:
+            bytes: name of a reduction or gather → the bytes that it adds to a bucket (``largest_pieces``).
+            sums: additions to donated memory.
+        """
         buckets, computed, output = Buckets(bytes), set(nodes), program.output
         runs: list[list[fx.Node]] = [[]]
         ahead = _Ahead(program, bytes)
@@ -160,7 +164,8 @@ class _Ahead:
 
     def add(self, node: fx.Node) -> None:
         current = record_of(node).phase, self.block(reader_of(node))
-        gathered = self.bytes[node.name] * len(transfers.arguments(node.target, node.args, node.kwargs)["sizes"])
+        arguments = transfers.arguments(node.target, node.args, node.kwargs)
+        gathered = self.bytes[node.name] * tensor_type(node).mesh.count(transfers.axes_of(arguments["axis"]))
         same_phase = self._current is not None and self._current[0] == current[0]
         if not same_phase or self._filled + gathered > OTHERS or (self._current != current and self._filled >= FIRST):
             self.stages.append({})
@@ -183,8 +188,21 @@ def _may_share(node: fx.Node) -> bool:
     ):
         return False
     kind = arguments.get("op", "sum")
-    is_plain = kind != "avg" and not is_gathered(kind, tensor_type(node).dtype)
-    return is_plain and not _is_widened(node) and len(set(arguments.get("sizes") or ())) <= 1
+    is_plain = kind != "avg" and not transfers.is_gathered(kind, tensor_type(node).dtype)
+    return is_plain and not _is_widened(node) and _is_even(node)
+
+
+def _is_even(node: fx.Node) -> bool:
+    """Return whether the pieces of a gather or a reduce-scatter have one size on all ranks."""
+    if node.target is transfers.all_reduce:
+        return True
+    arguments, source = transfers.arguments(node.target, node.args, node.kwargs), tensor_type(operands(node)[0])
+    parts = arguments.get("parts")
+    splits = [axes for dim in transfers.split_parts(source.attr, source.shape, source.mesh, parts) for axes in dim]
+    sizes = [size for dim in parts for size in dim] if parts else source.shape
+    dim = arguments["dim"]
+    axes = (*splits[dim], arguments["axis"]) if node.target is transfers.reduce_scatter else splits[dim]
+    return sizes[dim] % source.mesh.count(axes) == 0
 
 
 def _put(buckets: list[list[fx.Node]], node: fx.Node, bytes: Mapping[str, int], limit: int) -> None:

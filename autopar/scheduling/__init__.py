@@ -1,0 +1,1 @@
+"""Schedule communication against computation: one order, decided before a program runs."""

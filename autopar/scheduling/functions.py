@@ -1,0 +1,85 @@
+"""Split a program into the functions that run: one for each phase of a call, or one for a whole program of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from autopar.ir import transfers
+from autopar.ir.nodes import operands, record_of, tensor_type
+from autopar.ir.program import Program
+
+MESSAGES = (transfers.send, transfers.recv)
+
+
+@dataclass(frozen=True)
+class Function:
+    """The part of a program that runs as one function.
+
+    Attributes:
+        phases: the phases that it runs, in order.
+        nodes: its ops, transfers and constants, in the order of the program.
+        takes: the values that it reads and does not compute; its constants first.
+        gives: the values that it returns.
+    """
+
+    phases: tuple[str, ...]
+    nodes: tuple[fx.Node, ...]
+    takes: tuple[fx.Node, ...]
+    gives: tuple[fx.Node, ...]
+
+    @staticmethod
+    def of(nodes: Sequence[fx.Node], gives: Sequence[fx.Node], phases: Collection[str] = ()) -> Function:
+        gives = tuple(dict.fromkeys(gives))
+        constants = [node for node in nodes if node.op == "get_attr"]
+        named = tuple(phases or dict.fromkeys(record_of(node).phase for node in nodes))
+        return Function(named, tuple(nodes), (*constants, *_read_from_outside(nodes, gives)), gives)
+
+
+def functions_of(program: Program, whole: bool) -> list[Function]:
+    """Return the functions of a program. Linear in the graph.
+
+    Args:
+        whole: whether the program runs as one function. Else each phase does, and the forward also returns the values
+            that the backward reads.
+    """
+    if whole:
+        return [Function.of([node for node in program.nodes if _runs(node)], operands(program.output))]
+    nodes: dict[str, list[fx.Node]] = {"forward": []}
+    for node in program.nodes:
+        if _runs(node):
+            nodes.setdefault(record_of(node).phase, []).append(node)
+    rows = list(zip(operands(program.output), record_of(program.output).results, strict=True))
+    gives = {
+        "forward": [node for node, result in rows if result.kind != "grad"],
+        "backward": [node for node, result in rows if result.kind == "grad"],
+    }
+    saved = _read_from_outside(nodes.get("backward", []), gives["backward"])
+    gives["forward"] += [node for node in saved if record_of(node).phase == "forward" and node.op == "call_function"]
+    return [Function.of(part, gives[phase], (phase,)) for phase, part in nodes.items()]
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Return whether a node of an explicit program starts something that its first reader waits for.
+
+    Messages between stages wait themselves. A redistribute whose ranks lack nothing is no collective.
+    """
+    row = transfers.BY_FUNCTION.get(node.target)
+    if row is None or not row.collective or row.function in MESSAGES:
+        return False
+    if row.function is not transfers.redistribute:
+        return True
+    return transfers.received(row.function, tensor_type(operands(node)[0]), {}, tensor_type(node)) > 0
+
+
+def _runs(node: fx.Node) -> bool:
+    return node.op in ("call_function", "get_attr")
+
+
+def _read_from_outside(nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> list[fx.Node]:
+    """Return the values that a function reads and does not compute."""
+    computed = set(nodes)
+    read = dict.fromkeys(value for node in nodes for value in operands(node))
+    return [value for value in {**read, **dict.fromkeys(results)} if value not in computed]
