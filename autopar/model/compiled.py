@@ -37,7 +37,7 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.simulated_step import SimulatedStep
-from autopar.scheduling.decide import OF_CALLS, Execution, decide
+from autopar.scheduling.programs.order import OF_CALLS, Execution, decide
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.solution import Solution, priced, timed
 from autopar.search.starts.starting_points import starting_points

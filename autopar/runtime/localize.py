@@ -28,8 +28,8 @@ from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType, ValueType
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of
-from autopar.scheduling.apply import scheduled
-from autopar.scheduling.lines import FunctionLines
+from autopar.scheduling.programs.apply import scheduled
+from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.torch_private import OpOverload
 from autopar.verify.channels.programs import check_programs
 

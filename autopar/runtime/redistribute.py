@@ -30,7 +30,7 @@ from autopar.runtime import current_op
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.lower import Lowered, lower
 from autopar.runtime.simulation.simulate import Instruction, compile_phases, run_ranks
-from autopar.scheduling.decide import OF_CALLS, decide
+from autopar.scheduling.programs.order import OF_CALLS, decide
 from autopar.transitions import transitions
 from autopar.verify.levels import verify
 

@@ -21,7 +21,7 @@ from autopar.runtime.interface import Interface
 from autopar.runtime.lowering.lower import Lowered, lower_whole
 from autopar.runtime.modes import as_captured
 from autopar.runtime.simulation.simulate import Instruction, Values, compile_phases, run_ranks
-from autopar.scheduling.donated import Donated
+from autopar.scheduling.programs.donated import Donated
 
 Pieces = dict[str, torch.Tensor]
 
@@ -86,9 +86,7 @@ class ProcessRun(Results):
         """
         if (zeros, hunt) not in self._lowered:
             donated = Donated.of(self._local, self._donated, zeros, self._offloaded)
-            self._lowered[zeros, hunt] = lower_whole(
-                self._local, self._groups, self._gate, self._device, donated, hunt
-            )
+            self._lowered[zeros, hunt] = lower_whole(self._local, self._groups, self._gate, self._device, donated, hunt)
         return self._lowered[zeros, hunt]
 
     def _zero(self, name: str) -> torch.Tensor:

@@ -25,11 +25,3 @@ class Line:
 
     def __str__(self) -> str:
         return f"{self.kind} {' '.join(part.op for part in self.parts)}"
-
-
-@dataclass(frozen=True)
-class FunctionLines:
-    """The lines of the part of a program that runs as one function; ``phases``: those that it runs, in order."""
-
-    phases: tuple[str, ...]
-    lines: tuple[Line, ...]

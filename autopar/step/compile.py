@@ -30,7 +30,7 @@ from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_without_search
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
-from autopar.scheduling.decide import OF_STEPS
+from autopar.scheduling.programs.order import OF_STEPS
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.applied import layouts_of_states
 from autopar.step.compiled_step import MicroBatch, Placed, about, merged

@@ -9,7 +9,7 @@ from autopar.ir.program import Program
 from autopar.ir.value_names import LOSS
 from autopar.model.compiled import Compiler
 from autopar.report.progress import doing
-from autopar.scheduling.decide import Execution
+from autopar.scheduling.programs.order import Execution
 from autopar.step.compiled_step import MicroBatch, StepUpdate, merged
 from autopar.step.options import StepOptions
 from autopar.step.update import Norm, Trained, update_of

@@ -14,7 +14,7 @@ from autopar.ir.record import TensorType
 from autopar.model.compiled import Compiler
 from autopar.report.passes import PassReport, Reports
 from autopar.runtime.localize import LocalPrograms
-from autopar.scheduling.decide import Execution
+from autopar.scheduling.programs.order import Execution
 from autopar.search.solutions.solution import Solution
 from autopar.step.merged_programs import merge_programs
 from autopar.step.outputs import Output

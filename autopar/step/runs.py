@@ -25,7 +25,7 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.lower import Lowered
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
-from autopar.scheduling.decide import donated_names
+from autopar.scheduling.programs.order import donated_names
 from autopar.step.compiled_step import MicroBatch, StepUpdate
 from autopar.step.outputs import join_pieces, join_whole
 

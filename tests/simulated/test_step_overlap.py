@@ -20,7 +20,7 @@ from autopar import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.runtime.whole import SimulatedRun
-from autopar.scheduling import buckets
+from autopar.scheduling.programs import buckets
 from autopar.step.merged_programs import merge_programs
 
 SMALL = 256  # bytes; tests have small parameters

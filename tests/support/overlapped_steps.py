@@ -14,7 +14,7 @@ import autopar
 from autopar import Mesh
 from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.whole import Pieces, SimulatedRun
-from autopar.scheduling.donated import Donated
+from autopar.scheduling.programs.donated import Donated
 
 
 class AnyGroup(dict[Any, str]):

@@ -40,9 +40,7 @@ class Values:
         self.states: dict[str, tuple[str, tuple[int, str]]] = {}
         self.phase = PHASES[0]
 
-    def make(
-        self, name: str, type: ValueType, own: Requirement | None, definition: Definition, issue: Issue
-    ) -> None:
+    def make(self, name: str, type: ValueType, own: Requirement | None, definition: Definition, issue: Issue) -> None:
         """Make the node of one line."""
         graph, phase, stream = self.graph, self.phase, issue.stream
         match definition:

@@ -16,7 +16,7 @@ from torch import fx
 
 from autopar.errors import SimulationError
 from autopar.ir import transfers
-from autopar.ir.nodes import operands, tensor_type
+from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.bucket_collectives import (
     Place,
@@ -92,7 +92,8 @@ class Communication:
         if node.target is transfers.redistribute:
             collective = replace(collective, finish_args=(x, *collective.finish_args))
         body.open_gate()
-        self.started[node] = body.call(node, node.name, start, (x, *collective.start_args)), collective
+        name = f"{_waited(node)}_start"
+        self.started[node] = body.call(node, name, start, (x, *collective.start_args)), collective
 
     def _exchange(self, node: fx.Node) -> Exchange:
         arguments, source = _arguments(node), tensor_type(operands(node)[0])
@@ -161,8 +162,8 @@ class Communication:
 
 
 def _waited(started: fx.Node) -> str:
-    """Return the name of the value that the wait for a started collective makes."""
-    return next(iter(started.users)).name
+    """Return the name of the value that is there when a collective has been waited for."""
+    return next(iter(started.users)).name if record_of(started).started else started.name
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:

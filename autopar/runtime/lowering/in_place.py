@@ -10,7 +10,7 @@ from torch import fx
 from autopar.ir.nodes import called_op, map_operands, operands, tensor_type
 from autopar.optimizers import IN_PLACE, OFFLOADED
 from autopar.runtime.lowering.body import Body
-from autopar.scheduling.donated import Donated, overwritten, updated_together
+from autopar.scheduling.programs.donated import Donated, overwritten, updated_together
 
 
 def write_sum(body: Body, donated: Donated, node: fx.Node) -> None:

@@ -32,8 +32,9 @@ from autopar.runtime.lowering.communication import Communication, Ranks
 from autopar.runtime.lowering.in_place import write_overwritten, write_sum, write_updates
 from autopar.runtime.lowering.local_transfers import write_local_transfer
 from autopar.runtime.lowering.source import Run, compiled
-from autopar.scheduling.donated import Donated
-from autopar.scheduling.functions import MESSAGES, Function, functions_of
+from autopar.scheduling.programs.apply import communicates
+from autopar.scheduling.programs.donated import Donated
+from autopar.scheduling.programs.functions import MESSAGES, Function, functions_of
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def lower(
     device: torch.device | None = None,
     hunt: Hunt | None = None,
 ) -> dict[str, Lowered]:
-    """Lower the phases of a rank's scheduled program; linear in the graph.
+    """Lower the phases of a rank's scheduled or local program; linear in the graph.
 
     Args:
         groups: ranks, in ascending order → the name of their process group.
@@ -126,6 +127,9 @@ def _write(body: Body, nodes: Sequence[fx.Node], communication: Communication, d
             continue
         elif first.target in MESSAGES:
             communication.between_stages(first)
+        elif communicates(first):  # a local program has no starts: it waits at once
+            communication.start(members)
+            communication.finish(members, members)
         elif first.target in transfers.BY_FUNCTION:
             write_local_transfer(body, first)
         elif first in donated.sums:

@@ -291,9 +291,7 @@ def _deliver(
     return ready
 
 
-def _waits(
-    meshes: Meshes, waiting: Mapping[int, Arrival], running: Mapping[int, Any], in_flight: InFlight
-) -> str:
+def _waits(meshes: Meshes, waiting: Mapping[int, Arrival], running: Mapping[int, Any], in_flight: InFlight) -> str:
     lines = []
     for rank in meshes[None].ranks:
         if rank in waiting:

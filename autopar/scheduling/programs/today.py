@@ -20,10 +20,11 @@ from torch import fx
 
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
-from autopar.scheduling.buckets import Buckets, largest_pieces
-from autopar.scheduling.donated import Donated, overwritten, updated_together
-from autopar.scheduling.functions import Function, is_collective
-from autopar.scheduling.lines import FunctionLines, Line, LineKind, Part
+from autopar.scheduling.lines import Line, LineKind, Part
+from autopar.scheduling.programs.buckets import Buckets, largest_pieces
+from autopar.scheduling.programs.donated import Donated, overwritten, updated_together
+from autopar.scheduling.programs.function_lines import FunctionLines
+from autopar.scheduling.programs.functions import Function, is_collective
 
 
 def today(program: Program, functions: Sequence[Function], donated: Donated) -> tuple[FunctionLines, ...]:

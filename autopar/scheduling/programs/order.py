@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from autopar.ir.nodes import name_of
 from autopar.ir.program import Program
 from autopar.ir.value_names import sums_in
-from autopar.scheduling.donated import Donated
-from autopar.scheduling.functions import functions_of
-from autopar.scheduling.lines import FunctionLines
-from autopar.scheduling.today import today
+from autopar.scheduling.programs.donated import Donated
+from autopar.scheduling.programs.function_lines import FunctionLines
+from autopar.scheduling.programs.functions import functions_of
+from autopar.scheduling.programs.today import today
 
 
 @dataclass(frozen=True)

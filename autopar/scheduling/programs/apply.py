@@ -20,8 +20,9 @@ from autopar.ir import transfers
 from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Record
-from autopar.scheduling.functions import MESSAGES
-from autopar.scheduling.lines import FunctionLines, Line
+from autopar.scheduling.lines import Line
+from autopar.scheduling.programs.function_lines import FunctionLines
+from autopar.scheduling.programs.functions import MESSAGES
 
 
 def scheduled(local: Program, order: Sequence[FunctionLines]) -> Program:
