@@ -72,7 +72,8 @@ class Graph:
             return list(dict.fromkeys([self.number[name] for name in op.after]))
         except KeyError as error:
             unknown = error.args[0]
-            raise ScheduleError(f"op {op.name!r} reads {unknown!r}, which is no op{near(unknown, self.number)}") from None
+            text = f"op {op.name!r} reads {unknown!r}, which is no op{near(unknown, self.number)}"
+            raise ScheduleError(text) from None
 
     def _topological(self) -> list[int]:
         missing = [len(before) for before in self.before]

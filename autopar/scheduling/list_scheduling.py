@@ -202,7 +202,7 @@ class _Arrangement:
             if heap[0][2] != graph.computations[self.next_in_order] or not self.fits(heap[0][2]):
                 return None
             return heapq.heappop(heap)
-        aside = []
+        aside: list[tuple[Any, int, int]] = []
         chosen = None
         coming, gap = (None, inf) if force or not self.rule.patience else self.coming(heap[0][0])
         while heap and len(aside) < (LOOKED_AT if self.memory == inf else len(graph)):
@@ -234,7 +234,7 @@ class _Arrangement:
         rule = self.rule
         if stream.running and (not rule.credit or stream.bytes >= rule.credit):
             return False
-        aside = []
+        aside: list[tuple[Any, int, int]] = []
         while stream.ready:
             i = stream.ready[0][2]
             if self.sent[i] or self.fits(i, 0.0 if force else self.reserve):
@@ -260,13 +260,14 @@ class _Arrangement:
         first = stream.ready[0][2]
         credit = rule.credit - stream.bytes if stream.running else inf
         kind = graph.kind[first]
-        size = min(graph.bytes[first] - self.sent[first], of_kind(rule.chunk, kind))
+        size = min(graph.bytes[first] - self.sent[first], max(1, of_kind(rule.chunk, kind)))
         if size > credit:
             return []
         parts = [self.part(stream, int(size))]
         if not graph.bytes[first]:
             return parts
-        room, aside = int(min(of_kind(rule.window, kind), credit) - size), []
+        room = int(min(of_kind(rule.window, kind), credit) - size)
+        aside: list[tuple[Any, int, int]] = []
         while room > 0 and stream.ready and len(aside) < LOOKED_AT:
             i = stream.ready[0][2]
             left = graph.bytes[i] - self.sent[i]

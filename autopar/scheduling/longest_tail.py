@@ -149,6 +149,6 @@ def sizes(graph: Graph) -> dict[int, float]:
             flow[kind] = flow.get(kind, 0.0) + graph.flow[i]
             fixed[kind] = max(fixed.get(kind, 0.0), graph.fixed[i])
     return {
-        kind: max(1.0, math.sqrt(fixed[kind] * size / flow[kind] * size)) if flow[kind] else inf
+        kind: max(1.0, math.sqrt(fixed[kind] * size / flow[kind] * size)) if flow[kind] else float(size)
         for kind, size in total.items()
     }

@@ -81,7 +81,7 @@ def simulate(ops: Iterable[Op], lines: Iterable[Line], issue: Issue = "enqueue",
 def issue_of(issue: object) -> Issue:
     if issue not in ISSUES:
         raise ScheduleError(f"issue={shown(issue)}; there are {', '.join(map(repr, ISSUES))}")
-    return issue  # type: ignore[return-value]
+    return issue
 
 
 def number(name: str, value: object) -> float:
