@@ -53,7 +53,7 @@ MODULES = {  # name → the module that has it; all others of ``__all__`` are er
     "constrain": "capture.constrained",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan",
-         "report", "rules", "runtime", "search", "step", "transitions", "verify")  # fmt: skip
+         "report", "rules", "runtime", "scheduling", "search", "step", "transitions", "verify")  # fmt: skip
 
 
 class _Passes:

@@ -1,9 +1,20 @@
-"""Define the lines of a schedule: what computes, starts and is waited for, in the order in which it is issued."""
+"""Define the lines of a schedule: what computes, starts and is waited for, in the order in which it is issued.
+
+    start w3 on dp
+    compute backward2
+    wait w3 on dp
+
+A message is what one start sends: a whole collective, a chunk of one, or a bucket of several. A ``Draft`` is a schedule
+by numbers while it is made: it puts each wait before the first reader of what it waits for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from autopar.scheduling.graph import Graph, PartOf
 
 LineKind = Literal["compute", "start", "wait"]
 
@@ -25,3 +36,75 @@ class Line:
 
     def __str__(self) -> str:
         return f"{self.kind} {' '.join(part.op for part in self.parts)}"
+
+
+COMPUTE, START, WAIT = 0, 1, 2
+KINDS: tuple[LineKind, ...] = ("compute", "start", "wait")
+
+
+class Draft:
+    """A schedule by numbers.
+
+    Attributes:
+        graph: what is scheduled.
+        messages: the parts of each message, in the order in which they are started.
+        lines: kind, and the number of the op that computes or of the message.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.messages: list[list[PartOf]] = []
+        self.lines: list[tuple[int, int]] = []
+        self._open: dict[int, list[int]] = {}  # collective → its messages that nothing has waited for
+        self._waited: set[int] = set()
+
+    def compute(self, i: int) -> None:
+        """Append an op that computes, and before it the waits for what it reads."""
+        self.read(i)
+        self.lines.append((COMPUTE, i))
+
+    def start(self, parts: Sequence[PartOf]) -> int:
+        """Append the start of a message, and before it the waits for what its ops read. Return its number."""
+        message = len(self.messages)
+        for i, _, _ in parts:
+            self.read(i)
+        for i, _, _ in parts:
+            self._open.setdefault(i, []).append(message)
+        self.messages.append(list(parts))
+        self.lines.append((START, message))
+        return message
+
+    def read(self, i: int) -> None:
+        """Append the waits for what an op reads."""
+        for j in self.graph.before[i]:
+            for message in self._open.pop(j, ()):
+                self.wait(message)
+
+    def wait(self, message: int) -> None:
+        if message not in self._waited:
+            self._waited.add(message)
+            self.lines.append((WAIT, message))
+
+    def finished(self) -> Draft:
+        """Append the waits for all that nobody reads, and return the draft."""
+        for message in range(len(self.messages)):
+            self.wait(message)
+        self._open.clear()
+        return self
+
+    def of_stream(self) -> list[list[int]]:
+        """Return the messages of each stream in the order in which they are started; none compute."""
+        order: list[list[int]] = [[] for _ in self.graph.streams]
+        for kind, message in self.lines:
+            if kind == START:
+                order[self.graph.stream[self.messages[message][0][0]]].append(message)
+        return order
+
+    def written(self) -> tuple[Line, ...]:
+        """Return the lines with names."""
+        ops = self.graph.ops
+        parts = [tuple(Part(ops[i].name, begin, end) for i, begin, end in message) for message in self.messages]
+        return tuple(
+            Line(KINDS[kind], (Part(ops[at].name, 0, ops[at].bytes),) if kind == COMPUTE else parts[at])
+            for kind, at in self.lines
+        )

@@ -1,0 +1,161 @@
+"""Bound the seconds of every schedule from below: of any order, with any chunks and buckets, and with preemption.
+
+    bound = max(critical path, per stream: Jackson's preemptive bound)
+
+Jackson's bound is the makespan of one machine that may interrupt its jobs, where job i is there at head(i), takes p(i),
+and ends tail(i) before the end: the job with the longest tail always goes first (Jackson 1955, Horn 1974). Heads and
+tails are the longest paths in and out. Those of collectives are raised by load: all that computes before a collective
+has to be computed on one stream before it begins. So for each h, head >= h + the seconds of its ancestors whose own
+heads are h or more. The same holds for tails and descendants.
+
+A message pays the start-up cost θ once, however many collectives share it. Let it pay first and send then. So on the
+machine a collective takes its seconds without θ, and is there θ later. Two collectives of which one needs the other
+never share a message; so those along one path through a stream take all their seconds. Each collective by itself takes
+all its seconds too: paths use these.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy
+import numpy.typing
+
+from autopar.scheduling.graph import Graph
+
+TWICE = 5000  # ops up to which heads and tails are raised a second time, with those of the first
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The bound, and for each op the least seconds before its begin (``heads``) and after its end (``tails``)."""
+
+    seconds: float
+    heads: list[float]
+    tails: list[float]
+
+
+def bound(graph: Graph) -> Bound:
+    """Return the bound. For 25,000 ops it takes less than a second."""
+    turned = graph.reversed()
+    heads, tails = heads_of(graph), heads_of(turned)
+    path = max([h + s + t for h, s, t in zip(heads, graph.seconds, tails, strict=True)], default=0.0)
+    return Bound(max(path, *(_of_stream(graph, s, heads, tails) for s in range(len(graph.streams)))), heads, tails)
+
+
+def heads_of(graph: Graph) -> list[float]:
+    """Return op → the least seconds before its begin: the longest path in, raised by load."""
+    heads = longest_paths(graph)
+    for _ in range(2 if len(graph) <= TWICE else 1):
+        heads = _raised(graph, heads)
+    return heads
+
+
+def longest_paths(graph: Graph) -> list[float]:
+    """Return op → the longest path in. Linear."""
+    heads, seconds = [0.0] * len(graph), graph.seconds
+    for i in graph.order:
+        end = heads[i] + seconds[i]
+        for j in graph.readers[i]:
+            if end > heads[j]:
+                heads[j] = end
+    return heads
+
+
+def _raised(graph: Graph, heads: list[float]) -> list[float]:
+    """Return heads with those of collectives raised by the load of their ancestors that compute.
+
+    A set of ancestors is an integer with one bit for each op that computes, the op with the longest head first. The
+    sums over all its prefixes come from a table: eight bits at once → their seconds.
+    """
+    seconds = graph.seconds
+    loads = sorted((i for i in graph.computations if seconds[i]), key=lambda i: -heads[i])
+    if not loads:
+        return heads
+    size = -(-len(loads) // 8)
+    bit = {i: 1 << place for place, i in enumerate(loads)}
+    table, earliest = _tables(loads, seconds, heads, size)
+    rows = numpy.arange(size) * 256
+    raised = [0.0] * len(graph)
+    ancestors: list[int] = [0] * len(graph)
+    unread = [len(readers) for readers in graph.readers]
+    for i in graph.order:
+        head, mine = heads[i], 0
+        for j in graph.before[i]:
+            mine |= ancestors[j]
+            head = max(head, raised[j] + seconds[j])
+            unread[j] -= 1
+            if not unread[j]:
+                ancestors[j] = 0
+        if graph.stream[i] and mine:
+            bits = numpy.frombuffer(mine.to_bytes(size, "little"), numpy.uint8)
+            sums = table[rows + bits].cumsum()
+            head = max(head, float((sums + earliest).max(where=sums > 0, initial=0.0)))
+        raised[i] = head
+        ancestors[i] = mine | bit.get(i, 0)
+    return raised
+
+
+def _tables(
+    loads: list[int], seconds: list[float], heads: list[float], size: int
+) -> tuple[numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.float64]]:
+    """Return for each byte of a set: its 256 values → seconds; and the shortest head of its ops."""
+    each = numpy.zeros(size * 8)
+    each[: len(loads)] = [seconds[i] for i in loads]
+    values = numpy.unpackbits(numpy.arange(256, dtype=numpy.uint8)[:, None], axis=1, bitorder="little")
+    earliest = numpy.array([heads[loads[min(8 * k + 7, len(loads) - 1)]] for k in range(size)])
+    return (each.reshape(size, 8) @ values.T.astype(float)).ravel(), earliest
+
+
+def _of_stream(graph: Graph, stream: int, heads: list[float], tails: list[float]) -> float:
+    own = [i for i in graph.order if graph.stream[i] == stream]
+    alone = own if not graph.startup else _along_path(graph, stream)
+    taken = set(alone)
+    jobs = [
+        (heads[i], graph.seconds[i], tails[i]) if i in taken or not graph.bytes[i]
+        else (heads[i] + graph.fixed[i], graph.flow[i], tails[i])
+        for i in own
+    ]  # fmt: skip
+    return jackson(jobs)
+
+
+def _along_path(graph: Graph, stream: int) -> list[int]:
+    """Return the collectives of a stream along the path on which their start-up costs are most."""
+    best, last = [0.0] * len(graph), [-1] * len(graph)  # with the op itself; the op before it on the path
+    for i in graph.order:
+        for j in graph.before[i]:
+            if best[j] > best[i]:
+                best[i], last[i] = best[j], j
+        if graph.stream[i] == stream:
+            best[i] += graph.fixed[i]
+    path, at = [], max(range(len(graph)), key=best.__getitem__, default=-1)
+    while at >= 0:
+        if graph.stream[at] == stream:
+            path.append(at)
+        at = last[at]
+    return path
+
+
+def jackson(jobs: list[tuple[float, float, float]]) -> float:
+    """Return the shortest makespan of one machine that may interrupt its jobs: (head, seconds, tail) each."""
+    jobs = sorted(jobs)
+    waiting: list[tuple[float, float]] = []  # - tail, seconds that are left
+    now, longest, next_ = 0.0, 0.0, 0
+    while waiting or next_ < len(jobs):
+        if not waiting:
+            now = max(now, jobs[next_][0])
+        while next_ < len(jobs) and jobs[next_][0] <= now:
+            _, seconds, tail = jobs[next_]
+            heapq.heappush(waiting, (-tail, seconds))
+            next_ += 1
+        tail, left = waiting[0]
+        arrival = jobs[next_][0] if next_ < len(jobs) else float("inf")
+        if now + left <= arrival:
+            heapq.heappop(waiting)
+            now += left
+            longest = max(longest, now - tail)
+        else:
+            heapq.heapreplace(waiting, (tail, left - (arrival - now)))
+            now = arrival
+    return longest

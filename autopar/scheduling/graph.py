@@ -1,0 +1,153 @@
+"""Index the ops of a step by numbers, check what they read, and price messages.
+
+Numbers are positions in the sequence of ops, and the order ``order`` is the sequence itself wherever each op stands
+after what it reads. The seconds of a collective are a fixed part, which each message pays once, and a part that is in
+proportion to its bytes:
+
+    seconds of a message = largest fixed part + sum over its parts of (share of the bytes · proportional part)
+"""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from autopar.errors import ScheduleError, shown
+from autopar.scheduling.op import COMPUTE, Op
+
+PartOf = tuple[int, int, int]  # op, begin and end of a range of its bytes; (op, 0, 0) for one of 0 bytes
+
+
+class Graph:
+    """The ops of a step by number.
+
+    Attributes:
+        ops: as given.
+        before, readers: op → the ops that it reads, the ops that read it.
+        order: a topological order, nearest to that of ``ops``.
+        streams: the names of the streams; the first is that of computations.
+        stream: op → the index of its stream.
+        seconds, fixed, flow: op → its seconds; the part of them that each message pays; the rest.
+        bytes: op → its bytes.
+        kind: op → a number; only collectives with one number share a message.
+    """
+
+    def __init__(self, ops: Iterable[Op], startup: float = 0.0) -> None:
+        """Index the ops. ``startup``: the fixed seconds of each collective.
+
+        Raises:
+            ScheduleError: names that are doubled or unknown, or ops that read each other in a circle.
+            TypeError: ``ops`` has something else than ops.
+        """
+        self.ops = tuple(ops)
+        for op in self.ops:
+            if not isinstance(op, Op):
+                raise TypeError(f"ops are Op(name, stream, seconds, …), not {shown(op)}")
+        self.startup = startup
+        self.number = {op.name: i for i, op in enumerate(self.ops)}
+        if len(self.number) < len(self.ops):
+            doubled = next(op.name for i, op in enumerate(self.ops) if self.number[op.name] != i)
+            raise ScheduleError(f"two ops have the name {doubled!r}; each needs its own")
+        self.before = [self._numbers(op) for op in self.ops]
+        self.readers: list[list[int]] = [[] for _ in self.ops]
+        for i, before in enumerate(self.before):
+            for j in before:
+                self.readers[j].append(i)
+        self.streams = (COMPUTE, *sorted({op.stream for op in self.ops} - {COMPUTE}))
+        index = {name: s for s, name in enumerate(self.streams)}
+        self.stream = [index[op.stream] for op in self.ops]
+        kinds: dict[object, int] = {}
+        self.kind = [kinds.setdefault((op.stream, op.kind), len(kinds)) for op in self.ops]
+        self.seconds = [float(op.seconds) for op in self.ops]
+        self.bytes = [0 if op.computes else op.bytes for op in self.ops]
+        self.fixed = [min(startup, op.seconds) if size else 0.0 for op, size in zip(self.ops, self.bytes, strict=True)]
+        self.flow = [s - f for s, f in zip(self.seconds, self.fixed, strict=True)]
+        self.memory = [op.memory for op in self.ops]
+        self.order = self._topological()
+
+    def _numbers(self, op: Op) -> list[int]:
+        try:
+            return list(dict.fromkeys([self.number[name] for name in op.after]))
+        except KeyError as error:
+            unknown = error.args[0]
+            text = f"op {op.name!r} reads {unknown!r}, which is no op{near(unknown, self.number)}"
+            raise ScheduleError(text) from None
+
+    def _topological(self) -> list[int]:
+        missing = [len(before) for before in self.before]
+        ready = [i for i, count in enumerate(missing) if not count]
+        order = []
+        while ready:
+            i = heapq.heappop(ready)
+            order.append(i)
+            for j in self.readers[i]:
+                missing[j] -= 1
+                if not missing[j]:
+                    heapq.heappush(ready, j)
+        if len(order) < len(self.ops):
+            raise ScheduleError(f"ops read each other in a circle: {' → '.join(self._circle(missing))}")
+        return order
+
+    def _circle(self, missing: Sequence[int]) -> list[str]:
+        """Return the names of one circle; ``missing``: how much of what each op reads can never be there."""
+        at, seen = next(i for i, count in enumerate(missing) if count), list[int]()
+        while at not in seen:
+            seen.append(at)
+            at = next(j for j in self.before[at] if missing[j])
+        return [self.ops[i].name for i in (*seen[seen.index(at) :], at)][::-1]
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    @cached_property
+    def position(self) -> list[int]:
+        """op → its place in ``order``."""
+        position = [0] * len(self.ops)
+        for place, i in enumerate(self.order):
+            position[i] = place
+        return position
+
+    @cached_property
+    def first_reader(self) -> list[int]:
+        """op → the place in ``order`` of its first reader; of one that nobody reads: the number of ops."""
+        return [min([self.position[j] for j in readers], default=len(self.ops)) for readers in self.readers]
+
+    @cached_property
+    def computations(self) -> list[int]:
+        """The ops that compute, in ``order``."""
+        return [i for i in self.order if not self.stream[i]]
+
+    @cached_property
+    def collectives(self) -> list[int]:
+        """The ops that communicate, in ``order``."""
+        return [i for i in self.order if self.stream[i]]
+
+    def whole(self, i: int) -> PartOf:
+        return i, 0, self.bytes[i]
+
+    def message_seconds(self, parts: Sequence[PartOf]) -> float:
+        """Return how long a message of these parts takes."""
+        if len(parts) == 1:
+            i, begin, end = parts[0]
+            size = self.bytes[i]
+            if end - begin == size:
+                return self.seconds[i]
+            return self.fixed[i] + self.flow[i] * (end - begin) / size
+        fixed = max([self.fixed[i] for i, _, _ in parts])
+        return fixed + sum([self.flow[i] * ((end - begin) / self.bytes[i]) for i, begin, end in parts])
+
+    def reversed(self) -> Graph:
+        """Return the graph in which all edges and the order are turned round."""
+        other = object.__new__(Graph)
+        other.__dict__ |= {key: value for key, value in self.__dict__.items()
+                           if key not in ("position", "first_reader", "computations", "collectives")}  # fmt: skip
+        other.before, other.readers, other.order = self.readers, self.before, self.order[::-1]
+        return other
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'loss'``, or nothing where no known name is near."""
+    found = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, found))}" if found else ""

@@ -1,0 +1,107 @@
+"""Simulate lines where communication slows computation down: while a message is under way, ops take longer.
+
+The pace of an op changes whenever the first message begins or the last one ends. So time goes from event to event: the
+end of a message, or the end of the op at the present pace.
+"""
+
+from __future__ import annotations
+
+from autopar.scheduling.lines import COMPUTE, START, Draft
+
+Interval = tuple[float, float]
+
+
+def slowed(draft: Draft, is_direct: bool, interference: float) -> tuple[list[Interval], list[Interval], float, float]:
+    """Return begin and end of each op and of each message, the makespan, and the seconds that computation waits."""
+    run = _Run(draft, is_direct, interference)
+    while run.advance():
+        pass
+    return run.compute, run.messages, run.now, run.exposed
+
+
+class _Run:
+    def __init__(self, draft: Draft, is_direct: bool, interference: float) -> None:
+        self.draft, self.graph, self.slow = draft, draft.graph, 1.0 + interference
+        self.host = [line for line in draft.lines if is_direct or line[0] != START]
+        self.queues = draft.of_stream()
+        self.issued = set() if is_direct else set(range(len(draft.messages)))
+        self.at, self.heads = 0, [0] * len(self.queues)
+        self.running: dict[int, tuple[int, float]] = {}  # stream → message, its end
+        self.left = -1.0  # work of the op that runs; negative: none
+        self.unsent = list(self.graph.bytes)
+        self.done = [False] * len(self.graph)
+        self.over: set[int] = set()  # messages that have ended
+        self.compute: list[Interval] = [(0.0, 0.0)] * len(self.graph)
+        self.messages: list[Interval] = [(0.0, 0.0)] * len(draft.messages)
+        self.now = self.exposed = 0.0
+
+    def advance(self) -> bool:
+        """Begin all that can begin now, and go on to the next event; ``False`` if there is none."""
+        while self._begin_messages() or self._go_on():
+            pass
+        pace = self.slow if self.running else 1.0
+        ends = [end for _, end in self.running.values()]
+        if self.left >= 0:
+            ends.append(self.now + self.left * pace)
+        if not ends:
+            return False
+        then = min(ends)
+        if self.left >= 0:
+            finishes = self.now + self.left * pace <= then
+            self.left = 0.0 if finishes else max(0.0, self.left - (then - self.now) / pace)
+        else:
+            finishes = False
+            self.exposed += then - self.now
+        self.now = then
+        if finishes:
+            self._end_op()
+        for stream, (message, end) in list(self.running.items()):
+            if end <= then:
+                del self.running[stream]
+                self._end_message(message)
+        return True
+
+    def _begin_messages(self) -> bool:
+        began = False
+        for stream, queue in enumerate(self.queues):
+            if stream in self.running or self.heads[stream] == len(queue):
+                continue
+            message = queue[self.heads[stream]]
+            parts = self.draft.messages[message]
+            if message in self.issued and all(self.done[j] for i, _, _ in parts for j in self.graph.before[i]):
+                end = self.now + self.graph.message_seconds(parts)
+                self.messages[message] = self.now, end
+                self.heads[stream] += 1
+                self.running[stream] = message, end
+                began = True
+        return began
+
+    def _go_on(self) -> bool:
+        """Issue the next line of the host, if nothing holds it back."""
+        if self.left >= 0 or self.at == len(self.host):
+            return False
+        kind, ref = self.host[self.at]
+        if kind == COMPUTE:
+            self.left = self.graph.seconds[ref]
+            self.compute[ref] = self.now, self.now
+            if not self.left:
+                self._end_op()
+            return True
+        if kind == START:
+            self.issued.add(ref)
+        elif ref not in self.over:
+            return False
+        self.at += 1
+        return True
+
+    def _end_op(self) -> None:
+        _, i = self.host[self.at]
+        self.compute[i] = self.compute[i][0], self.now
+        self.done[i], self.left = True, -1.0
+        self.at += 1
+
+    def _end_message(self, message: int) -> None:
+        self.over.add(message)
+        for i, begin, end in self.draft.messages[message]:
+            self.unsent[i] -= end - begin
+            self.done[i] = not self.unsent[i]

@@ -1,0 +1,330 @@
+"""Make lines event by event: whenever a stream is free, it takes the ready op with the smallest key.
+
+A collective that is taken may become a chunk, a bucket with others, or whole, as a ``Rule`` says. Times are those of
+``"enqueue"``. What is taken is written as lines at once; nothing is decided while a step runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from autopar.scheduling.graph import Graph, PartOf
+from autopar.scheduling.lines import Draft
+
+Keys = Sequence[Any]  # op → what decides who goes first; the smallest does
+
+LOOKED_AT = 8  # ready ops that are tried, where one is wanted that fits
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a stream takes what is ready.
+
+    Attributes:
+        chunk: the most bytes of one collective in a message; for all, or kind → bytes.
+        window: a message is filled up to these bytes, with further collectives of its kind; likewise.
+        piece: bytes; what does not fit into a window whole is cut after a multiple of them. 0: it is left out.
+        credit: bytes that may be started and not yet done; a message that is alone may have more.
+        cut: a message is cut where a more urgent one can start, if it has at least these seconds left.
+        patience: computation waits for a more urgent op that comes within this share of the seconds of what is ready.
+        program_order: whether ops compute in their order.
+    """
+
+    chunk: float | Mapping[int, float] = inf
+    window: float | Mapping[int, float] = 0
+    piece: int = 0
+    credit: float = 0
+    cut: float = inf
+    patience: float = 0.0
+    program_order: bool = False
+
+
+class OutOfMemory(Exception):
+    """The rule ran into a place where nothing fits into the memory."""
+
+
+@dataclass
+class _Stream:
+    """What a stream of collectives has to do: ready ones, and messages that are started and not done."""
+
+    ready: list[tuple[Any, int, int]] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    bytes: int = 0
+    free: float = 0.0
+
+
+def arrange(graph: Graph, keys: Keys, rule: Rule, memory: float = inf, reserve: float = 0.0) -> Draft:
+    """Return the lines that a rule makes. A few heap operations an op and message.
+
+    Args:
+        graph: the ops.
+        keys: op → its key; the smallest goes first, and among equal ones the first op.
+        rule: how messages are made.
+        memory: the most bytes that may be alive in a line.
+        reserve: bytes of it that a collective leaves free when it starts, as long as anything else can go on.
+
+    Raises:
+        OutOfMemory: nothing that is ready fits.
+    """
+    return _Arrangement(graph, keys, rule, memory, reserve).run()
+
+
+class _Arrangement:
+    def __init__(self, graph: Graph, keys: Keys, rule: Rule, memory: float, reserve: float) -> None:
+        self.graph, self.keys, self.rule = graph, keys, rule
+        self.memory, self.reserve = memory, reserve
+        self.draft = Draft(graph)
+        self.missing = [len(before) for before in graph.before]
+        self.sent = [0] * len(graph)  # bytes that are started
+        self.left = list(graph.bytes)  # bytes that are not done
+        self.streams = [_Stream() for _ in graph.streams]
+        self.computable: list[tuple[Any, int, int]] = []
+        self.running = -1  # the op that computes
+        self.events: list[tuple[float, int, int]] = []  # time, message or -1 for the op, op
+        self.ends: list[float] = []  # of messages
+        self.begins: list[float] = []
+        self.next_in_order = 0
+        self.now = 0.0
+        self.alive = 0
+        self.unread = [len(readers) for readers in graph.readers]
+        self.unwaited: set[int] = set()  # collectives that have ended, and no line waits for
+
+    def run(self) -> Draft:
+        for i, count in enumerate(self.missing):
+            if not count:
+                self.push(i)
+        while True:
+            self.take()
+            if not self.events:
+                break
+            self.now = self.events[0][0]
+            while self.events and self.events[0][0] <= self.now:
+                _, message, i = heapq.heappop(self.events)
+                if message < 0:
+                    self.running = -1
+                    self.finish(i)
+                elif self.ends[message] <= self.now:
+                    self.end(message)
+        if self.computable or any(stream.ready for stream in self.streams):
+            raise OutOfMemory
+        return self.draft.finished()
+
+    # -- what becomes ready --------------------------------------------------------------------------------------------
+
+    def push(self, i: int) -> None:
+        item = self.keys[i], self.graph.position[i], i
+        stream = self.graph.stream[i]
+        if not stream:
+            heapq.heappush(self.computable, item)
+            return
+        heapq.heappush(self.streams[stream].ready, item)
+        if self.rule.cut < inf:
+            self.cut(stream, i)
+
+    def finish(self, i: int) -> None:
+        """Make ready what has all that it reads when an op has ended."""
+        if self.graph.stream[i]:
+            self.unwaited.add(i)
+        else:
+            self.release(i)
+        for j in self.graph.readers[i]:
+            self.missing[j] -= 1
+            if not self.missing[j]:
+                self.push(j)
+
+    def release(self, i: int) -> None:
+        """Free what was read by an op that has ended, if nobody else reads it."""
+        for j in self.graph.before[i]:
+            self.unread[j] -= 1
+            if not self.unread[j]:
+                self.alive -= self.graph.memory[j]
+
+    def read(self, i: int) -> None:
+        """Take an op: the lines wait for the collectives that it reads, and what these have sent is free."""
+        if not self.sent[i]:
+            self.alive += self.graph.memory[i]
+        for j in self.graph.before[i]:
+            if j in self.unwaited:
+                self.unwaited.remove(j)
+                self.release(j)
+
+    def end(self, message: int) -> None:
+        parts = self.draft.messages[message]
+        stream = self.streams[self.graph.stream[parts[0][0]]]
+        if message not in stream.running:
+            return  # it was cut, and ended at another event
+        stream.running.remove(message)
+        for i, begin, end in parts:
+            stream.bytes -= end - begin
+            self.left[i] -= end - begin
+            if not self.left[i]:
+                self.finish(i)
+
+    # -- what is taken -------------------------------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Give each stream that is free what it does next. Where memory is short, computation has it first."""
+        for computes in (self.memory < inf, self.memory == inf):
+            if computes and self.running < 0 and self.computable:
+                self.compute()
+            for stream in self.streams[1:]:
+                while stream.ready and self.start(stream):
+                    pass
+        if self.running < 0 and self.computable and not self.events:
+            self.compute(force=True)
+        if not self.events:  # whatever fits
+            for stream in self.streams[1:]:
+                if stream.ready and self.start(stream, force=True):
+                    return
+
+    def fits(self, i: int, reserve: float = 0.0) -> bool:
+        return self.alive + self.graph.memory[i] + reserve <= self.memory
+
+    def compute(self, force: bool = False) -> None:
+        chosen = self.choose(force)
+        if chosen is None:
+            return
+        _, _, i = chosen
+        self.read(i)
+        self.next_in_order += 1
+        self.draft.compute(i)
+        self.running = i
+        heapq.heappush(self.events, (self.now + self.graph.seconds[i], -1, i))
+
+    def choose(self, force: bool) -> tuple[Any, int, int] | None:
+        """Return the op that computes next, taken from those that are ready; ``None`` to wait."""
+        heap, graph = self.computable, self.graph
+        if self.rule.program_order:
+            if heap[0][2] != graph.computations[self.next_in_order] or not self.fits(heap[0][2]):
+                return None
+            return heapq.heappop(heap)
+        aside: list[tuple[Any, int, int]] = []
+        chosen = None
+        coming, gap = (None, inf) if force or not self.rule.patience else self.coming(heap[0][0])
+        while heap and len(aside) < (LOOKED_AT if self.memory == inf else len(graph)):
+            item = heapq.heappop(heap)
+            seconds = graph.seconds[item[2]]
+            if self.fits(item[2]) and (coming is None or seconds <= gap or gap >= self.rule.patience * seconds):
+                chosen = item
+                break
+            aside.append(item)
+        for item in aside:
+            heapq.heappush(heap, item)
+        return chosen
+
+    def coming(self, key: Any) -> tuple[int | None, float]:
+        """Return an op that is more urgent and waits only for what is under way; in how many seconds it is ready."""
+        best, gap = None, inf
+        for stream in self.streams[1:]:
+            for message in stream.running:
+                until = self.ends[message] - self.now
+                for i, begin, end in self.draft.messages[message]:
+                    if self.left[i] == end - begin and until < gap:
+                        for j in self.graph.readers[i]:
+                            if self.missing[j] == 1 and not self.graph.stream[j] and self.keys[j] < key:
+                                best, gap = j, until
+        return best, gap
+
+    def start(self, stream: _Stream, force: bool = False) -> bool:
+        """Start the next message of a stream, if it may have one more; return whether it did."""
+        rule = self.rule
+        if stream.running and (not rule.credit or stream.bytes >= rule.credit):
+            return False
+        aside: list[tuple[Any, int, int]] = []
+        while stream.ready:
+            i = stream.ready[0][2]
+            if self.sent[i] or self.fits(i, 0.0 if force else self.reserve):
+                break
+            aside.append(heapq.heappop(stream.ready))
+        parts = self.parts(stream) if stream.ready else []
+        for item in aside:
+            heapq.heappush(stream.ready, item)
+        if not parts:
+            return False
+        message = self.draft.start(parts)
+        begin = max(self.now, stream.free)
+        stream.free = begin + self.graph.message_seconds(parts)
+        self.begins.append(begin)
+        self.ends.append(stream.free)
+        stream.running.append(message)
+        heapq.heappush(self.events, (stream.free, message, parts[0][0]))
+        return True
+
+    def parts(self, stream: _Stream) -> list[PartOf]:
+        """Take the parts of the next message."""
+        graph, rule = self.graph, self.rule
+        first = stream.ready[0][2]
+        credit = rule.credit - stream.bytes if stream.running else inf
+        kind = graph.kind[first]
+        size = min(graph.bytes[first] - self.sent[first], max(1, of_kind(rule.chunk, kind)))
+        if size > credit:
+            return []
+        parts = [self.part(stream, int(size))]
+        if not graph.bytes[first]:
+            return parts
+        room = int(min(of_kind(rule.window, kind), credit) - size)
+        aside: list[tuple[Any, int, int]] = []
+        while room > 0 and stream.ready and len(aside) < LOOKED_AT:
+            i = stream.ready[0][2]
+            left = graph.bytes[i] - self.sent[i]
+            size = left if left <= room else room // rule.piece * rule.piece if rule.piece else 0
+            fits = self.sent[i] or self.fits(i, self.reserve)
+            if graph.kind[i] != graph.kind[first] or not graph.bytes[i] or not size or not fits:
+                aside.append(heapq.heappop(stream.ready))
+                continue
+            parts.append(self.part(stream, size))
+            room -= size
+        for item in aside:
+            heapq.heappush(stream.ready, item)
+        return parts
+
+    def part(self, stream: _Stream, size: int) -> PartOf:
+        """Take bytes of the collective that is first."""
+        i = stream.ready[0][2]
+        begin = self.sent[i]
+        if not begin:
+            self.read(i)
+        self.sent[i] += size
+        stream.bytes += size
+        if self.sent[i] == self.graph.bytes[i]:
+            heapq.heappop(stream.ready)
+        return i, begin, begin + size
+
+    def cut(self, number: int, urgent: int) -> None:
+        """End the message of a stream here if a more urgent one can start; the rest is sent later."""
+        stream, graph = self.streams[number], self.graph
+        if len(stream.running) != 1:
+            return
+        message = stream.running[0]
+        if len(self.draft.messages[message]) != 1:
+            return
+        ((i, begin, end),) = self.draft.messages[message]
+        if not graph.flow[i] or not self.keys[urgent] < self.keys[i]:
+            return
+        sent = (self.now - self.begins[message] - graph.fixed[i]) / graph.flow[i] * graph.bytes[i]
+        step = aligned(graph.bytes[i])
+        at = begin + -(-int(sent) // step) * step if sent > 0 else begin
+        ends = self.begins[message] + graph.message_seconds([(i, begin, at)]) if at > begin else self.now
+        if at <= begin or at >= end or self.ends[message] - ends < self.rule.cut:
+            return
+        self.draft.messages[message] = [(i, begin, at)]
+        self.ends[message] = stream.free = max(self.now, ends)
+        heapq.heappush(self.events, (self.ends[message], message, i))
+        stream.bytes -= end - at
+        was_whole = self.sent[i] == graph.bytes[i]
+        self.sent[i] = at
+        if was_whole:
+            heapq.heappush(stream.ready, (self.keys[i], graph.position[i], i))
+
+
+def of_kind(size: float | Mapping[int, float], kind: int) -> float:
+    return size.get(kind, 0.0) if isinstance(size, Mapping) else size
+
+
+def aligned(size: int) -> int:
+    """Return the bytes of which a chunk of a collective is a multiple: whole elements of any dtype, if it has many."""
+    return 16 if size >= 4096 else 1

@@ -1,0 +1,154 @@
+"""Schedule by longest tail: what the most seconds depend on goes first. The default policy.
+
+Rules that differ in their keys and in the sizes of messages are tried, a fixed number of them for each number of ops,
+and the shortest schedule is kept:
+
+* keys: the longest path that follows an op; the same with tails raised by load; and the ends of the best schedule so
+  far, made from its end backwards, then its begins (forward-backward improvement, Li and Willis 1992);
+* sizes: chunks and buckets near √(θBS), where θ is the start-up cost, B the bandwidth and S the bytes of a kind; a
+  message of unurgent bytes is cut where an urgent one can start;
+* patience: whether computation waits for an urgent op that comes soon, instead of beginning a long unurgent one.
+
+The result is never longer than that of the policies it is compared with. It is a function of its input alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import inf
+
+from autopar.scheduling.bounds import Bound, longest_paths
+from autopar.scheduling.graph import Graph
+from autopar.scheduling.lines import Draft
+from autopar.scheduling.list_scheduling import Keys, OutOfMemory, Rule, arrange
+from autopar.scheduling.placement import joined
+from autopar.scheduling.simulation import Times
+
+BUDGET = 60_000  # ops that are placed by all tries together
+LEAST, MOST = 6, 60  # tries
+CLOSE = 1e-9  # of the bound: nothing can be better
+
+
+class LongestTail:
+    """Tries rules on one graph.
+
+    Attributes:
+        best: the shortest draft so far.
+        seconds: of it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        bound: Bound,
+        run: Callable[[Draft], tuple[Draft, Times]],
+        numbers: Sequence[int] | None = None,
+        memory: float = inf,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            graph, bound: the ops and their bound.
+            run: what makes a draft final and simulates it.
+            numbers: op → the user's priority, which counts more than the tail.
+            memory: the most bytes that may be alive.
+        """
+        self.graph, self.bound, self.run, self.numbers, self.memory = graph, bound, run, numbers, memory
+        self.sizes = sizes(graph)
+        self.startup = max(graph.fixed, default=0.0)
+        self.best: Draft | None = None
+        self.seconds = inf
+        self.left = min(MOST, max(LEAST, BUDGET // max(1, len(graph))))
+        self.won: tuple[Keys, Rule] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return not self.left or self.seconds <= self.bound.seconds * (1 + CLOSE)
+
+    def found(self) -> Draft | None:
+        """Return the best draft of all tries; ``None`` if none fits into the memory."""
+        paths = longest_paths(self.graph.reversed())
+        tails = [self.ordered([-tail for tail in some]) for some in (self.bound.tails, paths)]
+        for rule in self.rules():
+            for keys in tails:
+                self.attempt(keys, rule)
+        self.improve()
+        return self.best
+
+    def rules(self) -> Iterable[Rule]:
+        """Yield rules; those that help most often first."""
+        cut = Rule(cut=2 * self.startup)
+        if self.startup:
+            yield replace(cut, window=self.sizes)
+            yield Rule(chunk=self.sizes, window=self.sizes)
+            yield replace(cut, window=self.sizes, patience=0.5)
+        yield cut
+        yield replace(cut, patience=0.5)
+        if self.startup:
+            for factor in (0.5, 2.0, 0.7, 1.4, 4.0):
+                scaled = {kind: size * factor for kind, size in self.sizes.items()}
+                yield replace(cut, window=scaled)
+                yield Rule(chunk=scaled, window=scaled)
+
+    def ordered(self, keys: Sequence[float]) -> Keys:
+        """Return keys that the user's numbers come before."""
+        return keys if self.numbers is None else list(zip(self.numbers, keys, strict=True))
+
+    def attempt(self, keys: Keys, rule: Rule) -> Times | None:
+        """Make one draft, and keep it if it is the shortest."""
+        if self.is_done:
+            return None
+        self.left -= 1
+        try:
+            draft = joined(arrange(self.graph, keys, rule, self.memory))
+        except OutOfMemory:
+            return None
+        draft, times = self.run(draft)
+        if times.makespan < self.seconds:
+            self.best, self.seconds, self.won = draft, times.makespan, (keys, rule)
+        return times
+
+    def improve(self) -> None:
+        """Schedule backwards from the ends of the best schedule, and forwards again, while that helps."""
+        if self.won is None:
+            return
+        turned, rule = self.graph.reversed(), self.won[1]
+        times = self.run(self.best)[1] if self.best else None
+        while times is not None and not self.is_done:
+            before = self.seconds
+            _, ends = self.of_ops(self.best, times)
+            back = joined(arrange(turned, self.ordered([-end for end in ends]), replace(rule, patience=0.0)))
+            _, ends = self.of_ops(back, self.run(back)[1])
+            times = self.attempt(self.ordered([-end for end in ends]), rule)
+            if self.seconds >= before:
+                return
+
+    def of_ops(self, draft: Draft | None, times: Times) -> tuple[list[float], list[float]]:
+        """Return when each op begins and ends, collectives too."""
+        assert draft is not None
+        begins, ends = map(list, zip(*times.compute, strict=True))
+        for i in self.graph.collectives:
+            begins[i] = inf
+        for parts, (begin, end) in zip(draft.messages, times.messages, strict=True):
+            for i, *_ in parts:
+                begins[i], ends[i] = min(begins[i], begin), max(ends[i], end)
+        return begins, ends
+
+
+def sizes(graph: Graph) -> dict[int, float]:
+    """Return kind → √(θBS): the size of messages that costs least in start-up and in waiting together."""
+    total: dict[int, int] = {}
+    flow: dict[int, float] = {}
+    fixed: dict[int, float] = {}
+    for i in graph.collectives:
+        if graph.bytes[i]:
+            kind = graph.kind[i]
+            total[kind] = total.get(kind, 0) + graph.bytes[i]
+            flow[kind] = flow.get(kind, 0.0) + graph.flow[i]
+            fixed[kind] = max(fixed.get(kind, 0.0), graph.fixed[i])
+    return {
+        kind: max(1.0, math.sqrt(fixed[kind] * size / flow[kind] * size)) if flow[kind] else float(size)
+        for kind, size in total.items()
+    }

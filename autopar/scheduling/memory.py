@@ -1,0 +1,33 @@
+"""Count the bytes that are alive in each line of a schedule.
+
+A result is alive from the line in which its op begins until the line in which its last reader has ended: its own line
+if that computes, its last wait if it communicates. A result that nobody reads stays to the end.
+"""
+
+from __future__ import annotations
+
+from autopar.scheduling.lines import COMPUTE, START, Draft
+
+
+def peak(draft: Draft) -> int:
+    """Return the most bytes alive in any line. Linear."""
+    graph = draft.graph
+    if not any(graph.memory):
+        return 0
+    begins, ends = [-1] * len(graph), [0] * len(graph)
+    for place, (kind, at) in enumerate(draft.lines):
+        for i in (at,) if kind == COMPUTE else [part[0] for part in draft.messages[at]]:
+            if begins[i] < 0 and kind in (COMPUTE, START):
+                begins[i] = place
+            ends[i] = place
+    change = [0] * (len(draft.lines) + 1)
+    for i, readers in enumerate(graph.readers):
+        if graph.memory[i]:
+            change[begins[i]] += graph.memory[i]
+            if readers:
+                change[max([ends[j] for j in readers]) + 1] -= graph.memory[i]
+    alive = most = 0
+    for difference in change:
+        alive += difference
+        most = max(most, alive)
+    return most

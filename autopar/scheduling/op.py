@@ -1,0 +1,64 @@
+"""Define what is scheduled: ops that compute or communicate, with their seconds, and what each of them reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.errors import ScheduleError, shown
+
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of a step.
+
+    Attributes:
+        name: its name; each op has another.
+        stream: ``"compute"``, or the name of a stream of collectives, such as ``"dp"``. A stream is one process group.
+        seconds: how long it takes; that of a collective with the start-up cost.
+        after: the names of the ops whose results it reads.
+        bytes: of a collective: what it sends, so that it can be cut and share a message. One of 0 bytes is left whole.
+        kind: of a collective: only those of one stream and one kind share a message.
+        memory: the bytes of its result. It is alive from the begin of the op until its last reader has ended; one that
+            nobody reads is a result of the step, and stays.
+
+    Raises:
+        ScheduleError: a number is negative or not finite.
+        TypeError: a value has the wrong type.
+    """
+
+    name: str
+    stream: str
+    seconds: float
+    after: Sequence[str] = ()
+    bytes: int = 0
+    kind: Any = ""
+    memory: int = 0
+
+    def __post_init__(self) -> None:
+        for label in ("name", "stream"):
+            if not isinstance(getattr(self, label), str) or not getattr(self, label):
+                raise TypeError(f"the {label} of an op is a word, not {shown(getattr(self, label))}")
+        if isinstance(self.after, str) or not all(isinstance(name, str) for name in self.after):
+            raise TypeError(f"op {self.name!r}: after={shown(self.after)} is no sequence of names, such as ('loss',)")
+        object.__setattr__(self, "after", tuple(self.after))
+        try:
+            hash(self.kind)
+        except TypeError:
+            raise TypeError(f"op {self.name!r}: kind={shown(self.kind)} cannot be hashed") from None
+        for label, types in (("seconds", (int, float)), ("bytes", (int,)), ("memory", (int,))):
+            value = getattr(self, label)
+            if isinstance(value, bool) or not isinstance(value, types):
+                raise TypeError(
+                    f"op {self.name!r}: {label}={shown(value)} is no {'number' if float in types else 'int'}"
+                )
+            if not 0 <= value < math.inf:
+                raise ScheduleError(f"op {self.name!r}: {label}={shown(value)}; give a finite number from 0")
+
+    @property
+    def computes(self) -> bool:
+        return self.stream == COMPUTE

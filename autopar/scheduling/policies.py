@@ -1,0 +1,102 @@
+"""List the policies: what decides the order, each with its source."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from autopar.errors import ScheduleError, shown
+from autopar.scheduling import buckets, dispatch
+from autopar.scheduling.graph import Graph
+from autopar.scheduling.lines import Draft
+from autopar.scheduling.list_scheduling import Rule, arrange
+
+P3_SLICE = 200_000  # bytes: 50,000 parameters of float32
+
+
+@dataclass(frozen=True)
+class ByteScheduler:
+    """A policy with its two sizes (Peng et al., SOSP 2019).
+
+    Attributes:
+        partition: bytes; collectives are cut into pieces of this size.
+        credit: bytes that may be started and not yet done.
+        fused: whether all pieces that fit into the credit are one message, and pay the start-up cost once.
+    """
+
+    partition: int = 4 * 2**20
+    credit: int = 16 * 2**20
+    fused: bool = True
+
+    def __post_init__(self) -> None:
+        for label in ("partition", "credit"):
+            value = getattr(self, label)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{label}={shown(value)} is no number of bytes")
+            if value < 1:
+                raise ScheduleError(f"{label}={value}; give at least 1 byte")
+        if self.credit < self.partition:
+            raise ScheduleError(f"a credit of {self.credit} bytes is less than a partition of {self.partition}")
+
+    @property
+    def rule(self) -> Rule:
+        if self.fused:
+            window = self.credit // self.partition * self.partition
+            return Rule(chunk=window, window=window, piece=self.partition, program_order=True)
+        return Rule(chunk=self.partition, credit=self.credit, program_order=True)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One row.
+
+    Attributes:
+        title: what it does, and its source.
+        order: the ops → the lines; ``None`` where ``decide`` makes them.
+        by_time: whether the lines come from times, so that on a CPU starts are moved to the places where they begin.
+    """
+
+    title: str
+    order: Callable[[Graph], Draft] | None = None
+    by_time: bool = False
+
+
+def by_layer(graph: Graph, rule: Rule) -> Draft:
+    """Return the lines where collectives go first that are read first, and ops compute in their order."""
+    keys = list(graph.position)
+    for i in reversed(graph.collectives):  # that of the first op that needs it, through other collectives too
+        keys[i] = min([keys[j] for j in graph.readers[i]], default=len(graph))
+    return arrange(graph, keys, rule)
+
+
+POLICIES: Mapping[str, Policy] = {
+    "program": Policy("the order of the ops; a collective starts where it stands", dispatch.in_order),
+    "today": Policy("the order of the ops; gradients in buckets as they are computed (Li et al. 2020), gathers one "
+                    "ahead (Zhao et al. 2023)", buckets.fifo),
+    "communication-first": Policy("what waits for communication before other computation (PaddlePaddle before #47471)",
+                                  lambda graph: dispatch.two_levels(graph, blocking_first=True)),
+    "compute-first": Policy("computation before what waits for communication (PaddlePaddle #47471)",
+                            lambda graph: dispatch.two_levels(graph, blocking_first=False)),
+    "priorities": Policy("the user's integers, smaller first, then computation first (PaddlePaddle #49275)"),
+    "ddp": Policy("gradients in buckets in the reverse order of parameters (DistributedDataParallel, Li et al. 2020)",
+                  buckets.reverse),
+    "p3": Policy("slices of gradients, those that are read first go first (P3, Jayarajan et al. 2019)",
+                 lambda graph: by_layer(graph, Rule(chunk=P3_SLICE, program_order=True)), by_time=True),
+    "bytescheduler": Policy("pieces of gradients, those that are read first go first, within a credit (ByteScheduler, "
+                            "Peng et al. 2019)", lambda graph: by_layer(graph, ByteScheduler().rule), by_time=True),
+    "longest-tail": Policy("what the most seconds depend on goes first; messages near √(θBS)"),
+}  # fmt: skip
+
+
+def named(policy: object) -> str:
+    """Return the name of a policy, or raise with the nearest one."""
+    if not isinstance(policy, str):
+        raise TypeError(f"a policy is a name, such as 'longest-tail', or ByteScheduler(…), not {shown(policy)}")
+    if policy in POLICIES:
+        return policy
+    near = difflib.get_close_matches(policy.lower().replace("_", "-"), POLICIES, n=1)
+    raise ScheduleError(
+        f"there is no policy {shown(policy)}{f'; did you mean {near[0]!r}' if near else ''}; there are "
+        f"{', '.join(POLICIES)}"
+    )

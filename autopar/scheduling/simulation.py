@@ -1,0 +1,141 @@
+"""Simulate lines: when each op and message begins and ends, in both ways of issuing.
+
+``"enqueue"``, as on a GPU: the host runs ahead, and a stream runs what it is given in order. A message begins when its
+stream is free and what it sends exists, wherever its start stands among computations. A wait blocks what is computed
+after it. ``"direct"``, as on a CPU: the host computes itself. A line is issued when all before it have ended; a message
+begins then, or when its stream is free; a wait blocks the host.
+
+For a fixed order each line is final as soon as all before it are: one addition and a few comparisons a line. Only where
+communication slows computation down (``interference``) does it take an event queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+from autopar.errors import ScheduleError, shown
+from autopar.scheduling.graph import Graph
+from autopar.scheduling.interference import slowed
+from autopar.scheduling.lines import COMPUTE, START, Draft, Line, Part
+from autopar.scheduling.op import Op
+from autopar.scheduling.verify import draft_of
+
+Issue = Literal["enqueue", "direct"]
+ISSUES: tuple[Issue, ...] = get_args(Issue)
+
+
+class Span(NamedTuple):
+    """An op that computes or a message: its parts, its stream, and when it begins and ends, in seconds."""
+
+    parts: tuple[Part, ...]
+    stream: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """When everything runs.
+
+    Attributes:
+        spans: ops and messages, in the order in which they are issued.
+        makespan: seconds from the begin to the end of the last.
+        exposed: seconds in which computation waits for communication.
+    """
+
+    spans: tuple[Span, ...]
+    makespan: float
+    exposed: float
+
+
+class Times(NamedTuple):
+    """Begin and end of each op that computes, and of each message; the whole, and what is exposed."""
+
+    compute: list[tuple[float, float]]
+    messages: list[tuple[float, float]]
+    makespan: float
+    exposed: float
+
+
+def simulate(ops: Iterable[Op], lines: Iterable[Line], issue: Issue = "enqueue", *, startup: float = 0.0,
+             interference: float = 0.0) -> Simulation:  # fmt: skip
+    """Simulate any sequence of lines, after it has been verified.
+
+    Args:
+        ops: what is scheduled.
+        lines: the order, as ``Schedule.lines`` has it.
+        issue: how lines are issued.
+        startup: the fixed seconds of each message.
+        interference: while a message is under way, an op takes (1 + interference) times as long.
+
+    Raises:
+        ScheduleError: a line is missing, doubled or misplaced, or an option has a wrong value.
+    """
+    graph = Graph(ops, number("startup", startup))
+    draft = draft_of(graph, lines)
+    return spans_of(draft, times(draft, issue_of(issue), number("interference", interference)))
+
+
+def issue_of(issue: object) -> Issue:
+    if issue not in ISSUES:
+        raise ScheduleError(f"issue={shown(issue)}; there are {', '.join(map(repr, ISSUES))}")
+    return issue
+
+
+def number(name: str, value: object) -> float:
+    """Return a number from 0, or raise with the name of the option."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}={shown(value)} is no number")
+    if not 0 <= value < float("inf"):
+        raise ScheduleError(f"{name}={shown(value)}; give a finite number from 0")
+    return float(value)
+
+
+def times(draft: Draft, issue: Issue, interference: float = 0.0) -> Times:
+    """Return when everything runs. The draft is known to be right. Linear in the lines."""
+    if interference:
+        return Times(*slowed(draft, issue == "direct", interference))
+    graph, is_direct = draft.graph, issue == "direct"
+    before, stream, seconds = graph.before, graph.stream, graph.seconds
+    ended = [0.0] * len(graph)
+    compute: list[tuple[float, float]] = [(0.0, 0.0)] * len(graph)
+    messages: list[tuple[float, float]] = [(0.0, 0.0)] * len(draft.messages)
+    free, exposed, now = [0.0] * len(graph.streams), 0.0, 0.0
+    for kind, at in draft.lines:
+        if kind == COMPUTE:
+            begin, now = now, now + seconds[at]
+            ended[at] = now
+            compute[at] = begin, now
+        elif kind == START:
+            parts = draft.messages[at]
+            own = stream[parts[0][0]]
+            begin = free[own]
+            if is_direct:
+                begin = max(begin, now)
+            for i, _, _ in parts:
+                for j in before[i]:
+                    if ended[j] > begin:
+                        begin = ended[j]
+            free[own] = end = begin + graph.message_seconds(parts)
+            messages[at] = begin, end
+            for i, _, _ in parts:
+                if end > ended[i]:
+                    ended[i] = end
+        elif messages[at][1] > now:
+            exposed += messages[at][1] - now
+            now = messages[at][1]
+    return Times(compute, messages, now, exposed)
+
+
+def spans_of(draft: Draft, times: Times) -> Simulation:
+    """Return times with names."""
+    graph, spans = draft.graph, []
+    for line, (kind, at) in zip(draft.written(), draft.lines, strict=True):
+        if kind == COMPUTE:
+            spans.append(Span(line.parts, graph.streams[0], *times.compute[at]))
+        elif kind == START:
+            stream = graph.streams[graph.stream[draft.messages[at][0][0]]]
+            spans.append(Span(line.parts, stream, *times.messages[at]))
+    return Simulation(tuple(spans), times.makespan, times.exposed)
