@@ -118,6 +118,15 @@ def wait(x):
     return x
 
 
+def join_chunks(x, shape: Sequence[int], dim: int | None = None, parts: Parts = None):
+    """Put the chunks of a value together, which were sent one by one: ``[100], [28] → [32 4]``.
+
+    Only in scheduled programs. ``shape`` is that of the result. With ``dim``, the chunks are those of a gather, a row
+    for each rank, and the pieces of the ranks are concatenated along it.
+    """
+    return x
+
+
 class LayoutMismatch(AutoparError, ValueError):
     """A transfer does not apply to the Layout of its operand."""
 
@@ -374,6 +383,7 @@ TRANSFERS: dict[str, Transfer] = {
         Transfer(recv, lambda t, a, s: _recv(t, a, s), True),
         Transfer(fold_in, lambda t, a, s: t, False),
         Transfer(wait, lambda t, a, s: t, False),
+        Transfer(join_chunks, lambda t, a, s: t, False),
     )
 }  # fmt: skip
 

@@ -178,7 +178,10 @@ class _Reader:
     def check_transfer(self, function: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any]) -> None:
         name = function.__name__
         takes_none = function is transfers.recv and args and args[0] is None  # on the ranks of the target alone
-        if not takes_none and (not args or not isinstance(args[0], Operand)):
+        if function is transfers.join_chunks:
+            if not args or not isinstance(args[0], list) or not all(isinstance(chunk, Operand) for chunk in args[0]):
+                raise self.cursor.error(f"{name} takes a list of chunks first, as in {name}([x_0, x_1])")
+        elif not takes_none and (not args or not isinstance(args[0], Operand)):
             raise self.cursor.error(f"{name} takes a value first, as in {name}(x)")
         try:
             _signature(function).bind(*args, **kwargs)

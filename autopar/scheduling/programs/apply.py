@@ -6,21 +6,32 @@
     u : f32[16 64] = mm(y, z)                        y : f32[16 256] = wait(y_start)
                                                      u : f32[16 64] = mm(y, z)
 
+A collective that is cut is started chunk by chunk, and its chunks are joined:
+
+    w_dp : f32[32 4] = all_reduce(w, dp)        →    w_dp_0_start : f32[100] = start all_reduce(w, dp) on dp from 0 to 100
+                                                     w_dp_1_start : f32[28] = start all_reduce(w, dp) on dp from 100 to 128
+                                                     w_dp_0 : f32[100] = wait(w_dp_0_start)
+                                                     w_dp_1 : f32[28] = wait(w_dp_1_start)
+                                                     w_dp : f32[32 4] = join_chunks([w_dp_0, w_dp_1], shape=(32, 4))
+
 The lines of a schedule name values of the explicit program, so that one schedule fits the programs of all ranks. A
-value that a rank does not have is skipped.
-"""
+value that a rank does not have is skipped. Chunks are ranges of bytes of the largest piece; each rank cuts its own
+piece in the same proportions, which are equal within a group.
+"""  # noqa: E501
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from torch import fx
 
 from autopar.ir import transfers
-from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_record
+from autopar.ir.nodes import make_node, map_operands, node_at, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
-from autopar.ir.record import Record
-from autopar.scheduling.lines import Line
+from autopar.ir.record import Record, TensorType
+from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import MESSAGES
 
@@ -32,7 +43,10 @@ def scheduled(local: Program, order: Sequence[FunctionLines]) -> Program:
         local: the program of one rank, which does not change.
         order: all ops and transfers of the explicit program that it was made from.
     """
-    return _Writer(local).run(order)
+    return _Writer(local, order).run()
+
+
+Span = tuple[int, int]
 
 
 class _Writer:
@@ -40,43 +54,69 @@ class _Writer:
 
     Attributes:
         values: node of the local program → its node in the scheduled one.
-        started: collective → the node that starts it.
+        cuts: collective that is cut → the parts in which it is sent.
+        started: part of a collective → the node that starts it.
+        chunks: collective that is cut → its chunks that were waited for.
         messages: how many messages of several members a stream has.
     """
 
-    def __init__(self, local: Program) -> None:
-        self.local, self.graph = local, fx.Graph()
+    def __init__(self, local: Program, order: Sequence[FunctionLines]) -> None:
+        self.local, self.order, self.graph = local, order, fx.Graph()
         self.nodes = {node.name: node for node in local.nodes}
         self.names = set(self.nodes)
         self.values: dict[fx.Node, fx.Node] = {}
-        self.started: dict[fx.Node, fx.Node] = {}
+        self.cuts = self.cut()
+        self.started: dict[tuple[fx.Node, Part], fx.Node] = {}
+        self.chunks: dict[fx.Node, list[fx.Node]] = {}
         self.messages: dict[str, int] = {}
         self.phase = "forward"
 
-    def run(self, order: Sequence[FunctionLines]) -> Program:
+    def run(self) -> Program:
         local = self.local
         for node in local.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self.copy(node)
-        for function in order:
+        for function in self.order:
             for line, phase in zip(function.lines, self.phases(function), strict=True):
                 self.phase = phase
                 self.line(line)
         self.copy(local.output)
-        streams = tuple(dict.fromkeys(stream for node in self.started if (stream := stream_name(node))))
+        streams = tuple(dict.fromkeys(stream_name(node) for node, _ in self.started))
         return Program(self.graph, "scheduled", local.mesh, stages=local.stages, streams=streams,
                        coordinates=local.coordinates, tree=local.tree, constants=local.constants)  # fmt: skip
 
+    def cut(self) -> dict[fx.Node, dict[Part, Span]]:
+        """Return the parts of each collective that is sent in several, with the elements of this rank's piece; a part
+        without elements is left out."""
+        parts: dict[str, list[Part]] = {}
+        for function in self.order:
+            for line in function.lines:
+                if line.kind == "start":
+                    for part in line.parts:
+                        parts.setdefault(part.op, []).append(part)
+        cuts: dict[fx.Node, dict[Part, Span]] = {}
+        for name, own in parts.items():
+            if len(own) > 1 and name in self.nodes:
+                node, total = self.nodes[name], max(part.end for part in own)
+                elements = elements_sent(node)
+                spans = {part: (part.begin * elements // total, part.end * elements // total) for part in own}
+                spans = {part: span for part, span in spans.items() if span[0] < span[1]} or {own[0]: (0, 0)}
+                cuts[node] = spans
+        return cuts
+
     def line(self, line: Line) -> None:
-        members = [self.nodes[part.op] for part in line.parts if part.op in self.nodes]
-        if line.kind == "start":
-            self.start(members)
-            return
-        for node in members:
-            if line.kind == "wait":
-                self.wait(node)
-            else:
+        present = [(self.nodes[part.op], part) for part in line.parts if part.op in self.nodes]
+        present = [(node, part) for node, part in present if part in self.cuts.get(node, (part,))]
+        members = [(node, part) for node, part in present if line.kind != "compute" and communicates(node)]
+        for node, part in present:
+            if line.kind == "wait" and (node, part) in self.started:
+                self.wait(node, part)
+            elif line.kind != "wait" and (node, part) not in members:  # it computes, or exchanges nothing on this rank
                 self.compute(node)
+        if line.kind == "start" and members:
+            message = self.message(stream_name(members[0][0])) if len(members) > 1 else ""
+            for node, part in members:
+                self.start(node, part, message)
 
     def phases(self, function: FunctionLines) -> list[str]:
         """Return the phase of each line. Where a function has several, a start and a wait belong to the phase in which
@@ -101,35 +141,55 @@ class _Writer:
     def copy(self, node: fx.Node) -> None:
         self.add(node, node.name, node.op, node.target, record_of(node))
 
-    def start(self, members: Sequence[fx.Node]) -> None:
-        communicating = [node for node in members if communicates(node)]
-        if not communicating:
-            for node in members:
-                self.compute(node)
-            return
-        message = self.message(stream_name(communicating[0])) if len(communicating) > 1 else ""
-        for node in members:
-            if node in communicating:
-                record = record_of(node)._replace(
-                    phase=self.phase, stream=stream_name(node), started=True, message=message
-                )
-                self.started[node] = self.add(node, f"{node.name}_start", node.op, node.target, record)
-            else:  # on this rank it exchanges nothing
-                self.compute(node)
+    def start(self, node: fx.Node, part: Part, message: str) -> None:
+        span = self.span(node, part)
+        type = record_of(node).type if span is None else chunk_type(node, span)
+        name = f"{node.name}_start" if span is None else f"{node.name}_{self.number(node, part)}_start"
+        record = record_of(node)._replace(
+            type=type, phase=self.phase, stream=stream_name(node), started=True, message=message, span=span
+        )
+        self.started[node, part] = self.add(node, self.unused(name), node.op, node.target, record)
 
-    def wait(self, node: fx.Node) -> None:
-        if node in self.started:  # else it exchanges nothing on this rank
-            new = make_node(self.graph, node.name, "call_function", transfers.wait, (self.started[node],), {})
-            set_record(new, record_of(node)._replace(phase=self.phase))
+    def wait(self, node: fx.Node, part: Part) -> None:
+        started = self.started[node, part]
+        span = self.span(node, part)
+        name = node.name if span is None else self.unused(f"{node.name}_{self.number(node, part)}")
+        new = make_node(self.graph, name, "call_function", transfers.wait, (started,), {})
+        set_record(new, record_of(node)._replace(type=record_of(started).type, phase=self.phase))
+        if span is None:
             self.values[node] = new
+            return
+        chunks = self.chunks.setdefault(node, [])
+        chunks.append(new)
+        if len(chunks) == len(self.cuts[node]):
+            self.join(node, chunks)
+
+    def join(self, node: fx.Node, chunks: list[fx.Node]) -> None:
+        """Write the join of the chunks of a collective, in the order of their elements."""
+        arguments, shape = transfers.arguments(node.target, node.args, node.kwargs), tensor_type(node).shape
+        about: dict[str, Any] = {"shape": shape}
+        if node.target is transfers.all_gather:
+            about |= {name: arguments[name] for name in ("dim", "parts") if arguments.get(name) is not None}
+        ordered = sorted(chunks, key=lambda chunk: record_of(node_at(chunk)).span or (0, 0))
+        new = make_node(self.graph, node.name, "call_function", transfers.join_chunks, (ordered,), about)
+        set_record(new, record_of(node)._replace(phase=self.phase))
+        self.values[node] = new
 
     def add(self, node: fx.Node, name: str, op: str, target: object, record: Record) -> fx.Node:
-        name = self.unused(name) if name != node.name else name
         new = make_node(self.graph, name, op, target, map_operands(node.args, self.values.__getitem__),
                         map_operands(dict(node.kwargs), self.values.__getitem__))  # fmt: skip
         set_record(new, record)
-        self.values.setdefault(node, new)
+        if not record.started:
+            self.values[node] = new
         return new
+
+    def span(self, node: fx.Node, part: Part) -> Span | None:
+        """Return the elements that a part of a collective sends; ``None`` if they are all."""
+        cut = self.cuts.get(node)
+        return None if cut is None or len(cut) == 1 else cut[part]
+
+    def number(self, node: fx.Node, part: Part) -> int:
+        return list(self.cuts[node]).index(part)
 
     def unused(self, name: str) -> str:
         while name in self.names:
@@ -154,3 +214,16 @@ def communicates(node: fx.Node) -> bool:
     if row is None or not row.collective or row.function in MESSAGES:
         return False
     return bool(transfers.arguments(node.target, node.args, node.kwargs)["axis"])
+
+
+def elements_sent(node: fx.Node) -> int:
+    """Return the elements that a chunk of a collective is cut from: of its operand, or of each row of a scatter."""
+    kept = tensor_type(node) if node.target is transfers.reduce_scatter else tensor_type(operands(node)[0])
+    return math.prod(kept.shape)
+
+
+def chunk_type(node: fx.Node, span: Span) -> TensorType:
+    """Return the type of a chunk of a collective: its elements in a row, of a gather a row for each rank."""
+    type = tensor_type(node)
+    rows = () if node.target is not transfers.all_gather else (len(node.kwargs["sizes"]),)  # type: ignore[arg-type]
+    return TensorType((*rows, span[1] - span[0]), type.dtype)
