@@ -176,7 +176,7 @@ class OnProcess:
             self._runs[id(program)] = ProcessRun(
                 program,
                 local[context.rank],
-                context.groups,
+                context.groups_for(local),
                 gate,
                 device,
                 _donated(results, written),

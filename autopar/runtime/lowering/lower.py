@@ -23,11 +23,12 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
+from autopar.ir.streams import Groups
 from autopar.report.progress import doing
 from autopar.runtime.anomaly import Hunt
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.buckets import Buckets
-from autopar.runtime.lowering.communication import Communication, Ranks
+from autopar.runtime.lowering.communication import Communication
 from autopar.runtime.lowering.donated import Donated
 from autopar.runtime.lowering.in_place import write_overwritten, write_sum, write_updates
 from autopar.runtime.lowering.local_transfers import write_local_transfer
@@ -57,7 +58,7 @@ class Lowered:
 @doing("lower")
 def lower(
     program: Program,
-    groups: Mapping[Ranks, str],
+    groups: Groups,
     gate: Callable[[], None] | None = None,
     bytes: Mapping[str, int] | None = None,
     device: torch.device | None = None,
@@ -66,7 +67,7 @@ def lower(
     """Lower the phases of a rank's local program; linear in the graph.
 
     Args:
-        groups: ranks, in ascending order → the name of their process group.
+        groups: the names of the process groups.
         gate: called before the first collective of each phase.
         bytes: name of a reduction or gather → the bytes that it adds to a bucket; others have no bucket.
         device: the device for values from another stage; the default is the CPU.
@@ -93,7 +94,7 @@ def lower(
 
 def lower_whole(
     program: Program,
-    groups: Mapping[Ranks, str],
+    groups: Groups,
     gate: Callable[[], None] | None = None,
     bytes: Mapping[str, int] | None = None,
     device: torch.device | None = None,
@@ -127,7 +128,7 @@ def _function(
     nodes: Sequence[fx.Node],
     results: Sequence[fx.Node],
     body: Body,
-    groups: Mapping[Ranks, str],
+    groups: Groups,
     device: torch.device | None,
     buckets: Buckets,
     donated: Donated,
