@@ -29,12 +29,13 @@ from autopar.ir.layout import span
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.ir.streams import stream_of
 from autopar.runtime.lowering.reduction import is_gathered
 
 FIRST, OTHERS = 2**20, 25 * 2**20  # bytes
 SMALL = 2**16  # bytes; the most bytes of a bucket of small reductions that are next to each other
 
-Key = tuple[Any, Any, str, torch.dtype]  # transfer, axis or axes, op, dtype
+Key = tuple[Any, Any, str, torch.dtype, str]  # transfer, axis or axes, op, dtype, stream
 
 
 SHARED = (transfers.all_reduce, transfers.reduce_scatter, transfers.all_gather)
@@ -195,6 +196,7 @@ def _put(buckets: list[list[fx.Node]], node: fx.Node, bytes: Mapping[str, int], 
 
 
 def _key(node: fx.Node) -> Key:
-    arguments, type = transfers.arguments(node.target, node.args, node.kwargs), record_of(node).type
-    assert isinstance(type, TensorType)
-    return node.target, arguments["axis"], arguments.get("op", "sum"), type.dtype
+    arguments, record = transfers.arguments(node.target, node.args, node.kwargs), record_of(node)
+    assert isinstance(record.type, TensorType)
+    axis = arguments["axis"]
+    return node.target, axis, arguments.get("op", "sum"), record.type.dtype, stream_of(record.stream, axis)

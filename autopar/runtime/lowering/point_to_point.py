@@ -5,8 +5,9 @@
 
 * gloo never buffers: a send is done when the other rank has received it, whatever its size. So all ranks must be shown
   to finish without buffers (``autopar.verify.channels``).
-* gloo compares no sizes: a short message leaves the tail of a longer buffer as it was, without an error. Both ends take
-  their sizes from one plan (``packing``), and ``channels`` compares the bytes of both ends before anything runs.
+* On gloo a short message leaves the tail of a longer buffer as it was, without an error, and a long one aborts the
+  receiver. Both ends take their sizes from one plan (``packing``), and ``channels`` compares the bytes of both ends
+  before anything runs.
 * NCCL runs the messages of a group one batch after the other. Ranks that send to each other issue both in one batch:
   ``start``, not ``post`` and then ``launch``.
 * A message is not done before ``wait``: ``is_completed`` of torch's work stays false until then.

@@ -233,7 +233,7 @@ stage a on s=1
 stage b on t=1 ranks 1
 stream late
 {}forward:
-  y : f32[4] @{} = {}(x, b, splits=((),), shape=(4,), source=((),), home=a) on late
+  y : f32[4] = {}, b, splits=((),), shape=(4,), source=((),), home=a) on late
 """
 
 
@@ -279,8 +279,8 @@ def test_each_rank_has_one_that_waits_in_its_stream() -> None:
 
 def test_messages_on_a_stream_need_the_group_of_all_ranks() -> None:
     programs = {
-        0: Program.parse(MESSAGES.format(0, "  x : f32[4] @a = input\n", "a", "send") + "  return\n"),
-        1: Program.parse(MESSAGES.format(1, "", "b", "recv").replace("recv(x", "recv(None") + "  return y\n"),
+        0: Program.parse(MESSAGES.format(0, "  x : f32[4] = input\n", "send(x") + "  return\n"),
+        1: Program.parse(MESSAGES.format(1, "", "recv(None") + "  return y\n"),
     }
     assert tasks_of(programs[0]) == [Group((Send("y", 1, 16, stream="late"),))]
     assert tasks_of(programs[1]) == [Group((Receive("y", 0, 16, stream="late"),))]
