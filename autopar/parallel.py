@@ -69,7 +69,7 @@ class Parallel(ModelProxy):
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
-            context = RankContext(mesh.ranks[0], {}) if job is None else RankContext(job.rank, job.groups, agreement)
+            context = RankContext(mesh.ranks[0] if job is None else job.rank, job, agreement)
         attrs = layouts_of(plan, model, mesh)
         if searches(plan):
             attrs |= _until_searched(model, mesh, attrs)

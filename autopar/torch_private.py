@@ -446,14 +446,20 @@ def start_gather(piece: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
         return FUNCTIONAL.all_gather_into_tensor(piece, ranks, group)
     from torch import distributed
     from torch._C._distributed_c10d import _register_work  # tried on 2.13
-    from torch.distributed.distributed_c10d import _resolve_process_group  # tried on 2.13
 
     gather = (
         getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     )  # the name is new in 2.13
     gathered = piece.new_empty((ranks * piece.shape[0], *piece.shape[1:]))
-    _register_work(gathered, gather(gathered, piece, group=_resolve_process_group(cast(Any, group)), async_op=True))
+    _register_work(gathered, gather(gathered, piece, group=group_named(group), async_op=True))
     return gathered
+
+
+def group_named(group: str) -> torch.distributed.ProcessGroup:
+    """Return the process group of a name. ``RuntimeError`` if there is none. Tried on 2.13."""
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    return _resolve_process_group(cast(Any, group))
 
 
 def note_a_step(optimizer: torch.optim.Optimizer) -> None:

@@ -22,6 +22,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
+from autopar.ir.streams import Groups
 from autopar.model.inputs import CallInputs
 from autopar.model.planner import Planner, Search, may_exceed, with_reserve
 from autopar.model.taken_plan import as_explicit, repriced
@@ -36,6 +37,8 @@ from autopar.report.transfers import bytes_per_axis
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.processes.agreement import Agreement
+from autopar.runtime.processes.job import Job
+from autopar.runtime.processes.streams import groups_for
 from autopar.runtime.simulated_step import SimulatedStep
 from autopar.scheduling.programs.order import OF_CALLS, Execution, decide
 from autopar.search.problem.ending import Ending
@@ -50,13 +53,17 @@ class RankContext:
 
     Attributes:
         rank: the rank on the mesh.
-        groups: ranks, in ascending order → the name of their process group.
+        job: the processes of the mesh; ``None`` in a process that is alone.
         agreement: compares the calls of the ranks; ``None`` for one rank.
     """
 
     rank: int
-    groups: Mapping[tuple[int, ...], str]
+    job: Job | None = None
     agreement: Agreement | None = None
+
+    def groups_for(self, local: LocalPrograms) -> Groups:
+        """Return the names of the process groups that programs need. All ranks call it alike."""
+        return {} if self.job is None else groups_for(self.job, local.every_class, self.agreement)
 
 
 RUNS = (
@@ -112,7 +119,7 @@ class Compiled:
         context = self.context
         assert context is not None
         return ProcessStep(self.program, self.local[context.rank], lambda positions: self.part(positions).here,
-                           groups=context.groups, agreement=context.agreement)  # fmt: skip
+                           groups=context.groups_for(self.local), agreement=context.agreement)  # fmt: skip
 
 
 ONE_RANK = "the mesh has one rank, so there is nothing to search, and solution is None"

@@ -12,7 +12,7 @@ program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -91,6 +91,13 @@ class LocalPrograms(Mapping[int, Program]):
         program = self._made[number].at(at)
         program.fixed = SHARED
         return program
+
+    @property
+    def every_class(self) -> Collection[Program]:
+        """One program of each class of ranks."""
+        if not self._made:
+            self._make()
+        return self._made.values()
 
     def _make(self) -> None:
         """Localize all classes: the check for deadlocks needs all classes together."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from autopar.ir.program import Program
+from autopar.ir.streams import Groups
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.interface import Interface
 from autopar.runtime.lowering.lower import Lowered, lower
@@ -29,7 +30,7 @@ class ProcessStep:
         explicit: the program with Layouts.
         local: the scheduled program of this rank.
         specialize: returns the step for fewer gradients.
-        groups: ranks, in ascending order → the name of their process group.
+        groups: the names of the process groups.
         agreement: compares the calls of all ranks before the first collective of a step; ``None`` for one rank.
     """
 
@@ -39,7 +40,7 @@ class ProcessStep:
         local: Program,
         specialize: Callable[[frozenset[int]], ProcessStep],
         *,
-        groups: Mapping[tuple[int, ...], str],
+        groups: Groups,
         agreement: Agreement | None,
     ) -> None:
         self.interface = Interface.of(explicit)

@@ -25,6 +25,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import make_node, operands, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, Result, TensorType
+from autopar.ir.streams import Groups
 from autopar.ir.text.printer import print_type
 from autopar.runtime import current_op
 from autopar.runtime.localize import LocalPrograms
@@ -178,13 +179,11 @@ class Redistribution:
 
     # -- on processes ----------------------------------------------------------------------------------------------
 
-    def on(
-        self, rank: int, groups: Mapping[tuple[int, ...], str], device: torch.device | None = None
-    ) -> RedistributionOnRank:
+    def on(self, rank: int, groups: Groups, device: torch.device | None = None) -> RedistributionOnRank:
         """Return this redistribution, ready to run in the process of ``rank``.
 
         Args:
-            groups: ranks, in ascending order → the name of their process group.
+            groups: the names of the process groups.
         """
         return RedistributionOnRank(self, rank, groups, device or torch.device("cpu"))
 
@@ -199,7 +198,7 @@ class RedistributionOnRank:
 
     redistribution: Redistribution
     rank: int
-    groups: Mapping[tuple[int, ...], str]
+    groups: Groups
     device: torch.device
 
     @cached_property

@@ -14,6 +14,7 @@ import torch
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.ir.streams import Groups
 from autopar.ir.value_names import sums_in
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
@@ -57,14 +58,14 @@ class ProcessRun(Results):
     Args:
         explicit: the program with Layouts.
         local: the scheduled program of this rank.
-        groups: ranks, in ascending order → the name of their process group.
+        groups: the names of the process groups.
         gate: called before the first collective.
         donated: placeholders whose pieces are donated: results may use their memory.
         scaled: whether gradients are multiplied by a scale, with which they may overflow.
         offloaded: whether the optimizer's state is in host memory.
     """
 
-    def __init__(self, explicit: Program, local: Program, groups: Mapping[tuple[int, ...], str],
+    def __init__(self, explicit: Program, local: Program, groups: Groups,
                  gate: Callable[[], None] | None, device: torch.device, donated: Collection[str] = (),
                  scaled: bool = False, offloaded: bool = False) -> None:  # fmt: skip
         super().__init__(explicit)

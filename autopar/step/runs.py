@@ -169,7 +169,7 @@ class OnProcess:
             self._runs[id(program)] = ProcessRun(
                 program,
                 local[context.rank],
-                context.groups,
+                context.groups_for(local),
                 gate,
                 device,
                 donated_names(program, written),

@@ -114,6 +114,9 @@ def check_exchange(of: Subject, node: fx.Node, record: Record, arguments: Mappin
         want = layout.attr.local_shape(ends.shape, layout.mesh, layout.mesh.coordinates(rank))
         if not isinstance(type, TensorType) or type.shape != want:
             raise of.error(node, f"rank {rank} {verb} a piece of {list(want)} there, not {print_type(type)}", *values)
+    dtypes = {type.dtype for type in (operand_type, record.type) if isinstance(type, TensorType)}
+    if len(dtypes) > 1:  # a message has the bytes of the operand; another rank waits for those of the result
+        raise of.error(node, f"{name} does not convert: its operand and its result have one dtype", *values)
 
 
 def _implied_sizes(function: Any, arguments: Mapping[str, Any], at: Mapping[str, int]) -> list[tuple[int, int]]:

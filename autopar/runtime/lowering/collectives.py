@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import distributed
 from torch.fx.node import Target
 
 from autopar.ir import transfers
@@ -111,32 +110,6 @@ def finish_redistribute(started: torch.Tensor, x: torch.Tensor, plan: Packing, r
 def redistribute_locally(x: torch.Tensor, plan: Packing) -> torch.Tensor:
     """Run a redistribute that needs no data from other ranks."""
     return new_piece(plan, x.dtype, x.device, x, [])
-
-
-def exchange_between_stages(
-    x: torch.Tensor | None, plan: Packing, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """Send and receive point to point, all at the same time. A rank that only sends returns its own piece.
-
-    These are plain sends, and this function waits for them: torch never frees the sends of its functional collectives.
-    """
-    received = [
-        torch.empty(size_of(places) * dtype.itemsize, dtype=torch.uint8, device=device) for _, places in plan.receives
-    ]
-    operations = []
-    for is_send, k in plan.order:
-        if is_send:
-            assert x is not None
-            other, places = plan.sends[k]
-            operations.append(distributed.P2POp(distributed.isend, as_bytes(take(x, places)), other))
-        else:
-            operations.append(distributed.P2POp(distributed.irecv, received[k], plan.receives[k][0]))
-    for work in distributed.batch_isend_irecv(operations) if operations else ():
-        work.wait()
-    if plan.shape is None:
-        assert x is not None
-        return x
-    return new_piece(plan, dtype, device, x, [from_bytes(box, dtype) for box in received])
 
 
 def start_reduce_scatter(x: torch.Tensor, view: Shape, dim: int, sizes: Shape, op: str, group: str) -> torch.Tensor:

@@ -7,7 +7,7 @@ y : f32[16 256] = wait(y_start)                                   y = finish_all
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import fx
 from autopar.errors import SimulationError
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of, tensor_type
+from autopar.ir.streams import DEFAULT, Groups, Ranks, group_key, stream_of
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.bucket_collectives import (
     Place,
@@ -30,16 +31,15 @@ from autopar.runtime.lowering.bucket_collectives import (
 from autopar.runtime.lowering.collectives import (
     Exchange,
     exchange,
-    exchange_between_stages,
     flat_view,
     redistribution,
     start_all_reduce,
     start_all_reduce_in_place,
 )
 from autopar.runtime.lowering.packing import packing
+from autopar.runtime.lowering.point_to_point import exchange_between_stages
 from autopar.runtime.lowering.reduction import Reduction
 
-Ranks = tuple[int, ...]
 Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function, and its arguments after the tensor
 
 
@@ -47,11 +47,11 @@ class Communication:
     """Writes the communication of one function.
 
     Args:
-        groups: ranks, in ascending order → the name of their process group.
+        groups: the names of the process groups.
         device: the device that receives values of another stage.
     """
 
-    def __init__(self, body: Body, groups: Mapping[Ranks, str], device: torch.device) -> None:
+    def __init__(self, body: Body, groups: Groups, device: torch.device) -> None:
         self.body, self.groups, self.device, self.program = body, groups, device, body.program
         self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}
         self.buckets: dict[fx.Node, fx.Node] = {}  # the first member of a bucket that was started → its flat tensor
@@ -77,7 +77,7 @@ class Communication:
         plan = packing(transfers.Ends.of(_arguments(node), self.program.meshes), self.program.rank)
         x = self.body.operand(node) if operands(node) else None
         self.body.open_gate()
-        args = x, plan, tensor_type(node).dtype, self.device
+        args = x, plan, tensor_type(node).dtype, self.device, self._group_of_all(node)
         self.body.values[node] = self.body.call(node, node.name, exchange_between_stages, args)
 
     # -- one transfer --------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Communication:
 
     def _exchange(self, node: fx.Node) -> Exchange:
         arguments, source = _arguments(node), tensor_type(operands(node)[0])
-        ranks, group = self._group(arguments)
+        ranks, group = self._group(node)
         if node.target is transfers.redistribute:
             ends = transfers.Ends.of(arguments, self.program.meshes)
             plan = packing(ends, self.program.rank, arguments.get("kept", ()))
@@ -110,11 +110,19 @@ class Communication:
         index, result = ranks.index(self.program.rank), tensor_type(node).shape
         return exchange(node.target, arguments, source.shape, result, source.dtype, index, len(ranks), group)
 
-    def _group(self, arguments: Mapping[str, Any]) -> tuple[Ranks, str]:
+    def _group(self, node: fx.Node) -> tuple[Ranks, str]:
         """Return the ranks of a collective, in the order of its axes, and the name of their process group, whose order
         is ascending."""
+        arguments = _arguments(node)
         ranks = self.program.meshes[arguments.get("stage")].group(self.program.rank, arguments["axis"])
-        return ranks, self.groups[tuple(sorted(ranks))]
+        stream = stream_of(record_of(node).stream, arguments["axis"])
+        return ranks, self.groups[group_key(ranks, stream)]
+
+    def _group_of_all(self, node: fx.Node) -> str | None:
+        """Return the name of the process group for messages between stages; ``None``: the default group."""
+        stream = stream_of(record_of(node).stream, None)
+        key = group_key(self.program.meshes[None].ranks, stream)
+        return self.groups.get(key) if stream == DEFAULT else self.groups[key]
 
     # -- a bucket ------------------------------------------------------------------------------------------------------
 
@@ -136,7 +144,7 @@ class Communication:
 
     def _starting(self, members: Sequence[fx.Node]) -> Call:
         first = members[0]
-        ranks, group = self._group(_arguments(first))
+        ranks, group = self._group(first)
         if first.target is transfers.all_gather:
             return start_gather_bucket, (len(ranks), group)
         op = self._reduction(first).op
@@ -150,15 +158,15 @@ class Communication:
             return finish_bucket, ([tuple(tensor_type(node).shape) for node in members],)
         if first.target is transfers.all_gather:
             return finish_gather_bucket, (_places(members),)
-        ranks, _ = self._group(_arguments(first))
+        ranks, _ = self._group(first)
         return finish_scatter_bucket, (_places(members), ranks.index(self.program.rank))
 
     def _reduction(self, node: fx.Node) -> Reduction:
         """Return how the bucket of a transfer is reduced; a gather reduces nothing."""
         if node.target is transfers.all_gather:
             return Reduction("")
-        arguments = _arguments(node)
-        return Reduction.of(arguments.get("op", "sum"), tensor_type(node).dtype, len(self._group(arguments)[0]))
+        op = _arguments(node).get("op", "sum")
+        return Reduction.of(op, tensor_type(node).dtype, len(self._group(node)[0]))
 
 
 def _waited(started: fx.Node) -> str:

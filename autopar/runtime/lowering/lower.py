@@ -25,10 +25,11 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import is_getitem, node_at, record_of
 from autopar.ir.program import Program
+from autopar.ir.streams import Groups
 from autopar.report.progress import doing
 from autopar.runtime.anomaly import Hunt
 from autopar.runtime.lowering.body import Body
-from autopar.runtime.lowering.communication import Communication, Ranks
+from autopar.runtime.lowering.communication import Communication
 from autopar.runtime.lowering.in_place import write_overwritten, write_sum, write_updates
 from autopar.runtime.lowering.local_transfers import write_local_transfer
 from autopar.runtime.lowering.source import Run, compiled
@@ -59,7 +60,7 @@ class Lowered:
 @doing("lower")
 def lower(
     program: Program,
-    groups: Mapping[Ranks, str],
+    groups: Groups,
     gate: Callable[[], None] | None = None,
     device: torch.device | None = None,
     hunt: Hunt | None = None,
@@ -67,7 +68,7 @@ def lower(
     """Lower the phases of a rank's scheduled or local program; linear in the graph.
 
     Args:
-        groups: ranks, in ascending order → the name of their process group.
+        groups: the names of the process groups.
         gate: called before the first collective of each phase.
         device: the device for values from another stage; the default is the CPU.
         hunt: checks each value for NaN after the op that computes it.
@@ -80,7 +81,7 @@ def lower(
 
 def lower_whole(
     program: Program,
-    groups: Mapping[Ranks, str],
+    groups: Groups,
     gate: Callable[[], None] | None = None,
     device: torch.device | None = None,
     donated: Donated | None = None,
@@ -98,9 +99,7 @@ def lower_whole(
     return _function(function, Body(program, gate, hunt, donated.placeholders), groups, device, donated)
 
 
-def _function(
-    function: Function, body: Body, groups: Mapping[Ranks, str], device: torch.device | None, donated: Donated
-) -> Lowered:
+def _function(function: Function, body: Body, groups: Groups, device: torch.device | None, donated: Donated) -> Lowered:
     """Write and compile one function."""
     program = body.program
     takes = [node for node in function.takes if node not in donated.zeros]

@@ -82,6 +82,12 @@ class Agreement:
         assert work is not None
         self._pending = (work, rows, call, {axes: [tensor.name for tensor in by_axes[axes]] for axes in kinds})
 
+    def agree(self, call: str) -> None:
+        """Wait until all ranks make this call. ``RuntimeError`` if one of them makes another call."""
+        self.finish()
+        self.begin(call)
+        self.finish()
+
     def close(self) -> None:
         """Drop the control group, so that its threads end. No call may follow."""
         del self._control

@@ -1,21 +1,28 @@
-"""Share process groups: one for each set of ranks and purpose in a process, however many meshes use it."""
+"""Share process groups: one for each set of ranks, stream and purpose in a process, however many meshes use it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import distributed
 
 from autopar.ir.dtensor import device_mesh_of
 from autopar.ir.mesh import Mesh
+from autopar.ir.streams import DEFAULT, Ranks, Stream
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-Ranks = tuple[int, ...]  # in ascending order
-Key = tuple[str, Ranks]  # the purpose, and the ranks
+
+class Key(NamedTuple):
+    """What a process group is for. Groups are made in the order of their keys."""
+
+    purpose: str
+    ranks: Ranks  # in ascending order
+    stream: str = DEFAULT
+
 
 # Purposes. Collectives of two purposes may run at the same time, so they never share a group.
 DATA = "data"  # the collectives of programs and of DTensors
@@ -50,16 +57,31 @@ class ProcessGroups:
         Returns:
             The group that this rank is a member of.
         """
-        keys, rank = sorted({(purpose, ranks) for ranks in sets}), distributed.get_rank()
+        (group,) = self._take({Key(purpose, ranks) for ranks in sets}, taken).values()
+        return group
+
+    def take_streams(self, streams: Iterable[Stream], taken: list[Key]) -> dict[Stream, distributed.ProcessGroup]:
+        """Make the groups of streams, unless they exist. All ranks call it alike, with the streams of all ranks.
+
+        ``taken``: as in ``take``.
+
+        Returns:
+            The groups that this rank is a member of.
+        """
+        groups = self._take({Key(DATA, ranks, stream) for ranks, stream in streams}, taken)
+        return {(key.ranks, key.stream): group for key, group in groups.items()}
+
+    def _take(self, wanted: Collection[Key], taken: list[Key]) -> dict[Key, distributed.ProcessGroup]:
+        keys, rank = sorted(wanted), distributed.get_rank()
         for key in keys:
             if key not in self._groups:
-                backend = "gloo" if purpose in ON_THE_HOST else None
+                backend = "gloo" if key.purpose in ON_THE_HOST else None
                 self._groups[key] = distributed.new_group(
-                    list(key[1]), backend=backend, use_local_synchronization=False
+                    list(key.ranks), backend=backend, use_local_synchronization=False
                 )
         self._users.update(keys)
         taken += keys
-        return next(self._groups[key] for key in keys if rank in key[1])
+        return {key: self._groups[key] for key in keys if rank in key.ranks}
 
     def release(self, taken: Sequence[Key]) -> None:
         """Close the groups that have no other user. All ranks call it alike, when nothing runs in these groups."""

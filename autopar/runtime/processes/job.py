@@ -13,8 +13,9 @@ import torch
 from torch import distributed
 
 from autopar.ir.mesh import Mesh
+from autopar.ir.streams import DEFAULT, GroupKey, Stream, group_key
 from autopar.runtime.processes.agreement import Agreement
-from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, Ranks, groups_over, process_groups
+from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, groups_over, process_groups
 from autopar.torch_private import forget_groups
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ class Job:
     Attributes:
         rank: the rank of this process, on the mesh and in the world.
         device_mesh: torch's mesh of the same ranks and names, with a process group for each axis.
-        groups: ranks, in ascending order → the name of their group, along each axis, and along several axes as one.
+        groups: the names of this rank's groups: along each axis, along several axes as one, and those of further
+            streams.
+        known: the streams of all ranks that have a group, the default ones included; equal on all ranks.
         device: the device of this rank's pieces.
         control: a gloo group of all ranks, for messages besides those of the step.
         taken: the keys of the shared groups that the job uses.
@@ -42,7 +45,8 @@ class Job:
 
     rank: int
     device_mesh: DeviceMesh
-    groups: dict[Ranks, str]
+    groups: dict[GroupKey, str]
+    known: set[Stream]
     device: torch.device
     control: distributed.ProcessGroup
     taken: tuple[Key, ...] = ()
@@ -77,9 +81,8 @@ def job_of(
     groups, taken = process_groups(), list[Key]()
     control = groups.take(CONTROL, [tuple(sorted(mesh.ranks))], taken)
     try:  # else ranks that give different meshes would wait for each other, each in another collective
-        _agree(
-            Agreement(control, mesh),
-            f"{call} on {mesh!r} of {device.type}" + ", given as a DeviceMesh" * (device_mesh is not None),
+        Agreement(control, mesh).agree(
+            f"{call} on {mesh!r} of {device.type}" + ", given as a DeviceMesh" * (device_mesh is not None)
         )
         jobs, key = _worlds[0].jobs, (mesh, device.type, device_mesh)
         if key not in jobs:
@@ -136,10 +139,11 @@ def _join(mesh: Mesh, device: torch.device, theirs: DeviceMesh | None) -> Job:
             device_mesh.device_type, torch.get_device_module(device_mesh.device_type).current_device()
         )
     names = groups_of(mesh, device_mesh, groups, taken)
-    return Job(distributed.get_rank(), device_mesh, names, device, control, tuple(taken), theirs is None)
+    known = {(ranks, DEFAULT) for axes in _combinations(mesh) for ranks in groups_over(mesh, axes)}
+    return Job(distributed.get_rank(), device_mesh, names, known, device, control, tuple(taken), theirs is None)
 
 
-def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken: list[Key]) -> dict[Ranks, str]:
+def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken: list[Key]) -> dict[GroupKey, str]:
     """Return the names of this rank's groups: along each axis, and along several axes as one.
 
     All ranks make all groups, in one order.
@@ -149,23 +153,25 @@ def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken:
         taken: receives the keys of the other groups.
     """
     rank = distributed.get_rank()
-    axes = [axis for axis, size in mesh.axes if size > 1]
-    names: dict[Ranks, str] = {mesh.group(rank, axis): device_mesh.get_group(axis).group_name for axis in axes}
-    for several in (several for n in range(2, len(axes)) for several in itertools.combinations(axes, n)):
-        names[tuple(sorted(mesh.group(rank, several)))] = groups.take(
-            DATA, groups_over(mesh, several), taken
-        ).group_name
+    names: dict[GroupKey, str] = {}
+    for axes in _combinations(mesh):
+        if len(axes) == 1:
+            group = device_mesh.get_group(axes[0])
+        elif mesh.count(axes) < mesh.size:
+            group = groups.take(DATA, groups_over(mesh, axes), taken)
+        else:
+            continue
+        names[group_key(mesh.group(rank, axes), DEFAULT)] = group.group_name
     world = distributed.group.WORLD
     assert world is not None
-    names[tuple(sorted(mesh.ranks))] = world.group_name
+    names[group_key(mesh.ranks, DEFAULT)] = world.group_name
     return names
 
 
-def _agree(agreement: Agreement, call: str) -> None:
-    """Wait until all ranks make this call. ``RuntimeError`` if one of them makes another call."""
-    agreement.finish()
-    agreement.begin(call)
-    agreement.finish()
+def _combinations(mesh: Mesh) -> list[tuple[str, ...]]:
+    """Return the axes along which ranks differ, alone and together, up to all of them."""
+    axes = [axis for axis, size in mesh.axes if size > 1]
+    return [several for n in range(1, len(axes) + 1) for several in itertools.combinations(axes, n)]
 
 
 class Membership:
@@ -198,7 +204,7 @@ class Membership:
         present = self._job is not None and bool(_worlds) and _worlds[0].holds(self._job)
         if not self._closed and self._job is not None and present and sys.exc_info()[0] is None:
             if self._agreement is not None:
-                _agree(self._agreement, "close the model")  # no rank has anything left to send or to receive
+                self._agreement.agree("close the model")  # no rank has anything left to send or to receive
                 self._agreement.close()
             _worlds[0].leave(self._job)
         self._closed = True

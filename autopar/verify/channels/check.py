@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from autopar.errors import ChannelError
-from autopar.verify.channels.progress import Run
-from autopar.verify.channels.tasks import ALL, Channels, Collective, Group, Ranks, Receive, Send, Step, Task, some_ranks
+from autopar.ir.streams import Stream
+from autopar.verify.channels.progress import Pair, Run, pair_of
+from autopar.verify.channels.tasks import ALL, Channels, Collective, Group, Receive, Send, Step, Task, on, some_ranks
 
 ONE_ORDER = "put the collectives of all groups into one order"
 
@@ -31,20 +32,20 @@ RankTasks = tuple[int, Sequence[Collective | Send | Receive]]  # a rank and its 
 
 
 def check_tasks(tasks: Mapping[int, Sequence[Task]], channels: Iterable[Channels], lines: Lines) -> None:
-    collectives: dict[Ranks, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
-    sends: dict[tuple[int, int], list[Send]] = defaultdict(list)
-    receives: dict[tuple[int, int], list[Receive]] = defaultdict(list)
+    collectives: dict[Stream, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
+    sends: dict[Pair, list[Send]] = defaultdict(list)
+    receives: dict[Pair, list[Receive]] = defaultdict(list)
     steps = functools.cache(
         lambda together: {rank: _steps(tasks_of_rank, together) for rank, tasks_of_rank in tasks.items()}
     )
     for rank, tasks_of_rank in steps(False).items():
         for (task,) in tasks_of_rank:
             if isinstance(task, Collective):
-                collectives[task.ranks][rank].append(task)
+                collectives[task.group][rank].append(task)
             elif isinstance(task, Send):
-                sends[rank, task.to].append(task)
+                sends[pair_of(rank, task)].append(task)
             else:
-                receives[task.source, rank].append(task)
+                receives[pair_of(rank, task)].append(task)
     _check_collectives(collectives, lines)
     _check_messages(sends, receives, lines)
     finished: list[Channels] = []
@@ -75,10 +76,11 @@ def _steps(tasks: Sequence[Task], together: bool) -> list[Step]:
 # -- order -----------------------------------------------------------------------------------------------------------
 
 
-def _check_collectives(collectives: Mapping[Ranks, Mapping[int, list[Collective]]], lines: Lines) -> None:
-    for ranks, runs in collectives.items():
+def _check_collectives(collectives: Mapping[Stream, Mapping[int, list[Collective]]], lines: Lines) -> None:
+    for (ranks, stream), runs in collectives.items():
+        members = some_ranks(ranks) + on(stream)
         if len(set(ranks)) < len(ranks):
-            raise ChannelError(f"{some_ranks(ranks)} are no group: a rank is given twice")
+            raise ChannelError(f"{members} are no group: a rank is given twice")
         for rank, tasks in runs.items():
             if rank not in ranks:
                 raise ChannelError(
@@ -89,16 +91,16 @@ def _check_collectives(collectives: Mapping[Ranks, Mapping[int, list[Collective]
         expected = runs.get(first, [])
         for other in others:
             if (actual := runs.get(other, [])) != expected:
-                raise _different(f"collective {{}} of {some_ranks(ranks)}", (first, expected), (other, actual), lines)
+                raise _different(f"collective {{}} of {members}", (first, expected), (other, actual), lines)
             for number, (left, right) in enumerate(zip(expected, actual, strict=True), 1):
                 if left is not right:
-                    _check_payloads(f"collective {number} of {some_ranks(ranks)}", (first, left), (other, right), lines)
+                    _check_payloads(f"collective {number} of {members}", (first, left), (other, right), lines)
 
 
-def _check_messages(sends: Mapping[tuple[int, int], list[Send]], receives: Mapping[tuple[int, int], list[Receive]],
-                    lines: Lines) -> None:  # fmt: skip
+def _check_messages(sends: Mapping[Pair, list[Send]], receives: Mapping[Pair, list[Receive]], lines: Lines) -> None:
     for pair in sorted(sends.keys() | receives.keys()):
-        sender, receiver = pair
+        sender, receiver, stream = pair
+        where = f"message {{}} from rank {sender} to rank {receiver}{on(stream)}"
         sent, received = sends.get(pair, []), receives.get(pair, [])
         if sender == receiver:
             raise ChannelError(
@@ -107,7 +109,10 @@ def _check_messages(sends: Mapping[tuple[int, int], list[Send]], receives: Mappi
             )
         if [s.value for s in sent] != [r.value for r in received]:
             raise _different(
-                f"message {{}} from rank {sender} to rank {receiver}", (sender, sent), (receiver, received), lines
+                f"message {{}} from rank {sender} to rank {receiver}{on(stream)}",
+                (sender, sent),
+                (receiver, received),
+                lines,
             )
         for number, (s, r) in enumerate(zip(sent, received, strict=True), 1):
             if s.bytes != r.bytes and s.bytes is not None and r.bytes is not None:
@@ -115,9 +120,7 @@ def _check_messages(sends: Mapping[tuple[int, int], list[Send]], receives: Mappi
                     f"a message has {s.bytes} bytes where it is sent and {r.bytes} where it is received:\n"
                     f"{_line(sender, s, lines)}{_line(receiver, r, lines)}give both ends the same shape and dtype"
                 )
-            _check_payloads(
-                f"message {number} from rank {sender} to rank {receiver}", (sender, s), (receiver, r), lines
-            )
+            _check_payloads(where.format(number), (sender, s), (receiver, r), lines)
 
 
 def _check_payloads(

@@ -14,6 +14,7 @@ from autopar.ir.messages import messages
 from autopar.ir.nodes import node_at, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES, TensorType
+from autopar.ir.streams import DEFAULT, Stream, stream_of
 from autopar.ir.text.printer import print_node
 from autopar.verify.channels.check import check_tasks
 from autopar.verify.channels.payloads import Payload, Piece, message_payload, payload_of, piece_of
@@ -33,6 +34,7 @@ class _Communication:
     value: str
     op: str
     place: Place
+    stream: str = DEFAULT
     node: fx.Node | None = None
     payload: Payload = field(default=(), compare=False)
     piece: Piece | None = field(default=None, compare=False)
@@ -73,19 +75,22 @@ def tasks_of(program: Program) -> list[Task]:
     return _tasks(program, _walk(program), {})
 
 
-def creation_order(programs: Iterable[Program]) -> list[Ranks]:
-    """Return the groups that the local programs need, in one order, in which all ranks may create them.
+def creation_order(programs: Iterable[Program]) -> list[Stream]:
+    """Return the streams that the local programs need, in one order, in which all ranks may create their groups.
 
-    A job makes every group of its mesh beforehand. Stages are meshes of their own, whose groups follow from the
-    programs. The order depends only on the graphs, not on the ranks of the programs: if all ranks share a graph, a rank
-    may call this with its own program. Groups of one rank are left out.
+    A job makes the default stream of every group of its mesh beforehand. Stages are meshes of their own, whose groups
+    follow from the programs, as do further streams. The order depends only on the graphs, not on the ranks of the
+    programs: if all ranks share a graph, a rank may call this with its own program. Groups of one rank are left out.
+    Messages use the group of all ranks; without a stream, the default group.
     """
-    groups: set[Ranks] = set()
+    streams: set[Stream] = set()
     for program, walk in _by_graph(programs):
-        for stage, axis in {item.place for item in walk if item.node is None}:
+        for (stage, axis), stream in {(item.place, item.stream) for item in walk if item.node is None}:
             mesh = program.meshes[stage]
-            groups.update(mesh.group(rank, axis) for rank in mesh.ranks)
-    return sorted(group for group in groups if len(group) > 1)
+            streams.update((tuple(sorted(mesh.group(rank, axis))), stream) for rank in mesh.ranks)
+        every = tuple(sorted(program.meshes[None].ranks))
+        streams.update((every, item.stream) for item in walk if item.node is not None and item.stream != DEFAULT)
+    return sorted(stream for stream in streams if len(stream[0]) > 1)
 
 
 def _messages(program: Program, node: fx.Node) -> Group:
@@ -93,11 +98,11 @@ def _messages(program: Program, node: fx.Node) -> Group:
     ends = transfers.Ends.of(transfers.arguments(node.target, node.args, node.kwargs), program.meshes)
     rank, type = program.rank, record_of(node).type
     assert isinstance(type, TensorType)
-    width = type.dtype.itemsize
+    width, stream = type.dtype.itemsize, stream_of(record_of(node).stream, None)
     payload = message_payload(transfers.arguments(node.target, node.args, node.kwargs), type)
     return Group(tuple(
-        Send(node.name, message.receiver, message.elements * width, payload) if message.sender == rank
-        else Receive(node.name, message.sender, message.elements * width, payload)
+        Send(node.name, message.receiver, message.elements * width, payload, stream) if message.sender == rank
+        else Receive(node.name, message.sender, message.elements * width, payload, stream)
         for message in messages(ends.source, ends.target, ends.shape) if rank in (message.sender, message.receiver)
     ))  # fmt: skip
 
@@ -124,10 +129,12 @@ def _walk(program: Program) -> list[_Communication]:
                     payload_of(row.function, arguments, operand),
                     piece_of(row.function, arguments, operand),
                 )
+            message = node if axis is None else None
             record = record_of(node)
             if record.started:
-                payload += ("stream", record.stream or ""), ("message", record.message), ("elements", str(record.span))
-            item = _Communication(node.name, row.name, place, node if axis is None else None, payload, piece)
+                payload += ("message", record.message), ("elements", str(record.span))
+            stream = stream_of(record.stream, axis)
+            item = _Communication(node.name, row.name, place, stream, message, payload, piece)
             # a scheduled program runs in its own order, another phase by phase
             phases[PHASES[0] if program.level == "scheduled" else record.phase].append(item)
     return [item for phase in phases.values() for item in phase]
@@ -173,7 +180,7 @@ def _tasks(program: Program, walk: Sequence[_Communication], collectives: dict[A
             continue
         if (ranks := groups.get(item.place)) is None:
             ranks = groups[item.place] = _group(program, rank, item)
-        key = item.value, item.op, ranks, item.payload
+        key = item.value, item.op, ranks, item.payload, item.stream
         if key not in collectives:
             collectives[key] = Collective(*key)
         tasks.append(collectives[key])

@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.verify.channels.tasks import Channels, Collective, Ranks, Receive, Send, Step
+from autopar.ir.streams import Stream
+from autopar.verify.channels.tasks import Channels, Collective, Receive, Send, Step
+
+Pair = tuple[int, int, str]  # the sender, the receiver, and the stream of their messages
 
 
 @dataclass(slots=True)
-class _Pair:
-    """How many messages of an ordered pair of ranks are posted, and how many are done."""
+class _Progress:
+    """How many messages of an ordered pair of ranks, on one stream, are posted, and how many are done."""
 
     sends: int = 0
     receives: int = 0
@@ -30,8 +33,8 @@ class Run:
     def __init__(self, steps: Mapping[int, Sequence[Step]], channels: Channels) -> None:
         self.steps, self.channels = steps, channels
         self.at = dict.fromkeys(steps, -1)
-        self.pairs: dict[tuple[int, int], _Pair] = {}
-        arrived: dict[Ranks, int] = {}
+        self.pairs: dict[Pair, _Progress] = {}
+        arrived: dict[Stream, int] = {}
         left = dict.fromkeys(steps, 0)  # rank → messages of its step that are not done
         ready = list(steps)
         while ready:
@@ -43,9 +46,9 @@ class Run:
             left[rank] = len(step)
             for task in step:
                 if isinstance(task, Collective):
-                    arrivals = arrived[task.ranks] = arrived.get(task.ranks, 0) + 1
+                    arrivals = arrived[task.group] = arrived.get(task.group, 0) + 1
                     if arrivals == len(task.ranks):
-                        arrived[task.ranks] = 0
+                        arrived[task.group] = 0
                         ready += task.ranks
                     continue
                 for end, done in self._post(rank, task):
@@ -56,8 +59,8 @@ class Run:
 
     def _post(self, rank: int, task: Send | Receive) -> tuple[tuple[int, int], tuple[int, int]]:
         """Post a message, and return (rank, newly done messages) for the sender and for the receiver."""
-        sender, receiver = ends = _ends(rank, task)
-        pair = self.pairs.setdefault(ends, _Pair())
+        sender, receiver, _ = key = pair_of(rank, task)
+        pair = self.pairs.setdefault(key, _Progress())
         if isinstance(task, Send):
             pair.sends += 1
         else:
@@ -88,17 +91,16 @@ class Run:
         if isinstance(first, Collective):
             return first, next(m for m in first.ranks if self.steps[m][self.at[m]] != (first,))
         task: Send | Receive = first
-        posted: Counter[tuple[int, int]] = Counter()
+        posted: Counter[Pair] = Counter()
         for message in reversed(step):  # the last messages of each pair are the unfinished ones
             assert not isinstance(message, Collective)
-            pair = self.pairs[_ends(rank, message)]
-            posted[_ends(rank, message)] += 1
-            if posted[_ends(rank, message)] <= (
-                pair.sends - pair.sent if isinstance(message, Send) else pair.receives - pair.received
-            ):
+            pair = self.pairs[key := pair_of(rank, message)]
+            posted[key] += 1
+            if posted[key] <= (pair.sends - pair.sent if isinstance(message, Send) else pair.receives - pair.received):
                 task = message
         return task, task.to if isinstance(task, Send) else task.source
 
 
-def _ends(rank: int, task: Send | Receive) -> tuple[int, int]:
-    return (rank, task.to) if isinstance(task, Send) else (task.source, rank)
+def pair_of(rank: int, task: Send | Receive) -> Pair:
+    """Return what orders a message of a rank."""
+    return (rank, task.to, task.stream) if isinstance(task, Send) else (task.source, rank, task.stream)

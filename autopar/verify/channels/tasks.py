@@ -5,36 +5,44 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-Ranks = tuple[int, ...]
+from autopar.ir.streams import DEFAULT, Ranks, Stream
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
     """An op that all ``ranks``, in the order of their group, run together.
 
-    ``payload`` has facts (name, value) that must agree on all ranks; it is compared where it is given.
+    ``payload`` has facts (name, value) that must agree on all ranks; it is compared where it is given. Each ``stream``
+    of the same ranks is a group of its own, with an order of its own.
     """
 
     value: str
     op: str
     ranks: Ranks
     payload: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    stream: str = DEFAULT
+
+    @property
+    def group(self) -> Stream:
+        """The group that runs it."""
+        return self.ranks, self.stream
 
     def __str__(self) -> str:
-        return f"{self.value} = {self.op} of {some_ranks(self.ranks)}"
+        return f"{self.value} = {self.op} of {some_ranks(self.ranks)}{on(self.stream)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A message. ``bytes`` and ``payload`` are compared if both ends have them."""
+    """A message. ``bytes`` and ``payload`` are compared if both ends have them. Each ``stream`` has its own order."""
 
     value: str
     to: int
     bytes: int | None = None
     payload: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    stream: str = DEFAULT
 
     def __str__(self) -> str:
-        return f"send {self.value} to {self.to}"
+        return f"send {self.value} to {self.to}{on(self.stream)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +53,10 @@ class Receive:
     source: int
     bytes: int | None = None
     payload: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    stream: str = DEFAULT
 
     def __str__(self) -> str:
-        return f"receive {self.value} from {self.source}"
+        return f"receive {self.value} from {self.source}{on(self.stream)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +134,8 @@ def some_ranks(ranks: Ranks) -> str:
         " ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} {ranks[1]} … {ranks[-1]} ({len(ranks)} in all)"
     )
     return f"ranks {shown}"
+
+
+def on(stream: str) -> str:
+    """Return how an error names a stream; the default one has no name."""
+    return f" on {stream}" if stream else ""

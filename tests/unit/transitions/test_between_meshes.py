@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
@@ -25,6 +25,8 @@ from autopar.ir.transfers import Ends
 from autopar.runtime.localize import localize, rank_classes
 from autopar.runtime.lowering.packing import packing, size_of
 from autopar.transitions import cost, transitions
+from autopar.verify.channels import Group
+from autopar.verify.channels.programs import tasks_of
 
 WORLD = Mesh(w=6)
 EVERY = list(DTYPES.values())
@@ -93,6 +95,31 @@ def test_only_what_a_rank_lacks_is_sent_to_it(data: st.DataObject) -> None:
     assert sum(step.bytes for step in transitions(source, target)) == cost(source, target)
     if source.layout.mesh != target.layout.mesh:
         assert cost(source, target) == 4 * max(lacks.values())
+
+
+@pytest.mark.simulated
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_both_ends_of_a_message_have_as_many_bytes(data: st.DataObject) -> None:
+    """Backends do not compare them. Each rank plans its own end; what is checked before a run is what is sent."""
+    source, target, world = data.draw(pairs(torch.int32, torch.int32))
+    source, target = (replace(t, layout=Layout(t.layout.mesh, t.attr.without_pending())) for t in (source, target))
+    program = explicit_program(source, target, world)
+    sent, received = defaultdict[tuple[int, int], list[int]](list), defaultdict[tuple[int, int], list[int]](list)
+    for rank in world.ranks:
+        local = localize(program, world.coordinates(rank))
+        checked = [group.tasks for group in tasks_of(local) if isinstance(group, Group)]
+        for node in local.nodes:
+            if node.target in (transfers.send, transfers.recv):
+                given = transfers.arguments(node.target, node.args, node.kwargs)
+                plan, tasks = packing(Ends.of(given, program.meshes), rank), checked.pop(0)
+                for receiver, places in plan.sends:
+                    sent[rank, receiver].append(4 * size_of(places))
+                for sender, places in plan.receives:
+                    received[sender, rank].append(4 * size_of(places))
+                own = [4 * size_of((plan.sends if is_send else plan.receives)[k][1]) for is_send, k in plan.order]
+                assert own == [task.bytes for task in tasks]
+    assert sent == received
 
 
 @pytest.mark.simulated

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from channel_programs import EXCHANGES, GOLDEN, local_programs, one_each, swapped
 
 from autopar.errors import ChannelError
 from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
+from autopar.ir.streams import DEFAULT, Ranks, Stream
 from autopar.runtime import localize
 from autopar.runtime.localize import LocalPrograms
 from autopar.verify import channels
@@ -128,7 +131,9 @@ def test_joint_groups_lie_on_their_stage() -> None:
         Collective("joint", "all_reduce", (4, 6, 5, 7)),
         Collective("both", "all_reduce", (1, 5)),
     ]
-    assert creation_order(programs.values()) == [(0, 2, 1, 3), (0, 4), (1, 5), (2, 6), (3, 7), (4, 6, 5, 7)]
+    assert creation_order(programs.values()) == default_streams(
+        (0, 1, 2, 3), (0, 4), (1, 5), (2, 6), (3, 7), (4, 5, 6, 7)
+    )
     check_programs(programs)
 
 
@@ -204,12 +209,100 @@ def test_local_programs_are_checked_when_they_are_made(monkeypatch: pytest.Monke
     assert checked == [[0, 1, 2]]
 
 
+# -- streams --------------------------------------------------------------------------------------------------------
+
+
+TWO_STREAMS = """\
+program scheduled on dp=2 tp=2 at dp=0 tp=0
+stream dp
+stream late
+stream tp
+  x : f32[4] = input
+forward:
+  a : f32[4] = start all_reduce(x, dp) on dp
+  b : f32[4] = start all_reduce(x, dp) on late
+  c : f32[4] = all_reduce(x, (dp, tp)) on late
+  d : f32[4] = all_reduce(x, tp) on tp
+  wait : f32[4] = wait(a)
+  wait_1 : f32[4] = wait(b)
+  return wait, wait_1, c, d
+"""
+MESSAGES = """\
+program scheduled on w=2 at w={}
+stage a on s=1
+stage b on t=1 ranks 1
+stream late
+{}forward:
+  y : f32[4] = {}, b, splits=((),), shape=(4,), source=((),), home=a) on late
+"""
+
+
+def test_a_stream_that_is_called_like_its_axes_is_the_default_one() -> None:
+    program = Program.parse(TWO_STREAMS)
+    assert [task.stream for task in tasks_of(program)] == [DEFAULT, "late", "late", DEFAULT]
+    everyone, dp, tp = (0, 1, 2, 3), ((0, 2), (1, 3)), ((0, 1), (2, 3))
+    wanted = {(everyone, "late"), *((ranks, stream) for ranks in dp for stream in ("", "late")), *default_streams(*tp)}
+    assert creation_order([program]) == sorted(wanted)
+
+
+def test_each_stream_has_its_own_order() -> None:
+    """Rank 2 starts the collectives in the other order. The pieces have one size: in one group the sums would cross."""
+    program = Program.parse(TWO_STREAMS)
+    first, second = tasks_of(program)[:2]
+    assert first.group == ((0, 2), DEFAULT) and second.group == ((0, 2), "late")
+    check({0: [first, second], 2: [second, first]}, ())
+    with pytest.raises(ChannelError) as found:
+        check({0: [first, second], 2: [second, second]}, ())
+    assert str(found.value) == (
+        "collective 1 of ranks 0 2 is not the same on both:\n"
+        "  rank 0: a = all_reduce of ranks 0 2\n"
+        "  rank 2: none at all\n"
+        "rank 0 does a = all_reduce once, rank 2 never; let both do it as often"
+    )
+    with pytest.raises(ChannelError) as found:
+        check({0: [second, second], 2: [second, replace(second, value="c")]}, ())
+    assert str(found.value) == (
+        "collective 2 of ranks 0 2 on late is not the same on both:\n"
+        "  rank 0: b = all_reduce of ranks 0 2 on late\n"
+        "  rank 2: c = all_reduce of ranks 0 2 on late\n"
+        "rank 0 does b = all_reduce twice, rank 2 once; rank 0 does c = all_reduce never, rank 2 once; let both do it "
+        "as often"
+    )
+
+
+def test_each_rank_has_one_that_waits_in_its_stream() -> None:
+    """Collectives that block, one after the other, on two streams in crossed orders: ranks wait for each other."""
+    first, second = tasks_of(Program.parse(TWO_STREAMS))[:2]
+    with pytest.raises(ChannelError, match=r"forever on asynchronous(.|\n)*put the collectives of all groups into one"):
+        check({0: [first, second], 2: [second, first]})
+
+
+def test_messages_on_a_stream_need_the_group_of_all_ranks() -> None:
+    programs = {
+        0: Program.parse(MESSAGES.format(0, "  x : f32[4] = input\n", "send(x") + "  return\n"),
+        1: Program.parse(MESSAGES.format(1, "", "recv(None") + "  return y\n"),
+    }
+    assert tasks_of(programs[0]) == [Group((Send("y", 1, 16, stream="late"),))]
+    assert tasks_of(programs[1]) == [Group((Receive("y", 0, 16, stream="late"),))]
+    check_programs(programs)
+    assert creation_order(programs.values()) == [((0, 1), "late")]
+    late, early = Send("x", 1, stream="late"), Send("y", 1)
+    received = Receive("x", 0, stream="late"), Receive("y", 0)
+    check({0: [late, early], 1: received[::-1]}, [channels.ASYNCHRONOUS])
+    with pytest.raises(ChannelError, match=r"message 1 from rank 0 to rank 1 on late is not the same"):
+        check({0: [late], 1: [replace(received[1], stream="late")]}, ())
+
+
 # -- groups ----------------------------------------------------------------------------------------------------------
+
+
+def default_streams(*groups: Ranks) -> list[Stream]:
+    return [(ranks, DEFAULT) for ranks in groups]
 
 
 def test_groups_are_created_in_an_order_that_no_rank_decides() -> None:
     programs = local_programs("column_row_pair")
-    wanted = [(0, 1), (0, 2), (1, 3), (2, 3)]
+    wanted = default_streams((0, 1), (0, 2), (1, 3), (2, 3))
     assert creation_order(programs.values()) == wanted
     assert all(creation_order([program]) == wanted for program in programs.values()), "a rank asks with its own"
     shuffled = one_each(programs, lambda rank, text: swapped(text, "view_dp", "mm_2_tp"))
@@ -221,7 +314,7 @@ def test_groups_of_one_rank_are_not_created() -> None:
         "program local on dp=2 tp=1 at dp=0 tp=0\n  x : f32[4] = input\nforward:\n"
         "  a : f32[4] = all_reduce(x, tp)\n  b : f32[4] = all_reduce(x, dp)\n  return a, b\n"
     )
-    assert creation_order([program]) == [(0, 1)]
+    assert creation_order([program]) == default_streams((0, 1))
     check_programs({0: program, 1: program.at({"dp": 1, "tp": 0})})
     check({0: tasks_of(program), 1: tasks_of(program.at({"dp": 1, "tp": 0}))})
 

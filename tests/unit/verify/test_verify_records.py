@@ -157,3 +157,35 @@ def test_transfers_take_one_tensor() -> None:
     explicit = Program.parse(PLACED.replace("placed", "explicit") + "  z : f32[4/dp 6] = slice(x, 0, dp)\n")
     explicit.node("z").args = (explicit.node("p"), 0, "dp")
     assert complaint(explicit).endswith("    z : f32[4/dp 6] = slice(p, 0, dp)\n  slice takes one tensor and makes one")
+
+
+def test_an_exchange_does_not_convert() -> None:
+    """Otherwise a rank would send fewer bytes than another waits for, which no backend notices."""
+    said = "{} does not convert: its operand and its result have one dtype"
+    for name, text in EXCHANGES.items():
+        program = Program.parse(text)
+        program.verify()
+        node = program.node("y")
+        type = record_of(node).type
+        assert isinstance(type, TensorType)
+        assert said.format(name) in complaint(change(program, "y", type=replace(type, dtype=torch.float16)))
+
+
+EXCHANGES = {
+    "redistribute": """\
+program local on dp=2 at dp=0
+  x : f32[2 4] = input
+forward:
+  y : f32[4 2] = redistribute(x, splits=((), (dp,)), axis=(dp,), shape=(4, 4), source=((dp,), ()))
+  return y
+""",
+    "send": """\
+program local on w=2 at w=0
+stage a on s=1
+stage b on t=1 ranks 1
+  x : f32[4] = input
+forward:
+  y : f32[4] = send(x, b, splits=((),), shape=(4,), source=((),), home=a)
+  return
+""",
+}

@@ -1,0 +1,162 @@
+"""Run messages between ranks: post receives, launch sends, and wait for them, each as a call of its own.
+
+``post`` and ``launch`` return a handle at once, and ``wait`` blocks until the messages of a handle are done. What torch
+2.13 does in between decides how they are used:
+
+* gloo never buffers: a send is done when the other rank has received it, whatever its size. So all ranks must be shown
+  to finish without buffers (``autopar.verify.channels``).
+* On gloo a short message leaves the tail of a longer buffer as it was, without an error, and a long one aborts the
+  receiver. Both ends take their sizes from one plan (``packing``), and ``channels`` compares the bytes of both ends
+  before anything runs.
+* NCCL runs the messages of a group one batch after the other. Ranks that send to each other issue both in one batch:
+  ``start``, not ``post`` and then ``launch``.
+* A message is not done before ``wait``: ``is_completed`` of torch's work stays false until then.
+* A wait that times out closes the connection of the two ranks for good: nothing can be sent on this group again.
+
+These are plain sends and receives. torch's functional ones never free what they have sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import distributed
+
+from autopar.runtime.lowering.packing import Packing, as_bytes, from_bytes, new_piece, size_of, take
+from autopar.runtime.lowering.tags import UNTAGGED
+from autopar.torch_private import group_named
+
+
+class Message(NamedTuple):
+    """One end of a message: the other rank of it, and the memory that it is sent from or received in, contiguous."""
+
+    is_send: bool
+    other: int
+    memory: torch.Tensor
+
+
+class Handle:
+    """Messages under way. ``wait`` takes it once.
+
+    Until then the handle is known (``under_way``), and so is the memory of its messages: no backend reads or writes
+    memory that has been freed, though the caller drops the handle.
+    """
+
+    def __init__(self, messages: Sequence[Message], works: Sequence[distributed.Work]) -> None:
+        self._messages, self._works = tuple(messages), tuple(works)
+        _under_way[id(self)] = self
+
+    @property
+    def received(self) -> tuple[torch.Tensor, ...]:
+        """The memory of its receives, in their order."""
+        return tuple(message.memory for message in self._messages if not message.is_send)
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        """Wait for all messages, and let go of their memory. Returns what was received."""
+        if _under_way.pop(id(self), None) is None:
+            raise RuntimeError("these messages have been waited for; each handle is waited for once")
+        for work in self._works:
+            work.wait()
+        received, self._messages, self._works = self.received, (), ()
+        return received
+
+
+_under_way: dict[int, Handle] = {}
+
+
+def under_way() -> tuple[Handle, ...]:
+    """Return the handles that nothing has waited for."""
+    return tuple(_under_way.values())
+
+
+def post(receives: Sequence[tuple[int, torch.Tensor]], group: str | None = None, tag: int = UNTAGGED) -> Handle:
+    """Receive into buffers, given as (sender, buffer).
+
+    Args:
+        group: the name of a process group that has both ranks; ``None``: the default group.
+        tag: a number that the other end gives too (``tags``).
+    """
+    return start([Message(False, sender, buffer) for sender, buffer in receives], group, tag)
+
+
+def launch(sends: Sequence[tuple[int, torch.Tensor]], group: str | None = None, tag: int = UNTAGGED) -> Handle:
+    """Send boxes, given as (receiver, box). Arguments are as those of ``post``."""
+    return start([Message(True, receiver, box) for receiver, box in sends], group, tag)
+
+
+def start(messages: Sequence[Message], group: str | None = None, tag: int = UNTAGGED) -> Handle:
+    """Start sends and receives as one batch, in their order. Arguments are as those of ``post``."""
+    where = None if group is None else group_named(group)
+    operations = [
+        distributed.P2POp(distributed.isend if is_send else distributed.irecv, memory, other, where, tag)
+        for is_send, other, memory in messages
+    ]
+    return Handle(messages, distributed.batch_isend_irecv(operations) if operations else ())
+
+
+def wait(handle: Handle) -> tuple[torch.Tensor, ...]:
+    """Wait for the messages of a handle, once, and return the buffers of its receives, in their order."""
+    return handle.wait()
+
+
+# -- the messages of a plan -------------------------------------------------------------------------------------------
+
+
+def boxes_of(x: torch.Tensor, plan: Packing) -> list[tuple[int, torch.Tensor]]:
+    """Return what a plan sends of a piece, as bytes, each with its receiver."""
+    return [(receiver, as_bytes(take(x, places))) for receiver, places in plan.sends]
+
+
+def buffers_of(plan: Packing, dtype: torch.dtype, device: torch.device) -> list[tuple[int, torch.Tensor]]:
+    """Return memory for what a plan receives, as bytes, each with its sender."""
+    return [
+        (sender, torch.empty(size_of(places) * dtype.itemsize, dtype=torch.uint8, device=device))
+        for sender, places in plan.receives
+    ]
+
+
+def start_between_stages(
+    x: torch.Tensor | None,
+    plan: Packing,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: str | None = None,
+    tag: int = UNTAGGED,
+) -> Handle:
+    """Start the messages of a plan, all at the same time."""
+    assert x is not None or not plan.sends
+    boxes = [] if x is None else boxes_of(x, plan)
+    buffers = buffers_of(plan, dtype, device)
+    return start([Message(is_send, *(boxes if is_send else buffers)[k]) for is_send, k in plan.order], group, tag)
+
+
+def finish_between_stages(
+    handle: Handle, x: torch.Tensor | None, plan: Packing, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Wait for the messages of a plan, and return the new piece. A rank that only sends returns its own."""
+    received = wait(handle)
+    if plan.shape is None:
+        assert x is not None
+        return x
+    return new_piece(plan, dtype, device, x, [from_bytes(box, dtype) for box in received])
+
+
+def exchange_between_stages(
+    x: torch.Tensor | None,
+    plan: Packing,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: str | None = None,
+    tag: int = UNTAGGED,
+) -> torch.Tensor:
+    """Send and receive point to point, all at the same time, and wait. A rank that only sends returns its own piece.
+
+    Args:
+        x: this rank's old piece, if it has one.
+        plan: what it sends and receives.
+        dtype, device: those of the new piece.
+        group, tag: as of ``post``.
+    """
+    return finish_between_stages(start_between_stages(x, plan, dtype, device, group, tag), x, plan, dtype, device)

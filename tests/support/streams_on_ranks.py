@@ -1,0 +1,167 @@
+"""On each rank of real processes: programs with several streams over the same ranks, each a process group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import closing
+import pytest
+import torch
+from torch import distributed
+
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
+from autopar.runtime.lowering.lower import lower
+from autopar.runtime.processes.groups import process_groups
+from autopar.runtime.processes.streams import groups_for
+
+MESH = Mesh(dp=2, tp=2)
+SCHEDULED = """\
+program scheduled on dp=2 tp=2 at dp={} tp={}
+stream dp
+stream late
+stream urgent
+  x : f32[4] = input
+forward:
+  y : f32[4] = mul.Tensor(x, 10.0)
+{}  c : f32[4] = all_reduce(x, (dp, tp)) on late
+  wait : f32[4] = wait(a)
+  wait_1 : f32[4] = wait(b)
+  return wait, wait_1, c
+"""
+STARTS = [
+    "  a : f32[4] = start all_reduce(x, dp) on late\n",
+    "  b : f32[4] = start all_reduce(y, dp) on urgent\n",
+    "  d : f32[4] = all_reduce(x, dp) on dp\n",
+]
+MADE = [  # in the order of their keys
+    ((0, 1, 2, 3), "late"), ((0, 2), "late"), ((0, 2), "urgent"), ((1, 3), "late"), ((1, 3), "urgent"),
+]  # fmt: skip
+
+
+def programs(crossed: bool = False) -> dict[int, Program]:
+    """The programs of all ranks. Crossed, ranks with dp=1 start in the other order."""
+    found = {}
+    for rank in MESH.ranks:
+        at = MESH.coordinates(rank)
+        starts = STARTS[::-1] if crossed and at["dp"] else STARTS
+        found[rank] = Program.parse(SCHEDULED.format(at["dp"], at["tp"], "".join(starts)))
+        found[rank].verify()
+    return found
+
+
+@contextmanager
+def new_groups() -> Iterator[list[tuple[int, ...]]]:
+    """The ranks of the groups that are made meanwhile, in their order."""
+    made, new_group = [], distributed.new_group
+
+    def noted(ranks: list[int], **options: Any) -> distributed.ProcessGroup:
+        made.append(tuple(ranks))
+        return new_group(ranks, **options)
+
+    with mock.patch.object(distributed, "new_group", noted):
+        yield made
+
+
+def two_streams() -> None:
+    """Orders that cross between streams give right sums, because each stream is a group of its own."""
+    parallel, rank, count = closing.on(dp=2, tp=2), distributed.get_rank(), len(process_groups())
+    own = programs(crossed=True)
+    with new_groups() as made:
+        names = groups_for(parallel.job, own.values(), parallel.compiler.context.agreement)
+    assert made == [ranks for ranks, _ in MADE] and len(process_groups()) == count + 5
+    peers = tuple(sorted({rank, (rank + 2) % 4}))
+    used = [names[peers], names[peers, "late"], names[peers, "urgent"], names[(0, 1, 2, 3), "late"]]
+    assert len({*used, names[0, 1, 2, 3]}) == 5
+    forward = lower(own[rank], names)["forward"]
+    source = forward.graph.python_code("self").src
+    assert [f"{name!r}" in source for name in used] == [True] * 4
+    x = torch.arange(4.0)
+    for k in range(20):  # on one group the sums of x and of 10 · x would cross
+        late, urgent, all_four = forward.run([(rank + 1 + k) * x])
+        both, four = sum(one + 1 + k for one in peers), sum(range(1 + k, 5 + k))
+        for found, expected in ((late, both), (urgent, 10 * both), (all_four, four)):
+            torch.testing.assert_close(found, expected * x, rtol=0, atol=0)
+    parallel.close()
+    assert len(process_groups()) < count
+
+
+def shared_and_closed() -> None:
+    """Two meshes on the same ranks share the groups of a stream; the last model closes them."""
+    before = len(process_groups())
+    first = closing.on(dp=2, tp=2)
+    second = closing.on(ep=2, tp=2)
+    other = {rank: Program.parse(re.sub(r"\bdp\b", "ep", str(program))) for rank, program in programs().items()}
+    one = groups_for(first.job, programs().values(), first.compiler.context.agreement)
+    count = len(process_groups())
+    with new_groups() as made:
+        assert groups_for(first.job, programs().values(), first.compiler.context.agreement) is one
+        two = groups_for(second.job, other.values(), second.compiler.context.agreement)
+    assert not made and len(process_groups()) == count and one == two
+    first.close()
+    assert len(process_groups()) == count
+    rank = distributed.get_rank()
+    lower(other[rank], two)["forward"].run([torch.ones(4)])
+    second.close()
+    assert len(process_groups()) == before
+
+
+def made_when_a_call_is_compiled() -> None:
+    """A model whose local programs name a stream: its first call makes the groups, and ``close`` ends them."""
+    before = len(process_groups())
+    parallel = closing.on(dp=2, tp=2)
+    parallel.capture(closing.X)
+    local, count = parallel._current().local, len(process_groups())
+    for number, program in local._made.items():
+        text = str(program).replace("program local", "program scheduled")
+        lines = [line + " on late" * ("all_reduce(" in line) for line in text.splitlines()]
+        lines[1:1] = ["stream late"]
+        local._made[number] = Program.parse("\n".join(lines) + "\n")
+    with new_groups() as made:
+        closing.same_numbers(parallel)
+    assert made == [(0, 1), (0, 2), (1, 3), (2, 3)] and len(process_groups()) == count + 4
+    own = [name for key, name in parallel.job.groups.items() if key[1:] == ("late",)]
+    source = "".join(phase.graph.python_code("self").src for phase in parallel._current().here.phases.values())
+    assert len(own) == 2 and all(f"{name!r}" in source for name in own)
+    with new_groups() as made:
+        closing.same_numbers(parallel)
+    assert not made
+    parallel.close()
+    assert len(process_groups()) == before
+
+
+def other_streams_on_one_rank() -> None:
+    """All ranks get an error, and no group is made."""
+    parallel, rank, count = closing.on(dp=2, tp=2), distributed.get_rank(), len(process_groups())
+    own = [
+        Program.parse(str(program).replace("urgent", "soon" if rank == 1 else "urgent"))
+        for program in programs().values()
+    ]
+    with pytest.raises(
+        RuntimeError,
+        match=r"the ranks make different calls\n(.*\n)*.*rank 1: make the process groups "
+        r"late of ranks 0 1 2 3, late of ranks 0 2, soon of ranks 0 2",
+    ):
+        groups_for(parallel.job, own, parallel.compiler.context.agreement)
+    assert len(process_groups()) == count
+    closing.same_numbers(parallel)
+    parallel.close()
+
+
+def default_streams_need_nothing() -> None:
+    """Streams that are called like their axes have the groups of the mesh."""
+    parallel = closing.on(dp=2, tp=2)
+    names = dict(parallel.job.groups)
+    text = "program scheduled on dp=2 tp=2 at dp=0 tp=0\nstream dp\nstream dp_tp\n  x : f32[4] = input\nforward:\n"
+    text += "  a : f32[4] = all_reduce(x, dp) on dp\n  b : f32[4] = all_reduce(x, (dp, tp)) on dp_tp\n  return a, b\n"
+    program = Program.parse(text).at(MESH.coordinates(distributed.get_rank()))
+    with new_groups() as made:
+        assert groups_for(parallel.job, [program], None) == names
+    assert not made
+    _, four = lower(program, names)["forward"].run([torch.ones(4)])
+    assert four.tolist() == [4.0] * 4
+    parallel.close()
