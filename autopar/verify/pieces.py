@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
 
 from autopar.ir import transfers
-from autopar.ir.nodes import operands, record_of
+from autopar.ir.nodes import node_at, operands, record_of, tensor_type
 from autopar.ir.record import Record, TensorType
 from autopar.ir.text.printer import print_type
 from autopar.verify.subject import Subject
@@ -20,6 +21,7 @@ PIECES: dict[Any, tuple[str, ...]] = {  # transfer → its arguments with piece 
     transfers.all_to_all: ("sizes", "new_sizes"),
     transfers.pend: ("sizes",),
 }
+CHUNKED = (transfers.all_reduce, transfers.reduce_scatter, transfers.all_gather)  # what can be sent in chunks
 EXCHANGES = (transfers.redistribute, transfers.send, transfers.recv)
 
 
@@ -30,6 +32,9 @@ def check_local(of: Subject, node: fx.Node, record: Record) -> None:
     if node.target not in transfers.BY_FUNCTION:
         return
     arguments = transfers.arguments(node.target, node.args, node.kwargs)
+    if node.target is transfers.join_chunks:
+        check_join(of, node, record, arguments)
+        return
     if not operands(node) and not (node.target is transfers.recv and node.args[0] is None):
         raise of.error(node, f"{transfers.BY_FUNCTION[node.target].name} takes one tensor")
     if node.target in EXCHANGES:
@@ -50,7 +55,53 @@ def check_local(of: Subject, node: fx.Node, record: Record) -> None:
                 raise of.error(
                     node, f"{key} lists {len(arguments[key])} pieces, the axis {arguments['axis']} has {count}"
                 )
+    if record.span is not None:
+        record = check_span(of, node, record, arguments, at)
     check_pieces(of, node, operands(node)[0], record, arguments, at)
+
+
+def check_span(
+    of: Subject, node: fx.Node, record: Record, arguments: Mapping[str, Any], at: Mapping[str, int]
+) -> Record:
+    """Check the elements that a chunk sends; return the record that the whole transfer would have."""
+    (value,) = operands(node)
+    source, span = record_of(value).type, record.span
+    assert span is not None
+    if node.target not in CHUNKED or not isinstance(source, TensorType):
+        raise of.error(node, "only an all-reduce, a reduce-scatter and a gather can be sent in chunks", value)
+    sizes = tuple(arguments.get("sizes") or (1,))
+    if len(set(sizes)) > 1:
+        raise of.error(node, f"pieces of unequal sizes {list(sizes)} cannot be sent in chunks", value)
+    elements = math.prod(source.shape)
+    elements = elements // len(sizes) if node.target is transfers.reduce_scatter else elements
+    if not 0 <= span[0] < span[1] <= elements:
+        raise of.error(node, f"the chunk is not within the {elements} elements of {value}", value)
+    rows = (len(sizes),) if node.target is transfers.all_gather else ()
+    if record.type != TensorType((*rows, span[1] - span[0]), source.dtype):
+        raise of.error(node, f"the chunk has {span[1] - span[0]} elements{' of each rank' * bool(rows)}", value)
+    whole = source.shape if node.target is transfers.all_reduce else transfers.local_shape(
+        node.target, source.shape, arguments, at
+    )  # fmt: skip
+    return record._replace(type=TensorType(whole, source.dtype))
+
+
+def check_join(of: Subject, node: fx.Node, record: Record, arguments: Mapping[str, Any]) -> None:
+    """Check that the chunks that are joined are all of one transfer, in the order of their elements."""
+    chunks = operands(node)
+    starts = [node_at(chunk) for chunk in chunks if chunk.target is transfers.wait]
+    spans = [record_of(start).span for start in starts]
+    if len(starts) < len(chunks) or None in spans or len({(start.target, start.args) for start in starts}) > 1:
+        raise of.error(node, "only chunks of one transfer, which were waited for, are joined", *chunks)
+    ends = [span[1] for span in spans if span]
+    if [span[0] for span in spans if span] != [0, *ends[:-1]]:
+        raise of.error(node, "the chunks that are joined lack elements, or are not in the order of these", *chunks)
+    first = starts[0]
+    elements = math.prod(tensor_type(operands(first)[0]).shape)
+    sizes = transfers.arguments(first.target, first.args, first.kwargs).get("sizes") or (1,)
+    if ends[-1] != (elements // len(sizes) if first.target is transfers.reduce_scatter else elements):
+        raise of.error(node, "the last elements of the transfer are not joined", *chunks)
+    if not isinstance(record.type, TensorType) or tuple(arguments["shape"]) != record.type.shape:
+        raise of.error(node, f"its result is {list(arguments['shape'])}", *chunks)
 
 
 def check_pieces(

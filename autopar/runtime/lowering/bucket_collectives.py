@@ -10,13 +10,24 @@ import torch
 from autopar.runtime.lowering.collectives import own_row, start_scatter
 from autopar.torch_private import FUNCTIONAL, start_gather
 
-Place = tuple[tuple[int, ...], int, tuple[int, ...]]
-"""A piece of a bucket: its shape with merged dims split into their parts, the dim that is scattered or gathered, and
-the shape of the result. It is a tuple of tuples, so that generated code can hold it."""
+Span = tuple[int, int, int] | None
+"""The first element of a chunk, the one behind its last, and how many there are; ``None`` for a whole piece."""
+Place = tuple[tuple[int, ...], int, tuple[int, ...], Span]
+"""A piece of a bucket: its shape with merged dims split into their parts, the dim that is scattered or gathered, the
+shape of the result, and the span of a chunk. It is a tuple of tuples, so that generated code can hold it."""
 
 
-def start_bucket(pieces: list[torch.Tensor], op: str, group: str) -> torch.Tensor:
-    return FUNCTIONAL.all_reduce_(torch.cat([piece.reshape(-1) for piece in pieces]), op, group)
+def start_bucket(pieces: list[torch.Tensor], spans: Sequence[Span], op: str, group: str) -> torch.Tensor:
+    return FUNCTIONAL.all_reduce_(_flat(pieces, spans), op, group)
+
+
+def _flat(pieces: Sequence[torch.Tensor], spans: Sequence[Span]) -> torch.Tensor:
+    """Return the elements of pieces in a row, in memory of their own; of a chunk, those of its span."""
+    rows = [
+        piece.reshape(-1) if span is None else piece.reshape(-1)[span[0] : span[1]]
+        for piece, span in zip(pieces, spans, strict=True)
+    ]
+    return torch.cat(rows) if len(rows) > 1 else rows[0].clone()
 
 
 def finish_bucket(started: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
@@ -34,8 +45,9 @@ def start_scatter_bucket(
     """Start a bucket with one row per rank, which holds the rank's parts of all members."""
     rows = [
         torch.stack(piece.reshape(view).chunk(ranks, dim)).reshape(ranks, -1) if dim else piece.reshape(ranks, -1)
-        for piece, (view, dim, _) in zip(pieces, places, strict=True)
+        for piece, (view, dim, *_) in zip(pieces, places, strict=True)
     ]
+    rows = [row if span is None else row[:, span[0] : span[1]] for row, (*_, span) in zip(rows, places, strict=True)]
     return start_scatter(torch.cat(rows, 1), op, group)
 
 
@@ -44,20 +56,40 @@ def finish_scatter_bucket(started: torch.Tensor, places: Sequence[Place], rank: 
     row = own_row(started, rank)
     return [
         piece.view(shape)
-        for piece, (_, _, shape) in zip(row.split([math.prod(shape) for _, _, shape in places]), places, strict=True)
+        for piece, (_, _, shape, _) in zip(
+            row.split([math.prod(shape) for _, _, shape, _ in places]), places, strict=True
+        )
     ]
 
 
-def start_gather_bucket(pieces: list[torch.Tensor], ranks: int, group: str) -> torch.Tensor:
-    return start_gather(torch.cat([piece.reshape(-1) for piece in pieces]).unsqueeze(0), ranks, group)
+def start_gather_bucket(pieces: list[torch.Tensor], spans: Sequence[Span], ranks: int, group: str) -> torch.Tensor:
+    return start_gather(_flat(pieces, spans).unsqueeze(0), ranks, group)
 
 
 def finish_gather_bucket(started: torch.Tensor, places: Sequence[Place]) -> list[torch.Tensor]:
+    """Wait for a bucket; return its members, and of a chunk the elements of each rank in a row."""
     rows = FUNCTIONAL.wait_tensor(started)  # [ranks, all pieces]
-    columns = rows.split([math.prod(view) for view, _, _ in places], 1)
+    columns = rows.split([math.prod(view) if span is None else span[1] - span[0] for view, _, _, span in places], 1)
     return [
-        torch.cat([piece.reshape(view) for piece in column.unbind()], dim).reshape(shape)
-        if dim
-        else column.reshape(shape)
-        for column, (view, dim, shape) in zip(columns, places, strict=True)
+        column if span is not None else gathered(column, view, dim, shape)
+        for column, (view, dim, shape, span) in zip(columns, places, strict=True)
     ]
+
+
+def gathered(rows: torch.Tensor, view: Sequence[int], dim: int, shape: Sequence[int]) -> torch.Tensor:
+    """Return the whole of pieces of one size, which are the rows."""
+    if not dim:
+        return rows.reshape(shape)
+    return torch.cat([piece.reshape(view) for piece in rows.unbind()], dim).reshape(shape)
+
+
+def join_chunks(chunks: list[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
+    """Put the chunks of a reduction together."""
+    return torch.cat(chunks).reshape(shape)
+
+
+def join_gathered_chunks(
+    chunks: list[torch.Tensor], view: Sequence[int], dim: int, shape: Sequence[int]
+) -> torch.Tensor:
+    """Put the chunks of a gather together, which have a row for each rank."""
+    return gathered(torch.cat(chunks, 1), view, dim, shape)

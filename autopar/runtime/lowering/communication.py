@@ -6,6 +6,7 @@ y : f32[16 256] = wait(y_start)                                   y = finish_all
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from autopar.ir.streams import DEFAULT, Groups, Ranks, group_key, stream_of
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.bucket_collectives import (
     Place,
+    Span,
     finish_bucket,
     finish_gather_bucket,
     finish_scatter_bucket,
@@ -58,14 +60,14 @@ class Communication:
 
     def start(self, members: Sequence[fx.Node]) -> None:
         """Write the start of a message. ``members``: the lines that start it."""
-        if len(members) == 1:
+        if _is_whole(members):
             self._start_one(members[0])
         else:
             self._start_bucket(members)
 
     def finish(self, members: Sequence[fx.Node], waits: Sequence[fx.Node]) -> None:
         """Write the wait for a message. ``members``: the lines that started it; ``waits``: those that wait for them."""
-        if len(members) == 1:
+        if _is_whole(members):
             started, collective = self.started.pop(members[0])
             self.body.receive(waits[0], collective.finish, (started, *collective.finish_args), collective.after)
             self.body.fresh.add(waits[0])
@@ -145,21 +147,26 @@ class Communication:
     def _starting(self, members: Sequence[fx.Node]) -> Call:
         first = members[0]
         ranks, group = self._group(first)
+        spans = tuple(map(_span, members))
         if first.target is transfers.all_gather:
-            return start_gather_bucket, (len(ranks), group)
+            return start_gather_bucket, (spans, len(ranks), group)
         op = self._reduction(first).op
         if first.target is transfers.all_reduce:
-            return start_bucket, (op, group)
+            return start_bucket, (spans, op, group)
         return start_scatter_bucket, (_places(members), len(ranks), op, group)
 
     def _finishing(self, members: Sequence[fx.Node]) -> Call:
         first = members[0]
         if first.target is transfers.all_reduce:
             return finish_bucket, ([tuple(tensor_type(node).shape) for node in members],)
-        if first.target is transfers.all_gather:
-            return finish_gather_bucket, (_places(members),)
         ranks, _ = self._group(first)
-        return finish_scatter_bucket, (_places(members), ranks.index(self.program.rank))
+        places = tuple(
+            place if place[3] is None else ((len(ranks) * (place[3][1] - place[3][0]),), *place[1:])
+            for place in _places(members)
+        )
+        if first.target is transfers.all_gather:
+            return finish_gather_bucket, (places,)
+        return finish_scatter_bucket, (places, ranks.index(self.program.rank))
 
     def _reduction(self, node: fx.Node) -> Reduction:
         """Return how the bucket of a transfer is reduced; a gather reduces nothing."""
@@ -167,6 +174,21 @@ class Communication:
             return Reduction("")
         op = _arguments(node).get("op", "sum")
         return Reduction.of(op, tensor_type(node).dtype, len(self._group(node)[0]))
+
+
+def _is_whole(members: Sequence[fx.Node]) -> bool:
+    """Return whether a message is one whole transfer: neither several, nor a chunk."""
+    return len(members) == 1 and record_of(members[0]).span is None
+
+
+def _span(node: fx.Node) -> Span:
+    span = record_of(node).span
+    if span is None:
+        return None
+    elements = math.prod(tensor_type(operands(node)[0]).shape)
+    if node.target is transfers.reduce_scatter:
+        elements //= len(_arguments(node)["sizes"])
+    return (*span, elements)
 
 
 def _waited(started: fx.Node) -> str:
@@ -184,6 +206,7 @@ def _places(members: Sequence[fx.Node]) -> tuple[Place, ...]:
             flat_view(arguments := _arguments(node), tensor_type(operands(node)[0]).shape),
             arguments["dim"],
             tuple(tensor_type(node).shape),
+            _span(node),
         )
         for node in members
     )

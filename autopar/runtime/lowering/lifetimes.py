@@ -50,14 +50,29 @@ def _rows(places: Sequence[buckets.Place]) -> int:
     return whole // max(piece, 1)
 
 
+def _sent(args: Args, sizes: Sizes) -> int:
+    """Return the bytes that a bucket copies of its pieces, the first argument, for their spans, the second."""
+    return sum(_of_span(sizes(piece), span) for piece, span in zip(args[0], args[1], strict=True))
+
+
+def _of_span(bytes: int, span: buckets.Span) -> int:
+    return bytes if span is None else bytes * (span[1] - span[0]) // max(span[2], 1)
+
+
 MEMORY: dict[
     Target, Callable[[Args, Sizes, int], LoweredMemory]
 ] = {  # function → from its arguments, sizes and the bytes of its result
-    buckets.start_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
+    buckets.start_bucket: lambda args, sizes, own: LoweredMemory(_sent(args, sizes)),
     buckets.finish_bucket: lambda args, sizes, own: LoweredMemory(None),
-    buckets.start_scatter_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
+    buckets.start_scatter_bucket: lambda args, sizes, own: LoweredMemory(
+        sum(_of_span(sizes(piece), place[3]) for piece, place in zip(args[0], args[1], strict=True))
+    ),
     buckets.finish_scatter_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0]) // _rows(args[1])),
-    buckets.start_gather_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0]) * args[1], sizes(args[0])),
+    buckets.start_gather_bucket: lambda args, sizes, own: LoweredMemory(
+        _sent(args, sizes) * args[2], _sent(args, sizes)
+    ),
+    buckets.join_chunks: lambda args, sizes, own: LoweredMemory(own),
+    buckets.join_gathered_chunks: lambda args, sizes, own: LoweredMemory(own),
     buckets.finish_gather_bucket: lambda args, sizes, own: LoweredMemory(None),  # its parts are new
     operator.getitem: lambda args, sizes, own: LoweredMemory(own),
     collectives.start_all_reduce: lambda args, sizes, own: LoweredMemory(own),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from autopar.ir import transfers
 from autopar.ir.nodes import operands, tensor_type
 from autopar.ir.ops.seeded_random import folded
 from autopar.runtime.lowering.body import Body
+from autopar.runtime.lowering.bucket_collectives import join_chunks, join_gathered_chunks
 from autopar.runtime.lowering.collectives import flat_view, redistribute_locally
 from autopar.runtime.lowering.packing import packing
 from autopar.runtime.simulation.effects import pending_piece, place_along
@@ -22,13 +23,32 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function, and its argumen
 
 def write_local_transfer(body: Body, node: fx.Node) -> None:
     """Write a transfer that sends nothing."""
-    x = body.operand(node)
-    if node.target is transfers.wait:
-        body.values[node] = x
+    if node.target is transfers.join_chunks:
+        write_join(body, node)
         return
+    x = body.operand(node)
     arguments = transfers.arguments(node.target, node.args, node.kwargs)
     function, args = CALLS[node.target](body, node, arguments)
     body.values[node] = body.call(node, node.name, function, (x, *args))
+
+
+def write_join(body: Body, node: fx.Node) -> None:
+    """Write the join of the chunks of a transfer."""
+    arguments, shape = transfers.arguments(node.target, node.args, node.kwargs), tuple(tensor_type(node).shape)
+    chunks = [body.values[chunk] for chunk in operands(node)]
+    if arguments.get("dim") is None:
+        body.values[node] = body.call(node, node.name, join_chunks, (chunks, shape))
+    else:
+        view, dim = gathered_view(arguments, shape, tensor_type(operands(node)[0]).shape[0]), arguments["dim"]
+        body.values[node] = body.call(node, node.name, join_gathered_chunks, (chunks, view, dim, shape))
+    body.fresh.add(node)
+
+
+def gathered_view(arguments: Arguments, shape: Sequence[int], ranks: int) -> tuple[int, ...]:
+    """Return the shape of the pieces that a gather concatenates, with merged dims split into their parts."""
+    if arguments.get("parts"):
+        return flat_view(arguments, ())
+    return tuple(size // ranks if dim == arguments["dim"] else size for dim, size in enumerate(shape))
 
 
 def _cast(body: Body, node: fx.Node, arguments: Arguments) -> Call:

@@ -165,6 +165,30 @@ def place_along(arguments: Arguments, at: Mapping[str, int], mesh: Mesh) -> int:
     return place
 
 
+def chunk(function: Any, xs: list[torch.Tensor], arguments_by_rank: list[Arguments], span: tuple[int, int],
+          positions: list[RankPosition]) -> list[torch.Tensor]:  # fmt: skip
+    """Run the part of a collective that sends some elements of each operand, or of each row of a reduce-scatter."""
+    begin, end = span
+    if function is transfers.all_gather:
+        rows = torch.stack([x.reshape(-1)[begin:end] for x in xs])
+        return [rows.clone() for _ in xs]
+    if function is transfers.all_reduce:
+        flat = [x.reshape(-1)[begin:end] for x in xs]
+        return _all_reduce(flat, arguments_by_rank, positions)
+    whole = _reduce_scatter(xs, arguments_by_rank, positions)
+    return [piece.reshape(-1)[begin:end].clone() for piece in whole]
+
+
+def _join_chunks(chunks: list[torch.Tensor], arguments: Arguments, position: RankPosition) -> torch.Tensor:
+    shape, dim = arguments["shape"], arguments.get("dim")
+    if dim is None:
+        return _result(torch.cat(chunks), shape)
+    rows = torch.cat(chunks, 1)
+    parts = [n for part in arguments.get("parts") or () for n in part]
+    view = parts or [size // len(rows) if place == dim else size for place, size in enumerate(shape)]
+    return _result(torch.cat([row.reshape(view) for row in rows], dim), shape)
+
+
 LOCAL: dict[Any, Callable[..., torch.Tensor]] = {
     transfers.slice: _slice,
     transfers.pend: _pend,
@@ -172,6 +196,7 @@ LOCAL: dict[Any, Callable[..., torch.Tensor]] = {
     transfers.fold_in: lambda x, arguments, position: folded(
         x, place_along(arguments, position.at, position.meshes[arguments.get("stage")])
     ),
+    transfers.join_chunks: _join_chunks,
     # only if nothing is sent
     transfers.redistribute: lambda x, arguments, position: _redistribute([x], [arguments], [position])[0],
 }

@@ -25,7 +25,7 @@ from autopar.ir.text.printer import print_op
 from autopar.ir.transfers import Meshes
 from autopar.runtime import current_op
 from autopar.runtime.lowering.packing import Packing, new_piece, packing, take
-from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, RankPosition
+from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, RankPosition, chunk
 from autopar.runtime.simulation.in_flight import InFlight
 from autopar.torch_private import OpOverload
 
@@ -44,6 +44,7 @@ class Instruction:
     axis: Any = None  # the axis or axes of a collective; ``BETWEEN`` for an exchange between stages
     stage: str | None = None  # the stage whose mesh has the axes
     started: bool = False  # the collective is only started
+    span: tuple[int, int] | None = None  # the elements that a chunk of it sends
     program: Program | None = None  # the program of the node, for errors that quote its line
 
 
@@ -109,6 +110,7 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
             arguments["axis"],
             arguments.get("stage"),
             record_of(node).started,
+            record_of(node).span,
         )
     return Instruction(
         node.name, node, LOCAL[node.target], (args[0],), {"arguments": arguments}, None, arguments.get("stage")
@@ -225,7 +227,7 @@ def _collective(meshes: Meshes, group: Sequence[int], arrivals: Sequence[Arrival
     first = arrivals[0].instruction
     for member, arrival in zip(group, arrivals, strict=True):
         other = arrival.instruction
-        if (other.name, other.function) != (first.name, first.function):
+        if (other.name, other.function, other.span) != (first.name, first.function, first.span):
             raise SimulationError(
                 f"ranks of one group over {first.axis} meet in different collectives:\n"
                 f"    rank {group[0]}: {first.name} = {first.node.format_node()}\n"
@@ -233,9 +235,11 @@ def _collective(meshes: Meshes, group: Sequence[int], arrivals: Sequence[Arrival
             )
     mesh = meshes[first.stage]
     positions = [RankPosition(meshes, member, mesh.coordinates(member)) for member in group]
-    results = first.function(
-        [a.operand for a in arrivals], [a.instruction.kwargs["arguments"] for a in arrivals], positions
-    )
+    operands, arguments = [a.operand for a in arrivals], [a.instruction.kwargs["arguments"] for a in arrivals]
+    if first.span is None:
+        results = first.function(operands, arguments, positions)
+    else:
+        results = chunk(first.node.target, operands, arguments, first.span, positions)
     return dict(zip(group, results, strict=True))
 
 

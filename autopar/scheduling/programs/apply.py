@@ -111,7 +111,11 @@ class _Writer:
         for node, part in present:
             if line.kind == "wait" and (node, part) in self.started:
                 self.wait(node, part)
-            elif line.kind != "wait" and (node, part) not in members:  # it computes, or exchanges nothing on this rank
+        for node in dict.fromkeys(node for node, _ in present if line.kind == "wait"):
+            if len(self.chunks.get(node, ())) == len(self.cuts.get(node, ())) > 1:
+                self.join(node, self.chunks.pop(node))
+        for node, part in present:
+            if line.kind != "wait" and (node, part) not in members:  # it computes, or exchanges nothing on this rank
                 self.compute(node)
         if line.kind == "start" and members:
             message = self.message(stream_name(members[0][0])) if len(members) > 1 else ""
@@ -159,10 +163,7 @@ class _Writer:
         if span is None:
             self.values[node] = new
             return
-        chunks = self.chunks.setdefault(node, [])
-        chunks.append(new)
-        if len(chunks) == len(self.cuts[node]):
-            self.join(node, chunks)
+        self.chunks.setdefault(node, []).append(new)
 
     def join(self, node: fx.Node, chunks: list[fx.Node]) -> None:
         """Write the join of the chunks of a collective, in the order of their elements."""
