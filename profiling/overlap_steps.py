@@ -15,7 +15,7 @@ from autopar.scheduling import Op
 MODELS: dict[str, Any] = json.loads(Path(__file__).with_name("model_tensors.json").read_text())
 SAMPLES = {"vgg16": 32, "resnet50": 64, "transformer_base": 4096, "transformer_big": 4096, "bert_large": 2048,
            "gpt2_small": 4096}  # images or tokens a GPU and step  # fmt: skip
-FLOPS = 50e12  # of a GPU, reached
+FLOPS = 12e12  # of a GPU, reached: a V100 in float32 and mixed precision
 BYTES = 4  # of an element
 
 

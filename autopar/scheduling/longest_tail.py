@@ -28,6 +28,7 @@ from autopar.scheduling.simulation import Times
 
 BUDGET = 60_000  # ops that are placed by all tries together
 LEAST, MOST = 6, 60  # tries
+PIECES = 8  # of a window; what does not fit is cut after one of them
 CLOSE = 1e-9  # of the bound: nothing can be better
 
 
@@ -87,8 +88,10 @@ class LongestTail:
         yield cut
         yield replace(cut, patience=0.5)
         if self.startup:
-            for factor in (0.5, 2.0, 0.7, 1.4, 4.0):
+            for factor in (1.0, 2.0, 0.5, 4.0, 1.4, 0.7, 8.0, 2.8):
                 scaled = {kind: size * factor for kind, size in self.sizes.items()}
+                piece = max(1, round(min(scaled.values(), default=0.0) / PIECES))
+                yield Rule(chunk=scaled, window=scaled, piece=piece)
                 yield replace(cut, window=scaled)
                 yield Rule(chunk=scaled, window=scaled)
 
