@@ -27,7 +27,7 @@ from autopar.scheduling.placement import joined
 from autopar.scheduling.simulation import Times, times
 
 BUDGET = 60_000  # ops that are placed by all tries together
-LEAST, MOST = 6, 60  # tries
+LEAST, MOST = 8, 80  # tries
 PIECES = 8  # of a window; what does not fit is cut after one of them
 CLOSE = 1e-9  # of the bound: nothing can be better
 
@@ -73,10 +73,12 @@ class LongestTail:
         first, *others = self.rules()
         for keys in self.keys():
             self.attempt(keys, first)
+        begun = self.won
         self.improve()
         for rule in others:
-            if self.won is not None:
-                self.attempt(self.won[0], rule)
+            for won in (begun, self.won):  # keys of the best order so far fit its messages, and others less
+                if won is not None:
+                    self.attempt(won[0], rule)
         self.improve()
         return self.best
 
