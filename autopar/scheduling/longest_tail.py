@@ -20,15 +20,17 @@ from dataclasses import replace
 from math import inf
 
 from autopar.scheduling.bounds import Bound, longest_paths
+from autopar.scheduling.fusing import fused
 from autopar.scheduling.graph import Graph
 from autopar.scheduling.lines import Draft
-from autopar.scheduling.list_scheduling import Keys, OutOfMemory, Rule, arrange
+from autopar.scheduling.list_scheduling import Keys, OutOfMemory, Rule, arrange, layer_keys
 from autopar.scheduling.placement import joined
 from autopar.scheduling.simulation import Times, times
 
 BUDGET = 60_000  # ops that are placed by all tries together
-LEAST, MOST = 8, 80  # tries
+LEAST, MOST = 8, 160  # tries
 PIECES = 8  # of a window; what does not fit is cut after one of them
+NEAR = 0.05  # of the best: a draft is worth to be looked at further
 CLOSE = 1e-9  # of the bound: nothing can be better
 
 
@@ -71,14 +73,13 @@ class LongestTail:
     def found(self) -> Draft | None:
         """Return the best draft of all tries; ``None`` if none fits into the memory."""
         first, *others = self.rules()
-        for keys in self.keys():
+        begun = list(self.keys())
+        for keys in begun:
             self.attempt(keys, first)
-        begun = self.won
         self.improve()
         for rule in others:
-            for won in (begun, self.won):  # keys of the best order so far fit its messages, and others less
-                if won is not None:
-                    self.attempt(won[0], rule)
+            for keys in (*([self.won[0]] if self.won else []), *begun):
+                self.attempt(keys, rule)
         self.improve()
         return self.best
 
@@ -87,7 +88,7 @@ class LongestTail:
         graph, turned = self.graph, self.graph.reversed()
         yield self.ordered([-tail for tail in self.bound.tails])
         yield self.ordered([-tail for tail in longest_paths(turned)])
-        yield self.ordered([float(place) for place in graph.position])
+        yield self.ordered(layer_keys(graph))
         back = joined(arrange(turned, [-head for head in self.bound.heads], self.base))
         yield self.ordered([-end for end in self.of_ops(back, times(back, "enqueue"))[1]])
 
@@ -117,19 +118,23 @@ class LongestTail:
         """Return keys that the user's numbers come before."""
         return keys if self.numbers is None else list(zip(self.numbers, keys, strict=True))
 
-    def attempt(self, keys: Keys, rule: Rule) -> Times | None:
+    def attempt(self, keys: Keys, rule: Rule) -> None:
         """Make one draft, and keep it if it is the shortest."""
         if self.is_done:
-            return None
+            return
         self.left -= 1
         try:
             draft = joined(arrange(self.graph, keys, rule, self.memory))
         except OutOfMemory:
-            return None
-        draft, times = self.run(draft)
-        if times.makespan < self.seconds:
-            self.best, self.seconds, self.won = draft, times.makespan, (keys, rule)
-        return times
+            return
+        draft, found = self.run(draft)
+        while self.startup and found.makespan < min(inf, self.seconds * (1 + NEAR)):
+            fewer, then = self.run(fused(draft, found))
+            if then.makespan >= found.makespan * (1 - CLOSE):
+                break
+            draft, found = fewer, then
+        if found.makespan < self.seconds:
+            self.best, self.seconds, self.won = draft, found.makespan, (keys, rule)
 
     def improve(self) -> None:
         """Schedule backwards from the ends of the best schedule, and forwards again, while that helps."""

@@ -41,7 +41,7 @@ def grid(ops: Sequence[Op], issue: Issue = "enqueue", *, startup: float = 0.0, f
 def bayesian(
     ops: Sequence[Op], issue: Issue = "enqueue", *, startup: float = 0.0, fused: bool = True, trials: int = 15
 ) -> Tuned:
-    """Return the best of some trials that optuna's tree of Parzen estimators proposes. The same input gives the same result.
+    """Return the best of some trials that optuna's tree of Parzen estimators proposes, the same for the same input.
 
     Raises:
         ScheduleError: there is less than one trial.
