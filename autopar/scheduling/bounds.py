@@ -24,7 +24,7 @@ import numpy.typing
 
 from autopar.scheduling.graph import Graph
 
-TWICE = 5000  # ops up to which heads and tails are raised a second time, with those of the first
+TWICE = 2000  # ops up to which heads and tails are raised a second time, with those of the first
 
 
 @dataclass(frozen=True)

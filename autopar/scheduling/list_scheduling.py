@@ -321,6 +321,14 @@ class _Arrangement:
             heapq.heappush(stream.ready, (self.keys[i], graph.position[i], i))
 
 
+def layer_keys(graph: Graph) -> list[int]:
+    """Return keys by which ops keep their order, and collectives go first that are read first."""
+    keys = list(graph.position)
+    for i in reversed(graph.collectives):  # that of the first op that needs it, through other collectives too
+        keys[i] = min([keys[j] for j in graph.readers[i]], default=len(graph))
+    return keys
+
+
 def of_kind(size: float | Mapping[int, float], kind: int) -> float:
     return size.get(kind, 0.0) if isinstance(size, Mapping) else size
 

@@ -20,14 +20,17 @@ from dataclasses import replace
 from math import inf
 
 from autopar.scheduling.bounds import Bound, longest_paths
+from autopar.scheduling.fusing import fused
 from autopar.scheduling.graph import Graph
 from autopar.scheduling.lines import Draft
-from autopar.scheduling.list_scheduling import Keys, OutOfMemory, Rule, arrange
+from autopar.scheduling.list_scheduling import Keys, OutOfMemory, Rule, arrange, layer_keys
 from autopar.scheduling.placement import joined
-from autopar.scheduling.simulation import Times
+from autopar.scheduling.simulation import Times, times
 
 BUDGET = 60_000  # ops that are placed by all tries together
-LEAST, MOST = 6, 60  # tries
+LEAST, MOST = 8, 160  # tries
+PIECES = 8  # of a window; what does not fit is cut after one of them
+NEAR = 0.05  # of the best: a draft is worth to be looked at further
 CLOSE = 1e-9  # of the bound: nothing can be better
 
 
@@ -69,65 +72,84 @@ class LongestTail:
 
     def found(self) -> Draft | None:
         """Return the best draft of all tries; ``None`` if none fits into the memory."""
-        paths = longest_paths(self.graph.reversed())
-        tails = [self.ordered([-tail for tail in some]) for some in (self.bound.tails, paths)]
-        for rule in self.rules():
-            for keys in tails:
+        first, *others = self.rules()
+        begun = list(self.keys())
+        for keys in begun:
+            self.attempt(keys, first)
+        self.improve()
+        for rule in others:
+            for keys in (*([self.won[0]] if self.won else []), *begun):
                 self.attempt(keys, rule)
         self.improve()
         return self.best
 
+    def keys(self) -> Iterable[Keys]:
+        """Yield what ops are first ordered by."""
+        graph, turned = self.graph, self.graph.reversed()
+        yield self.ordered([-tail for tail in self.bound.tails])
+        yield self.ordered([-tail for tail in longest_paths(turned)])
+        yield self.ordered(layer_keys(graph))
+        back = joined(arrange(turned, [-head for head in self.bound.heads], self.base))
+        yield self.ordered([-end for end in self.of_ops(back, times(back, "enqueue"))[1]])
+
     def rules(self) -> Iterable[Rule]:
         """Yield rules; those that help most often first."""
         cut = Rule(cut=2 * self.startup)
+        yield self.base
+        yield replace(self.base, patience=0.5)
+        yield replace(self.base, patience=0.2)
+        yield replace(self.base, patience=1.0)
         if self.startup:
-            yield replace(cut, window=self.sizes)
-            yield Rule(chunk=self.sizes, window=self.sizes)
-            yield replace(cut, window=self.sizes, patience=0.5)
-        yield cut
-        yield replace(cut, patience=0.5)
+            yield cut
+            yield replace(cut, patience=0.5)
         if self.startup:
-            for factor in (0.5, 2.0, 0.7, 1.4, 4.0):
+            for factor in (1.0, 2.0, 0.5, 4.0, 1.4, 0.7, 8.0, 2.8):
                 scaled = {kind: size * factor for kind, size in self.sizes.items()}
+                piece = max(1, round(min(scaled.values(), default=0.0) / PIECES))
+                yield Rule(chunk=scaled, window=scaled, piece=piece)
                 yield replace(cut, window=scaled)
                 yield Rule(chunk=scaled, window=scaled)
+
+    @property
+    def base(self) -> Rule:
+        return Rule(cut=2 * self.startup, window=self.sizes if self.startup else 0)
 
     def ordered(self, keys: Sequence[float]) -> Keys:
         """Return keys that the user's numbers come before."""
         return keys if self.numbers is None else list(zip(self.numbers, keys, strict=True))
 
-    def attempt(self, keys: Keys, rule: Rule) -> Times | None:
+    def attempt(self, keys: Keys, rule: Rule) -> None:
         """Make one draft, and keep it if it is the shortest."""
         if self.is_done:
-            return None
+            return
         self.left -= 1
         try:
             draft = joined(arrange(self.graph, keys, rule, self.memory))
         except OutOfMemory:
-            return None
-        draft, times = self.run(draft)
-        if times.makespan < self.seconds:
-            self.best, self.seconds, self.won = draft, times.makespan, (keys, rule)
-        return times
+            return
+        draft, found = self.run(draft)
+        while self.startup and found.makespan < min(inf, self.seconds * (1 + NEAR)):
+            fewer, then = self.run(fused(draft, found))
+            if then.makespan >= found.makespan * (1 - CLOSE):
+                break
+            draft, found = fewer, then
+        if found.makespan < self.seconds:
+            self.best, self.seconds, self.won = draft, found.makespan, (keys, rule)
 
     def improve(self) -> None:
         """Schedule backwards from the ends of the best schedule, and forwards again, while that helps."""
-        if self.won is None:
-            return
-        turned, rule = self.graph.reversed(), self.won[1]
-        times = self.run(self.best)[1] if self.best else None
-        while times is not None and not self.is_done:
-            before = self.seconds
-            _, ends = self.of_ops(self.best, times)
+        turned = self.graph.reversed()
+        while self.best is not None and self.won is not None and not self.is_done:
+            before, rule = self.seconds, self.won[1]
+            _, ends = self.of_ops(self.best, self.run(self.best)[1])
             back = joined(arrange(turned, self.ordered([-end for end in ends]), replace(rule, patience=0.0)))
-            _, ends = self.of_ops(back, self.run(back)[1])
-            times = self.attempt(self.ordered([-end for end in ends]), rule)
+            _, ends = self.of_ops(back, times(back, "enqueue"))
+            self.attempt(self.ordered([-end for end in ends]), rule)
             if self.seconds >= before:
                 return
 
-    def of_ops(self, draft: Draft | None, times: Times) -> tuple[list[float], list[float]]:
+    def of_ops(self, draft: Draft, times: Times) -> tuple[list[float], list[float]]:
         """Return when each op begins and ends, collectives too."""
-        assert draft is not None
         begins, ends = map(list, zip(*times.compute, strict=True))
         for i in self.graph.collectives:
             begins[i] = inf

@@ -10,7 +10,7 @@ from autopar.errors import ScheduleError, shown
 from autopar.scheduling import buckets, dispatch
 from autopar.scheduling.graph import Graph
 from autopar.scheduling.lines import Draft
-from autopar.scheduling.list_scheduling import Rule, arrange
+from autopar.scheduling.list_scheduling import Rule, arrange, layer_keys
 
 P3_SLICE = 200_000  # bytes: 50,000 parameters of float32
 
@@ -64,10 +64,7 @@ class Policy:
 
 def by_layer(graph: Graph, rule: Rule) -> Draft:
     """Return the lines where collectives go first that are read first, and ops compute in their order."""
-    keys = list(graph.position)
-    for i in reversed(graph.collectives):  # that of the first op that needs it, through other collectives too
-        keys[i] = min([keys[j] for j in graph.readers[i]], default=len(graph))
-    return arrange(graph, keys, rule)
+    return arrange(graph, layer_keys(graph), rule)
 
 
 POLICIES: Mapping[str, Policy] = {
