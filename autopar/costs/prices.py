@@ -273,7 +273,7 @@ def step_price(
         )
     if name in ("redistribute", "recv"):
         exchange = busiest(source.layout, result.layout, source.shape, machine.ranks_per_node)
-        exchange = exchange._replace(elements=0) if empty else exchange
+        exchange = (0, *exchange[1:]) if empty else exchange
         return exchange_price(name, exchange, source.dtype.itemsize, machine)
     if name in ("all_reduce", "reduce_scatter"):
         wider = transfers.reduced_as(arguments.get("op", "sum"), source.dtype).itemsize // source.dtype.itemsize
