@@ -30,6 +30,8 @@ from autopar.torch_private import OpOverload, returns_alias
 ORDERED = frozenset({
     "alias", "detach", "view", "reshape", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims", "positive",
 })  # fmt: skip
+# their results of four dims lie with the heads behind the sequence: transposed, they are in order (torch 2.13)
+ATTENTION = ("aten::_scaled_dot_product_", "autopar::causal_attention")
 MOST_VIEWS = 6  # of views of views: an operand behind more of them counts as one whose elements lie in their order
 BY_LAYOUT = (transfers.redistribute, transfers.send, transfers.recv)  # the layouts decide which ranks exchange what
 OP, LOCAL, EXCHANGE = KINDS = ("op", "local", "exchange")
@@ -62,6 +64,14 @@ def viewed(node: fx.Node) -> fx.Node:
     return operands(node_at(node) if is_getitem(node) else node)[0]
 
 
+def lies_by_sequence(node: fx.Node) -> bool:
+    """Return whether a value is a result of an attention, in memory with its heads behind the sequence."""
+    if not is_getitem(node) or not isinstance(op := node_at(node).target, OpOverload):
+        return False
+    type = record_of(node).type
+    return op.name().startswith(ATTENTION) and isinstance(type, TensorType) and len(type.shape) == 4
+
+
 def views_behind(node: fx.Node) -> int:
     """Return how many views lie between a value and one whose elements lie in their order; 0 for such a value itself.
 
@@ -71,7 +81,7 @@ def views_behind(node: fx.Node) -> int:
     while is_view(node) and len(chain) < MOST_VIEWS:
         chain.append(node)
         node = viewed(node)
-    while chain and _is_ordered(chain[-1]):
+    while chain and _is_ordered(chain[-1]) and not lies_by_sequence(viewed(chain[-1])):
         chain.pop()
     return len(chain)
 
@@ -132,12 +142,12 @@ def _argument(value: Any) -> str:
 
 def _operand(node: fx.Node) -> str:
     """Return the type of an operand, and the views that it is behind if its elements do not lie in their order."""
-    text, count = print_type(local_type(record_of(node).type)), views_behind(node)
-    names: list[str] = []
-    for _ in range(count):
+    text, names = print_type(local_type(record_of(node).type)), list[str]()
+    for _ in range(views_behind(node)):
         names.append(_view_text(node))
         node = viewed(node)
-    return f"{text} by {' of '.join(names)} of {print_type(local_type(record_of(node).type))}" if names else text
+    base = print_type(local_type(record_of(node).type)) + " of an attention" * lies_by_sequence(node)
+    return f"{text} by {' of '.join(names)} of {base}" if names else base
 
 
 def _view_text(view: fx.Node) -> str:

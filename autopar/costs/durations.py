@@ -85,7 +85,7 @@ def durations(
     """
     figures = figures_from(source)
     free = dict.fromkeys((node.name for node in program.nodes if is_getitem(node)), 0.0)
-    free |= dict.fromkeys(_free_additions(program, frozenset(zeros)), 0.0)
+    free |= dict.fromkeys(free_additions(program, frozenset(zeros)), 0.0)
     if isinstance(figures, Profile):
         rows = figures.rows_of(program, strict=strict)
         seconds = {node.name: row.seconds for node, row in rows}
@@ -133,7 +133,7 @@ def _has_rows(path: Path) -> bool:
     return isinstance(content, dict) and "rows" in content
 
 
-def _free_additions(program: Program, zeros: frozenset[str]) -> list[str]:
+def free_additions(program: Program, zeros: frozenset[str]) -> list[str]:
     """Return the values of the additions to states that begin as zeros, where nothing else reads the state."""
     found = []
     for node in program.placeholders:

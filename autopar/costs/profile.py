@@ -68,9 +68,9 @@ class Profile:
     @property
     def measured_on(self) -> str:
         """The device and the processes that were measured, in words."""
-        threads = f"{self.threads} thread{'s' * (self.threads > 1)} each" if self.device == "cpu" else "a device each"
         processes = f"{self.ranks} {self.backend + ' ' if self.backend else ''}process{'es' * (self.ranks > 1)}"
-        return f"{self.device}, {processes}, {threads}, torch {self.torch}"
+        threads = f" of {self.threads} thread{'s' * (self.threads > 1)}" if self.device == "cpu" else ""
+        return f"{self.device}, {processes}{threads}, torch {self.torch}"
 
     @property
     def by_phase(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from torch import fx
 from autopar.errors import SimulationError
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, tensor_type
+from autopar.ir.program import Program
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.bucket_collectives import (
     Place,
@@ -83,7 +84,7 @@ class Communication:
 
     def _start_one(self, node: fx.Node) -> None:
         body, (operand,) = self.body, operands(node)
-        collective = self._exchange(node)
+        collective = exchange_of(self.program, node, self.groups)
         x = body.calls(node, f"{node.name}_operand", body.values[operand], collective.before)
         start = collective.start
         if start is start_all_reduce and (collective.before or (body.is_last_of(operand) and body.hunt is None)):
@@ -94,26 +95,8 @@ class Communication:
         self.started[node] = body.call(node, f"{node.name}_start", start, (x, *collective.start_args)), collective
         body.fresh.add(node)
 
-    def _exchange(self, node: fx.Node) -> Exchange:
-        arguments, source = _arguments(node), tensor_type(operands(node)[0])
-        ranks, group = self._group(arguments)
-        if node.target is transfers.redistribute:
-            ends = transfers.Ends.of(arguments, self.program.meshes)
-            plan = packing(ends, self.program.rank, arguments.get("kept", ()))
-            return redistribution(plan, sorted(ranks), source.dtype, group)
-        if node.target is not transfers.all_reduce and list(ranks) != sorted(ranks):
-            raise SimulationError(
-                f"the ranks {ranks} of a group are not in ascending order along {arguments['axis']}; number the mesh "
-                f"so that the ranks of each group ascend along its axes"
-            )
-        index, result = ranks.index(self.program.rank), tensor_type(node).shape
-        return exchange(node.target, arguments, source.shape, result, source.dtype, index, len(ranks), group)
-
     def _group(self, arguments: Mapping[str, Any]) -> tuple[Ranks, str]:
-        """Return the ranks of a collective, in the order of its axes, and the name of their process group, whose order
-        is ascending."""
-        ranks = self.program.meshes[arguments.get("stage")].group(self.program.rank, arguments["axis"])
-        return ranks, self.groups[tuple(sorted(ranks))]
+        return group_of(self.program, arguments, self.groups)
 
     # -- a bucket ------------------------------------------------------------------------------------------------------
 
@@ -158,6 +141,37 @@ class Communication:
             return Reduction("")
         arguments = _arguments(node)
         return Reduction.of(arguments.get("op", "sum"), tensor_type(node).dtype, len(self._group(arguments)[0]))
+
+
+def exchange_of(program: Program, node: fx.Node, groups: Mapping[Ranks, str]) -> Exchange:
+    """Return the collective of a transfer of a rank's local program.
+
+    Args:
+        groups: ranks, in ascending order → the name of their process group.
+
+    Raises:
+        SimulationError: the ranks of the group are not in ascending order.
+    """
+    arguments, source = _arguments(node), tensor_type(operands(node)[0])
+    ranks, group = group_of(program, arguments, groups)
+    if node.target is transfers.redistribute:
+        ends = transfers.Ends.of(arguments, program.meshes)
+        plan = packing(ends, program.rank, arguments.get("kept", ()))
+        return redistribution(plan, sorted(ranks), source.dtype, group)
+    if node.target is not transfers.all_reduce and list(ranks) != sorted(ranks):
+        raise SimulationError(
+            f"the ranks {ranks} of a group are not in ascending order along {arguments['axis']}; number the mesh "
+            f"so that the ranks of each group ascend along its axes"
+        )
+    index, result = ranks.index(program.rank), tensor_type(node).shape
+    return exchange(node.target, arguments, source.shape, result, source.dtype, index, len(ranks), group)
+
+
+def group_of(program: Program, arguments: Mapping[str, Any], groups: Mapping[Ranks, str]) -> tuple[Ranks, str]:
+    """Return the ranks of a collective, in the order of its axes, and the name of their process group, whose order is
+    ascending."""
+    ranks = program.meshes[arguments.get("stage")].group(program.rank, arguments["axis"])
+    return ranks, groups[tuple(sorted(ranks))]
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
