@@ -53,7 +53,7 @@ def read(content: Any, path: str | Path) -> dict[str, Any]:
             f"{path}: version: {shown(content['version'])} is not known; this autopar reads version {VERSION}"
         )
     try:
-        fields = fields_of(content, "", **READERS)
+        fields = fields_of(content, "", None, **READERS)
     except Malformed as error:
         raise ProfileError(f"{path}: {error}") from None
     try:
