@@ -135,9 +135,13 @@ def _has_rows(path: Path) -> bool:
 
 def free_additions(program: Program, zeros: frozenset[str]) -> list[str]:
     """Return the values of the additions to states that begin as zeros, where nothing else reads the state."""
-    found = []
-    for node in program.placeholders:
-        user = next(iter(node.users), node)
-        if name_of(node) in zeros and len(node.users) == 1 and user.target is ADD and user.args[0] is node:
-            found.append(user.name)
-    return found
+    return [
+        next(iter(node.users)).name
+        for node in program.placeholders
+        if name_of(node) in zeros and len(node.users) == 1 and _adds_to(next(iter(node.users)), node)
+    ]
+
+
+def _adds_to(sum: fx.Node, state: fx.Node) -> bool:
+    """Return whether a value is a state plus another value."""
+    return sum.target is ADD and operands(sum)[0] is state and operands(sum)[1:] not in ([], [state]) and not sum.kwargs
