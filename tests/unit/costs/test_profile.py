@@ -176,12 +176,8 @@ def test_a_machine_file_is_no_profile(tmp_path: Path) -> None:
 def test_the_table_has_the_dearest_calls_first() -> None:
     lines = str(FOUND).splitlines()
     rows = [line for line in lines if "->" in line]
-    assert "all_reduce(f32[1 64], dp) -> f32[1 64]" in rows[0] and rows[0].split()[-5:-1] == [
-        "1",
-        "257.0",
-        "5.0",
-        "51.40",
-    ]
+    assert "all_reduce(f32[1 64], dp) -> f32[1 64]" in rows[0]
+    assert " ".join(rows[0].split()[-5:-1]) == "1 257.0 5.0 51.40"
     assert lines[-3].startswith("one after the other: 0.")
     assert lines[-2] == "measured on cpu, 4 gloo processes of 1 thread, torch 2.13.0"
     assert lines[-1] == "a product of matrices takes 1.25 times as long beside an all-reduce"
