@@ -104,8 +104,8 @@ def test_a_job_of_another_size_is_refused(model: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--interference"], "--interference times ops beside a collective, and one process has none; start several with "
-                             "torchrun --nproc-per-node 4 -m autopar profile step"),
+        (["--interference"], "--interference times ops beside a collective, and one process has none; start several "
+                             "with torchrun --nproc-per-node 4 -m autopar profile step"),
         (["--seconds", "-1"], "--seconds -1.0 must be 0 or more, for each call"),
         (["--seconds", "nan"], "--seconds nan must be 0 or more, for each call"),
         (["--microbatches", "0"], "--microbatches 0 must be at least 1"),
