@@ -67,6 +67,10 @@ class ScheduleError(AutoparError, ValueError):
     """
 
 
+class ProfileError(AutoparError, ValueError):
+    """A profile of measured times that cannot be read, or that belongs to another program."""
+
+
 class LaunchError(AutoparError, RuntimeError):
     """Processes could not be started, or one of them failed.
 

@@ -11,6 +11,7 @@ import autopar
 from autopar.cli.commands.calibrate import CALIBRATE, CALIBRATE_EXAMPLES, calibrate
 from autopar.cli.commands.checkpoint import checkpoints
 from autopar.cli.commands.plan import PLAN, PLAN_EXAMPLES, plan
+from autopar.cli.commands.profile import profiles
 from autopar.cli.commands.schedule import SCHEDULE, SCHEDULE_EXAMPLES, schedule
 from autopar.cli.commands.train import EXAMPLES, WHAT, train
 
@@ -43,6 +44,7 @@ app.command("train", help=WHAT, epilog=EXAMPLES)(train)
 app.command("plan", help=PLAN, epilog=PLAN_EXAMPLES)(plan)
 app.command("schedule", help=SCHEDULE, epilog=SCHEDULE_EXAMPLES)(schedule)
 app.command("calibrate", help=CALIBRATE, epilog=CALIBRATE_EXAMPLES)(calibrate)
+app.add_typer(profiles, name="profile")
 app.add_typer(checkpoints, name="checkpoint")
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -19,15 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from autopar.costs.json_fields import Malformed, array, fields_of, number, one_of, text, whole
 from autopar.errors import shown
-from autopar.ir.mesh import MOST_RANKS
 from autopar.ir.record import DTYPE_NAMES, DTYPES
 
 VERSION = 1  # of the file format
 
-# the range of figures in files: prices of tensors then are nanoseconds that sums of integers can hold
-HIGHEST = 1e30
+# the range of figures in files
 SLOWEST, LONGEST_LATENCY = 1e3, 100.0  # bytes or operations a second; seconds
+MOST_INTERFERENCE = 100.0
 
 # operations for each byte that memory delivers, for a machine without peaks: round figures of GPUs since 2017
 NARROW_OPERATIONS = 160.0  # in float dtypes of one or two bytes, with matrix units
@@ -89,6 +88,8 @@ class Machine:
         aliases: other names of the same device.
         source: where the figures are from.
         note: a remark that is printed with prices.
+        interference: how much slower an op computes while a collective runs: 0.5 means 1.5 times as long. By default
+            it is 0, no slower.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Machine:
     source: str = ""
     note: str = ""
     capacity: float | None = None
+    interference: float = 0.0
 
     def flops(self, dtype: torch.dtype) -> float:
         """Return the floating point operations a second in a dtype: its peak, or that of the dtype of ``stand_in``.
@@ -160,6 +162,8 @@ class Machine:
         fields |= {"peak": dict(self.peak), "measured": [*fields["measured"]], "aliases": [*self.aliases]}
         if self.capacity is None:
             del fields["capacity"]
+        if not self.interference:
+            del fields["interference"]
         return {"version": VERSION, "machines": [fields]}
 
     @staticmethod
@@ -297,116 +301,40 @@ def described(content: Any, path: str | Path) -> list[Machine]:
             f"{path}: version: {shown(content['version'])} is not known; this autopar reads version {VERSION}"
         )
     try:
-        rows = _fields(content, "", version=_whole(1), machines=_list(_machine))
+        rows = fields_of(content, "", version=whole(1), machines=array(_machine))
         names: dict[str, int] = {}
         for k, machine in enumerate(rows["machines"]):
             for name in (machine.name, *machine.aliases):
                 if names.setdefault(name, k) != k or (machine.name, *machine.aliases).count(name) > 1:
-                    raise _Malformed(f"machines[{k}]", f"the name {name!r} is given twice")
-    except _Malformed as error:
+                    raise Malformed(f"machines[{k}]", f"the name {name!r} is given twice")
+    except Malformed as error:
         raise ValueError(f"{path}: {error}") from None
     return rows["machines"]
 
 
-class _Malformed(Exception):
-    """A field is missing or has a wrong value."""
-
-    def __init__(self, field: str, why: str) -> None:
-        super().__init__(f"{field.lstrip('.')}: {why}")
-
-
-Reader = Callable[[Any, str], Any]  # (value, the field's name) → the field's meaning
-
-
-def _fields(value: Any, at: str, optional: Mapping[str, Any] | None = None, **readers: Reader) -> dict[str, Any]:
-    """Read the fields of an object, each by its reader.
-
-    Fields without a default are required; unknown ones raise ``_Malformed``.
-    """
-    if not isinstance(value, dict):
-        raise _Malformed(at, f"an object is wanted, not {shown(value)}")
-    for name in value:
-        if name not in readers:
-            raise _Malformed(f"{at}.{name}", f"there is no such field; there are {', '.join(readers)}")
-    fields, defaults = {}, optional or {}
-    for name, read in readers.items():
-        if name not in value and name not in defaults:
-            raise _Malformed(f"{at}.{name}", "missing")
-        fields[name] = read(value[name], f"{at}.{name}") if name in value else defaults[name]
-    return fields
-
-
-def _text(value: Any, at: str) -> str:
-    if not isinstance(value, str):
-        raise _Malformed(at, f"a string is wanted, not {shown(value)}")
-    return value
-
-
-def _one_of(names: Sequence[str]) -> Reader:
-    def read(value: Any, at: str) -> str:
-        if value not in names:
-            raise _Malformed(at, f"{shown(value)} is none of {', '.join(names)}")
-        return value
-
-    return read
-
-
-def _whole(least: int) -> Reader:
-    def read(value: Any, at: str) -> int:
-        if type(value) is not int or value < least:
-            raise _Malformed(at, f"an integer ≥ {least} is wanted, not {shown(value)}")
-        if value > MOST_RANKS:
-            raise _Malformed(at, f"{shown(value)} is out of the range of machines, {least} to {MOST_RANKS:,}")
-        return value
-
-    return read
-
-
-def _number(positive: bool, least: float = 0.0, most: float = HIGHEST) -> Reader:
-    """Read a number between bounds; one that is positive is no 0."""
-
-    def read(value: Any, at: str) -> float:
-        if type(value) not in (int, float) or not (value > 0 if positive else value >= 0) or value == math.inf:
-            raise _Malformed(at, f"a number {'>' if positive else '≥'} 0 is wanted, not {shown(value)}")
-        if not least <= value <= most:
-            raise _Malformed(at, f"{shown(value)} is out of the range of machines, {least:g} to {most:g}")
-        return float(value)
-
-    return read
-
-
-def _list(read: Reader) -> Reader:
-    def read_all(value: Any, at: str) -> list[Any]:
-        if not isinstance(value, list):
-            raise _Malformed(at, f"a list is wanted, not {shown(value)}")
-        return [read(item, f"{at}[{k}]") for k, item in enumerate(value)]
-
-    return read_all
-
-
 def _link(value: Any, at: str) -> Link:
-    return Link(**_fields(value, at, latency=_number(False, most=LONGEST_LATENCY), bandwidth=_number(True, SLOWEST)))
+    return Link(**fields_of(value, at, latency=number(False, most=LONGEST_LATENCY), bandwidth=number(True, SLOWEST)))
 
 
 def _measured(value: Any, at: str) -> Measured:
-    wait = _number(False, most=LONGEST_LATENCY)
-    return Measured(**_fields(value, at, operation=_one_of(MEASURABLE), ranks=_whole(2), floor=wait, latency=wait,
-                              bandwidth=_number(True, SLOWEST), half=_number(False)))  # fmt: skip
+    wait = number(False, most=LONGEST_LATENCY)
+    return Measured(**fields_of(value, at, operation=one_of(MEASURABLE), ranks=whole(2), floor=wait, latency=wait,
+                              bandwidth=number(True, SLOWEST), half=number(False)))  # fmt: skip
 
 
 def _peak(value: Any, at: str) -> tuple[tuple[str, float], ...]:
-    rates = _fields(value, at, dict.fromkeys(DTYPES, 0.0), **dict.fromkeys(DTYPES, _number(True, SLOWEST)))
+    rates = fields_of(value, at, dict.fromkeys(DTYPES, 0.0), **dict.fromkeys(DTYPES, number(True, SLOWEST)))
     return tuple((dtype, rate) for dtype, rate in rates.items() if rate)
 
 
 def _machine(value: Any, at: str) -> Machine:
-    fields = _fields(
-        value, at, {"peak": (), "measured": [], "aliases": [], "note": "", "capacity": None},
-        name=_text, kind=_one_of(("cpu", "cuda", "any")), ranks_per_node=_whole(1), inside=_link, outside=_link,
-        memory=_link, peak=_peak, measured=_list(_measured), aliases=_list(_text), source=_text, note=_text,
-        capacity=_number(True),
+    fields = fields_of(
+        value, at, {"peak": (), "measured": [], "aliases": [], "note": "", "capacity": None, "interference": 0.0},
+        name=text, kind=one_of(("cpu", "cuda", "any")), ranks_per_node=whole(1), inside=_link, outside=_link,
+        memory=_link, peak=_peak, measured=array(_measured), aliases=array(text), source=text, note=text,
+        capacity=number(True), interference=number(False, most=MOST_INTERFERENCE),
     )  # fmt: skip
     operations = [fit.operation for fit in fields["measured"]]
     if twice := next((name for name in operations if operations.count(name) > 1), None):
-        raise _Malformed(f"{at}.measured", f"{twice} is measured twice")
+        raise Malformed(f"{at}.measured", f"{twice} is measured twice")
     return Machine(**{**fields, "measured": tuple(fields["measured"]), "aliases": tuple(fields["aliases"])})

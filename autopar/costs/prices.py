@@ -126,6 +126,15 @@ def price(function: Callable[..., Any] | str, bytes: Any, ranks: Any, machine: M
     return float(seconds) if seconds.ndim == 0 else seconds
 
 
+def startup(function: Callable[..., Any] | str, ranks: Any, machine: Machine, *, shape: Any = None) -> Any:
+    """Return the seconds that a transfer takes before its first byte: the price of no bytes, θ.
+
+    It is the latency of the form with the fewest messages, so it is never more than the price of some bytes.
+    Arguments and errors are those of ``price``.
+    """
+    return price(function, 0, ranks, machine, shape=shape)
+
+
 def algorithm(
     function: Callable[..., Any] | str,
     bytes: int,
@@ -233,7 +242,13 @@ def shape_of_group(ranks: Any, ranks_per_node: int) -> tuple[int, int]:
 
 
 def step_price(
-    function: Target, source: TensorType, arguments: Mapping[str, Any], result: TensorType, machine: Machine
+    function: Target,
+    source: TensorType,
+    arguments: Mapping[str, Any],
+    result: TensorType,
+    machine: Machine,
+    *,
+    empty: bool = False,
 ) -> float:
     """Return the seconds of one transfer on its mesh, for the group that takes longest.
 
@@ -241,6 +256,7 @@ def step_price(
 
     Args:
         function, source, given, result: the transfer, its operand's type, its arguments by name, and its result's type.
+        empty: whether to price only its messages and no bytes: what ``startup`` is for a group.
 
     Raises:
         ValueError: the transfer exchanges data, and a type has no Layout.
@@ -257,6 +273,7 @@ def step_price(
         )
     if name in ("redistribute", "recv"):
         exchange = busiest(source.layout, result.layout, source.shape, machine.ranks_per_node)
+        exchange = (0, *exchange[1:]) if empty else exchange
         return exchange_price(name, exchange, source.dtype.itemsize, machine)
     if name in ("all_reduce", "reduce_scatter"):
         wider = transfers.reduced_as(arguments.get("op", "sum"), source.dtype).itemsize // source.dtype.itemsize
@@ -266,7 +283,7 @@ def step_price(
     size = {"all_gather": count * before, "reduce_scatter": count * after, "slice": 2 * after, "pend": after}.get(
         name, max(before, after)
     )
-    return group_price(name, size, axes, mesh, machine)
+    return group_price(name, 0 if empty else size, axes, mesh, machine)
 
 
 def group_price(name: str, size: int, axes: Axes, mesh: Mesh, machine: Machine) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.costs.machine import Machine
 from autopar.errors import AutoparError, MemoryLimitError, PlanError, RuleError
+from autopar.ir.digest import program_digest
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.text.printer import print_type
@@ -23,7 +24,6 @@ from autopar.search.search import search
 from autopar.search.solutions.applied import difference, layouts_of_placeholders
 from autopar.search.solutions.artifact import from_json
 from autopar.search.solutions.found import Found
-from autopar.search.solutions.planned import graph_digest
 from autopar.search.solutions.solution import Solution, solution_from
 from autopar.search.starts.started import Starts
 from autopar.search.transfer_prices.chains import Tables
@@ -135,7 +135,7 @@ class Search:
             raise other
         if solution is None:
             solution = from_json(json.loads(text))
-        if solution.graph != graph_digest(boundary.program):
+        if solution.graph != program_digest(boundary.program):
             raise PlanError(
                 "rank 0 has searched a plan for another program than this rank's; let all ranks pass the same model "
                 "and the same arguments"
@@ -194,7 +194,7 @@ def with_reserve(found: Solution, planner: Planner, peak: int) -> Planner | None
 
 def _about_other(given: Solution, program: Program) -> str:
     """Say why a plan is not taken as a whole."""
-    if given.graph == graph_digest(program):
+    if given.graph == program_digest(program):
         return "constraints want other layouts than the plan: parameters have its layouts, and the others are searched"
     return (
         f"the plan is of another call ({difference(given, program)}): parameters have its layouts, and the others are "

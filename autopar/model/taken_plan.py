@@ -8,13 +8,13 @@ from torch import fx
 
 from autopar.costs.machine import Machine
 from autopar.errors import PlanError, VerifyError
+from autopar.ir.digest import program_digest
 from autopar.ir.nodes import operands
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.plan.boundary import OPEN, Boundary, filled
 from autopar.search.solutions.applied import applied, layouts_of_states
 from autopar.search.solutions.found import Found
-from autopar.search.solutions.planned import graph_digest
 from autopar.search.solutions.solution import Solution
 from autopar.search.solutions.value_names import value_names
 from autopar.search.solutions.written import write
@@ -29,7 +29,7 @@ def taken(given: Solution, boundary: Boundary) -> Found | None:
     Raises:
         PlanError: layouts in the file cannot be read, or do not fit each other; the error names the file and the value.
     """
-    if given.graph != graph_digest(boundary.program):
+    if given.graph != program_digest(boundary.program):
         return None
     found = found_of(given, boundary.program)
     if given.source:

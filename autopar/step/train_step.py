@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +14,14 @@ import torch
 from autopar.capture.arguments import Arguments
 from autopar.capture.model_state import model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
+from autopar.costs.machine import Machine
+from autopar.costs.profile import Profile
 from autopar.ir.program import Program
 from autopar.ir.value_names import GROWTH, SCALE
 from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs, describe
 from autopar.report.passes import Reports
+from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.whole import Pieces
 from autopar.search.solutions.solution import Solution, priced
 from autopar.search.solutions.step_choice import StepChoice
@@ -27,6 +31,7 @@ from autopar.step.captures import StepCaptures
 from autopar.step.choices import Chosen, StepChoices
 from autopar.step.compiled_step import MicroBatch, StepUpdate, reports_of, step_of
 from autopar.step.loss import as_loss
+from autopar.step.measured import measured
 from autopar.step.memory import StepMemory
 from autopar.step.memory_limit import memory_of_programs
 from autopar.step.optimizer_state import OptimizerState
@@ -153,6 +158,31 @@ class TrainStep:
         return memory_of_programs(
             *self._current(), self._choices.latest.options, rank, self._calls.device.type == "cpu"
         )
+
+    def measure(
+        self, *, machine: Machine | str | Path | None = None, effort: Effort | None = None, interference: bool = False
+    ) -> Profile:
+        """Time each distinct op and collective of the step once, on its own, and return the times. All ranks call it.
+
+        The profile prints as a table, ``.save(path)`` writes it, and it has the durations by which communication is
+        scheduled. Nothing of the model or the optimizer changes. In a process that is alone, the ops of the first rank
+        are timed, and collectives have prices.
+
+        Args:
+            machine: whose prices stand beside the times; by default that of ``parallelize``.
+            effort: how long each call is timed.
+            interference: whether to time also how much slower ops compute while a collective runs.
+
+        Raises:
+            RuntimeError: nothing has been captured yet, or the model is closed.
+            ValueError: ``interference`` in a process that is alone; or there is no such machine.
+        """
+        self._calls.membership.check()
+        micro, update = self._current()
+        with torch.inference_mode(False):
+            return measured(
+                self._calls, micro, update, self._choices.latest.options.count, machine, effort, interference
+            )
 
     @property
     def _captured(self) -> StepCaptures:

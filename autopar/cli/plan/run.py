@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,45 +16,26 @@ from rich.text import Text
 from autopar.api import check_pipeline
 from autopar.cli.plan.models import model_of
 from autopar.cli.plan.options import PlanOptions
-from autopar.cli.plan.raised import is_of_the_model, raised
 from autopar.cli.plan.rows import Planning, PlanRow, cheapest, row_of, rows_of
+from autopar.cli.plan.status import DONE, REFUSED, status_of
 from autopar.cli.train.check import mesh_of, one_of, plan_of
 from autopar.cli.train.launched import launched
 from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.refused import Refused
 from autopar.cli.train.show import console_of
 from autopar.costs.machine import Machine, machine_from, machine_of
-from autopar.errors import AutoparError
 from autopar.model.given_plan import check_mesh
 from autopar.plan.plan import SEARCH, Plan
 from autopar.plan.presets import PRESETS
 from autopar.search.certificate import at_most, bytes_text
 from autopar.search.solutions.solution import Solution
 
-DONE, CUT_OFF, REFUSED = 0, 1, 2  # exit statuses
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def run(options: PlanOptions) -> int:
     """Run with the options and return the exit status. An error is printed as one line, without a traceback."""
-    try:
-        status = _follow(options)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CUT_OFF
-    except (AutoparError, OSError) as error:
-        print(f"autopar: {error}", file=sys.stderr)
-        return REFUSED
-    except Exception as error:
-        if is_of_the_model(error):
-            print(f"autopar: {options.model}: the call of its model raises {raised(error)}", file=sys.stderr)
-        elif isinstance(error, ValueError):
-            print(f"autopar: {error}", file=sys.stderr)
-        else:
-            raise
-        return REFUSED
+    return status_of(partial(_follow, options), options.model)
 
 
 def _follow(options: PlanOptions) -> int:
@@ -105,7 +85,7 @@ def _planning(options: PlanOptions, plan: Plan | Solution) -> Planning:
         raise Refused(f"--compare has all presets and the search; leave --plan {options.plan} out")
     if options.save is not None and not Path(options.save).parent.is_dir():
         raise Refused(f"there is no folder {Path(options.save).parent} for --save {options.save}; make it first")
-    mesh, machine = mesh_of(options.mesh), _machine(options.machine, plan)
+    mesh, machine = mesh_of(options.mesh), machine_for(options.machine, plan)
     check_pipeline(mesh)
     if isinstance(plan, Solution):
         check_mesh(plan, mesh)
@@ -113,7 +93,7 @@ def _planning(options: PlanOptions, plan: Plan | Solution) -> Planning:
     return Planning(model, example, mesh, machine, options.memory, options.time_limit, options.optimizer)
 
 
-def _machine(given: str | None, plan: Plan | Solution) -> Machine:
+def machine_for(given: str | None, plan: Plan | Solution) -> Machine:
     """Return the machine of ``--machine``; by default that of a searched plan, or of this computer."""
     if given is None and isinstance(plan, Solution):
         return plan.machine

@@ -18,6 +18,7 @@ from torch import fx
 from autopar.errors import SimulationError
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of, tensor_type
+from autopar.ir.program import Program
 from autopar.ir.streams import DEFAULT, Groups, Ranks, group_key, stream_of
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.bucket_collectives import (
@@ -86,7 +87,7 @@ class Communication:
 
     def _start_one(self, node: fx.Node) -> None:
         body, (operand,) = self.body, operands(node)
-        collective = self._exchange(node)
+        collective = exchange_of(self.program, node, self.groups)
         x = body.calls(node, f"{_waited(node)}_operand", body.values[operand], collective.before)
         start = collective.start
         if start is start_all_reduce and (collective.before or (body.is_last_of(operand) and body.hunt is None)):
@@ -97,28 +98,8 @@ class Communication:
         name = f"{_waited(node)}_start"
         self.started[node] = body.call(node, name, start, (x, *collective.start_args)), collective
 
-    def _exchange(self, node: fx.Node) -> Exchange:
-        arguments, source = _arguments(node), tensor_type(operands(node)[0])
-        ranks, group = self._group(node)
-        if node.target is transfers.redistribute:
-            ends = transfers.Ends.of(arguments, self.program.meshes)
-            plan = packing(ends, self.program.rank, arguments.get("kept", ()))
-            return redistribution(plan, sorted(ranks), source.dtype, group)
-        if node.target is not transfers.all_reduce and list(ranks) != sorted(ranks):
-            raise SimulationError(
-                f"the ranks {ranks} of a group are not in ascending order along {arguments['axis']}; number the mesh "
-                f"so that the ranks of each group ascend along its axes"
-            )
-        index, result = ranks.index(self.program.rank), tensor_type(node).shape
-        return exchange(node.target, arguments, source.shape, result, source.dtype, index, len(ranks), group)
-
     def _group(self, node: fx.Node) -> tuple[Ranks, str]:
-        """Return the ranks of a collective, in the order of its axes, and the name of their process group, whose order
-        is ascending."""
-        arguments = _arguments(node)
-        ranks = self.program.meshes[arguments.get("stage")].group(self.program.rank, arguments["axis"])
-        stream = stream_of(record_of(node).stream, arguments["axis"])
-        return ranks, self.groups[group_key(ranks, stream)]
+        return group_of(self.program, node, self.groups)
 
     def _group_of_all(self, node: fx.Node) -> str | None:
         """Return the name of the process group for messages between stages; ``None``: the default group."""
@@ -194,6 +175,38 @@ def _span(node: fx.Node) -> Span:
 def _waited(started: fx.Node) -> str:
     """Return the name of the value that is there when a collective has been waited for."""
     return next(iter(started.users)).name if record_of(started).started else started.name
+
+
+def exchange_of(program: Program, node: fx.Node, groups: Groups) -> Exchange:
+    """Return the collective of a transfer of a rank's program.
+
+    Args:
+        groups: the names of the process groups.
+
+    Raises:
+        SimulationError: the ranks of the group are not in ascending order.
+    """
+    arguments, source = _arguments(node), tensor_type(operands(node)[0])
+    ranks, group = group_of(program, node, groups)
+    if node.target is transfers.redistribute:
+        ends = transfers.Ends.of(arguments, program.meshes)
+        plan = packing(ends, program.rank, arguments.get("kept", ()))
+        return redistribution(plan, sorted(ranks), source.dtype, group)
+    if node.target is not transfers.all_reduce and list(ranks) != sorted(ranks):
+        raise SimulationError(
+            f"the ranks {ranks} of a group are not in ascending order along {arguments['axis']}; number the mesh "
+            f"so that the ranks of each group ascend along its axes"
+        )
+    index, result = ranks.index(program.rank), tensor_type(node).shape
+    return exchange(node.target, arguments, source.shape, result, source.dtype, index, len(ranks), group)
+
+
+def group_of(program: Program, node: fx.Node, groups: Groups) -> tuple[Ranks, str]:
+    """Return the ranks of a collective, in the order of its axes, and the name of their process group, whose order is
+    ascending."""
+    arguments = _arguments(node)
+    ranks = program.meshes[arguments.get("stage")].group(program.rank, arguments["axis"])
+    return ranks, groups[group_key(ranks, stream_of(record_of(node).stream, arguments["axis"]))]
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:

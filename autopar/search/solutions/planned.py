@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,11 +32,6 @@ class Planned:
     gives: tuple[str | None, ...]
     needs: tuple[str, ...] = ()
     inside: tuple[Planned, ...] = ()
-
-
-def graph_digest(program: Program) -> str:
-    """Return the digest of a traced program; the names of its values count."""
-    return hashlib.blake2b(str(program).encode(), digest_size=16).hexdigest()
 
 
 def planned_values(

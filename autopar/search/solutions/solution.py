@@ -14,6 +14,7 @@ from rich.table import Table
 from autopar.capture.at_sizes import AtSizes
 from autopar.errors import PlanError
 from autopar.gc_pause import gc_paused
+from autopar.ir.digest import program_digest
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, tensor_type
 from autopar.ir.program import Program
@@ -23,7 +24,7 @@ from autopar.search.solutions.again import Again
 from autopar.search.solutions.asked import check_layouts, check_marks, check_name, check_other, check_path, check_symbol
 from autopar.search.solutions.found import Found, found_by
 from autopar.search.solutions.module_times import ModuleTime, module_times
-from autopar.search.solutions.planned import Planned, graph_digest, layout_text, planned_values
+from autopar.search.solutions.planned import Planned, layout_text, planned_values
 from autopar.search.solutions.searched_update import SearchedUpdate
 from autopar.search.solutions.step_choice import StepChoice, Way
 from autopar.search.solutions.tables import Difference, Explanation, gives_text, printed, right
@@ -259,7 +260,7 @@ def solution_from(found: Found, program: Program, mesh: Mesh, kind: Kind) -> Sol
     states = {name: layout_text(types[name].shape, attr) for name, attr in found.optimizer_states.items()}
     return Solution(
         found.machine, found.nanoseconds, found.least, found.search_seconds, found.reason, mesh, kind,
-        graph_digest(program), values, states, found.start, again=found.again, memory=found.memory, bytes=found.bytes,
+        program_digest(program), values, states, found.start, again=found.again, memory=found.memory, bytes=found.bytes,
         constrained=found.constrained,
     )  # fmt: skip
 

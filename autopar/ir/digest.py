@@ -1,0 +1,12 @@
+"""Make the digest of a program, by which files and caches know it again."""
+
+from __future__ import annotations
+
+import hashlib
+
+from autopar.ir.program import Program
+
+
+def program_digest(program: Program) -> str:
+    """Return the digest of a program's text; the names of its values count."""
+    return hashlib.blake2b(str(program).encode(), digest_size=16).hexdigest()

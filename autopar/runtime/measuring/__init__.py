@@ -1,0 +1,1 @@
+"""Measure how long the calls of local programs take."""

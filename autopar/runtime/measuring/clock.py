@@ -1,0 +1,94 @@
+"""Time calls: some to warm up, then so many as a limit of seconds allows, and the median of these.
+
+Several processes time a call together: all begin at once, and the time of a call is that of its slowest rank. They
+agree on the number of calls, so that none waits for another in a collective.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import distributed
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long one call is timed.
+
+    Attributes:
+        warm: calls before those that are timed.
+        seconds: about the seconds of the timed calls together.
+        least, most: of the timed calls, whatever their time.
+    """
+
+    warm: int = 2
+    seconds: float = 0.05
+    least: int = 3
+    most: int = 25
+
+    def __post_init__(self) -> None:
+        if self.warm < 0 or not 1 <= self.least <= self.most or not self.seconds >= 0:
+            raise ValueError(f"{self}: it takes 0 or more warm calls and seconds, and 1 ≤ least ≤ most")
+
+    def calls(self, seconds: float) -> int:
+        """Return how often a call of so many seconds is timed."""
+        return max(self.least, min(self.most, int(self.seconds / max(seconds, 1e-9))))
+
+
+class Clock:
+    """Times calls on one device.
+
+    Args:
+        device: the device; what runs on an accelerator is timed by its events.
+        effort: how long one call is timed.
+        group: the processes that time together, on the host; ``None``: this process alone.
+    """
+
+    def __init__(
+        self, device: torch.device, effort: Effort | None = None, group: distributed.ProcessGroup | None = None
+    ) -> None:
+        self.device, self.effort, self.group = device, effort or Effort(), group
+
+    def median(self, call: Call) -> float:
+        """Return the seconds of a call: the median over the calls, each on its slowest rank. All ranks call it."""
+        for _ in range(self.effort.warm):
+            call()
+        first = self.agreed(self.each(call, 1))[0]
+        return statistics.median(self.agreed(self.each(call, self.effort.calls(first))))
+
+    def each(self, call: Call, count: int) -> list[float]:
+        """Begin with all ranks, and return the seconds of each call on this one."""
+        if self.group is not None:
+            distributed.barrier(self.group)
+        if self.device.type == "cpu":
+            marks = [time.perf_counter()]
+            for _ in range(count):
+                call()
+                marks.append(time.perf_counter())
+            return [end - start for start, end in itertools.pairwise(marks)]
+        return self._on_accelerator(call, count)
+
+    def _on_accelerator(self, call: Call, count: int) -> list[float]:
+        with torch.get_device_module(self.device).device(self.device):
+            events = [torch.Event(self.device, enable_timing=True) for _ in range(count + 1)]
+            events[0].record()
+            for event in events[1:]:
+                call()
+                event.record()
+            events[-1].synchronize()
+        return [start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(events)]
+
+    def agreed(self, seconds: list[float]) -> list[float]:
+        """Return for each number the largest of all ranks."""
+        if self.group is None:
+            return seconds
+        largest = torch.tensor(seconds, dtype=torch.float64)
+        distributed.all_reduce(largest, distributed.ReduceOp.MAX, self.group)
+        return largest.tolist()
