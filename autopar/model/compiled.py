@@ -40,7 +40,7 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 from autopar.runtime.processes.streams import groups_for
 from autopar.runtime.simulated_step import SimulatedStep
-from autopar.scheduling.programs.order import OF_CALLS, Execution, decide
+from autopar.scheduling.programs.order import OF_CALLS, Execution, lines_of
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.solution import Solution, priced, timed
 from autopar.search.starts.starting_points import starting_points
@@ -252,7 +252,7 @@ class Compiler:
 
     def _localized(self, program: Program, execution: Execution) -> tuple[LocalPrograms, PassReport]:
         start = time.perf_counter()
-        local = LocalPrograms(program, lambda local: verify(local, "schedule"), decide(program, execution))
+        local = LocalPrograms(program, lambda local: verify(local, "schedule"), lines_of(program, execution))
         for rank in self.mesh.ranks if self.context is None else [self.context.rank]:
             local[rank]
         ms = (time.perf_counter() - start) * 1e3

@@ -31,7 +31,7 @@ from autopar.runtime import current_op
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.lower import Lowered, lower
 from autopar.runtime.simulation.simulate import Instruction, compile_phases, run_ranks
-from autopar.scheduling.programs.order import OF_CALLS, decide
+from autopar.scheduling.programs.order import OF_CALLS, lines_of
 from autopar.transitions import transitions
 from autopar.verify.levels import verify
 
@@ -125,7 +125,9 @@ class Redistribution:
     @cached_property
     def local(self) -> LocalPrograms:
         """Rank → its scheduled program."""
-        return LocalPrograms(self.program, lambda program: verify(program, "schedule"), decide(self.program, OF_CALLS))
+        return LocalPrograms(
+            self.program, lambda program: verify(program, "schedule"), lines_of(self.program, OF_CALLS)
+        )
 
     @cached_property
     def backward(self) -> Redistribution:

@@ -110,7 +110,7 @@ def _tables(
 
 def _of_stream(graph: Graph, stream: int, heads: list[float], tails: list[float]) -> float:
     own = [i for i in graph.order if graph.stream[i] == stream]
-    alone = own if not graph.startup else _along_path(graph, stream)
+    alone = own if not any(graph.fixed) else _along_path(graph, stream)
     taken = set(alone)
     jobs = [
         (heads[i], graph.seconds[i], tails[i]) if i in taken or not graph.bytes[i]

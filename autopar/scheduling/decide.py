@@ -11,7 +11,7 @@ from autopar.scheduling import buckets, dispatch
 from autopar.scheduling.bounds import bound
 from autopar.scheduling.exact import MOST, best_order
 from autopar.scheduling.graph import Graph
-from autopar.scheduling.lines import Draft
+from autopar.scheduling.lines import Draft, Line
 from autopar.scheduling.longest_tail import LongestTail
 from autopar.scheduling.memory import peak
 from autopar.scheduling.op import Op
@@ -19,7 +19,8 @@ from autopar.scheduling.placement import by_deadline, hoisted
 from autopar.scheduling.policies import POLICIES, ByteScheduler, by_layer, named
 from autopar.scheduling.priorities import numbers_of
 from autopar.scheduling.scheduled import Schedule
-from autopar.scheduling.simulation import Issue, Times, issue_of, number, spans_of, times
+from autopar.scheduling.simulation import Issue, Startup, Times, issue_of, number, spans_of, startup_of, times
+from autopar.scheduling.verify import draft_of
 
 EARLY = 0.01  # of the bound: a collective that can begin before it needs next to no computation
 BELOW = 1e-9  # of the bound: sums of floats are not exact
@@ -31,7 +32,7 @@ def schedule(
     policy: str | ByteScheduler = "longest-tail",
     issue: Issue = "enqueue",
     *,
-    startup: float = 0.0,
+    startup: Startup = 0.0,
     priorities: Mapping[str, int] | None = None,
     memory: int | None = None,
     interference: float = 0.0,
@@ -42,8 +43,8 @@ def schedule(
         ops: what is scheduled, in the order of the program.
         policy: a name in ``POLICIES``, or ``ByteScheduler(partition, credit)``.
         issue: ``"enqueue"``, as a GPU runs lines, or ``"direct"``, as a CPU does; see ``simulation``.
-        startup: θ, the fixed seconds of each collective, which are part of its seconds. A message of several pays them
-            once, and each chunk pays them again.
+        startup: θ, the fixed seconds of each collective, of all or by name, which are part of its seconds. A message of
+            several pays them once, and each chunk pays them again.
         priorities: glob over names of ops → an integer; smaller goes first. For ``"priorities"``, and for
             ``"longest-tail"``, which then decides among equal ones.
         memory: the most bytes of results that may be alive in a line.
@@ -60,11 +61,26 @@ def schedule(
     if priorities is not None and name not in ("priorities", "longest-tail"):
         raise ScheduleError(f"the policy {name!r} takes no priorities; 'priorities' and 'longest-tail' do")
     limit = inf if memory is None else number("memory", memory)
-    graph = Graph(ops, number("startup", startup))
+    graph = Graph(ops, startup_of(startup))
     made = _Decision(graph, issue_of(issue), number("interference", interference), limit)
     numbers = None if priorities is None else numbers_of(graph, priorities)
     draft = made.longest_tail(numbers) if name == "longest-tail" else made.fixed(name, policy, numbers)
     return made.finished(name, draft)
+
+
+@gc_paused()
+def judge(ops: Iterable[Op], lines: Iterable[Line], policy: str, issue: Issue = "enqueue", *, startup: Startup = 0.0,
+          interference: float = 0.0) -> Schedule:  # fmt: skip
+    """Return the schedule with the given lines: they are verified, simulated and compared with the bound.
+
+    Args:
+        policy: what the schedule is called.
+
+    The others are those of ``schedule`` and of ``simulate``, and so are the errors.
+    """
+    graph = Graph(ops, startup_of(startup))
+    made = _Decision(graph, issue_of(issue), number("interference", interference), inf)
+    return made.finished(policy, draft_of(graph, lines))
 
 
 class _Decision:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from autopar.errors import ScheduleError, shown
@@ -34,8 +34,8 @@ class Graph:
         kind: op → a number; only collectives with one number share a message.
     """
 
-    def __init__(self, ops: Iterable[Op], startup: float = 0.0) -> None:
-        """Index the ops. ``startup``: the fixed seconds of each collective.
+    def __init__(self, ops: Iterable[Op], startup: float | Mapping[str, float] = 0.0) -> None:
+        """Index the ops. ``startup``: the fixed seconds of each collective, of all of them or by name.
 
         Raises:
             ScheduleError: names that are doubled or unknown, or ops that read each other in a circle.
@@ -45,7 +45,6 @@ class Graph:
         for op in self.ops:
             if not isinstance(op, Op):
                 raise TypeError(f"ops are Op(name, stream, seconds, …), not {shown(op)}")
-        self.startup = startup
         self.number = {op.name: i for i, op in enumerate(self.ops)}
         if len(self.number) < len(self.ops):
             doubled = next(op.name for i, op in enumerate(self.ops) if self.number[op.name] != i)
@@ -62,7 +61,11 @@ class Graph:
         self.kind = [kinds.setdefault((op.stream, op.kind), len(kinds)) for op in self.ops]
         self.seconds = [float(op.seconds) for op in self.ops]
         self.bytes = [0 if op.computes else op.bytes for op in self.ops]
-        self.fixed = [min(startup, op.seconds) if size else 0.0 for op, size in zip(self.ops, self.bytes, strict=True)]
+        fixed = startup if isinstance(startup, Mapping) else dict.fromkeys(self.number, startup)
+        self.fixed = [
+            min(fixed.get(op.name, 0.0), op.seconds) if size else 0.0
+            for op, size in zip(self.ops, self.bytes, strict=True)
+        ]
         self.flow = [s - f for s, f in zip(self.seconds, self.fixed, strict=True)]
         self.memory = [op.memory for op in self.ops]
         self.order = self._topological()

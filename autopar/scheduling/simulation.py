@@ -11,7 +11,7 @@ communication slows computation down (``interference``) does it take an event qu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -23,6 +23,7 @@ from autopar.scheduling.op import Op
 from autopar.scheduling.verify import draft_of
 
 Issue = Literal["enqueue", "direct"]
+Startup = float | Mapping[str, float]  # θ: seconds, of all collectives or by name
 ISSUES: tuple[Issue, ...] = get_args(Issue)
 
 
@@ -59,7 +60,7 @@ class Times(NamedTuple):
     exposed: float
 
 
-def simulate(ops: Iterable[Op], lines: Iterable[Line], issue: Issue = "enqueue", *, startup: float = 0.0,
+def simulate(ops: Iterable[Op], lines: Iterable[Line], issue: Issue = "enqueue", *, startup: Startup = 0.0,
              interference: float = 0.0) -> Simulation:  # fmt: skip
     """Simulate any sequence of lines, after it has been verified.
 
@@ -67,13 +68,13 @@ def simulate(ops: Iterable[Op], lines: Iterable[Line], issue: Issue = "enqueue",
         ops: what is scheduled.
         lines: the order, as ``Schedule.lines`` has it.
         issue: how lines are issued.
-        startup: the fixed seconds of each message.
+        startup: the fixed seconds of each message, of all collectives or by name.
         interference: while a message is under way, an op takes (1 + interference) times as long.
 
     Raises:
         ScheduleError: a line is missing, doubled or misplaced, or an option has a wrong value.
     """
-    graph = Graph(ops, number("startup", startup))
+    graph = Graph(ops, startup_of(startup))
     draft = draft_of(graph, lines)
     return spans_of(draft, times(draft, issue_of(issue), number("interference", interference)))
 
@@ -82,6 +83,13 @@ def issue_of(issue: object) -> Issue:
     if issue not in ISSUES:
         raise ScheduleError(f"issue={shown(issue)}; there are {', '.join(map(repr, ISSUES))}")
     return issue
+
+
+def startup_of(startup: object) -> Startup:
+    """Return start-up seconds, of all collectives or by name, each a number from 0."""
+    if isinstance(startup, Mapping):
+        return {name: number(f"startup[{name!r}]", value) for name, value in startup.items()}
+    return number("startup", startup)
 
 
 def number(name: str, value: object) -> float:

@@ -15,7 +15,6 @@ tensor:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,10 +24,10 @@ from torch import fx
 
 from autopar.capture.blocks import block_of, is_parameter, reader_of
 from autopar.ir import transfers
-from autopar.ir.layout import span
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.scheduling.programs.shared import SHARED, may_share, piece_bytes
 
 FIRST, OTHERS = 2**20, 25 * 2**20  # bytes
 SMALL = 2**16  # bytes; the most bytes of a bucket of small reductions that are next to each other
@@ -36,28 +35,12 @@ SMALL = 2**16  # bytes; the most bytes of a bucket of small reductions that are 
 Key = tuple[Any, Any, str, torch.dtype]  # transfer, axis or axes, op, dtype
 
 
-SHARED = (transfers.all_reduce, transfers.reduce_scatter, transfers.all_gather)
-
-
 def largest_pieces(explicit: Program) -> dict[str, int]:
     """Map each reduction and gather to the bytes of its operand's largest piece.
 
     Buckets count these bytes, so that they are the same on every rank.
     """
-    sizes = {}
-    for node in explicit.nodes:
-        if node.target in SHARED:
-            type = record_of(operands(node)[0]).type
-            assert isinstance(type, TensorType) and type.layout is not None
-            mesh = type.layout.mesh
-            first = dict.fromkeys(mesh.sizes, 0)
-            elements = math.prod(span(size, axes, mesh, first)[1] for size, axes in type.attr.parts(type.shape))
-            sizes[node.name] = elements * type.dtype.itemsize
-    return sizes
-
-
-def _is_widened(node: fx.Node) -> bool:
-    return tensor_type(node).dtype in transfers.REDUCED_AS
+    return {node.name: piece_bytes(tensor_type(operands(node)[0])) for node in explicit.nodes if node.target in SHARED}
 
 
 Stage = dict[Key, list[fx.Node]]  # buckets that start together
@@ -176,33 +159,9 @@ class _Ahead:
 
 
 def _may_share(node: fx.Node) -> bool:
-    """Return whether a transfer may share a bucket.
-
-    Reductions may in their own dtype, with pieces of one size; so may gathers of parameters.
-    """
-    arguments = transfers.arguments(node.target, node.args, node.kwargs)
-    if (
-        node.target is transfers.all_gather
-        and not is_parameter(operands(node)[0])
-        and record_of(node).phase != "update"
-    ):
-        return False
-    kind = arguments.get("op", "sum")
-    is_plain = kind != "avg" and not transfers.is_gathered(kind, tensor_type(node).dtype)
-    return is_plain and not _is_widened(node) and _is_even(node)
-
-
-def _is_even(node: fx.Node) -> bool:
-    """Return whether the pieces of a gather or a reduce-scatter have one size on all ranks."""
-    if node.target is transfers.all_reduce:
-        return True
-    arguments, source = transfers.arguments(node.target, node.args, node.kwargs), tensor_type(operands(node)[0])
-    parts = arguments.get("parts")
-    splits = [axes for dim in transfers.split_parts(source.attr, source.shape, source.mesh, parts) for axes in dim]
-    sizes = [size for dim in parts for size in dim] if parts else source.shape
-    dim = arguments["dim"]
-    axes = (*splits[dim], arguments["axis"]) if node.target is transfers.reduce_scatter else splits[dim]
-    return sizes[dim] % source.mesh.count(axes) == 0
+    """Return whether a transfer may share a bucket: gathers of activations wait where they are."""
+    is_activation = node.target is transfers.all_gather and not is_parameter(operands(node)[0])
+    return may_share(node) and not (is_activation and record_of(node).phase != "update")
 
 
 def _put(buckets: list[list[fx.Node]], node: fx.Node, bytes: Mapping[str, int], limit: int) -> None:
