@@ -96,3 +96,49 @@ def networks() -> Iterator[tuple[str, Network]]:
     for gbit in (10, 25, 100):
         for startup in (50e-6, 500e-6):
             yield f"{gbit} Gbit/s, {startup * 1e6:.0f} µs", Network(gbit * 1e9 / 8 / 2, startup)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of ByteScheduler's table: MXNet with a parameter server, images a second.
+
+    ``linear`` is what the computation alone reaches.
+    """
+
+    model: str
+    gpus: int
+    base: float
+    scheduled: float
+    linear: float
+
+
+PUBLISHED = (
+    Published("vgg16", 16, 673, 1511, 1579), Published("vgg16", 32, 1416, 2832, 3157),
+    Published("resnet50", 16, 2535, 2934, 3316), Published("resnet50", 32, 5195, 5785, 6633),
+)  # fmt: skip
+
+
+def push_and_pull(row: Published, bandwidth: float, piece: float = math.inf) -> list[Op]:
+    """A step on two streams, for one image a GPU; a tensor, or each piece of it, is pushed and then pulled.
+
+    ``bandwidth``: bytes in the time of an image, one way.
+    """
+    layers, whole = layers_of(row.model), row.gpus / row.linear
+    work = sum(macs for _, macs in layers)
+    ops, before = [], ()
+    for k in reversed(range(len(layers))):
+        ops.append(Op(f"backward{k}", "compute", whole * 2 / 3 * layers[k][1] / work, before))
+        before = (f"backward{k}",)
+    pulls: dict[int, list[str]] = {}
+    for k in reversed(range(len(layers))):
+        for t, elements in enumerate(layers[k][0]):
+            count = max(1, math.ceil(elements * BYTES / piece))
+            for n in range(count):
+                name, seconds = f"{k}.{t}.{n}", elements * BYTES / count / bandwidth
+                ops.append(Op(f"push{name}", "push", seconds, (f"backward{k}",), bytes=BYTES * elements // count))
+                ops.append(Op(f"pull{name}", "pull", seconds, (f"push{name}",), bytes=BYTES * elements // count))
+                pulls.setdefault(k, []).append(f"pull{name}")
+    for k in range(len(layers)):
+        ops.append(Op(f"forward{k}", "compute", whole / 3 * layers[k][1] / work, (*before, *pulls.get(k, ()))))
+        before = (f"forward{k}",)
+    return ops

@@ -24,9 +24,7 @@ def late(graph: Graph) -> set[int]:
             continue
         before = last.get(graph.kind[i])
         if before is not None and graph.position[i] < graph.first_reader[before]:
-            found.add(before)
-            if graph.first_reader[i] >= graph.first_reader[before]:
-                found.add(i)  # the last gradient, which none follows
+            found |= {before, i}
         last[graph.kind[i]] = i
     return found
 

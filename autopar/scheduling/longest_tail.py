@@ -150,7 +150,7 @@ class LongestTail:
 
     def of_ops(self, draft: Draft, times: Times) -> tuple[list[float], list[float]]:
         """Return when each op begins and ends, collectives too."""
-        begins, ends = map(list, zip(*times.compute, strict=True))
+        begins, ends = [begin for begin, _ in times.compute], [end for _, end in times.compute]
         for i in self.graph.collectives:
             begins[i] = inf
         for parts, (begin, end) in zip(draft.messages, times.messages, strict=True):

@@ -88,13 +88,14 @@ def by_deadline(draft: Draft, times: Times, early: Sequence[bool]) -> Draft:
             for i, *_ in parts:
                 for j in graph.before[i]:
                     reads[j] = min(reads[j], latest[at])
-    begins: list[float] = []  # of other lines; a wait begins with the op before it
     for kind, at in draft.lines:
         if kind == START:
             places[at] = kept
         else:
             kept += 1
-            begins.append(times.compute[at][0] if kind == COMPUTE else begins[-1] if begins else 0.0)
+    begins, now = [0.0] * kept, times.makespan  # of other lines; a wait begins with the op behind it
+    for place, (kind, at) in enumerate(reversed([line for line in draft.lines if line[0] != START])):
+        begins[-1 - place] = now = times.compute[at][0] if kind == COMPUTE else now
     for queue in draft.of_stream():
         following = kept
         for message in reversed(queue):
