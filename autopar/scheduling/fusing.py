@@ -51,15 +51,14 @@ def fused(draft: Draft, times: Times) -> Draft:
         free, open_ = 0.0, list[int]()
         for message in queue:
             grown = [*open_, message]
-            begin = max(free, *(ready[m] for m in grown))
-            end = begin + graph.message_seconds([part for m in grown for part in draft.messages[m]])
             is_one_kind = len({graph.kind[draft.messages[m][0][0]] for m in grown}) == 1
-            can_be_cut = all(graph.bytes[draft.messages[m][0][0]] for m in grown)
-            if open_ and is_one_kind and can_be_cut and end <= min(latest[m] for m in grown) + slack and all(
-                waits[m] > starts[message] for m in open_
-            ):  # fmt: skip
-                open_ = grown
-                continue
+            may_share = is_one_kind and all(graph.bytes[draft.messages[m][0][0]] for m in grown)
+            if open_ and may_share and all(waits[m] > starts[message] for m in open_):
+                begin = max(free, *(ready[m] for m in grown))
+                end = begin + graph.message_seconds([part for m in grown for part in draft.messages[m]])
+                if end <= min(latest[m] for m in grown) + slack:
+                    open_ = grown
+                    continue
             if open_:
                 groups[open_[-1]] = open_
                 free = max(free, *(ready[m] for m in open_)) + graph.message_seconds(
