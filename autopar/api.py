@@ -25,6 +25,7 @@ from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import SEARCH
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import job_of
+from autopar.scheduling.programs.overlap import Given, overlap_of
 from autopar.search.devices.meshes import Devices, meshes
 from autopar.search.search import check_memory, check_time_limit
 
@@ -47,6 +48,7 @@ def parallelize(
     machine: Machine | str | Path | None = None,
     time_limit: float = 60.0,
     memory: float | None = None,
+    overlap: Given = "longest-tail",
 ) -> Parallel:
     """Put ``model`` on ``mesh``: capture it once, give every value a layout, and insert the transfers.
 
@@ -88,6 +90,9 @@ def parallelize(
         time_limit: seconds, after which a search ends with the best plan so far, and says so.
         memory: the most bytes that a rank may use in a searched plan, such as ``80e9``; by default the capacity of the
             machine, if it is known. ``math.inf`` sets no limit. A plan that is given or not searched has none.
+        overlap: what decides the order of communication: the name of a policy (``autopar.scheduling.POLICIES``), an
+            ``autopar.scheduling.ByteScheduler``, or priorities, a dict of globs over names of values and integers,
+            of which smaller ones go first. ``"today"``: as DistributedDataParallel and FSDP do.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
 
     On the processes of a job (``torchrun``, or an initialised process group) all ranks call ``parallelize``, and then
@@ -105,7 +110,7 @@ def parallelize(
     if isinstance(mesh, Devices):
         return _on_best_mesh(
             model, mesh, plan, example, inputs, strict=strict, machine=machine, time_limit=time_limit, memory=memory,
-            timeout=timeout, outputs=outputs, recapture=recapture, random=random,
+            timeout=timeout, outputs=outputs, recapture=recapture, random=random, overlap=overlap,
         )  # fmt: skip
     device_mesh: DeviceMesh | None = None
     if is_device_mesh(mesh):
@@ -127,6 +132,7 @@ def parallelize(
         )
     check_time_limit(time_limit)
     check_memory(memory)
+    overlap_of(overlap, "direct")  # refused before anything is sent
     layers, given = given_plan(plan, mesh)
     on = machine_from(machine) if machine is not None else None if given is None else given.machine
     if layers is None and example is not None:
@@ -135,7 +141,7 @@ def parallelize(
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(
         model, mesh, layers, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture,
-        random=random, machine=on, time_limit=time_limit, memory=memory, given=given,
+        random=random, machine=on, time_limit=time_limit, memory=memory, given=given, overlap=overlap,
     )  # fmt: skip
     if given is not None:
         parallel.compiler.planner.notes.extend(about_machine(given, None if machine is None else on))

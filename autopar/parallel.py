@@ -32,6 +32,9 @@ from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
+from autopar.scheduling.programs.communication import Communication
+from autopar.scheduling.programs.overlap import Given, overlap_of
+from autopar.scheduling.simulation import Issue
 from autopar.search.solutions.solution import Solution
 
 if TYPE_CHECKING:
@@ -65,7 +68,7 @@ class Parallel(ModelProxy):
                  strict: bool = False, inputs: Inputs = "global", outputs: Outputs = "sharded", recapture: bool = True,
                  random: Random = "parallel", machine: Machine | None = None,
                  time_limit: float = 60.0, memory: float | None = None,
-                 given: Solution | None = None) -> None:  # fmt: skip
+                 given: Solution | None = None, overlap: Given = "longest-tail") -> None:  # fmt: skip
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
@@ -80,9 +83,11 @@ class Parallel(ModelProxy):
             for name, p in model.named_parameters()
         }
         planner = Planner(machine or machine_of(_device(model, job)), time_limit, agreement, given, memory=memory)
+        issue: Issue = "direct" if _device(model, job).type == "cpu" else "enqueue"
         compiler = Compiler(
-            module, mesh, plan, context, strict, outputs == "global", random, machine=machine, planner=planner
-        )
+            module, mesh, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
+            overlap=overlap_of(overlap, issue),
+        )  # fmt: skip
         super().__init__(Calls(compiler, job, inputs, recapture, layouts, original))
 
     @property
@@ -126,8 +131,18 @@ class Parallel(ModelProxy):
         """
         return self._current().solution
 
+    @property
+    def communication(self) -> Communication:
+        """How the communication of the call is scheduled, with a bound. Prints as a table.
+
+        ``RuntimeError`` before a capture.
+        """
+        order = self._current().local.order
+        assert order is not None
+        return Communication.of({"": (order, 1)})
+
     def local(self, rank: int) -> Program:
-        """Return the program of one rank, in the shapes of its pieces.
+        """Return the program of one rank, in the shapes of its pieces and in the order in which it runs.
 
         Ranks with pieces of equal shapes share one graph.
         """

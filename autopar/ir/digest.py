@@ -9,4 +9,9 @@ from autopar.ir.program import Program
 
 def program_digest(program: Program) -> str:
     """Return the digest of a program's text; the names of its values count."""
-    return hashlib.blake2b(str(program).encode(), digest_size=16).hexdigest()
+    return text_digest(str(program))
+
+
+def text_digest(text: str) -> str:
+    """Return the digest of a text."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

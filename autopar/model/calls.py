@@ -196,7 +196,7 @@ class Calls:
             if compiled.found is not None:
                 self._settle(compiled.homes)
             # one order of collectives on all ranks
-            self.agreement.compare_programs(str(compiled.program), compiled.captured.guards)
+            self.agreement.compare_programs(compiled.text, compiled.captured.guards)
             self.captures.add(call, compiled.captured.guards, compiled)
         self.latest = self.captures[call]
         return self.latest

@@ -14,7 +14,9 @@ import torch
 from autopar.capture import Captured, capture_call
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
+from autopar.costs.durations import Durations, durations
 from autopar.costs.machine import Machine, machine_of
+from autopar.costs.profile import Profile
 from autopar.costs.program_price import price
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr
@@ -23,6 +25,7 @@ from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.ir.streams import Groups
+from autopar.ir.value_names import sums_in
 from autopar.model.inputs import CallInputs
 from autopar.model.planner import Planner, Search, may_exceed, with_reserve
 from autopar.model.taken_plan import as_explicit, repriced
@@ -40,7 +43,8 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 from autopar.runtime.processes.streams import groups_for
 from autopar.runtime.simulated_step import SimulatedStep
-from autopar.scheduling.programs.order import OF_CALLS, Execution, lines_of
+from autopar.scheduling.programs.order import OF_CALLS, ORDERS, Execution
+from autopar.scheduling.programs.overlap import Overlap
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.solution import Solution, priced, timed
 from autopar.search.starts.starting_points import starting_points
@@ -102,6 +106,11 @@ class Compiled:
         return priced(timed(self.found, self.program), [(1, self.program)], self.captured.at_sizes)
 
     @property
+    def text(self) -> str:
+        """The program and the order in which it runs; ranks compare it."""
+        return f"{self.program}\n{self.local.order.text if self.local.order else ''}"
+
+    @property
     def homes(self) -> dict[str, DistAttr]:
         """The layouts of the parameters, by the user's names."""
         return {
@@ -139,6 +148,11 @@ class Placement(NamedTuple):
     found: Solution | None
 
 
+def durations_of(program: Program, execution: Execution, source: Machine | Profile) -> Durations:
+    """Return the seconds of the ops and transfers of an explicit program, as it runs."""
+    return durations(program, source, zeros=sums_in(program) if execution.from_zero else ())
+
+
 @dataclass(frozen=True)
 class Compiler:
     """How the calls of a model are captured and placed.
@@ -152,6 +166,8 @@ class Compiler:
         homes: parameter → its layout between calls, which overrides the plan.
         numbers: the places whose floats become inputs of the program.
         machine: the machine whose nanoseconds decide where the plan is not searched; without one, bytes decide.
+        overlap: what decides the order of communication.
+        figures: a machine or measured durations, whose seconds decide that order; by default those of the machine.
         planner: how the plan is searched, if it is.
     """
 
@@ -165,6 +181,8 @@ class Compiler:
     homes: Mapping[str, DistAttr] = field(default_factory=dict)
     numbers: tuple[GuardedPlace, ...] = ()
     machine: Machine | None = None
+    overlap: Overlap = field(default_factory=Overlap)
+    figures: Machine | Profile | None = None
     planner: Planner = field(default_factory=lambda: Planner(machine_of("cpu")))
 
     @property
@@ -252,7 +270,9 @@ class Compiler:
 
     def _localized(self, program: Program, execution: Execution) -> tuple[LocalPrograms, PassReport]:
         start = time.perf_counter()
-        local = LocalPrograms(program, lambda local: verify(local, "schedule"), lines_of(program, execution))
+        source = self.figures or self.machine or self.planner.machine
+        order = ORDERS.of(program, execution, durations_of(program, execution, source), self.overlap)
+        local = LocalPrograms(program, lambda local: verify(local, "schedule"), order)
         for rank in self.mesh.ranks if self.context is None else [self.context.rank]:
             local[rank]
         ms = (time.perf_counter() - start) * 1e3

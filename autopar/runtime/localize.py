@@ -12,7 +12,7 @@ program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from torch import fx
@@ -29,7 +29,7 @@ from autopar.ir.record import Record, TensorType, ValueType
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of
 from autopar.scheduling.programs.apply import scheduled
-from autopar.scheduling.programs.function_lines import FunctionLines
+from autopar.scheduling.programs.order import Order
 from autopar.torch_private import OpOverload
 from autopar.verify.channels.programs import check_programs
 
@@ -71,10 +71,8 @@ class LocalPrograms(Mapping[int, Program]):
         ChannelError: ranks would meet in different collectives, or wait forever; raised on first use.
     """
 
-    def __init__(
-        self, program: Program, check: Callable[[Program], None], order: Sequence[FunctionLines] | None = None
-    ) -> None:
-        self._program, self._check, self._order = program, check, order
+    def __init__(self, program: Program, check: Callable[[Program], None], order: Order | None = None) -> None:
+        self._program, self._check, self.order = program, check, order
         self._classes = rank_classes(program)
         self._class_of = {rank: k for k, ranks in enumerate(self._classes) for rank in ranks}
         self._made: dict[int, Program] = {}
@@ -110,7 +108,7 @@ class LocalPrograms(Mapping[int, Program]):
 
     def _of_class(self, coordinates: Mapping[str, int]) -> Program:
         local = localize(self._program, coordinates)
-        return local if self._order is None else scheduled(local, self._order)
+        return local if self.order is None else scheduled(local, self.order.functions)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._class_of)

@@ -31,7 +31,7 @@ from autopar.runtime import current_op
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.lower import Lowered, lower
 from autopar.runtime.simulation.simulate import Instruction, compile_phases, run_ranks
-from autopar.scheduling.programs.order import OF_CALLS, lines_of
+from autopar.scheduling.programs.order import OF_CALLS, Order, lines_of
 from autopar.transitions import transitions
 from autopar.verify.levels import verify
 
@@ -125,9 +125,8 @@ class Redistribution:
     @cached_property
     def local(self) -> LocalPrograms:
         """Rank → its scheduled program."""
-        return LocalPrograms(
-            self.program, lambda program: verify(program, "schedule"), lines_of(self.program, OF_CALLS)
-        )
+        order = Order(lines_of(self.program, OF_CALLS), ())
+        return LocalPrograms(self.program, lambda program: verify(program, "schedule"), order)
 
     @cached_property
     def backward(self) -> Redistribution:

@@ -16,6 +16,7 @@ from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs, CallKey
 from autopar.plan.plan import SEARCH
+from autopar.scheduling.programs.overlap import overlap_of
 from autopar.search.transfer_prices.chains import Tables
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches
@@ -162,7 +163,11 @@ class StepCaptures:
             memory=planner.memory if options.memory is None else options.memory,
         )
         plan = SEARCH if compiler.plan is None else compiler.plan
-        return replace(compiler, planner=planner, machine=options.machine or compiler.machine, plan=plan)
+        overlap = compiler.overlap
+        if options.overlap is not None:
+            overlap = overlap_of(options.overlap, overlap.issue)
+        return replace(compiler, planner=planner, machine=options.machine or compiler.machine, plan=plan,
+                       overlap=overlap, figures=options.profile)  # fmt: skip
 
     @contextlib.contextmanager
     def _with_note(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_without_search
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
-from autopar.scheduling.programs.order import OF_STEPS
+from autopar.scheduling.programs.order import OF_STEPS, Execution
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.applied import layouts_of_states
 from autopar.step.compiled_step import MicroBatch, Placed, about, merged
@@ -280,7 +280,11 @@ class _MicroCompiler:
         if count is None or self.options.count == 1:
             return None
         first, reports = merged(
-            self.compiler, count[0], micro.program, [*map(count_name, range(len(micro.terms.counts)))]
+            self.compiler,
+            count[0],
+            micro.program,
+            [*map(count_name, range(len(micro.terms.counts)))],
+            execution=Execution(whole=True, from_zero=True),
         )
         self.reports += about("count", reports)
         return first

@@ -31,7 +31,8 @@ def compile_update(
     states = frozenset(name_of(node) for node in ending.program.placeholders if record_of(node).role == "state")
     execution = Execution(whole=True, written=states)
     local, reports, _ = compiler.place(ending.program, ending.constraints, device, execution=execution)
-    last, more = merged(compiler, micro.program, ending.program, written=states)
+    of_last = Execution(whole=True, written=states, from_zero=options.count == 1)
+    last, more = merged(compiler, micro.program, ending.program, execution=of_last)
     reports += more
     return StepUpdate(ending.program, local, last, states, ending.returns, tuple(reports))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.capture import Captured
@@ -97,15 +97,15 @@ def reports_of(micro: MicroBatch, update: StepUpdate) -> Reports:
 
 
 def merged(
-    compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = (), written: Collection[str] = ()
+    compiler: Compiler, first: Program, second: Program, handed: Sequence[str] = (), *, execution: Execution
 ) -> tuple[Placed, list[PassReport]]:
-    """Merge two programs into one, and make each rank's program of it. ``written``: as of ``Execution``."""
+    """Merge two programs into one, and make each rank's program of it. ``execution``: how the merged program runs."""
     start = time.perf_counter()
     with gc_paused():
         program = merge_programs(first, second, handed)
     ms = (time.perf_counter() - start) * 1e3
     verify(program, "join")
-    local, report = compiler.localize(program, Execution(whole=True, written=frozenset(written)))
+    local, report = compiler.localize(program, execution)
     return (program, local), [PassReport("join", ms), replace(report, name="join localize")]
 
 

@@ -12,10 +12,12 @@ from typing import Any, Literal, TypedDict, get_args
 import torch
 
 from autopar.costs.machine import Machine, machine_from
+from autopar.costs.profile import Profile
 from autopar.errors import shown
 from autopar.plan.loss_scaling import LossScaling
 from autopar.plan.plan import SEARCH
 from autopar.plan.precision.policy import AmpName, Kept, policy_of
+from autopar.scheduling.programs.overlap import Given, overlap_of
 from autopar.search.search import check_memory, check_time_limit
 from autopar.step.outputs import WAYS, Way
 
@@ -51,6 +53,8 @@ class StepOptions:
     machine: Machine | None = None
     time_limit: float | None = None
     memory: float | None = None
+    overlap: Given | None = None
+    profile: Profile | None = None
     compared: tuple[str, ...] = field(default=(), compare=False)  # open options of which this is one way
 
     @property
@@ -105,6 +109,8 @@ class StepKeywords(TypedDict, total=False):
     machine: Machine | str | Path | None
     time_limit: float | None
     memory: float | None
+    overlap: Given | None
+    profile: Profile | str | Path | None
 
 
 def describe_options(options: StepOptions) -> str:
@@ -115,7 +121,7 @@ def describe_options(options: StepOptions) -> str:
     plain = StepOptions()
     values = {option.name: getattr(options, option.name) for option in fields(options) if option.compare}
     return "".join(
-        f", {name}={value.name if isinstance(value, Machine) else value!r}"
+        f", {name}={value.name if isinstance(value, (Machine, Profile)) else value!r}"
         for name, value in values.items()
         if name not in RANK_OPTIONS and value != getattr(plain, name)
     )
@@ -150,6 +156,11 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
     keywords["amp"] = None if keywords.get("amp") is None else policy_of(keywords["amp"], keywords.get("keep", {})).name
     if "machine" in keywords:
         keywords["machine"] = machine_from(keywords["machine"])
+    if "profile" in keywords:
+        given = keywords["profile"]
+        keywords["profile"] = given if isinstance(given, Profile) else Profile.load(given)
+    if "overlap" in keywords:
+        overlap_of(keywords["overlap"], "direct")  # refused here if it means nothing
     options = StepOptions(**keywords)
     check_time_limit(0.0 if options.time_limit is None else options.time_limit)
     check_memory(options.memory)

@@ -23,12 +23,14 @@ from autopar.model.inputs import CallInputs, describe
 from autopar.report.passes import Reports
 from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.whole import Pieces
+from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.solution import Solution, priced
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures
 from autopar.step.choices import Chosen, StepChoices
+from autopar.step.communication import communication_of, order_text
 from autopar.step.compiled_step import MicroBatch, StepUpdate, reports_of, step_of
 from autopar.step.loss import as_loss
 from autopar.step.measured import measured
@@ -38,6 +40,7 @@ from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions, describe_options
 from autopar.step.outputs import returned_like_the_model
 from autopar.step.program import Step
+from autopar.step.rank_step import RankStep, rank_step_of
 from autopar.step.runs import OnProcess, Simulated
 from autopar.step.solution import solution_of
 from autopar.step.state import TrainingState
@@ -144,11 +147,18 @@ class TrainStep:
         """
         return self._choices.latest.choice(self._current()[0])
 
-    def local(self, rank: int) -> Step:
-        """Return the programs of one rank, in the shapes of its pieces."""
-        micro, update = self._current()
-        count, copy = (None if placed is None else placed[1][rank] for placed in (micro.count, micro.copy))
-        return Step(self._choices.latest.options.count, micro.local[rank], update.local[rank], count, copy)
+    @property
+    def communication(self) -> Communication:
+        """How the communication of the whole step is scheduled, with a bound. Prints as a table.
+
+        ``RuntimeError`` before a capture.
+        """
+        return communication_of(*self._current(), self._choices.latest.options.count)
+
+    def local(self, rank: int) -> RankStep:
+        """Return what one rank runs, in the order in which it runs: the first micro-batch, the inner ones, and the last
+        one joined with the update."""
+        return rank_step_of(*self._current(), self._choices.latest.options.count, rank)
 
     def memory(self, rank: int = 0) -> StepMemory:
         """Return the bytes of one rank at the peak of each phase, by liveness. Prints as tables.
@@ -332,7 +342,9 @@ class TrainStep:
         """
         try:
             self._calls.agreement.wait()
-            self._calls.agreement.compare_programs(str(self.program), self._current()[0].captured.guards)
+            self._calls.agreement.compare_programs(
+                f"{self.program}\n{order_text(*self._current())}", self._current()[0].captured.guards
+            )
         except RuntimeError:
             self._captured.clear()
             self._here.clear()

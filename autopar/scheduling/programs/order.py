@@ -1,32 +1,35 @@
 """Decide the order in which a program runs, on the explicit program, for the ranks of all classes alike.
 
-The order is a function of the program, of its durations and of the policy, and of nothing else.
+The order is a function of the program, of its durations and of the policy, and of nothing else. It is kept by their
+digest: a program that is captured again is not scheduled again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 from torch import fx
 
 from autopar.costs.durations import Durations
+from autopar.errors import ScheduleError
+from autopar.ir.digest import text_digest
 from autopar.ir.nodes import is_getitem, name_of
 from autopar.ir.program import Program
 from autopar.ir.value_names import sums_in
 from autopar.scheduling.decide import judge, schedule
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
-from autopar.scheduling.policies import ByteScheduler
 from autopar.scheduling.programs.donated import Donated
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import Function, functions_of
 from autopar.scheduling.programs.ops import program_ops
+from autopar.scheduling.programs.overlap import LONGEST_TAIL, TODAY, Overlap
 from autopar.scheduling.programs.today import today
 from autopar.scheduling.scheduled import Schedule
-from autopar.scheduling.simulation import Issue
 
-TODAY = "today"
+MORE_MEMORY = 1.05  # the most that the default policy may need, relative to the order of ``today``
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,12 @@ class Execution:
     Attributes:
         whole: whether it is one function, as the programs of a step are; else each phase is one.
         written: the states that it may write to in place, besides the sums of gradients, by the user's names.
+        from_zero: whether the sums of gradients begin as zeros.
     """
 
     whole: bool = False
     written: frozenset[str] = frozenset()
+    from_zero: bool = False
 
     def donated(self, program: Program) -> list[str]:
         """Return the placeholders that a program may write to: sums, and the states in ``written``."""
@@ -57,28 +62,23 @@ def donated_names(program: Program, written: Collection[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Overlap:
-    """What decides an order.
+class Order:
+    """The order in which a program runs, and what it takes.
 
     Attributes:
-        policy: a name in ``POLICIES``, or ``ByteScheduler(…)``.
-        issue: how the device issues lines.
-        priorities: glob over names of values → an integer; smaller goes first.
-        memory: the most bytes of values that may be alive; ``None``: no limit.
+        functions: the lines of each function.
+        schedules: of each function, with the bound.
+        source: where the durations are from, in words.
     """
 
-    policy: str | ByteScheduler = TODAY
-    issue: Issue = "direct"
-    priorities: Mapping[str, int] | None = None
-    memory: int | None = None
+    functions: tuple[FunctionLines, ...]
+    schedules: tuple[Schedule, ...]
+    source: str = ""
 
-
-@dataclass(frozen=True)
-class Ordered:
-    """The order of one function of a program, and what it takes."""
-
-    lines: FunctionLines
-    schedule: Schedule
+    @property
+    def text(self) -> str:
+        """All lines; ranks compare them."""
+        return "\n".join(f"{line.kind} {line.parts}" for function in self.functions for line in function.lines)
 
 
 def lines_of(program: Program, execution: Execution) -> tuple[FunctionLines, ...]:
@@ -87,57 +87,104 @@ def lines_of(program: Program, execution: Execution) -> tuple[FunctionLines, ...
     return today(program, functions_of(program, execution.whole), donated)
 
 
-def decide(
-    program: Program, execution: Execution, durations: Durations, overlap: Overlap | None = None
-) -> tuple[Ordered, ...]:
+@dataclass
+class Orders:
+    """The orders that were decided, by the digest of what decides them.
+
+    Attributes:
+        decided: how many were not known before.
+    """
+
+    decided: int = 0
+    _kept: OrderedDict[str, Order] = field(default_factory=OrderedDict)
+
+    MOST = 64
+
+    def of(self, program: Program, execution: Execution, durations: Durations, overlap: Overlap) -> Order:
+        """Return the order of an explicit program; its arguments are those of ``decide``."""
+        facts = (str(program), durations.digest, repr(overlap), repr(execution))
+        key = text_digest("\n".join(facts))
+        if key not in self._kept:
+            self._kept[key] = decide(program, execution, durations, overlap)
+            self.decided += 1
+        self._kept.move_to_end(key)
+        if len(self._kept) > self.MOST:
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+
+ORDERS = Orders()
+
+
+def decide(program: Program, execution: Execution, durations: Durations, overlap: Overlap) -> Order:
     """Return the order of each function of an explicit program.
 
     Args:
         durations: the seconds of its ops and transfers.
-        overlap: what decides; ``None``: the policy ``today``.
+        overlap: what decides.
 
     Raises:
-        ScheduleError: the policy, a priority or the limit of memory is wrong.
+        ScheduleError: a priority names no value, or contradicts another or what the values depend on.
     """
-    overlap = overlap or Overlap()
     functions = functions_of(program, execution.whole)
-    fixed: Sequence[FunctionLines | None] = [None] * len(functions)
-    if overlap.policy == TODAY:
-        fixed = today(program, functions, Donated.of(program, execution.donated(program)))
-    return tuple(
-        _ordered(program, function, durations, overlap, lines) for function, lines in zip(functions, fixed, strict=True)
-    )
+    donated = Donated.of(program, execution.donated(program))
+    made = []
+    for function, lines in zip(functions, today(program, functions, donated), strict=True):
+        ops = program_ops(program, function, durations.seconds)
+        made.append(_Deciding(function, ops, lines, durations, overlap).run())
+    return Order(tuple(lines for lines, _ in made), tuple(schedule for _, schedule in made), durations.source)
 
 
-def _ordered(
-    program: Program, function: Function, durations: Durations, overlap: Overlap, lines: FunctionLines | None
-) -> Ordered:
-    ops = program_ops(program, function, durations.seconds)
-    startup, interference = durations.startup, durations.interference
-    if lines is not None:
-        simulated = _simulated_lines(ops, lines.lines)
-        return Ordered(lines, judge(ops, simulated, TODAY, overlap.issue, startup=startup, interference=interference))
-    made = schedule(ops, overlap.policy, overlap.issue, startup=startup, priorities=overlap.priorities,
-                    memory=overlap.memory, interference=interference)  # fmt: skip
-    return Ordered(FunctionLines(function.phases, _with_elements(function, made.lines)), made)
+@dataclass(frozen=True)
+class _Deciding:
+    """Decides the order of one function.
 
+    Attributes:
+        lines: those of the policy ``today``.
+    """
 
-def _simulated_lines(ops: Sequence[Op], lines: Sequence[Line]) -> list[Line]:
-    """Return the lines of ops, with the bytes that the ops have; elements of results take no time."""
-    whole = {op.name: Part(op.name, 0, 0 if op.computes else op.bytes) for op in ops}
-    return [
-        Line(line.kind, tuple(whole[part.op] for part in line.parts)) for line in lines if line.parts[0].op in whole
-    ]
+    function: Function
+    ops: Sequence[Op]
+    lines: FunctionLines
+    durations: Durations
+    overlap: Overlap
 
+    def run(self) -> tuple[FunctionLines, Schedule]:
+        policy, durations, issue = self.overlap.policy, self.durations, self.overlap.issue
+        startup, interference = durations.startup, durations.interference
+        before = judge(self.ops, self.known(), TODAY, issue, startup=startup, interference=interference)
+        if policy == TODAY:
+            return self.lines, before
+        priorities = self.overlap.priorities
+        memory = round(before.memory * MORE_MEMORY) if policy == LONGEST_TAIL else None
+        try:
+            made = schedule(self.ops, policy, issue, startup=startup, interference=interference, memory=memory,
+                            priorities=None if priorities is None else dict(priorities))  # fmt: skip
+        except ScheduleError:
+            if memory is None:
+                raise
+            return self.lines, before  # no other order was found that needs as little
+        if policy == LONGEST_TAIL and made.makespan > before.makespan:
+            return self.lines, before
+        return FunctionLines(self.function.phases, self.complete(made.lines)), made
 
-def _with_elements(function: Function, lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Add the elements of results with several values, each behind its op."""
-    nodes: dict[str, fx.Node] = {node.name: node for node in function.nodes}
-    complete: list[Line] = []
-    for line in lines:
-        complete.append(line)
-        if line.kind == "compute":
-            for element in nodes[line.parts[0].op].users:
-                if is_getitem(element) and element.name in nodes:
-                    complete.append(Line("compute", (Part(element.name, 0, 0),)))
-    return tuple(complete)
+    def known(self) -> list[Line]:
+        """Return the lines of ops alone, with the bytes that the ops have; elements of results take no time."""
+        whole = {op.name: Part(op.name, 0, 0 if op.computes else op.bytes) for op in self.ops}
+        return [
+            Line(line.kind, tuple(whole[part.op] for part in line.parts))
+            for line in self.lines.lines
+            if line.parts[0].op in whole
+        ]
+
+    def complete(self, lines: Sequence[Line]) -> tuple[Line, ...]:
+        """Add the elements of results with several values, each behind its op."""
+        nodes: dict[str, fx.Node] = {node.name: node for node in self.function.nodes}
+        complete: list[Line] = []
+        for line in lines:
+            complete.append(line)
+            if line.kind == "compute":
+                for element in nodes[line.parts[0].op].users:
+                    if is_getitem(element) and element.name in nodes:
+                        complete.append(Line("compute", (Part(element.name, 0, 0),)))
+        return tuple(complete)

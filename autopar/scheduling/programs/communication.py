@@ -1,0 +1,95 @@
+"""Report how the communication of a call or a step is scheduled: what it takes, and the least that it could take."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from autopar.scheduling.programs.order import Order
+from autopar.scheduling.scheduled import Schedule
+
+
+@dataclass(frozen=True)
+class CommunicationPart:
+    """A function that runs.
+
+    Attributes:
+        name: the part of the step, and the phases: ``last: forward backward update``.
+        times: how often it runs.
+        schedule: its order, with the bound.
+    """
+
+    name: str
+    times: int
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What is scheduled, function by function; prints as a table. Times are in seconds.
+
+    Functions run one after the other, and each is complete when it ends; so times and bounds add up.
+
+    Attributes:
+        parts: the functions, in the order in which they run.
+        source: where the durations are from, in words.
+        notes: remarks.
+    """
+
+    parts: tuple[CommunicationPart, ...]
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(orders: Mapping[str, tuple[Order, int]], notes: tuple[str, ...] = ()) -> Communication:
+        """Report orders: name of the part → its order, and how often it runs."""
+        parts = [
+            CommunicationPart(f"{name}: {' '.join(function.phases)}".removeprefix(": "), times, schedule)
+            for name, (order, times) in orders.items()
+            for function, schedule in zip(order.functions, order.schedules, strict=True)
+            if function.lines and times
+        ]
+        sources = dict.fromkeys(order.source for order, _ in orders.values())
+        return Communication(tuple(parts), ", ".join(filter(None, sources)), notes)
+
+    @property
+    def makespan(self) -> float:
+        """Seconds of the whole."""
+        return sum(part.times * part.schedule.makespan for part in self.parts)
+
+    @property
+    def bound(self) -> float:
+        """Seconds; no order takes less."""
+        return sum(part.times * part.schedule.bound for part in self.parts)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds in which computation waits for communication."""
+        return sum(part.times * part.schedule.exposed for part in self.parts)
+
+    @property
+    def ratio(self) -> float:
+        """The makespan divided by the bound; 1 if both are 0."""
+        return self.makespan / self.bound if self.bound else 1.0
+
+    def __str__(self) -> str:
+        right = (Column(name, justify="right") for name in ("times", "ms", "bound", "ratio", "exposed ms", "messages"))
+        table = Table("function", "policy", *right)
+        for part in self.parts:
+            made = part.schedule
+            messages = sum(line.kind == "start" for line in made.lines)
+            numbers = (f"{part.times}", f"{made.makespan * 1e3:,.3f}", f"{made.bound * 1e3:,.3f}", f"{made.ratio:.3f}",
+                       f"{made.exposed * 1e3:,.3f}", f"{messages}")  # fmt: skip
+            table.add_row(part.name, made.policy, *numbers)
+        out = io.StringIO()
+        Console(file=out, width=120).print(table)
+        lines = [
+            f"{self.makespan * 1e3:,.3f} ms, bound {self.bound * 1e3:,.3f} ms, ratio {self.ratio:.3f}, exposed "
+            f"{self.exposed * 1e3:,.3f} ms; durations: {self.source}",
+            *self.notes,
+        ]
+        return out.getvalue() + "".join(f"{line}\n" for line in lines)

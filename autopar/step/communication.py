@@ -1,0 +1,44 @@
+"""Report how the communication of a whole step is scheduled."""
+
+from __future__ import annotations
+
+from autopar.runtime.localize import LocalPrograms
+from autopar.scheduling.programs.communication import Communication
+from autopar.scheduling.programs.order import Order
+from autopar.step.compiled_step import MicroBatch, StepUpdate
+
+
+def running(micro: MicroBatch, update: StepUpdate, microbatches: int) -> dict[str, tuple[LocalPrograms, int]]:
+    """Return the programs that a step runs, by name, in order, and how often each runs.
+
+    They are the low-precision copies, the first micro-batch with the counts of all, the inner micro-batches, and the
+    last one joined with the update.
+    """
+    programs: dict[str, tuple[LocalPrograms, int]] = {}
+    if micro.copy is not None:
+        programs["copy"] = micro.copy[1], 1
+    others = microbatches - 1
+    if micro.first is not None and others:
+        programs["first"] = micro.first[1], 1
+        others -= 1
+    if others:
+        programs["inner"] = micro.local, others
+    return programs | {"last": (update.last[1], 1)}
+
+
+def communication_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Communication:
+    """Return the report of a step."""
+    return Communication.of(
+        {name: (_order(local), times) for name, (local, times) in running(micro, update, microbatches).items()}
+    )
+
+
+def order_text(micro: MicroBatch, update: StepUpdate) -> str:
+    """Return all lines of a step; ranks compare them."""
+    programs = running(micro, update, 3)
+    return "\n".join(f"{name}:\n{_order(local).text}" for name, (local, _) in programs.items())
+
+
+def _order(local: LocalPrograms) -> Order:
+    assert local.order is not None
+    return local.order

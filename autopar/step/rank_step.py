@@ -1,0 +1,73 @@
+"""Hold what one rank runs in a step: scheduled programs, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.errors import TextError
+from autopar.ir.program import Program
+from autopar.step.communication import running
+from autopar.step.compiled_step import MicroBatch, StepUpdate
+
+NAMES = ("copy", "first", "inner", "last")
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """What one rank runs.
+
+    Attributes:
+        microbatches: the number of micro-batches.
+        programs: by name: ``copy`` makes low-precision copies of parameters, ``first`` is the first micro-batch with
+            the counts of all, ``inner`` runs for the others but the last, and ``last`` is the last micro-batch joined
+            with the update. A step without the one or the other has no such program.
+    """
+
+    microbatches: int
+    programs: Mapping[str, Program]
+
+    def __getitem__(self, name: str) -> Program:
+        return self.programs[name]
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, comments: bool = False) -> str:
+        """Return a header, and the text of each program after its name; ``comments`` as of ``Program.text``."""
+        parts = [f"{name} {program.text(comments=comments)}" for name, program in self.programs.items()]
+        return "\n".join([f"step of {self.microbatches} micro-batches", *parts])
+
+    @staticmethod
+    def parse(text: str) -> RankStep:
+        """Return the step that prints as ``text``; ``TextError`` names the line and what is wrong with it."""
+        head, *lines = text.splitlines() or [""]
+        words = head.split()
+        if len(words) != 4 or words[:2] != ["step", "of"] or not words[2].isdecimal() or words[3] != "micro-batches":
+            raise TextError(f"line 1: the header of a step is 'step of 2 micro-batches'\n    {head}")
+        sections: dict[str, list[str]] = {}
+        name = ""
+        for number, line in enumerate(lines, 2):
+            first, _, header = line.partition(" ")
+            if first in NAMES and header.startswith("program "):
+                if first in sections:
+                    raise TextError(f"line {number}: the step has {first} twice\n    {line}")
+                name, line = first, header
+                sections[name] = [""] * (number - 1)
+            if not name:
+                raise TextError(f"line {number}: a program begins with its name, one of {', '.join(NAMES)}\n    {line}")
+            sections[name].append(line)
+        if "last" not in sections:
+            raise TextError(f"line {len(lines) + 1}: the step ends without its program last")
+        return RankStep(int(words[2]), {name: Program.parse("\n".join(part)) for name, part in sections.items()})
+
+    def verify(self) -> None:
+        """Check each program; ``VerifyError`` otherwise."""
+        for program in self.programs.values():
+            program.verify()
+
+
+def rank_step_of(micro: MicroBatch, update: StepUpdate, microbatches: int, rank: int) -> RankStep:
+    """Return what one rank runs."""
+    programs = running(micro, update, microbatches)
+    return RankStep(microbatches, {name: local[rank] for name, (local, _) in programs.items()})
