@@ -67,9 +67,7 @@ def _follow(options: ProfileOptions) -> int:
         if job is not None and job.rank != 0:
             return DONE
         if options.save is None:
-            console.print(
-                "--save FILE writes these times to a file, from which durations are taken", soft_wrap=True
-            )
+            console.print("--save FILE writes these times to a file, from which durations are taken", soft_wrap=True)
         else:
             profile.save(options.save)
             console.print(f"{options.save} has the times of {len(profile.rows)} distinct calls", soft_wrap=True)
