@@ -3,8 +3,7 @@
 A Llama, four layers by default, is trained by AdamW on a mesh of one rank with one thread. Its step is profiled, and
 run. Predicted is the sum over the ops of the last micro-batch and the update, one after the other: by the profile, and
 by the figures of the machine. Measured is the median step: by the clock, and the time that the processor worked for it,
-which is what the clock would show if no other program ran. Each call is timed on operands of its own, which are in the
-caches of the processor more often than in a step.
+which is what the clock would show if no other program ran.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@
     mm_tp : f32[32/dp 64] = all_reduce(mm, tp)   ×7      →   all_reduce(f32[16 64], tp)                 180 µs
 
 A process that is alone times the ops and the local transfers of the first rank, whose pieces are the largest, and takes
-prices for the exchanges. The processes of a job time all of them, with all ranks at work. Each call has operands of its
-own, which it finds in the caches of the processor if they fit.
+prices for the exchanges. The processes of a job time all of them, with all ranks at work. A call takes turns over
+several sets of operands, so that caches hold no more of them than in a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -37,6 +38,7 @@ from autopar.runtime.modes import as_captured
 from autopar.runtime.processes.job import Job
 
 ALONE = "one process is alone; under torchrun, all processes time them together"
+COLD_BYTES, MOST_SETS = 64 << 20, 16  # of the sets of operands over which a call takes turns
 BETWEEN_STAGES = "messages between stages are not timed"
 
 
@@ -145,6 +147,12 @@ def distinct_calls(programs: Iterable[Placed], machine: Machine) -> dict[str, Di
     return found
 
 
+def in_turn(calls: Sequence[Call]) -> Call:
+    """Return a call that is each of several calls in turn."""
+    turn = itertools.cycle(calls)
+    return lambda: next(turn)()
+
+
 class _Measuring:
     """Times the calls, one after the other.
 
@@ -204,8 +212,12 @@ class _Measuring:
         """Return a call that works on all ranks; else ``None``, and why there is none."""
         ready, why = None, ""
         try:
-            ready = ready_compute(program, node, self.operands)
-            ready()
+            before = self.operands.bytes
+            calls = [ready_compute(program, node, self.operands)]
+            calls[0]()
+            sets = min(MOST_SETS, COLD_BYTES // max(self.operands.bytes - before, 1))
+            calls += [ready_compute(program, node, self.operands) for _ in range(sets - 1)]
+            ready = in_turn(calls)
         except Exception as error:  # an op may raise anything on random operands
             why = f"on random operands it raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         if not self.clock.agreed([float(bool(why))])[0]:

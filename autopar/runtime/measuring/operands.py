@@ -7,6 +7,7 @@ would.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,10 +90,14 @@ class Operands:
 
     Args:
         device: of the tensors.
+
+    Attributes:
+        bytes: of all tensors that were drawn so far.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._random = device, torch.Generator(device).manual_seed(0)
+        self.bytes = 0
 
     def of_call(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call with tensors in the place of values; equal operands are one tensor."""
@@ -125,6 +130,7 @@ class Operands:
 
     def drawn(self, type: TensorType, below: int = ANY) -> torch.Tensor:
         """Return random numbers of a shape and dtype, in order."""
+        self.bytes += math.prod(type.shape) * type.dtype.itemsize
         dtype, options = type.dtype, {"generator": self._random, "device": self.device}
         if dtype.is_complex:
             return torch.randn(type.shape, dtype=dtype, **options)  # type: ignore[call-overload]

@@ -30,7 +30,7 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import make_node, map_operands, node_at, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
-from autopar.ir.record import Record, TensorType
+from autopar.ir.record import PHASES, Record, TensorType
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import MESSAGES
@@ -123,8 +123,7 @@ class _Writer:
                 self.start(node, part, message)
 
     def phases(self, function: FunctionLines) -> list[str]:
-        """Return the phase of each line. Where a function has several, a start and a wait belong to the phase in which
-        they stand: that of the op before them."""
+        """Return the phase in which each line stands: where a function has several, that of the last op."""
         phases, phase = [], function.phases[0] if function.phases else self.phase
         for line in function.lines:
             node = self.nodes.get(line.parts[0].op)
@@ -150,7 +149,7 @@ class _Writer:
         type = record_of(node).type if span is None else chunk_type(node, span)
         name = f"{node.name}_start" if span is None else f"{node.name}_{self.number(node, part)}_start"
         record = record_of(node)._replace(
-            type=type, phase=self.phase, stream=stream_name(node), started=True, message=message, span=span
+            type=type, phase=self.phase_of(node, operands(node)), stream=stream_name(node), started=True, message=message, span=span
         )
         self.started[node, part] = self.add(node, self.unused(name), node.op, node.target, record)
 
@@ -159,7 +158,7 @@ class _Writer:
         span = self.span(node, part)
         name = node.name if span is None else self.unused(f"{node.name}_{self.number(node, part)}")
         new = make_node(self.graph, name, "call_function", transfers.wait, (started,), {})
-        set_record(new, record_of(node)._replace(type=record_of(started).type, phase=self.phase))
+        set_record(new, record_of(node)._replace(type=record_of(started).type, phase=self.phase_of(node, [started])))
         if span is None:
             self.values[node] = new
             return
@@ -173,7 +172,7 @@ class _Writer:
             about |= {name: arguments[name] for name in ("dim", "parts") if arguments.get(name) is not None}
         ordered = sorted(chunks, key=lambda chunk: record_of(node_at(chunk)).span or (0, 0))
         new = make_node(self.graph, node.name, "call_function", transfers.join_chunks, (ordered,), about)
-        set_record(new, record_of(node)._replace(phase=self.phase))
+        set_record(new, record_of(node)._replace(phase=self.phase_of(node, ordered)))
         self.values[node] = new
 
     def add(self, node: fx.Node, name: str, op: str, target: object, record: Record) -> fx.Node:
@@ -183,6 +182,13 @@ class _Writer:
         if not record.started:
             self.values[node] = new
         return new
+
+    def phase_of(self, node: fx.Node, read: Sequence[fx.Node]) -> str:
+        """Return the phase of a line of a collective: that in which it stands, but none before what it reads, and none
+        after that of its transfer, whose readers may be in the same one."""
+        earliest = max([PHASES.index(record_of(value).phase) for value in read], default=0)
+        place = min(PHASES.index(self.phase), PHASES.index(record_of(node).phase))
+        return PHASES[max(earliest, place)]
 
     def span(self, node: fx.Node, part: Part) -> Span | None:
         """Return the elements that a part of a collective sends; ``None`` if they are all."""
