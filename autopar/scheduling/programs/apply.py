@@ -148,8 +148,9 @@ class _Writer:
         span = self.span(node, part)
         type = record_of(node).type if span is None else chunk_type(node, span)
         name = f"{node.name}_start" if span is None else f"{node.name}_{self.number(node, part)}_start"
+        phase = self.phase_of(node, [self.values[value] for value in operands(node)])
         record = record_of(node)._replace(
-            type=type, phase=self.phase_of(node, operands(node)), stream=stream_name(node), started=True, message=message, span=span
+            type=type, phase=phase, stream=stream_name(node), started=True, message=message, span=span
         )
         self.started[node, part] = self.add(node, self.unused(name), node.op, node.target, record)
 
