@@ -114,14 +114,23 @@ class Communication:
         is ascending."""
         arguments = _arguments(node)
         ranks = self.program.meshes[arguments.get("stage")].group(self.program.rank, arguments["axis"])
-        stream = stream_of(record_of(node).stream, arguments["axis"])
-        return ranks, self.groups[group_key(ranks, stream)]
+        return ranks, self._name(node, ranks, stream_of(record_of(node).stream, arguments["axis"]))
 
     def _group_of_all(self, node: fx.Node) -> str | None:
         """Return the name of the process group for messages between stages; ``None``: the default group."""
-        stream = stream_of(record_of(node).stream, None)
-        key = group_key(self.program.meshes[None].ranks, stream)
-        return self.groups.get(key) if stream == DEFAULT else self.groups[key]
+        ranks, stream = self.program.meshes[None].ranks, stream_of(record_of(node).stream, None)
+        if stream == DEFAULT:
+            return self.groups.get(group_key(ranks, stream))
+        return self._name(node, ranks, stream)
+
+    def _name(self, node: fx.Node, ranks: Ranks, stream: str) -> str:
+        key = group_key(ranks, stream)
+        if key not in self.groups:
+            raise SimulationError(
+                f"{node.name} runs{f' on {stream}' if stream else ''} among the ranks {sorted(ranks)}, which have no "
+                f"process group for that; all ranks make it before a program is lowered, with groups_for(job, programs)"
+            )
+        return self.groups[key]
 
     # -- a bucket ------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ ENDS = (0, 1, 2, MICRO_BATCHES - 2, MICRO_BATCHES - 1)
 def test_different_messages_have_different_tags() -> None:
     tags = [tag_of(*message) for message in itertools.product(range(BOUNDARIES), PASSES, ENDS)]
     assert len(set(tags)) == len(tags)
-    assert UNTAGGED < min(tags) and max(tags) <= TAGS < 2**31
+    assert min(tags) > UNTAGGED and max(tags) <= TAGS < 2**31
 
 
 def test_the_range_is_used_up_to_its_ends() -> None:
