@@ -38,7 +38,8 @@ def fused(draft: Draft, times: Times) -> Draft:
     graph, latest = draft.graph, latest_ends(draft, times)
     ended = [end for _, end in times.compute]
     slack = ROUNDING * times.makespan
-    waits, starts = {}, {}
+    waits: dict[int, int] = {}
+    starts: dict[int, int] = {}
     for place, (kind, at) in enumerate(draft.lines):
         if kind != COMPUTE:
             (waits if kind == WAIT else starts)[at] = place

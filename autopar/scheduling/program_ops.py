@@ -82,16 +82,24 @@ def shared_bytes(node: fx.Node) -> int:
 
     Reductions can in their own dtype, and all of them only with pieces of one size.
     """
-    source = record_of(operands(node)[0]).type
+    source, result = record_of(operands(node)[0]).type, record_of(node).type
     arguments = transfers.arguments(node.target, node.args, node.kwargs)
-    assert isinstance(source, TensorType)
-    if node.target not in SHARED or len(set(arguments.get("sizes") or ())) > 1:
+    assert isinstance(source, TensorType) and isinstance(result, TensorType)
+    if node.target not in SHARED or not (_is_even(source) and _is_even(result)):
         return 0
     if node.target is not transfers.all_gather:
         kind = arguments.get("op", "sum")
         if kind not in PLAIN or transfers.reduced_as(kind, source.dtype) != source.dtype:
             return 0
     return piece_bytes(source)
+
+
+def _is_even(type: TensorType) -> bool:
+    """Whether all pieces of a value have one size."""
+    if type.layout is None:
+        return True
+    mesh = type.layout.mesh
+    return all(size % mesh.count(axes) == 0 for size, axes in type.attr.parts(type.shape))
 
 
 def piece_bytes(type: TensorType) -> int:
