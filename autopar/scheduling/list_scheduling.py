@@ -17,7 +17,7 @@ from autopar.scheduling.lines import Draft
 
 Keys = Sequence[Any]  # op → what decides who goes first; the smallest does
 
-LOOKED_AT = 8  # ready ops that are tried, where one is wanted that fits
+LOOKED_AT, LOOKED_AT_FOR_MEMORY = 8, 64  # ready ops that are tried, where one is wanted that fits
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class _Arrangement:
         aside: list[tuple[Any, int, int]] = []
         chosen = None
         coming, gap = (None, inf) if force or not self.rule.patience else self.coming(heap[0][0])
-        while heap and len(aside) < (LOOKED_AT if self.memory == inf else len(graph)):
+        while heap and len(aside) < (LOOKED_AT if self.memory == inf else LOOKED_AT_FOR_MEMORY):
             item = heapq.heappop(heap)
             seconds = graph.seconds[item[2]]
             if self.fits(item[2]) and (coming is None or seconds <= gap or gap >= self.rule.patience * seconds):

@@ -45,8 +45,8 @@ WITHOUT_TORCH = (
     "pipeline",
     *(f"scheduling.{module}" for module in (
         "op", "graph", "lines", "verify", "simulation", "interference", "memory", "bounds", "dispatch", "buckets",
-        "priorities", "list_scheduling", "policies", "longest_tail", "fusing", "exact", "placement", "decide", "scheduled",
-        "tuning",
+        "priorities", "list_scheduling", "policies", "longest_tail", "fusing", "exact", "placement", "decide",
+        "scheduled", "tuning",
     )),
 )  # fmt: skip
 
