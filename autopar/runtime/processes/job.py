@@ -15,6 +15,8 @@ from torch import distributed
 from autopar.ir.mesh import Mesh
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, Ranks, groups_over, process_groups
+from autopar.runtime.wire import emulate as wire
+from autopar.runtime.wire.wire_groups import BACKEND
 from autopar.torch_private import forget_groups
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ def job_of(
 
     Raises:
         ValueError: the mesh does not have as many ranks as there are processes.
-        RuntimeError: another rank passes another mesh, or makes another call.
+        RuntimeError: another rank passes another mesh, or makes another call; or a wire is emulated, and the default
+            process group is not on it.
     """
     if not distributed.is_available():
         return None
@@ -72,6 +75,8 @@ def job_of(
         _check_size(mesh, int(os.environ["WORLD_SIZE"]))
         _initialize(device, timeout)
     _check_size(mesh, distributed.get_world_size())
+    if device.type == "cpu":
+        wire.check_groups()
     if not _worlds or _worlds[0].group is not distributed.group.WORLD:
         _worlds[:] = [_World(distributed.group.WORLD, _watched(timeout))]
     groups, taken = process_groups(), list[Key]()
@@ -211,7 +216,7 @@ def _initialize(device: torch.device, timeout: float) -> None:
     """
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    backend = "gloo" if device.type == "cpu" else None
+    backend = ("gloo" if wire.present() is None else BACKEND) if device.type == "cpu" else None
     distributed.init_process_group(backend, timeout=datetime.timedelta(seconds=2 * timeout + 60))
 
 

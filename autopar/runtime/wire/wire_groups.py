@@ -1,0 +1,26 @@
+"""Name the process groups of this process that are on the emulated wire, and say which groups complete in order.
+
+A group completes in order if its collectives end in the order in which they were issued, so that a simulation with one
+queue a group is exact.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autopar.runtime.wire.process_group import WireGroup
+
+BACKEND = "autopar_wire"
+IN_ORDER = {BACKEND: True, "nccl": True, "xccl": True, "fake": True, "gloo": False}  # others are taken as not in order
+WIRE_GROUPS: dict[str, WireGroup] = {}  # by the name of the group
+
+
+def completes_in_order(group: str, backend: str) -> bool:
+    """Return whether the collectives of a group end in the order in which they were issued.
+
+    Args:
+        group: its name.
+        backend: the name of its backend, for a group that is not on the wire.
+    """
+    return group in WIRE_GROUPS or IN_ORDER.get(backend, False)
