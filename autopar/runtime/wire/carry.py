@@ -62,6 +62,12 @@ def _scatters(
     options: Any = None,
 ) -> Carried:  # fmt: skip
     """Reduce-scatter as gloo does, by an all-reduce of a copy. Gloo's own has no future."""
+    for out, rows in zip(outputs, inputs, strict=True):
+        if rows.numel() != group.size() * out.numel():
+            raise ValueError(
+                f"a reduce-scatter over {group.size()} ranks makes {rows.numel() / group.size():g} elements of "
+                f"{rows.numel()}, and its output has {out.numel()}"
+            )
     copies = [rows.clone(memory_format=torch.contiguous_format) for rows in inputs]
     how = reduction_options("all_reduce", options)
     works = [group.allreduce([copy], how) for copy in copies]
@@ -84,6 +90,8 @@ def _scatter_list(
     """Reduce-scatter a list of pieces as gloo does: a reduction of each piece to its rank."""
     if len(outputs) != 1 or len(inputs) != 1 or len(inputs[0]) != group.size():
         raise ValueError(f"reduce_scatter takes one output, and one input for each of the {group.size()} ranks")
+    if any(piece.shape != outputs[0].shape for piece in inputs[0]):
+        raise ValueError(f"reduce_scatter takes inputs of the shape of its output, {tuple(outputs[0].shape)}")
     copies = [piece.clone(memory_format=torch.contiguous_format) for piece in inputs[0]]
     works = [group.reduce([copy], reduction_options("reduce", options, root)) for root, copy in enumerate(copies)]
 

@@ -15,7 +15,7 @@ from autopar.runtime.wire import clock
 from autopar.runtime.wire.link_table import SIZE, LinkTable
 from autopar.runtime.wire.pacer import Pacer
 from autopar.runtime.wire.process_group import WireGroup
-from autopar.runtime.wire.report import Counts, WireReport
+from autopar.runtime.wire.report import Counts, Record, WireReport
 from autopar.runtime.wire.shared_file import SharedFile, share
 from autopar.runtime.wire.transfer import Medium
 from autopar.runtime.wire.wire_groups import BACKEND
@@ -47,9 +47,9 @@ class Wire:
         self._counts.reset()
 
     @property
-    def records(self) -> list[Any]:
-        """The newest finished transfers of this process, each a ``Record``, since the last ``reset``."""
-        return list(self._counts.records)
+    def records(self) -> list[Record]:
+        """The newest finished transfers of this process since the last ``reset``, in the order of their begin."""
+        return sorted(self._counts.records, key=lambda record: record.begin)
 
     def close(self) -> None:
         """Switch it off: process groups that are made from now on are plain. Those on the wire stay there."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 WORD = 8  # bytes
 TRANSFERS, LINKS = 16384, 8192  # slots
@@ -49,7 +49,7 @@ class LinkTable:
     ) -> None:
         whole, at = memoryview(buffer)[:SIZE], 0
 
-        def words(count: int, kind: str) -> Any:  # a view of whole numbers or of times
+        def words(count: int, kind: Literal["Q", "d"]) -> Any:
             nonlocal at
             at += WORD * count
             return whole[at - WORD * count : at].cast(kind)

@@ -89,9 +89,10 @@ class Counts:
     def reset(self) -> None:
         """Begin a new span."""
         with self._lock:
-            self._since = self._late_until = now()
+            self._since = now()
             self._transfers = self._bytes = self._late_transfers = 0
-            self._charged = self._late = 0.0
+            self._charged = 0.0
+            self._late: list[tuple[float, float]] = []  # spans
             self.records: deque[Record] = deque(maxlen=KEPT)
 
     def finished(self, record: Record, since: float | None = None) -> None:
@@ -106,23 +107,32 @@ class Counts:
             self._charged += record.end - record.begin
             self.records.append(record)
             floor = record.end if since is None else max(record.end, since)
-            self._late_transfers += record.arrived > floor
-            self._add_late(floor, record.arrived)
+            if record.arrived > floor:
+                self._late_transfers += 1
+                self._late.append((floor, record.arrived))
 
     def late(self, floor: float, end: float) -> None:
         """Count that something ended at ``end`` that should have ended at ``floor``."""
         with self._lock:
-            self._add_late(floor, end)
-
-    def _add_late(self, floor: float, end: float) -> None:
-        floor = max(floor, self._late_until)
-        if end > floor:
-            self._late += end - floor
-            self._late_until = end
+            if end > floor:
+                self._late.append((floor, end))
 
     def report(self) -> WireReport:
         """Return the sums since the last reset."""
         with self._lock:
+            self._late = merged(self._late)
+            late = sum(end - start for start, end in self._late)
             return WireReport(
-                now() - self._since, self._transfers, self._bytes, self._charged, self._late, self._late_transfers
+                now() - self._since, self._transfers, self._bytes, self._charged, late, self._late_transfers
             )
+
+
+def merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the same times as spans that do not overlap, in order."""
+    apart: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if apart and start <= apart[-1][1]:
+            apart[-1] = apart[-1][0], max(end, apart[-1][1])
+        else:
+            apart.append((start, end))
+    return apart
