@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import os
 import signal
+import tempfile
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -21,7 +24,8 @@ from autopar import Mesh
 from autopar.runtime.wire.clock import now
 from autopar.runtime.wire.emulate import Wire, present
 from autopar.runtime.wire.prices import machine_of, seconds
-from autopar.runtime.wire.wire_groups import BACKEND, completes_in_order
+from autopar.runtime.wire.shared_file import SHARED_MEMORY
+from autopar.runtime.wire.wire_groups import BACKEND, WIRE_GROUPS, completes_in_order
 
 LATENCY, BANDWIDTH = 2e-3, 1e8
 LONG = 0.25  # seconds, against which the work of a test is short
@@ -238,3 +242,51 @@ def in_order() -> None:
     assert not completes_in_order(gloo.group_name, distributed.get_backend(gloo))
     distributed.destroy_process_group(gloo)
     assert BACKEND in distributed.get_backend_config()
+
+
+def nothing_is_kept() -> None:
+    """Tensors are freed when their operation is over, without the garbage collector."""
+    gc.disable()
+    try:
+        for _ in range(3):
+            x, y = torch.ones(1000), torch.ones(1000)
+            work = distributed.all_reduce(x, async_op=True)
+            future = work.get_future()
+            future.wait()
+            work.wait()
+            message = distributed.isend(y, 1) if distributed.get_rank() == 0 else distributed.irecv(y, 0)
+            message.wait()
+            references = [weakref.ref(x), weakref.ref(y)]
+            del x, y, work, future, message
+            distributed.all_reduce(torch.ones(1))  # the thread of the last one has gone on
+            assert [one() for one in references] == [None, None]
+    finally:
+        gc.enable()
+
+
+def again_after_destroy() -> None:
+    """Another default group has another table; a destroyed one leaves nothing."""
+    store = f"{tempfile.gettempdir()}/{wire_name()}"
+    rank, ranks, before = distributed.get_rank(), distributed.get_world_size(), _files()
+    for _ in range(2):
+        distributed.destroy_process_group()
+        assert WIRE_GROUPS == {}
+        distributed.init_process_group(init_method=f"file://{store}", rank=rank, world_size=ranks)
+        wire().reset()
+        x = torch.ones(3)
+        distributed.all_reduce(x)
+        assert x.tolist() == [ranks] * 3
+        assert len(wire().records) == 1
+        store += "-again"
+    assert _files() <= before
+
+
+def _files() -> set[str]:
+    return {name for name in os.listdir(SHARED_MEMORY) if name.startswith("autopar-wire-")}
+
+
+def wire_name() -> str:
+    """Return a name that all ranks know, and no other test."""
+    name = [f"autopar-test-{os.getpid()}"]
+    distributed.broadcast_object_list(name, 0)
+    return name[0]

@@ -14,6 +14,7 @@ import mmap
 import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ KEY = "autopar_wire"  # in the store
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # names the host
 SHARED_MEMORY = "/dev/shm"
 TABLE_LOCK, FIRST_RANK = 0, 1  # bytes of the file that are locked
+STALE = 5.0  # seconds in which rank 0 replaces what an earlier group has left in the store
 PAUSE = 50e-6  # seconds between two attempts to lock the table
 
 
@@ -42,6 +44,7 @@ class SharedFile:
     def __init__(self, path: str, size: int, rank: int, timeout: float) -> None:
         self._path, self._rank, self._timeout = path, rank, timeout
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._file)  # not earlier: it gives up all locks
         self.buffer = mmap.mmap(self._file, size)
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1, FIRST_RANK + rank)
         self._threads = threading.Lock()
@@ -111,8 +114,14 @@ def share(store: distributed.Store, rank: int, size: int, timeout: float, settin
         os.ftruncate(handle, size)
         os.close(handle)
         store.set(KEY, json.dumps({"host": _host(), "path": path, "settings": settings}))
-    told = json.loads(store.get(KEY))
-    if told["host"] != _host() or not os.path.exists(told["path"]):
+    limit = now() + STALE
+    while True:
+        told = json.loads(store.get(KEY))
+        here = told["host"] == _host() and os.path.exists(told["path"])
+        if here or now() > limit:
+            break
+        sleep_until(now() + STALE / 100)  # an earlier group on this store may have left its path
+    if not here:
         raise RuntimeError("an emulated wire needs all ranks on one host, because they share a table in its memory")
     if told["settings"] != settings:
         raise RuntimeError(

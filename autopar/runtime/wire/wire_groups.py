@@ -6,14 +6,21 @@ queue a group is exact.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from autopar.runtime.wire.process_group import WireGroup
+import torch
+
+
+class OnTheWire(Protocol):
+    """What autopar asks of a process group on the wire, beside what torch asks."""
+
+    def start_scatter(self, rows: torch.Tensor, op: str) -> torch.Tensor:
+        """Reduce ``rows`` in place, charged as a reduce-scatter."""
+
 
 BACKEND = "autopar_wire"
 IN_ORDER = {BACKEND: True, "nccl": True, "xccl": True, "fake": True, "gloo": False}  # others are taken as not in order
-WIRE_GROUPS: dict[str, WireGroup] = {}  # by the name of the group
+WIRE_GROUPS: dict[str, OnTheWire] = {}  # by the name of the group
 
 
 def completes_in_order(group: str, backend: str) -> bool:
