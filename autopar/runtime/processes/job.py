@@ -15,8 +15,7 @@ from torch import distributed
 from autopar.ir.mesh import Mesh
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, Ranks, groups_over, process_groups
-from autopar.runtime.wire import emulate as wire
-from autopar.runtime.wire.wire_groups import BACKEND
+from autopar.runtime.wire.wire_groups import BACKEND, EMULATED, check_default_group
 from autopar.torch_private import forget_groups
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def job_of(
         _initialize(device, timeout)
     _check_size(mesh, distributed.get_world_size())
     if device.type == "cpu":
-        wire.check_groups()
+        check_default_group()
     if not _worlds or _worlds[0].group is not distributed.group.WORLD:
         _worlds[:] = [_World(distributed.group.WORLD, _watched(timeout))]
     groups, taken = process_groups(), list[Key]()
@@ -216,7 +215,7 @@ def _initialize(device: torch.device, timeout: float) -> None:
     """
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    backend = ("gloo" if wire.present() is None else BACKEND) if device.type == "cpu" else None
+    backend = (BACKEND if EMULATED else "gloo") if device.type == "cpu" else None
     distributed.init_process_group(backend, timeout=datetime.timedelta(seconds=2 * timeout + 60))
 
 

@@ -18,7 +18,7 @@ from autopar.runtime.wire.process_group import WireGroup
 from autopar.runtime.wire.report import Counts, Record, WireReport
 from autopar.runtime.wire.shared_file import SharedFile, share
 from autopar.runtime.wire.transfer import Medium
-from autopar.runtime.wire.wire_groups import BACKEND
+from autopar.runtime.wire.wire_groups import BACKEND, EMULATED
 from autopar.torch_private import gloo_group
 
 LINKS = ("rank", "axis")
@@ -53,8 +53,8 @@ class Wire:
 
     def close(self) -> None:
         """Switch it off: process groups that are made from now on are plain. Those on the wire stay there."""
-        if _present and _present[0] is self:
-            _present.clear()
+        if EMULATED and EMULATED[0] is self:
+            EMULATED.clear()
             distributed.Backend.default_device_backend_map["cpu"] = "gloo"
 
     def make_group(self, options: Any, *_: Any) -> WireGroup:
@@ -89,22 +89,9 @@ class Wire:
         return shared_file
 
 
-_present: list[Wire] = []  # none or one
-
-
 def present() -> Wire | None:
     """Return the wire that is emulated, if there is one."""
-    return _present[0] if _present else None
-
-
-def check_groups() -> None:
-    """Raise ``RuntimeError`` if a wire is emulated, and the default process group was made beside it."""
-    world: Any = distributed.group.WORLD
-    if present() is not None and not isinstance(world, WireGroup):
-        raise RuntimeError(
-            f"autopar.emulate was called, but the default process group has the backend "
-            f"{distributed.get_backend()!r}; call init_process_group without a backend, or with {BACKEND!r}"
-        )
+    return EMULATED[0] if EMULATED else None
 
 
 def emulate(latency: float, bandwidth: float, links: str = "rank", pace: Mapping[str, float] | None = None) -> Wire:
@@ -140,8 +127,8 @@ def emulate(latency: float, bandwidth: float, links: str = "rank", pace: Mapping
             "autopar.emulate before init_process_group and before parallelize, or call destroy_process_group first"
         )
     with contextlib.suppress(IndexError):
-        _present[0].close()
-    _present.append(wire)
+        EMULATED[0].close()
+    EMULATED.append(wire)
     if BACKEND not in distributed.Backend.backend_list:
         distributed.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu"])
     distributed.Backend.default_device_backend_map["cpu"] = BACKEND

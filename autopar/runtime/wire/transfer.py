@@ -72,3 +72,7 @@ class Transfer:
         return RuntimeError(
             f"rank {dead[0]} has ended, and not all ranks have issued {self.name} of group {self.group}"
         )
+
+    def too_late(self) -> RuntimeError:
+        """Return the error of a transfer that some member has not issued in the time of the time-out."""
+        return RuntimeError(f"not all ranks have issued {self.name} of group {self.group} within {self.timeout:g} s")

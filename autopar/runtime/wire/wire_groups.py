@@ -6,9 +6,10 @@ queue a group is exact.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import distributed
 
 
 class OnTheWire(Protocol):
@@ -21,6 +22,17 @@ class OnTheWire(Protocol):
 BACKEND = "autopar_wire"
 IN_ORDER = {BACKEND: True, "nccl": True, "xccl": True, "fake": True, "gloo": False}  # others are taken as not in order
 WIRE_GROUPS: dict[str, OnTheWire] = {}  # by the name of the group
+EMULATED: list[Any] = []  # none or one: the wire that new groups are on
+
+
+def check_default_group() -> None:
+    """Raise ``RuntimeError`` if a wire is emulated, and the default process group was made beside it."""
+    world = distributed.group.WORLD
+    if EMULATED and world is not None and world.group_name not in WIRE_GROUPS:
+        raise RuntimeError(
+            f"autopar.emulate was called, but the default process group has the backend "
+            f"{distributed.get_backend()!r}; call init_process_group without a backend, or with {BACKEND!r}"
+        )
 
 
 def completes_in_order(group: str, backend: str) -> bool:

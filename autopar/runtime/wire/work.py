@@ -60,10 +60,7 @@ class _Deadline:
                 if (error := self.transfer.missing()) is not None and not self.decided(arrived, since):
                     raise error
                 if looked > begun + self.transfer.timeout:
-                    raise RuntimeError(
-                        f"not all ranks have issued {self.transfer.name} of group {self.transfer.group} within "
-                        f"{self.transfer.timeout:g} s"
-                    )
+                    raise self.transfer.too_late()
             sleep_until(now() + pause)
             pause = min(2 * pause, LONGEST_PAUSE)
         assert self.times is not None
@@ -150,14 +147,13 @@ class CollectiveWork(distributed.Work):
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
         self._signal: torch.futures.Future[Any] | None = None
-        self._looked = now()
+        self._looked = 0.0
         order.add(self)
         self._data.add_done_callback(self._note_data)
 
     # -- on the way: called in gloo's threads and in that of the alarms
 
     def _note_data(self, data: torch.futures.Future[Any]) -> None:
-        self._arrived = now()
         try:
             for one in data.value():
                 one.value()
@@ -165,25 +161,31 @@ class CollectiveWork(distributed.Work):
                 self._finish()
         except Exception as error:
             self._error = error
+        self._arrived = self._looked = now()
         self._look()
 
     def _look(self) -> None:
         """Ask the table for the times, and again later if they are not decided."""
-        deadline = self._deadline
         try:
-            if self._error is None and not deadline.decided(self._arrived):
-                if now() < self._looked + ALIVE:
-                    ALARMS.at(now() + LONGEST_PAUSE, self._look)
-                    return
-                self._looked = now()
-                self._error = deadline.transfer.missing()
+            if self._error is None and not self._deadline.decided(self._arrived):
+                self._error = self._given_up()
                 if self._error is None:
                     ALARMS.at(now() + LONGEST_PAUSE, self._look)
                     return
-        except Exception as error:  # the table is locked, or closed
+        except Exception as error:  # the table is locked
             self._error = error
         self.has_arrived = True
         self._order.release()
+
+    def _given_up(self) -> RuntimeError | None:
+        """Return an error if some rank will not issue the transfer, or has not done so for too long."""
+        if now() < self._looked + ALIVE:
+            return None
+        self._looked = now()
+        error = self._deadline.transfer.missing()
+        if error is None and now() > self._arrived + self._deadline.transfer.timeout:
+            error = self._deadline.transfer.too_late()
+        return None if error is None or self._deadline.decided(self._arrived) else error
 
     def let_end(self) -> None:
         """All earlier collectives have ended or will end by now, so this one may end at its deadline."""
