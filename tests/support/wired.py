@@ -133,6 +133,12 @@ def messages() -> None:
     told: list[Any] = [None, None]
     distributed.all_gather_object(told, {size: one[3:5] for size, one in records.items()})
     assert told[0] == told[1]
+    wire().reset()
+    under_way = [torch.full((2,), float(k)) if rank == 0 else torch.empty(2) for k in range(2)]
+    for work in [distributed.isend(x, 1, tag=9) if rank == 0 else distributed.irecv(x, 0, tag=9) for x in under_way]:
+        work.wait()
+    assert [x.tolist() for x in under_way] == [[0.0] * 2, [1.0] * 2]
+    assert len({one.begin for one in wire().records}) == 2  # two transfers
     for k in range(3):  # with one tag, in order
         x = torch.full((4,), float(k))
         if rank == 0:
