@@ -120,6 +120,3 @@ def test_a_killed_rank_leaves_nothing_locked(tmp_path: Path) -> None:
     with mine.locked():
         assert mine.buffer[8] == 7
     assert not mine.is_alive(1)
-    mine.remove()
-    mine.remove()
-    assert not path.exists()

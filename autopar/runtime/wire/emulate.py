@@ -16,7 +16,7 @@ from autopar.runtime.wire.link_table import SIZE, LinkTable
 from autopar.runtime.wire.pacer import Pacer
 from autopar.runtime.wire.process_group import WireGroup
 from autopar.runtime.wire.report import Counts, Record, WireReport
-from autopar.runtime.wire.shared_file import SharedFile, share
+from autopar.runtime.wire.shared_file import share
 from autopar.runtime.wire.transfer import Medium
 from autopar.runtime.wire.wire_groups import BACKEND, EMULATED
 from autopar.torch_private import gloo_group
@@ -63,30 +63,23 @@ class Wire:
         Raises:
             RuntimeError: the ranks have different wires, or are on several hosts.
         """
-        ranks, shared_file = list(options.global_ranks_in_group), None
+        ranks = list(options.global_ranks_in_group)
         if not ranks:
-            shared_file = self._join(options)
+            self._medium = self._join(options)
         if self._medium is None:
             raise RuntimeError(
                 f"the default process group is not on the emulated wire; make it with the backend {BACKEND!r}, or "
                 f"with none"
             )
-        try:
-            inner = gloo_group(options)
-        finally:
-            if shared_file is not None and options.group_rank == 0:
-                shared_file.remove()  # all have opened it, or one has failed
-        return WireGroup(
-            inner, ranks or range(options.group_size), options.group_id, self.settings, options.timeout, self._medium
-        )
+        inner, members = gloo_group(options), ranks or range(options.group_size)
+        return WireGroup(inner, members, options.group_id, self.settings, options.timeout, self._medium)
 
-    def _join(self, options: Any) -> SharedFile:
+    def _join(self, options: Any) -> Medium:
         """Share a table with the ranks of a new default group."""
         timeout = options.timeout.total_seconds()
         shared_file = share(options.store, options.group_rank, SIZE, timeout, self.settings)
         table = LinkTable(shared_file.buffer, shared_file.locked, clock.now)
-        self._medium = Medium(table, shared_file, self._counts)
-        return shared_file
+        return Medium(table, shared_file, self._counts)
 
 
 def present() -> Wire | None:

@@ -12,7 +12,6 @@ import fcntl
 import json
 import mmap
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from autopar.runtime.wire.clock import now, sleep_until
 
 KEY = "autopar_wire"  # in the store
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # names the host
-SHARED_MEMORY = "/dev/shm"
 TABLE_LOCK, FIRST_RANK = 0, 1  # bytes of the file that are locked
 STALE = 5.0  # seconds in which rank 0 replaces what an earlier group has left in the store
 PAUSE = 50e-6  # seconds between two attempts to lock the table
@@ -91,11 +89,6 @@ class SharedFile:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, FIRST_RANK + rank)
             return False
 
-    def remove(self) -> None:
-        """Remove the name of the file; processes that have mapped it keep it."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
-
 
 def share(store: distributed.Store, rank: int, size: int, timeout: float, settings: dict[str, Any]) -> SharedFile:
     """Make a file on rank 0, and open it on all others. All ranks call it.
@@ -108,11 +101,10 @@ def share(store: distributed.Store, rank: int, size: int, timeout: float, settin
     Raises:
         RuntimeError: the ranks are not on one host, or have different settings.
     """
+    handle = None
     if rank == 0:
-        folder = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-        handle, path = tempfile.mkstemp(prefix="autopar-wire-", dir=folder)
-        os.ftruncate(handle, size)
-        os.close(handle)
+        handle = _nameless(size)
+        path = f"/proc/{os.getpid()}/fd/{handle}"
         store.set(KEY, json.dumps({"host": _host(), "path": path, "settings": settings}))
     limit = now() + STALE
     while True:
@@ -128,7 +120,19 @@ def share(store: distributed.Store, rank: int, size: int, timeout: float, settin
             f"rank {rank} emulates another wire than rank 0: {_shown(settings)}, not {_shown(told['settings'])}; "
             f"all ranks must call autopar.emulate with the same arguments"
         )
-    return SharedFile(told["path"], size, rank, timeout)
+    shared = SharedFile(told["path"], size, rank, timeout)
+    if handle is not None:
+        weakref.finalize(shared, os.close, handle)  # the others open it by its number here
+    return shared
+
+
+def _nameless(size: int) -> int:
+    """Return a new file in memory that ends with the last process that has it open."""
+    if not hasattr(os, "memfd_create"):
+        raise RuntimeError("an emulated wire needs Linux, for a table in shared memory")
+    handle = os.memfd_create(KEY)
+    os.ftruncate(handle, size)
+    return handle
 
 
 def _host() -> str:
