@@ -6,10 +6,14 @@ import contextlib
 import difflib
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import distributed
 
+from autopar.costs.durations import figures_from
+from autopar.costs.machine import Machine
+from autopar.costs.profile import Profile
 from autopar.errors import shown
 from autopar.runtime.wire import clock
 from autopar.runtime.wire.link_table import SIZE, LinkTable
@@ -22,6 +26,8 @@ from autopar.runtime.wire.wire_groups import BACKEND, EMULATED
 from autopar.torch_private import gloo_group
 
 LINKS = ("rank", "axis")
+Figures = Machine | Profile
+Pace = Mapping[str, float] | Figures | str | Path
 
 
 class Wire:
@@ -29,11 +35,12 @@ class Wire:
 
     Attributes:
         settings: latency in seconds, bandwidth in bytes a second, and what a link is.
+        figures: the durations that programs are paced by; ``None``: they are not.
         pacer: the compute clock of this process.
     """
 
-    def __init__(self, settings: dict[str, Any], durations: Mapping[str, float]) -> None:
-        self.settings = settings
+    def __init__(self, settings: dict[str, Any], durations: Mapping[str, float], figures: Figures | None) -> None:
+        self.settings, self.figures = settings, figures
         self._counts = Counts()
         self.pacer = Pacer(durations, self._counts)
         self._medium: Medium | None = None  # of the present default group
@@ -87,7 +94,7 @@ def present() -> Wire | None:
     return EMULATED[0] if EMULATED else None
 
 
-def emulate(latency: float, bandwidth: float, links: str = "rank", pace: Mapping[str, float] | None = None) -> Wire:
+def emulate(latency: float, bandwidth: float, links: str = "rank", pace: Pace | None = None) -> Wire:
     """Emulate a wire between the processes of this host: transfers end no earlier than on that wire.
 
     Call it on all ranks, before process groups exist. Groups of the CPU that are made without a backend then are on the
@@ -99,7 +106,8 @@ def emulate(latency: float, bandwidth: float, links: str = "rank", pace: Mapping
         latency: the seconds of an empty message.
         bandwidth: the bytes a second of a link; may be ``math.inf``.
         links: ``"rank"``: all transfers of a rank share one link. ``"axis"``: each process group has links of its own.
-        pace: seconds of named segments of computing, for ``Wire.pacer``.
+        pace: a profile of durations or its path, or a machine or its name: the ops of programs then take as long as it
+            says. Or seconds of named segments of computing, for ``Wire.pacer``.
 
     Returns:
         The wire, which reports what it has carried and whether a measurement is void.
@@ -113,7 +121,9 @@ def emulate(latency: float, bandwidth: float, links: str = "rank", pace: Mapping
         "bandwidth": _number("bandwidth", bandwidth, "bytes a second", bandwidth_is_valid),
         "links": _links(links),
     }
-    wire = Wire(settings, pace or {})
+    named = pace if isinstance(pace, Mapping) else {}
+    figures = None if pace is None or isinstance(pace, Mapping) else figures_from(pace)
+    wire = Wire(settings, named, figures)
     if distributed.is_initialized():
         raise RuntimeError(
             "emulation after groups exist: the process groups that are there would not meet the wire; call "
