@@ -106,6 +106,66 @@ def bandwidth_of(case: Case) -> float:
     return 1e9 * sent / (case.share * (sum(seconds.values()) - sent))
 
 
+class Paced(nn.Module):
+    """A layer whose forward and backward take as long as its product on a machine, whatever they really take."""
+
+    def __init__(self, layer: nn.Linear, pacer: Any, on: Machine) -> None:
+        super().__init__()
+        self.layer, self.pacer, self.on = layer, pacer, on
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = 2 * x.numel() * self.layer.out_features / self.on.flops(torch.float32) + self.on.memory.latency
+        self.pacer.begin()
+        y = self.layer(x)
+        self.pacer.computed(product)
+        # its backward runs before that of the layer: the gradient of the weight comes after the time of both products
+        return _Delay.apply(y, self.pacer, 2 * product)
+
+
+class _Delay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, pacer: Any, seconds: float) -> torch.Tensor:
+        ctx.pacer, ctx.seconds = pacer, seconds
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        ctx.pacer.begin()
+        ctx.pacer.computed(ctx.seconds)
+        return gradient, None, None
+
+
+def paced(model: nn.Module, pacer: Any, on: Machine) -> nn.Module:
+    """The model with paced products; other ops take what they really take."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, Paced(child, pacer, on))
+    return model
+
+
+def data_parallel(case: Case, on: Machine, wire: Any) -> Callable[[], Any]:
+    """DistributedDataParallel on this rank's rows."""
+    model = nn.parallel.DistributedDataParallel(paced(llama(), wire.pacer, on))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    rank = distributed.get_rank()
+    own = {name: value.chunk(case.ranks)[rank] for name, value in batch().items()}
+
+    def step() -> torch.Tensor:
+        loss = model(**own).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        whole = loss.detach().clone()
+        distributed.all_reduce(whole)
+        return whole / case.ranks
+
+    return step
+
+
+RIVALS: dict[str, Callable[[Case, Machine, Any], Callable[[], Any]]] = {"DDP": data_parallel}
+
+
 def _rank(rank: int, case: Case, store: str, bandwidth: float, told: Any) -> None:
     torch.set_num_threads(1)
     on = machine(bandwidth, case.slow)
@@ -118,6 +178,8 @@ def _rank(rank: int, case: Case, store: str, bandwidth: float, told: Any) -> Non
         step.capture(**batch())
         predicted[name] = step.communication.makespan
         steps[name] = lambda step=step: step(**batch())
+    for name in case.rivals:
+        steps[name] = RIVALS[name](case, on, wire)
     found: dict[str, list[float]] = {name: [] for name in steps}
     losses: dict[str, list[float]] = {name: [] for name in steps}
     late: dict[str, list[float]] = {name: [] for name in steps}
@@ -160,9 +222,10 @@ def rows(names: Sequence[str]) -> list[tuple[str, ...]]:
             middle = statistics.median(seconds)
             equal = max(abs(a - b) for a, b in zip(losses[policy], losses[TODAY], strict=True))
             share = statistics.median(late[policy])
+            simulated = predicted.get(policy)
             lines.append((
-                case.title, policy, f"{middle * 1e3:.1f}", f"{predicted[policy] * 1e3:.1f}",
-                f"{middle / predicted[policy]:.3f}", f"{before / middle:.3f}", f"{equal:.1e}",
+                case.title, policy, f"{middle * 1e3:.1f}", f"{simulated * 1e3:.1f}" if simulated else "",
+                f"{middle / simulated:.3f}" if simulated else "", f"{before / middle:.3f}", f"{equal:.1e}",
                 f"{share:.1%}" + " void" * (share > 0.02), f"{bandwidth / 1e6:.1f}",
             ))  # fmt: skip
     return lines

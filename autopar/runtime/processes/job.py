@@ -16,7 +16,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.streams import DEFAULT, GroupKey, Stream, group_key
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, groups_over, process_groups
-from autopar.runtime.wire.wire_groups import BACKEND, EMULATED, check_default_group
+from autopar.runtime.wire.wire_groups import BACKEND, EMULATED, check_default_group, completes_in_order
 from autopar.torch_private import forget_groups
 
 if TYPE_CHECKING:
@@ -53,6 +53,12 @@ class Job:
     taken: tuple[Key, ...] = ()
     made_mesh: bool = False
     models: int = 0
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the groups of this rank end their collectives in the order in which these are started."""
+        backend = distributed.get_backend()
+        return all(completes_in_order(name, backend) for name in self.groups.values())
 
 
 def job_of(
