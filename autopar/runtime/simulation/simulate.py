@@ -78,6 +78,13 @@ def compile_phases(program: Program) -> dict[str, list[Instruction]]:
     return phases
 
 
+def compile_whole(program: Program) -> list[Instruction]:
+    """Return the instructions of all phases of a program: phase by phase, or of a scheduled program in its order."""
+    if program.level != "scheduled":
+        return [step for steps in compile_phases(program).values() for step in steps]
+    return [_instruction(program, node) for node in program.nodes if node.op not in ("placeholder", "output")]
+
+
 def _instruction(program: Program, node: fx.Node) -> Instruction:
     if node.op == "get_attr":
         constant = program.constants[str(node.target)]

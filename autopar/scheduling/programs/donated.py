@@ -92,7 +92,7 @@ def _update_groups(program: Program, donated: frozenset[fx.Node]) -> list[list[f
             if keys.get(update) in open_:
                 done.append(open_.pop(keys[update]))
         if node.target in IN_PLACE and all(_is_last(value, node, donated) for value in _written(node)):
-            keys[node] = key = _numbers(node)
+            keys[node] = key = numbers_of(node)
             open_.setdefault(key, []).append(node)
     return [*done, *open_.values()]
 
@@ -103,7 +103,7 @@ def _side_by_side(program: Program, donated: frozenset[fx.Node]) -> list[list[fx
     last: object = None
     for node in program.nodes:
         if node.target in IN_PLACE and all(_is_last(value, node, donated) for value in _written(node)):
-            if (key := _numbers(node)) != last:
+            if (key := numbers_of(node)) != last:
                 groups.append([])
             groups[-1].append(node)
             last = key
@@ -135,7 +135,7 @@ def _is_last(value: fx.Node, update: fx.Node, donated: frozenset[fx.Node]) -> bo
     return not returns_alias(value.target) and not rule_of(value.target).view
 
 
-def _numbers(update: fx.Node) -> object:
+def numbers_of(update: fx.Node) -> object:
     """Return what updates that run as one op have in common: the op, its numbers, and the shared operands."""
     dtypes = tuple(tensor_type(value).dtype for value in _written(update))
     return update.target, update.args[-SHARED[called_op(update)] :], tuple(update.kwargs.items()), dtypes

@@ -4,13 +4,13 @@
     y : f32[16 4] = mm(x, gathered)              →   Op("y", "compute", 5.3e-06, ("gathered",), memory=256)
 
 Seconds, bytes and memory are those of the largest piece, so that all ranks decide the same. A collective is on the
-stream of its axes, ``"tp"`` or ``"dp tp"``. An op that computes the next value of a state may overwrite the state; so
-it comes after all that reads the value before, through views too.
+stream of its axes, ``"tp"`` or ``"dp tp"``. An op that overwrites a state comes after all that reads the value before,
+through views too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from torch import fx
 
@@ -24,13 +24,16 @@ from autopar.scheduling.programs.functions import Function, is_collective
 from autopar.scheduling.programs.shared import may_share, piece_bytes
 
 
-def program_ops(program: Program, function: Function, seconds: Mapping[str, float]) -> list[Op]:
+def program_ops(
+    program: Program, function: Function, seconds: Mapping[str, float], overwriting: Collection[fx.Node] = ()
+) -> list[Op]:
     """Return the ops of a function of an explicit program, in the order of the program. Linear in the graph.
 
     Args:
         seconds: value → the seconds of what computes it.
+        overwriting: the ops that write the next value of a state into its memory.
     """
-    reads = _Reads(program)
+    reads = _Reads(program, overwriting)
     inside = {node.name for node in function.nodes}
     return [
         _op(node, seconds.get(node.name, 0.0), [name for name in reads.of(node) if name in inside])
@@ -66,9 +69,9 @@ def _held(node: fx.Node) -> int:
 class _Reads:
     """Finds the ops that must be over before a node begins."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, overwriting: Collection[fx.Node]) -> None:
         self.base: dict[fx.Node, tuple[str, ...]] = {}  # value → the op that computes it, and those whose memory it is
-        self.overwrites = _overwrites(program)
+        self.overwrites = _overwrites(program, overwriting)
 
     def of(self, node: fx.Node) -> list[str]:
         found: dict[str, None] = {}
@@ -90,15 +93,15 @@ class _Reads:
         return self.base[value]
 
 
-def _overwrites(program: Program) -> dict[fx.Node, list[str]]:
-    """Map each op that computes the next value of a state to the earlier readers of the value before."""
+def _overwrites(program: Program, overwriting: Collection[fx.Node]) -> dict[fx.Node, list[str]]:
+    """Map each op that overwrites a state to the earlier readers of the value before."""
     placeholders = {node.name: node for node in program.placeholders}
     place = {node: k for k, node in enumerate(program.nodes) if node.op == "call_function"}
     found: dict[fx.Node, list[str]] = {}
     for value, result in zip(operands(program.output), record_of(program.output).results, strict=True):
         while is_getitem(value):
             value = value.args[0]  # type: ignore[assignment]
-        if result.kind == "state" and value.op == "call_function":
+        if result.kind == "state" and value in overwriting:
             readers = _readers(placeholders[result.of])
             found.setdefault(value, []).extend(user.name for user in readers if place[user] < place[value])
     return found
@@ -107,7 +110,9 @@ def _overwrites(program: Program) -> dict[fx.Node, list[str]]:
 def _readers(value: fx.Node) -> Iterable[fx.Node]:
     """Yield the ops that read the memory of a value, through views too."""
     for user in value.users:
-        if user.op == "call_function":
+        if is_getitem(user):
+            yield from _readers(user)
+        elif user.op == "call_function":
             yield user
-            if not is_getitem(user) and is_view(user):
+            if is_view(user):
                 yield from _readers(user)

@@ -22,15 +22,16 @@ from autopar.optimizers import IN_PLACE
 from autopar.scheduling.decide import judge, schedule
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
-from autopar.scheduling.programs.donated import Donated
+from autopar.scheduling.programs.donated import Donated, numbers_of
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import Function, functions_of
 from autopar.scheduling.programs.ops import program_ops
 from autopar.scheduling.programs.overlap import LONGEST_TAIL, TODAY, Overlap
 from autopar.scheduling.programs.today import today
-from autopar.scheduling.programs.updates import updates_last
+from autopar.scheduling.programs.updates import side_by_side, updates_last
 from autopar.scheduling.scheduled import Schedule
 
+LITTLE = 0.01  # of a step: less is not worth an op for each update
 MORE_MEMORY = 1.05  # the most that the default policy may need, relative to the order of ``today``
 
 
@@ -132,7 +133,7 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
     donated = Donated.of(program, execution.donated(program))
     made = []
     for function, lines in zip(functions, today(program, functions, donated), strict=True):
-        ops = program_ops(program, function, durations.seconds)
+        ops = program_ops(program, function, durations.seconds, {*donated.updates, *donated.sums})
         made.append(_Deciding(function, ops, lines, durations, overlap).run())
     return Order(tuple(lines for lines, _ in made), tuple(schedule for _, schedule in made), durations.source)
 
@@ -154,7 +155,7 @@ class _Deciding:
     def run(self) -> tuple[FunctionLines, Schedule]:
         policy, durations, issue = self.overlap.policy, self.durations, self.overlap.issue
         startup, interference = durations.startup, durations.interference
-        before = judge(self.ops, self.known(), TODAY, issue, startup=startup, interference=interference)
+        before = self.judged(TODAY, self.known())
         if policy == TODAY:
             return self.lines, before
         priorities = self.overlap.priorities
@@ -170,20 +171,30 @@ class _Deciding:
             made = self.with_updates_together(made)
             if made.makespan > before.makespan:
                 return self.lines, before
+        made = self.judged(made.policy, side_by_side(self.ops, made.lines, self.updates))
         return FunctionLines(self.function.phases, self.complete(made.lines)), made
+
+    @property
+    def updates(self) -> dict[str, object]:
+        """The updates that can run in place, and what those have in common that can run as one op."""
+        return {node.name: numbers_of(node) for node in self.function.nodes if node.target in IN_PLACE}
+
+    def judged(self, policy: str, lines: Sequence[Line]) -> Schedule:
+        """Return the schedule with these lines."""
+        durations = self.durations
+        return judge(self.ops, lines, policy, self.overlap.issue, startup=durations.startup,
+                     interference=durations.interference)  # fmt: skip
 
     def with_updates_together(self, made: Schedule) -> Schedule:
         """Return the schedule with all updates that nothing reads at the end, unless that takes longer than launching
         each by itself."""
-        read = {name for op in self.ops for name in op.after}
-        updates = {node.name for node in self.function.nodes if node.target in IN_PLACE and node.name not in read}
+        updates = set(self.updates)
+        updates -= {name for op in self.ops if op.name not in updates for name in op.after}  # they are read
         if len(updates) < 2:
             return made
-        durations = self.durations
-        together = judge(self.ops, updates_last(self.ops, made.lines, updates), made.policy, self.overlap.issue,
-                         startup=durations.startup, interference=durations.interference)  # fmt: skip
-        saved = (len(updates) - 1) * durations.launch
-        return together if together.makespan <= made.makespan + saved else made
+        together = self.judged(made.policy, updates_last(self.ops, made.lines, updates))
+        saved = (len(updates) - 1) * self.durations.launch
+        return together if together.makespan <= made.makespan * (1 + LITTLE) + saved else made
 
     def known(self) -> list[Line]:
         """Return the lines of ops alone, with the bytes that the ops have; elements of results take no time."""
