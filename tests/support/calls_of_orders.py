@@ -1,0 +1,71 @@
+"""On each rank of real processes: calls and steps in any order have the numbers of the order of ``today``."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import loops
+import steps
+import torch
+from model_cases import Made, differences, numbers
+from random_models import random_case
+from random_orders import by_chance, decided, order_of_today
+from torch import distributed
+
+import autopar
+from autopar import Mesh
+from autopar.errors import AutoparError
+
+
+def alike(ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerance: float) -> list[str]:
+    """What differs: on two ranks in any bit, on more by more than rounding in float64."""
+    if tolerance:
+        return list(differences(ours, theirs, tolerance))
+    return [what for what, value in theirs.items() if not same(ours[what], value)]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Bit for bit, but all NaN are one."""
+    if not isinstance(b, torch.Tensor):
+        return a is b or a == b
+    a, b = (torch.view_as_real(x) if x.is_complex() else x for x in (a, b))
+    return a.dtype == b.dtype and torch.equal(a.nan_to_num(0.125), b.nan_to_num(0.125))
+
+
+def whole(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {what: loops.whole(value) if isinstance(value, torch.Tensor) else value for what, value in found.items()}
+
+
+def random_calls(seeds: range, sizes: dict[str, int] | None = None) -> int:
+    """Random models in random orders. Return how many were compared."""
+    size, compared = distributed.get_world_size(), 0
+    for seed in seeds:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            case = random_case(random.Random(seed))
+            if torch.tensor([*case.mesh.values()]).prod() != size:
+                continue
+            made = Made(case)
+            try:
+                numbers(made, model := made.model(), model)
+            except Exception:
+                continue  # it does not run on one device
+            found = []
+            try:
+                for decide in (order_of_today, by_chance(seed)):
+                    with decided(decide):
+                        parallel = autopar.parallelize(
+                            made.model(), Mesh(dict(case.mesh)), case.plan, **{**case.options, "outputs": "global"}
+                        )
+                        found.append(whole(numbers(made, parallel, parallel)))
+                        parallel.close()
+            except AutoparError:
+                assert not found, seed  # it is refused in any order
+                continue
+        assert not (wrong := alike(found[1], found[0], 0.0 if size == 2 else 1e-12)), (seed, wrong)
+        compared += 1
+    return compared
