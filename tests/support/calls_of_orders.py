@@ -69,3 +69,42 @@ def random_calls(seeds: range, sizes: dict[str, int] | None = None) -> int:
         assert not (wrong := alike(found[1], found[0], 0.0 if size == 2 else 1e-12)), (seed, wrong)
         compared += 1
     return compared
+
+
+def step_in(overlap: Any, name: str, sizes: dict[str, int], options: Mapping[str, Any], simulated: bool = False,
+            count: int = 2) -> dict[str, Any]:  # fmt: skip
+    """All numbers after some steps: losses, norms, parameters, buffers, states."""
+    torch.manual_seed(0)
+    make, batches, plan = steps.MODELS[name]
+    low = "amp" in options
+    parallel = autopar.parallelize(make().float() if low else make(), Mesh(sizes), plan if "tp" in sizes else "ddp")
+    step = parallel.train_step(steps.adamw(parallel), overlap=overlap, **options)
+    found: dict[str, Any] = {}
+    for k in range(count):
+        batch = steps.narrow(batches(k)) if low else batches(k)
+        found[f"loss {k}"] = (step.simulate if simulated else step)(batch)
+        found[f"norm {k}"] = step.grad_norm
+    found |= dict(parallel.named_parameters()) | dict(parallel.named_buffers())
+    for k, state in step.optimizer.state_dict()["state"].items():
+        found |= {f"{k}.{what}": value for what, value in state.items()}
+    if "ema" in options:
+        with step.averaged():
+            found |= {f"average of {key}": p.detach().clone() for key, p in parallel.named_parameters()}
+    found = {what: v.detach().clone() if isinstance(v, torch.Tensor) else v for what, v in whole(found).items()}
+    parallel.close()
+    return found
+
+
+def steps_in_any_order(name: str, sizes: dict[str, int], options: Mapping[str, Any], overlaps: list[Any],
+                       seeds: range = range(0)) -> None:  # fmt: skip
+    """Under policies, and in random orders; beside ``today``, on processes and simulated."""
+    size = distributed.get_world_size()
+    tolerance = 0.0 if size == 2 else 1e-12
+    today = step_in("today", name, sizes, options)
+    for overlap in overlaps:
+        found = step_in(overlap, name, sizes, options)
+        assert not (wrong := alike(found, today, tolerance)), (overlap, wrong)
+    for seed in seeds:
+        with decided(by_chance(seed)):
+            found = step_in("today", name, sizes, options)
+        assert not (wrong := alike(found, today, tolerance)), (seed, wrong)

@@ -4,23 +4,26 @@
     y : f32[16 4] = mm(x, gathered)              →   Op("y", "compute", 5.3e-06, ("gathered",), memory=256)
 
 Seconds, bytes and memory are those of the largest piece, so that all ranks decide the same. A collective is on the
-stream of its axes, ``"tp"`` or ``"dp tp"``. An op that computes the next value of a state may overwrite the state; so
-it comes after all that reads the value before, through views too.
+stream of its axes, ``"tp"`` or ``"dp tp"``. An op that computes the next value of a state may overwrite the state, and
+an update overwrites what it updates; so they come after all that reads the value before, through views too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import fx
 
 from autopar.costs.op_prices import VIEWS
 from autopar.ir import transfers
-from autopar.ir.nodes import is_getitem, operands, record_of, tensor_type
+from autopar.ir.nodes import is_getitem, node_at, operands, record_of, tensor_type
 from autopar.ir.program import Program
+from autopar.optimizers import IN_PLACE
 from autopar.rules.binding import bind_node
 from autopar.scheduling.op import COMPUTE, Op
+from autopar.scheduling.programs.donated import written
 from autopar.scheduling.programs.functions import Function, is_collective
+from autopar.scheduling.programs.memory_readers import MemoryReaders
 from autopar.scheduling.programs.shared import may_share, piece_bytes
 
 
@@ -91,23 +94,23 @@ class _Reads:
 
 
 def _overwrites(program: Program) -> dict[fx.Node, list[str]]:
-    """Map each op that computes the next value of a state to the earlier readers of the value before."""
+    """Map each op that may write to memory to the earlier readers of it: one that computes the next value of a state,
+    and an update, which is computed in place."""
     placeholders = {node.name: node for node in program.placeholders}
-    place = {node: k for k, node in enumerate(program.nodes) if node.op == "call_function"}
-    found: dict[fx.Node, list[str]] = {}
+    place = {node: k for k, node in enumerate(program.nodes)}
+    readers = MemoryReaders(program)
+    found: dict[fx.Node, dict[str, None]] = {}
+
+    def overwrite(op: fx.Node, value: fx.Node) -> None:
+        earlier = [reader.name for reader in readers.of(value) if place[reader] < place[op]]
+        found.setdefault(op, {}).update(dict.fromkeys(earlier))
+
     for value, result in zip(operands(program.output), record_of(program.output).results, strict=True):
         while is_getitem(value):
-            value = value.args[0]  # type: ignore[assignment]
+            value = node_at(value)
         if result.kind == "state" and value.op == "call_function":
-            readers = _readers(placeholders[result.of])
-            found.setdefault(value, []).extend(user.name for user in readers if place[user] < place[value])
-    return found
-
-
-def _readers(value: fx.Node) -> Iterable[fx.Node]:
-    """Yield the ops that read the memory of a value, through views too."""
-    for user in value.users:
-        if user.op == "call_function":
-            yield user
-            if not is_getitem(user) and is_view(user):
-                yield from _readers(user)
+            overwrite(value, placeholders[result.of])
+    for node in program.nodes:
+        for value in written(node) if node.target in IN_PLACE else ():
+            overwrite(node, value)
+    return {op: list(names) for op, names in found.items()}
