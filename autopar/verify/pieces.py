@@ -10,7 +10,7 @@ from torch import fx
 
 from autopar.ir import transfers
 from autopar.ir.nodes import node_at, operands, record_of, tensor_type
-from autopar.ir.record import Record, TensorType
+from autopar.ir.record import DTYPE_NAMES, Record, TensorType
 from autopar.ir.text.printer import print_type
 from autopar.verify.subject import Subject
 
@@ -139,6 +139,8 @@ def check_pieces(
     source = record_of(value).type
     if not isinstance(source, TensorType) or not isinstance(record.type, TensorType):
         raise of.error(node, f"{transfers.BY_FUNCTION[node.target].name} takes one tensor and makes one", value)
+    if source.dtype != record.type.dtype and node.target is not transfers.cast:
+        raise of.error(node, f"only cast converts: its result is of the dtype {DTYPE_NAMES[source.dtype]}", value)
     want = source.shape
     if node.target is not transfers.pend or arguments.get("dim") is not None:
         for key in PIECES.get(node.target, ()):

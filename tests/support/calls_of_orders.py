@@ -11,14 +11,19 @@ from typing import Any
 import loops
 import steps
 import torch
+from exchanges import groups
 from model_cases import Made, differences, numbers
 from random_models import random_case
-from random_orders import by_chance, decided, order_of_today
+from random_orders import by_chance, decided, in_order, order_of_today, random_order
+from random_transfers import pieces_of, random_transfers, results_on_ranks
 from torch import distributed
 
 import autopar
 from autopar import Mesh
 from autopar.errors import AutoparError
+from autopar.ir.nodes import operands
+from autopar.runtime.lowering.lower import lower
+from autopar.scheduling.programs.order import OF_CALLS
 
 
 def alike(ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerance: float) -> list[str]:
@@ -108,3 +113,21 @@ def steps_in_any_order(name: str, sizes: dict[str, int], options: Mapping[str, A
         with decided(by_chance(seed)):
             found = step_in("today", name, sizes, options)
         assert not (wrong := alike(found, today, tolerance)), (seed, wrong)
+
+
+def transfers_in_any_order(sizes: dict[str, int], seeds: range) -> int:
+    """Programs of transfers in random orders, lowered: bit for bit what simulated ranks hold. Return how many chunks
+    there were."""
+    rank, chunks = distributed.get_rank(), 0
+    for seed in seeds:
+        r = random.Random(seed)
+        program = random_transfers(r, sizes)
+        local = in_order(program, random_order(program, OF_CALLS, r))
+        chunks += str(local[rank]).count(" from ")
+        forward = lower(local[rank], groups(program.mesh))["forward"]
+        own = pieces_of(program)[rank]
+        found = forward.run([own[name] for name in forward.takes])
+        wanted = results_on_ranks(program, local)[rank]
+        for node, a, b in zip(operands(program.output), found, wanted, strict=True):
+            assert a.shape == b.shape and same(a, b), (seed, node.name, a, b)
+    return chunks

@@ -124,7 +124,7 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
         overlap: what decides.
 
     Raises:
-        ScheduleError: a priority names no value, or contradicts another or what the values depend on.
+        ScheduleError: a priority contradicts another or what the values depend on.
     """
     functions = functions_of(program, execution.whole)
     donated = Donated.of(program, execution.donated(program))
@@ -155,11 +155,11 @@ class _Deciding:
         before = judge(self.ops, self.known(), TODAY, issue, startup=startup, interference=interference)
         if policy == TODAY:
             return self.lines, before
-        priorities = self.overlap.priorities
+        priorities = self.overlap.priorities_of(op.name for op in self.ops)
         memory = round(before.memory * MORE_MEMORY) if policy == LONGEST_TAIL else None
         try:
             made = schedule(self.ops, policy, issue, startup=startup, interference=interference, memory=memory,
-                            priorities=None if priorities is None else dict(priorities))  # fmt: skip
+                            priorities=priorities)  # fmt: skip
         except ScheduleError:
             if memory is None:
                 raise
