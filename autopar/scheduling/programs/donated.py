@@ -26,6 +26,7 @@ from autopar.scheduling.programs.memory_readers import MemoryReaders
 from autopar.verify.subject import Subject
 
 ADD = torch.ops.aten.add.Tensor
+SHARED_BY_UPDATES = 3  # their last operands: the rate, the scale of gradients and the flag of an overflow
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,13 @@ def written(update: fx.Node) -> Sequence[fx.Node]:
     return parameter, *states[: count - 1]
 
 
+def written_over(update: fx.Node) -> Sequence[fx.Node]:
+    """Return the values whose memory an update in place may change: what it updates, and a gradient that it divides by
+    a scale."""
+    scaled = SHARED[called_op(update)] == SHARED_BY_UPDATES and isinstance(update.args[-2], fx.Node)
+    return *written(update), *operands(update)[1:2] * scaled
+
+
 def _is_last(value: fx.Node, update: fx.Node, donated: frozenset[fx.Node], readers: MemoryReaders) -> bool:
     """Return whether an update may write to a value: it may write to its memory, and no other op of the update reads
     that.
@@ -181,7 +189,7 @@ def check_not_overwritten(program: Program, groups: Sequence[Sequence[fx.Node]],
     for updates in groups:
         at = place[updates[-1]]
         for update in updates:
-            for value in written(update):
+            for value in written_over(update):
                 for reader in readers.of(value):
                     is_started = record_of(reader).started
                     last = max(reader.users, key=place.__getitem__, default=reader) if is_started else reader

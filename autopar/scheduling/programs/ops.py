@@ -21,7 +21,7 @@ from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE
 from autopar.rules.binding import bind_node
 from autopar.scheduling.op import COMPUTE, Op
-from autopar.scheduling.programs.donated import written
+from autopar.scheduling.programs.donated import written_over
 from autopar.scheduling.programs.functions import Function, is_collective
 from autopar.scheduling.programs.memory_readers import MemoryReaders
 from autopar.scheduling.programs.shared import may_share, piece_bytes
@@ -111,6 +111,6 @@ def _overwrites(program: Program) -> dict[fx.Node, list[str]]:
         if result.kind == "state" and value.op == "call_function":
             overwrite(value, placeholders[result.of])
     for node in program.nodes:
-        for value in written(node) if node.target in IN_PLACE else ():
+        for value in written_over(node) if node.target in IN_PLACE else ():
             overwrite(node, value)
     return {op: list(names) for op, names in found.items()}
