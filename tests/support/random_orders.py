@@ -59,9 +59,9 @@ class _Drawn:
         unwaited = {name: len(parts) for name, parts in chunks.items()}
         left = {op.name: op for op in self.ops}
         readers: dict[str, list[str]] = {}
-        missing = {op.name: len([name for name in op.after if name in left]) for op in self.ops}
+        missing = {op.name: len({name for name in op.before if name in left}) for op in self.ops}
         for op in self.ops:
-            for name in op.after:
+            for name in dict.fromkeys(op.before):
                 readers.setdefault(name, []).append(op.name)
         ready = [op for op in self.ops if not missing[op.name]]
 

@@ -36,20 +36,21 @@ def program_ops(program: Program, function: Function, seconds: Mapping[str, floa
     reads = _Reads(program)
     inside = {node.name for node in function.nodes}
     return [
-        _op(node, seconds.get(node.name, 0.0), [name for name in reads.of(node) if name in inside])
+        _op(node, seconds.get(node.name, 0.0), [name for name in reads.of(node) if name in inside],
+            [name for name in reads.overwrites.get(node, ()) if name in inside])
         for node in function.nodes
         if node.op == "call_function" and not is_getitem(node)
-    ]
+    ]  # fmt: skip
 
 
-def _op(node: fx.Node, seconds: float, after: list[str]) -> Op:
+def _op(node: fx.Node, seconds: float, after: list[str], behind: list[str]) -> Op:
     if not is_collective(node):
-        return Op(node.name, COMPUTE, seconds, after, memory=0 if is_view(node) else _held(node))
+        return Op(node.name, COMPUTE, seconds, after, memory=0 if is_view(node) else _held(node), behind=behind)
     axes = transfers.axes_along(node.target, tensor_type(operands(node)[0]), arguments_of(node), tensor_type(node))
     stream = " ".join(axes)
     kind = transfers.BY_FUNCTION[node.target].name, arguments_of(node).get("op", "sum"), tensor_type(node).dtype
     size = piece_bytes(tensor_type(operands(node)[0])) if may_share(node) else 0
-    return Op(node.name, stream, seconds, after, size, kind, _held(node))
+    return Op(node.name, stream, seconds, after, size, kind, _held(node), behind)
 
 
 def arguments_of(node: fx.Node) -> dict[str, object]:
@@ -57,8 +58,11 @@ def arguments_of(node: fx.Node) -> dict[str, object]:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether the result of an op is in the memory of its first operand."""
-    return node.target not in transfers.BY_FUNCTION and bind_node(node).rule.op in VIEWS
+    """Return whether the result of an op is in the memory of its first operand; a piece of dim 0 is."""
+    if node.target in transfers.BY_FUNCTION:
+        arguments = arguments_of(node)
+        return node.target is transfers.slice and arguments["dim"] == 0 and not arguments.get("parts")
+    return bind_node(node).rule.op in VIEWS
 
 
 def _held(node: fx.Node) -> int:
@@ -67,7 +71,7 @@ def _held(node: fx.Node) -> int:
 
 
 class _Reads:
-    """Finds the ops that must be over before a node begins."""
+    """Finds the ops that a node reads, and those that must be over because it overwrites what they read."""
 
     def __init__(self, program: Program) -> None:
         self.base: dict[fx.Node, tuple[str, ...]] = {}  # value → the op that computes it, and those whose memory it is
@@ -77,7 +81,6 @@ class _Reads:
         found: dict[str, None] = {}
         for value in operands(node):
             found |= dict.fromkeys(self.bases(value))
-        found |= dict.fromkeys(self.overwrites.get(node, ()))
         found.pop(node.name, None)
         return list(found)
 

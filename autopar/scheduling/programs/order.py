@@ -175,7 +175,7 @@ class _Deciding:
     def with_updates_together(self, made: Schedule) -> Schedule:
         """Return the schedule with all updates that nothing reads at the end, unless that takes longer than launching
         each by itself."""
-        read = {name for op in self.ops for name in op.after}
+        read = {name for op in self.ops for name in op.before}
         updates = {node.name for node in self.function.nodes if node.target in IN_PLACE and node.name not in read}
         if len(updates) < 2:
             return made

@@ -28,7 +28,7 @@ def updates_last(ops: Sequence[Op], lines: Sequence[Line], updates: Collection[s
 def with_waits(ops: Sequence[Op], issued: Sequence[Line]) -> list[Line]:
     """Return lines that compute and start with the waits that they need: each before the first reader, the others at
     the end."""
-    reads = {op.name: op.after for op in ops}
+    reads = {op.name: op.before for op in ops}
     open_: dict[str, list[Line]] = {}  # op → its messages that nothing has waited for
     waited: set[Line] = set()
     lines: list[Line] = []

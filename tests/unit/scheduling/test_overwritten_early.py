@@ -140,9 +140,9 @@ def test_an_update_depends_on_what_reads_its_memory() -> None:
     """So no policy can put it before: not the reader of a view, not that of the whole where it updates a piece."""
     program = Program.parse(EXPLICIT)
     (function,) = functions_of(program, whole=True)
-    ops = {op.name: set(op.after) for op in program_ops(program, function, {})}
-    assert ops["w_next"] == {"w_dp", "mm", "cat"}
-    assert ops["mm"] == {"t"}
+    ops = {op.name: op for op in program_ops(program, function, {})}
+    assert ops["w_next"].after == ("w_dp",) and set(ops["w_next"].behind) == {"mm", "cat"}
+    assert ops["mm"].after == ("t",) and not ops["mm"].behind
 
 
 def test_readers_of_memory() -> None:
