@@ -65,7 +65,12 @@ def check_message(of: Subject, node: fx.Node, record: Record) -> None:
         return
     waited = of.waited.setdefault(message, [])
     if members[len(waited) : len(waited) + 1] != [value] or (waited and last != (message, True)):
-        raise of.error(node, f"the members of the message {message} are waited for side by side, in their order", value)
+        raise of.error(
+            node,
+            f"the members of the message {message} are waited for side by side, in the order in which they start: "
+            f"{', '.join(member.name for member in members)}",
+            value,
+        )
     waited.append(value)
 
 

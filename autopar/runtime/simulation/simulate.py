@@ -68,21 +68,17 @@ class Arrival:
     operand: Any
 
 
-def compile_phases(program: Program) -> dict[str, list[Instruction]]:
-    """Return the instructions of a local program, by phase."""
-    phases: dict[str, list[Instruction]] = {}
-    for node in program.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        phases.setdefault(record_of(node).phase, []).append(_instruction(program, node))
-    return phases
-
-
 def compile_whole(program: Program) -> list[Instruction]:
-    """Return the instructions of all phases of a program: phase by phase, or of a scheduled program in its order."""
-    if program.level != "scheduled":
-        return [step for steps in compile_phases(program).values() for step in steps]
+    """Return the instructions of a local or scheduled program that runs as one function, in its order."""
     return [_instruction(program, node) for node in program.nodes if node.op not in ("placeholder", "output")]
+
+
+def compile_phases(program: Program) -> dict[str, list[Instruction]]:
+    """Return the instructions of a local or scheduled program, by phase."""
+    phases: dict[str, list[Instruction]] = {}
+    for step in compile_whole(program):
+        phases.setdefault(record_of(step.node).phase, []).append(step)
+    return phases
 
 
 def _instruction(program: Program, node: fx.Node) -> Instruction:

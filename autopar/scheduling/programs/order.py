@@ -127,7 +127,7 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
         overlap: what decides.
 
     Raises:
-        ScheduleError: a priority names no value, or contradicts another or what the values depend on.
+        ScheduleError: a priority contradicts another or what the values depend on.
     """
     functions = functions_of(program, execution.whole)
     donated = Donated.of(program, execution.donated(program))
@@ -158,11 +158,11 @@ class _Deciding:
         before = self.judged(TODAY, self.known())
         if policy == TODAY:
             return self.lines, before
-        priorities = self.overlap.priorities
+        priorities = self.overlap.priorities_of(op.name for op in self.ops)
         memory = round(before.memory * MORE_MEMORY) if policy == LONGEST_TAIL else None
         try:
             made = schedule(self.ops, policy, issue, startup=startup, interference=interference, memory=memory,
-                            priorities=None if priorities is None else dict(priorities))  # fmt: skip
+                            priorities=priorities)  # fmt: skip
         except ScheduleError:
             if memory is None:
                 raise
@@ -189,7 +189,7 @@ class _Deciding:
         """Return the schedule with all updates that nothing reads at the end, unless that takes longer than launching
         each by itself."""
         updates = set(self.updates)
-        updates -= {name for op in self.ops if op.name not in updates for name in op.after}  # they are read
+        updates -= {name for op in self.ops if op.name not in updates for name in op.before}  # they are read
         if len(updates) < 2:
             return made
         together = self.judged(made.policy, updates_last(self.ops, made.lines, updates))

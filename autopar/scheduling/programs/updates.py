@@ -1,9 +1,9 @@
 """Put updates of parameters side by side, so that they run as one op; those that nothing reads, at the end.
 
-    wait w_dp                      wait w_dp
-    compute adamw                  wait v_dp
-    wait v_dp               →      compute adamw
-    compute adamw_1                compute adamw_1
+wait w_dp                      wait w_dp
+compute adamw                  wait v_dp
+wait v_dp               →      compute adamw
+compute adamw_1                compute adamw_1
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def side_by_side(ops: Sequence[Op], lines: Sequence[Line], numbers: Mapping[str,
     Args:
         numbers: update → what updates that run as one op have in common.
     """
-    reads = {op.name: op.after for op in ops}
+    reads = {op.name: op.before for op in ops}
     ordered: list[Line] = []
     for is_update, run in itertools.groupby(lines, lambda line: line.kind == "compute" and line.parts[0].op in numbers):
         members = list(run)
@@ -51,7 +51,7 @@ def side_by_side(ops: Sequence[Op], lines: Sequence[Line], numbers: Mapping[str,
 def with_waits(ops: Sequence[Op], issued: Sequence[Line]) -> list[Line]:
     """Return lines that compute and start with the waits that they need: each before the first reader, the others at
     the end."""
-    reads = {op.name: op.after for op in ops}
+    reads = {op.name: op.before for op in ops}
     open_: dict[str, list[Line]] = {}  # op → its messages that nothing has waited for
     waited: set[Line] = set()
     lines: list[Line] = []

@@ -88,7 +88,7 @@ update:
   return neg
 """
     ops = ops_of(text)
-    assert ops["add"].after == ("neg",)
+    assert (ops["add"].after, ops["add"].behind) == ((), ("neg",))
 
 
 def test_a_state_is_overwritten_after_the_last_reader_of_a_view_of_it() -> None:
@@ -102,4 +102,4 @@ update:
   add : f32[4 4] = add.Tensor(w, x)
   return mm
 """
-    assert set(ops_of(text)["add"].after) == {"t", "mm"}
+    assert ops_of(text)["add"].behind == ("mm",)  # which comes after the view
