@@ -89,6 +89,7 @@ def check_join(of: Subject, node: fx.Node, record: Record, arguments: Mapping[st
     """Check that the chunks that are joined are all of one transfer, in the order of their elements."""
     chunks = operands(node)
     starts = [node_at(chunk) for chunk in chunks if chunk.target is transfers.wait]
+    starts = [of.started_before.get(start, start) for start in starts]
     spans = [record_of(start).span for start in starts]
     if len(starts) < len(chunks) or None in spans or len({(start.target, start.args) for start in starts}) > 1:
         raise of.error(node, "only chunks of one transfer, which were waited for, are joined", *chunks)

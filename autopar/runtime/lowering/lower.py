@@ -35,7 +35,7 @@ from autopar.runtime.lowering.local_transfers import write_local_transfer
 from autopar.runtime.lowering.source import Run, compiled
 from autopar.scheduling.programs.apply import communicates
 from autopar.scheduling.programs.donated import Donated
-from autopar.scheduling.programs.functions import MESSAGES, Function, functions_of
+from autopar.scheduling.programs.functions import MESSAGES, Function, RunPart, functions_of, part_of
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,18 @@ def lower_whole(
     device: torch.device | None = None,
     donated: Donated | None = None,
     hunt: Hunt | None = None,
+    part: RunPart = "whole",
 ) -> Lowered:
     """Lower all phases of a rank's scheduled program to one function, which returns the program's results.
 
     Args:
         donated: the memory that the function may write to; it puts the next values of these placeholders there.
+        part: what of the program runs.
 
     The other arguments are those of ``lower``.
     """
     donated = donated or Donated()
-    (function,) = functions_of(program, whole=True)
+    function = part_of(program, part)
     return _function(function, Body(program, gate, hunt, donated.placeholders), groups, device, donated)
 
 
@@ -104,7 +106,10 @@ def _function(function: Function, body: Body, groups: Groups, device: torch.devi
     program = body.program
     takes = [node for node in function.takes if node not in donated.zeros]
     body.take(takes)
-    _write(body, function.nodes, Communication(body, groups, device or torch.device("cpu")), donated)
+    body.values |= {value: body.values[home] for value, home in function.replaced.items() if home in body.values}
+    communication = Communication(body, groups, device or torch.device("cpu"))
+    communication.take_under_way(takes)
+    _write(body, function.nodes, communication, donated)
     body.give(function.gives)
     title = f"{' and '.join(function.phases)} of rank {program.rank}"
     run = compiled(body.graph, title, program, body.origins)

@@ -30,7 +30,7 @@ def program_ops(program: Program, function: Function, seconds: Mapping[str, floa
     Args:
         seconds: value → the seconds of what computes it.
     """
-    reads = _Reads(program)
+    reads = Reads(program)
     inside = {node.name for node in function.nodes}
     return [
         _op(node, seconds.get(node.name, 0.0), [name for name in reads.of(node) if name in inside])
@@ -63,7 +63,7 @@ def _held(node: fx.Node) -> int:
     return sum(piece_bytes(type) for type in (types if isinstance(types, tuple) else (types,)) if type is not None)
 
 
-class _Reads:
+class Reads:
     """Finds the ops that must be over before a node begins."""
 
     def __init__(self, program: Program) -> None:
