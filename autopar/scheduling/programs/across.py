@@ -7,7 +7,7 @@
                                        finish: wait, updated, forward, backward, start of the reductions
 
 What is ordered begins behind the forward: the backward computes gradients, the reductions run while the next forward
-has begun, and the forward waits for each parameter where it is first read. All that is not a crossing collective is over
+has stay, and the forward waits for each parameter where it is first read. All that is not a crossing collective is over
 before the run ends, at the bar. Then the lines behind the bar go to the front. So a run takes the same time as what is
 ordered, and the collectives that the next forward needs first go first.
 """
@@ -28,7 +28,8 @@ BEFORE_THE_BACKWARD = ("finish", "forward")
 
 
 def rotated_ops(program: Program, ops: Sequence[Op], across: Collection[str]) -> list[Op]:
-    """Return the ops of a rotated program in the order backward, end of the run, finish, forward. Linear in the ops.
+    """Return the ops of a rotated program: backward, reductions, end of the run, forward, each update before its first
+    reader. Linear in the ops.
 
     Args:
         ops: those of the program.
@@ -45,7 +46,9 @@ def rotated_ops(program: Program, ops: Sequence[Op], across: Collection[str]) ->
         if op.name in crossing
     ]
     end = Op(END, COMPUTE, 0.0, tuple(op.name for op in late))
-    after = [replace(op, after=(END, *op.after)) for op in ops if op.name in early]
+    finish = [op for op in ops if op.name in early and phases[op.name] == "finish"]
+    forward = [op for op in ops if op.name in early and phases[op.name] != "finish"]
+    after = [replace(op, after=(END, *op.after)) for op in _just_in_time(finish, forward)]
     return [*late, *sent, end, *after]
 
 
@@ -54,17 +57,40 @@ def unrotated(lines: Sequence[Line], across: Collection[str]) -> list[Line]:
     the waits at its end."""
     bar = next(k for k, line in enumerate(lines) if line.parts[0].op == END)
     begin, end = list(lines[bar + 1 :]), list(lines[:bar])
-    started = [line for line in begin if line.kind == "start" and line.parts[0].op in across]
+    crossing = frozenset(across)
+    stay = [line.kind != "start" or line.parts[0].op not in crossing for line in begin]
+    started = [line for line, stays in zip(begin, stay, strict=True) if not stays]
     waits = len(end)
     while waits and end[waits - 1].kind == "wait":
         waits -= 1
-    return [*(line for line in begin if line not in started), *end[:waits], *started, *end[waits:]]
+    return [*(line for line, stays in zip(begin, stay, strict=True) if stays), *end[:waits], *started, *end[waits:]]
 
 
 def next_values(program: Program) -> dict[str, object]:
     """Return the next value of each state of a program, by placeholder."""
     rows = zip(operands(program.output), record_of(program.output).results, strict=True)
     return {result.of: value for value, result in rows if result.kind == "state"}
+
+
+def _just_in_time(finish: Sequence[Op], forward: Sequence[Op]) -> list[Op]:
+    """Return the forward in its order, with each op that completes the run before in front of its first reader."""
+    left = {op.name: op for op in finish}
+    ordered: list[Op] = []
+    placed: set[str] = set()
+    for op in (*forward, *finish):
+        pending = [op]
+        while pending:
+            at = pending[-1]
+            unplaced = [left[name] for name in at.after if name in left and name != at.name]
+            if unplaced:
+                pending += unplaced
+            else:
+                pending.pop()
+                if at.name not in placed:
+                    placed.add(at.name)
+                    left.pop(at.name, None)
+                    ordered.append(at)
+    return ordered
 
 
 def _next_operands(program: Program, crossing: Collection[str]) -> Mapping[str, Sequence[str]]:
