@@ -61,9 +61,9 @@ class ChannelError(AutoparError, RuntimeError):
 
 
 class ScheduleError(AutoparError, ValueError):
-    """A pipeline schedule that cannot be made, read or run.
+    """A schedule, of a pipeline or of communication, that cannot be made, read or run.
 
-    Tasks are missing or doubled, messages do not fit, or tasks wait in a cycle.
+    Tasks or lines are missing or doubled, messages do not fit, or tasks wait in a cycle.
     """
 
 

@@ -139,7 +139,7 @@ class Parallel(ModelProxy):
         """
         order = self._current().local.order
         assert order is not None
-        return Communication.of({"": (order, 1)})
+        return Communication.of({"": (order, 1)}, in_order=self.job is None or self.job.in_order)
 
     def local(self, rank: int) -> Program:
         """Return the program of one rank, in the shapes of its pieces and in the order in which it runs.

@@ -205,7 +205,9 @@ def program_of(axes: dict[str, int], plan: str, options: dict[str, Any]) -> list
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import autopar
-    from autopar.scheduling.program_ops import program_ops
+    from autopar.costs.durations import durations
+    from autopar.scheduling.programs.functions import functions_of
+    from autopar.scheduling.programs.ops import program_ops
 
     config = LlamaConfig(
         hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4, vocab_size=1000,
@@ -216,7 +218,8 @@ def program_of(axes: dict[str, int], plan: str, options: dict[str, Any]) -> list
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-4), **options)
     ids = torch.randint(1000, (8, 128))
     step.capture({"input_ids": ids, "labels": ids})
-    return program_ops(step._current()[1].last[0], "cpu")
+    last = step._current()[1].last[0]
+    return program_ops(last, *functions_of(last, whole=True), durations(last, "cpu").seconds)
 
 
 def scaled(ops: list[Op], share: float) -> list[Op]:

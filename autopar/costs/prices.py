@@ -100,6 +100,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "cast": LOCAL,
     "wait": (Form("local", sympy.Integer(0), "the collective is paid where it starts"),),
     "fold_in": (Form("local", sympy.Integer(0), "one number"),),
+    "join_chunks": LOCAL,
 }  # fmt: skip
 
 MEASURED_AS = {"redistribute": "all_to_all", "recv": "send"}

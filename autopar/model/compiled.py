@@ -43,7 +43,7 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 from autopar.runtime.processes.streams import groups_for
 from autopar.runtime.simulated_step import SimulatedStep
-from autopar.scheduling.programs.order import OF_CALLS, ORDERS, Execution
+from autopar.scheduling.programs.order import OF_CALLS, ORDERS, Execution, Order
 from autopar.scheduling.programs.overlap import Overlap
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.solution import Solution, priced, timed
@@ -248,8 +248,8 @@ class Compiler:
         reports = run_passes(program, passes)
         if search is not None and search.notes:
             reports.append(PassReport("plan", 0.0, notes=tuple(search.notes)))
-        local, report = self.localize(program, execution)
-        return Placement(local, [*reports, report], None if search is None else search.solution)
+        local, more = self.localize(program, execution)
+        return Placement(local, [*reports, *more], None if search is None else search.solution)
 
     def found(
         self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, ending: Ending, **options: Any
@@ -263,15 +263,19 @@ class Compiler:
         run_passes(copy, pipeline(self.mesh, attrs, strict=self.strict, device=device, last=SearchPass, **options))
         return {n.name: tensor_type(n).attr for n in copy.placeholders if record_of(n).role == "input"}
 
-    def localize(self, program: Program, execution: Execution = OF_CALLS) -> tuple[LocalPrograms, PassReport]:
+    def localize(self, program: Program, execution: Execution = OF_CALLS) -> tuple[LocalPrograms, list[PassReport]]:
         """Decide the order of an explicit program, and make each rank's scheduled program of it."""
-        with doing("localize"):
-            return self._localized(program, execution)
-
-    def _localized(self, program: Program, execution: Execution) -> tuple[LocalPrograms, PassReport]:
         start = time.perf_counter()
-        source = self.figures or self.machine or self.planner.machine
-        order = ORDERS.of(program, execution, durations_of(program, execution, source), self.overlap)
+        with doing("schedule"):
+            source = self.figures or self.machine or self.planner.machine
+            order = ORDERS.of(program, execution, durations_of(program, execution, source), self.overlap)
+        scheduled = PassReport("schedule", (time.perf_counter() - start) * 1e3)
+        with doing("localize"):
+            local, localized = self._localized(program, order)
+        return local, [scheduled, localized]
+
+    def _localized(self, program: Program, order: Order) -> tuple[LocalPrograms, PassReport]:
+        start = time.perf_counter()
         local = LocalPrograms(program, lambda local: verify(local, "schedule"), order)
         for rank in self.mesh.ranks if self.context is None else [self.context.rank]:
             local[rank]

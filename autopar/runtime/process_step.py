@@ -15,6 +15,7 @@ from autopar.runtime.interface import Interface
 from autopar.runtime.lowering.lower import Lowered, lower
 from autopar.runtime.modes import as_captured
 from autopar.runtime.processes.agreement import Agreement, Brought
+from autopar.runtime.wire.pacing import pacing_of
 
 Gradient = Callable[[str, torch.Tensor], torch.Tensor]
 
@@ -45,7 +46,7 @@ class ProcessStep:
     ) -> None:
         self.interface = Interface.of(explicit)
         self.specialize = specialize
-        self._local = local
+        self._explicit, self._local = explicit, local
         self._constants = {
             name: constant.tensor for name, constant in explicit.constants.items() if constant.tensor is not None
         }
@@ -58,7 +59,8 @@ class ProcessStep:
     @cached_property
     def phases(self) -> Mapping[str, Lowered]:
         """The functions of the phases, lowered on first use: most steps only ever run for fewer gradients."""
-        return lower(self._local, self._groups, None if self._agreement is None else self._agreement.finish)
+        gate = None if self._agreement is None else self._agreement.finish
+        return lower(self._local, self._groups, gate, pacing=pacing_of(self._explicit))
 
     @cached_property
     def checked_phases(self) -> Mapping[str, Lowered]:

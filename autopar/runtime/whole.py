@@ -22,6 +22,7 @@ from autopar.runtime.interface import Interface
 from autopar.runtime.lowering.lower import Lowered, lower_whole
 from autopar.runtime.modes import as_captured
 from autopar.runtime.simulation.simulate import Instruction, Values, compile_phases, run_ranks
+from autopar.runtime.wire.pacing import Pacing, pacing_of
 from autopar.scheduling.programs.donated import Donated
 from autopar.scheduling.programs.functions import RunPart
 
@@ -72,7 +73,7 @@ class ProcessRun(Results):
                  scaled: bool = False, offloaded: bool = False, part: RunPart = "whole") -> None:  # fmt: skip
         super().__init__(explicit)
         self._part = part
-        self._local, self._groups, self._gate, self._device = local, groups, gate, device
+        self._explicit, self._local, self._groups, self._gate, self._device = explicit, local, groups, gate, device
         self._constants = {name: constant.tensor for name, constant in explicit.constants.items()}
         self._donated = frozenset(donated)
         self._types = {node.name: record_of(node).type for node in local.placeholders}
@@ -91,9 +92,12 @@ class ProcessRun(Results):
         if (zeros, hunt) not in self._lowered:
             donated = Donated.of(self._local, self._donated, zeros, self._offloaded)
             self._lowered[zeros, hunt] = lower_whole(
-                self._local, self._groups, self._gate, self._device, donated, hunt, self._part
+                self._local, self._groups, self._gate, self._device, donated, hunt, self._pacing(zeros), self._part
             )
         return self._lowered[zeros, hunt]
+
+    def _pacing(self, zeros: frozenset[str]) -> Pacing | None:
+        return pacing_of(self._explicit, [self.names[of] for of in zeros])
 
     def _zero(self, name: str) -> torch.Tensor:
         type = self._types[name]

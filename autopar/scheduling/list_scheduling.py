@@ -17,7 +17,7 @@ from autopar.scheduling.lines import Draft
 
 Keys = Sequence[Any]  # op → what decides who goes first; the smallest does
 
-LOOKED_AT = 8  # ready ops that are tried, where one is wanted that fits
+LOOKED_AT, LOOKED_AT_FOR_MEMORY = 8, 64  # ready ops that are tried, where one is wanted that fits
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Stream:
     free: float = 0.0
 
 
-def arrange(graph: Graph, keys: Keys, rule: Rule, memory: float = inf, reserve: float = 0.0) -> Draft:
+def arrange(graph: Graph, keys: Keys, rule: Rule, memory: float = inf) -> Draft:
     """Return the lines that a rule makes. A few heap operations an op and message.
 
     Args:
@@ -65,18 +65,17 @@ def arrange(graph: Graph, keys: Keys, rule: Rule, memory: float = inf, reserve: 
         keys: op → its key; the smallest goes first, and among equal ones the first op.
         rule: how messages are made.
         memory: the most bytes that may be alive in a line.
-        reserve: bytes of it that a collective leaves free when it starts, as long as anything else can go on.
 
     Raises:
         OutOfMemory: nothing that is ready fits.
     """
-    return _Arrangement(graph, keys, rule, memory, reserve).run()
+    return _Arrangement(graph, keys, rule, memory).run()
 
 
 class _Arrangement:
-    def __init__(self, graph: Graph, keys: Keys, rule: Rule, memory: float, reserve: float) -> None:
+    def __init__(self, graph: Graph, keys: Keys, rule: Rule, memory: float) -> None:
         self.graph, self.keys, self.rule = graph, keys, rule
-        self.memory, self.reserve = memory, reserve
+        self.memory = memory
         self.draft = Draft(graph)
         self.missing = [len(before) for before in graph.before]
         self.sent = [0] * len(graph)  # bytes that are started
@@ -176,13 +175,9 @@ class _Arrangement:
                     pass
         if self.running < 0 and self.computable and not self.events:
             self.compute(force=True)
-        if not self.events:  # whatever fits
-            for stream in self.streams[1:]:
-                if stream.ready and self.start(stream, force=True):
-                    return
 
-    def fits(self, i: int, reserve: float = 0.0) -> bool:
-        return self.alive + self.graph.memory[i] + reserve <= self.memory
+    def fits(self, i: int) -> bool:
+        return self.alive + self.graph.memory[i] <= self.memory
 
     def compute(self, force: bool = False) -> None:
         chosen = self.choose(force)
@@ -205,7 +200,7 @@ class _Arrangement:
         aside: list[tuple[Any, int, int]] = []
         chosen = None
         coming, gap = (None, inf) if force or not self.rule.patience else self.coming(heap[0][0])
-        while heap and len(aside) < (LOOKED_AT if self.memory == inf else len(graph)):
+        while heap and len(aside) < (LOOKED_AT if self.memory == inf else LOOKED_AT_FOR_MEMORY):
             item = heapq.heappop(heap)
             seconds = graph.seconds[item[2]]
             if self.fits(item[2]) and (coming is None or seconds <= gap or gap >= self.rule.patience * seconds):
@@ -229,7 +224,7 @@ class _Arrangement:
                                 best, gap = j, until
         return best, gap
 
-    def start(self, stream: _Stream, force: bool = False) -> bool:
+    def start(self, stream: _Stream) -> bool:
         """Start the next message of a stream, if it may have one more; return whether it did."""
         rule = self.rule
         if stream.running and (not rule.credit or stream.bytes >= rule.credit):
@@ -237,7 +232,7 @@ class _Arrangement:
         aside: list[tuple[Any, int, int]] = []
         while stream.ready:
             i = stream.ready[0][2]
-            if self.sent[i] or self.fits(i, 0.0 if force else self.reserve):
+            if self.sent[i] or self.fits(i):
                 break
             aside.append(heapq.heappop(stream.ready))
         parts = self.parts(stream) if stream.ready else []
@@ -272,7 +267,7 @@ class _Arrangement:
             i = stream.ready[0][2]
             left = graph.bytes[i] - self.sent[i]
             size = left if left <= room else room // rule.piece * rule.piece if rule.piece else 0
-            fits = self.sent[i] or self.fits(i, self.reserve)
+            fits = self.sent[i] or self.fits(i)
             if graph.kind[i] != graph.kind[first] or not graph.bytes[i] or not size or not fits:
                 aside.append(heapq.heappop(stream.ready))
                 continue

@@ -26,11 +26,13 @@ def running(micro: MicroBatch, update: StepUpdate, microbatches: int) -> dict[st
     return programs | {"turn" if update.crossing else "last": (update.last[1], 1)}
 
 
-def communication_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Communication:
-    """Return the report of a step."""
+def communication_of(micro: MicroBatch, update: StepUpdate, microbatches: int, in_order: bool = True) -> Communication:
+    """Return the report of a step. ``in_order``: as of ``Communication.of``."""
+    programs = running(micro, update, microbatches)
     return Communication.of(
-        {name: (_order(local), times) for name, (local, times) in running(micro, update, microbatches).items()},
-        (update.note,) if update.note else (),
+        {name: (_order(local), times) for name, (local, times) in programs.items()},
+        in_order=in_order,
+        notes=(update.note,) if update.note else (),
     )
 
 

@@ -110,8 +110,8 @@ def merged(
         program = merge_programs(first, second, handed)
     ms = (time.perf_counter() - start) * 1e3
     verify(program, "join")
-    local, report = compiler.localize(program, execution)
-    return (program, local), [PassReport("join", ms), replace(report, name="join localize")]
+    local, reports = compiler.localize(program, execution)
+    return (program, local), [PassReport("join", ms), *about("join", reports)]
 
 
 def about(program: str, reports: Sequence[PassReport]) -> list[PassReport]:

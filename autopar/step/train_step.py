@@ -159,7 +159,8 @@ class TrainStep:
 
         ``RuntimeError`` before a capture.
         """
-        return communication_of(*self._current(), self._choices.latest.options.count)
+        job = self._calls.job
+        return communication_of(*self._current(), self._choices.latest.options.count, job is None or job.in_order)
 
     def local(self, rank: int) -> RankStep:
         """Return what one rank runs, in the order in which it runs: the first micro-batch, the inner ones, and the last

@@ -302,7 +302,7 @@ def test_their_memory() -> None:
         step = parallel.train_step(adamw(parallel), zero=1, ema=ema)
         step.capture(torch.randn(4, 8), torch.randn(4, 8))
         held[ema] = step.memory()
-    local = [record_of(node) for node in step.local(0).update.placeholders]
+    local = [record_of(node) for node in step.local(0)["last"].placeholders]
     moments = sum(size(record.type) for record in local if record.name.endswith(".exp_avg"))
     assert held[DECAY].held - held[None].held == moments + 8 and moments == 4 * (16 * 8 * 2 + 16 + 8) // 2
     kinds = [one.phase("update").kinds["optimizer state"] for one in held.values()]

@@ -92,10 +92,10 @@ def test_rules_load_alone_and_discovery_registers_itself() -> None:
 
 
 def test_importing_loads_little() -> None:
-    """autopar alone loads no torch, nor do pipeline schedules: names load when they are first used."""
+    """autopar alone loads no torch, nor do schedules: names load when they are first used."""
     code = (
-        "import sys, autopar; autopar.Mesh, autopar.PlanError; import autopar.pipeline; print('torch' in "
-        "sys.modules, 'matplotlib' in sys.modules)"
+        "import sys, autopar; autopar.Mesh, autopar.PlanError; import autopar.pipeline, autopar.scheduling; "
+        "print('torch' in sys.modules, 'matplotlib' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert run.stdout.split() == ["False", "False"]

@@ -42,9 +42,13 @@ WITHOUT_TORCH = (
     "plan.presets",
     "plan.spec",
     "pipeline.timeline",
-    "scheduling",
     "pipeline",
-)
+    *(f"scheduling.{module}" for module in (
+        "op", "graph", "lines", "verify", "simulation", "interference", "memory", "bounds", "dispatch", "buckets",
+        "priorities", "list_scheduling", "policies", "longest_tail", "fusing", "exact", "placement", "decide",
+        "scheduled", "tuning",
+    )),
+)  # fmt: skip
 
 
 def room_of(module: str) -> str:

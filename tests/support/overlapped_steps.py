@@ -23,8 +23,9 @@ class AnyGroup(dict[Any, str]):
 
 
 def made(model: nn.Module, mesh: Mesh, plan: Any = None, **options: Any) -> Any:
+    """A step in the order of the policy ``today``, unless the options have another."""
     parallel = autopar.parallelize(model, mesh, preset_of(mesh.names) if plan is None else plan)
-    return parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-2), **options)
+    return parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-2), **{"overlap": "today", **options})
 
 
 def code(step: Any, *args: Any, **batch: Any) -> list[str]:

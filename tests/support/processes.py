@@ -37,15 +37,19 @@ THREADS = 300  # of a rank, above which it has made so many process groups that 
 
 
 class Ranks:
-    """``count`` processes of one gloo world. ``run`` calls a function of a test module on all of them."""
+    """``count`` processes of one gloo world. ``run`` calls a function of a test module on all of them.
 
-    def __init__(self, count: int) -> None:
+    ``prepare`` is called in each before there are process groups, and may choose another backend as the default.
+    """
+
+    def __init__(self, count: int, prepare: Callable[[], Any] | None = None) -> None:
+        self.key = count, prepare
         store = tempfile.mktemp(prefix="autopar-test-")
         self.pipes, self.processes = [], []
         for rank in range(count):
             ours, theirs = multiprocessing.Pipe()
             self.pipes.append(ours)
-            self.processes.append(forked(_serve, rank, count, store, theirs))
+            self.processes.append(forked(_serve, rank, count, store, theirs, prepare))
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """What ``function(*args)`` returns on each rank. What it raises on one is raised here, with its traceback."""
@@ -69,7 +73,7 @@ class Ranks:
         return [value for _, value in answers]
 
     def end(self) -> None:
-        WORLDS.pop(len(self.processes), None)
+        WORLDS.pop(self.key, None)
         for process in self.processes:
             process.kill()
 
@@ -100,7 +104,7 @@ def _threads(pid: int | None) -> int:
     return len(list(tasks.iterdir())) if tasks.is_dir() else 0
 
 
-WORLDS: dict[int, Ranks] = {}
+WORLDS: dict[tuple[int, Callable[[], Any] | None], Ranks] = {}
 
 
 @functools.cache
@@ -109,11 +113,11 @@ def device_mesh(mesh: Mesh) -> DeviceMesh:
     return process_groups().device_mesh(mesh, "cpu", [])
 
 
-def ranks(count: int) -> Ranks:
+def ranks(count: int, prepare: Callable[[], Any] | None = None) -> Ranks:
     """The processes of a world of this size; they are started when they are first needed."""
-    if count not in WORLDS:
-        WORLDS[count] = Ranks(count)
-    return WORLDS[count]
+    if (count, prepare) not in WORLDS:
+        WORLDS[count, prepare] = Ranks(count, prepare)
+    return WORLDS[count, prepare]
 
 
 @atexit.register
@@ -122,9 +126,12 @@ def _end() -> None:
         world.end()
 
 
-def _serve(rank: int, count: int, store: str, pipe: Any) -> None:
+def _serve(rank: int, count: int, store: str, pipe: Any, prepare: Callable[[], Any] | None) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+    if prepare is not None:
+        prepare()
+    backend = "gloo" if prepare is None else None
+    distributed.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=count)
     while True:
         try:
             function, args = pipe.recv()

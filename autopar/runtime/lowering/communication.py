@@ -115,9 +115,10 @@ class Communication:
 
     def _group_of_all(self, node: fx.Node) -> str | None:
         """Return the name of the process group for messages between stages; ``None``: the default group."""
-        stream = stream_of(record_of(node).stream, None)
-        key = group_key(self.program.meshes[None].ranks, stream)
-        return self.groups.get(key) if stream == DEFAULT else self.groups[key]
+        ranks, stream = self.program.meshes[None].ranks, stream_of(record_of(node).stream, None)
+        if stream == DEFAULT:
+            return self.groups.get(group_key(ranks, stream))
+        return group_name(node, ranks, stream, self.groups)
 
     # -- a bucket ------------------------------------------------------------------------------------------------------
 
@@ -221,7 +222,22 @@ def group_of(program: Program, node: fx.Node, groups: Groups) -> tuple[Ranks, st
     ascending."""
     arguments = _arguments(node)
     ranks = program.meshes[arguments.get("stage")].group(program.rank, arguments["axis"])
-    return ranks, groups[group_key(ranks, stream_of(record_of(node).stream, arguments["axis"]))]
+    return ranks, group_name(node, ranks, stream_of(record_of(node).stream, arguments["axis"]), groups)
+
+
+def group_name(node: fx.Node, ranks: Ranks, stream: str, groups: Groups) -> str:
+    """Return the name of the process group of a stream.
+
+    Raises:
+        SimulationError: no group was made for it.
+    """
+    try:
+        return groups[group_key(ranks, stream)]
+    except KeyError:
+        raise SimulationError(
+            f"{node.name} runs{f' on {stream}' if stream else ''} among the ranks {sorted(ranks)}, which have no "
+            f"process group for that; all ranks make it before a program is lowered, with groups_for(job, programs)"
+        ) from None
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:

@@ -16,7 +16,7 @@ backward reads.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,7 @@ from autopar.runtime.lowering.communication import Communication
 from autopar.runtime.lowering.in_place import write_overwritten, write_sum, write_updates
 from autopar.runtime.lowering.local_transfers import write_local_transfer
 from autopar.runtime.lowering.source import Run, compiled
+from autopar.runtime.wire.pacing import Pacing
 from autopar.scheduling.programs.apply import communicates
 from autopar.scheduling.programs.donated import Donated
 from autopar.scheduling.programs.functions import MESSAGES, Function, RunPart, functions_of, part_of
@@ -64,6 +65,7 @@ def lower(
     gate: Callable[[], None] | None = None,
     device: torch.device | None = None,
     hunt: Hunt | None = None,
+    pacing: Pacing | None = None,
 ) -> dict[str, Lowered]:
     """Lower the phases of a rank's scheduled or local program; linear in the graph.
 
@@ -72,9 +74,10 @@ def lower(
         gate: called before the first collective of each phase.
         device: the device for values from another stage; the default is the CPU.
         hunt: checks each value for NaN after the op that computes it.
+        pacing: makes computing take as long as an emulated wire says.
     """
     return {
-        function.phases[0]: _function(function, Body(program, gate, hunt), groups, device, Donated())
+        function.phases[0]: _function(function, Body(program, gate, hunt), groups, device, Donated(), pacing)
         for function in functions_of(program, whole=False)
     }
 
@@ -86,6 +89,7 @@ def lower_whole(
     device: torch.device | None = None,
     donated: Donated | None = None,
     hunt: Hunt | None = None,
+    pacing: Pacing | None = None,
     part: RunPart = "whole",
 ) -> Lowered:
     """Lower all phases of a rank's scheduled program to one function, which returns the program's results.
@@ -98,10 +102,13 @@ def lower_whole(
     """
     donated = donated or Donated()
     function = part_of(program, part)
-    return _function(function, Body(program, gate, hunt, donated.placeholders), groups, device, donated)
+    return _function(function, Body(program, gate, hunt, donated.placeholders), groups, device, donated, pacing)
 
 
-def _function(function: Function, body: Body, groups: Groups, device: torch.device | None, donated: Donated) -> Lowered:
+def _function(
+    function: Function, body: Body, groups: Groups, device: torch.device | None, donated: Donated,
+    pacing: Pacing | None,
+) -> Lowered:  # fmt: skip
     """Write and compile one function."""
     program = body.program
     takes = [node for node in function.takes if node not in donated.zeros]
@@ -109,7 +116,7 @@ def _function(function: Function, body: Body, groups: Groups, device: torch.devi
     body.values |= {value: body.values[home] for value, home in function.replaced.items() if home in body.values}
     communication = Communication(body, groups, device or torch.device("cpu"))
     communication.take_under_way(takes)
-    _write(body, function.nodes, communication, donated)
+    _write(body, function.nodes, communication, donated, pacing)
     body.give(function.gives)
     title = f"{' and '.join(function.phases)} of rank {program.rank}"
     run = compiled(body.graph, title, program, body.origins)
@@ -117,33 +124,55 @@ def _function(function: Function, body: Body, groups: Groups, device: torch.devi
     return Lowered(run, tuple(node.name for node in takes), gives, body.graph, body.origins)
 
 
-def _write(body: Body, nodes: Sequence[fx.Node], communication: Communication, donated: Donated) -> None:
+def _write(
+    body: Body, nodes: Sequence[fx.Node], communication: Communication, donated: Donated, pacing: Pacing | None
+) -> None:
     """Write the lines in their order."""
-    updates = donated.updates
-    for _, lines in itertools.groupby(nodes, _message):
-        members = list(lines)
+    if pacing is not None:
+        pacing.start(body.graph)
+    for members in _lines(nodes):
         first = members[0]
-        if record_of(first).started:
-            communication.start(members)
-        elif first.target is transfers.wait:
-            communication.finish([node_at(node) for node in members], members)
-        elif first.op != "call_function":
-            continue
-        elif first.target in MESSAGES:
-            communication.between_stages(first)
-        elif communicates(first):  # a local program has no starts: it waits at once
-            communication.start(members)
-            communication.finish(members, members)
-        elif first.target in transfers.BY_FUNCTION:
-            write_local_transfer(body, first)
-        elif first in donated.sums:
-            write_sum(body, donated, first)
-        elif first in updates or (is_getitem(first) and first.args[0] in updates):
-            write_overwritten(body, first)
-            if first in donated.buckets:
-                write_updates(body, donated, donated.buckets[first])
-        else:
-            body.compute(first)
+        meets = record_of(first).started or first.target is transfers.wait
+        if pacing is not None and meets:
+            pacing.end(body.graph)
+        _write_line(body, members, communication, donated)
+        if pacing is not None and first.target is transfers.wait:
+            pacing.start(body.graph)
+        elif pacing is not None and not meets:
+            pacing.add(first)
+    if pacing is not None:
+        pacing.end(body.graph)
+
+
+def _lines(nodes: Sequence[fx.Node]) -> Iterator[list[fx.Node]]:
+    """Yield what is one line: a node, or the starts or the waits of one message."""
+    for _, members in itertools.groupby(nodes, _message):
+        yield list(members)
+
+
+def _write_line(body: Body, members: Sequence[fx.Node], communication: Communication, donated: Donated) -> None:
+    first, updates = members[0], donated.updates
+    if record_of(first).started:
+        communication.start(members)
+    elif first.target is transfers.wait:
+        communication.finish([node_at(node) for node in members], members)
+    elif first.op != "call_function":
+        return
+    elif first.target in MESSAGES:
+        communication.between_stages(first)
+    elif communicates(first):  # a local program has no starts: it waits at once
+        communication.start(members)
+        communication.finish(members, members)
+    elif first.target in transfers.BY_FUNCTION:
+        write_local_transfer(body, first)
+    elif first in donated.sums:
+        write_sum(body, donated, first)
+    elif first in updates or (is_getitem(first) and first.args[0] in updates):
+        write_overwritten(body, first)
+        if first in donated.buckets:
+            write_updates(body, donated, donated.buckets[first])
+    else:
+        body.compute(first)
 
 
 def _message(node: fx.Node) -> object:

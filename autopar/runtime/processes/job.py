@@ -16,6 +16,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.streams import DEFAULT, GroupKey, Stream, group_key
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, groups_over, process_groups
+from autopar.runtime.wire.wire_groups import BACKEND, EMULATED, check_default_group, completes_in_order
 from autopar.torch_private import forget_groups
 
 if TYPE_CHECKING:
@@ -53,6 +54,12 @@ class Job:
     made_mesh: bool = False
     models: int = 0
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the groups of this rank end their collectives in the order in which these are started."""
+        backend = distributed.get_backend()
+        return all(completes_in_order(name, backend) for name in self.groups.values())
+
 
 def job_of(
     mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None, timeout: float, call: str = "parallelize"
@@ -66,7 +73,8 @@ def job_of(
 
     Raises:
         ValueError: the mesh does not have as many ranks as there are processes.
-        RuntimeError: another rank passes another mesh, or makes another call.
+        RuntimeError: another rank passes another mesh, or makes another call; or a wire is emulated, and the default
+            process group is not on it.
     """
     if not distributed.is_available():
         return None
@@ -76,6 +84,8 @@ def job_of(
         _check_size(mesh, int(os.environ["WORLD_SIZE"]))
         _initialize(device, timeout)
     _check_size(mesh, distributed.get_world_size())
+    if device.type == "cpu":
+        check_default_group()
     if not _worlds or _worlds[0].group is not distributed.group.WORLD:
         _worlds[:] = [_World(distributed.group.WORLD, _watched(timeout))]
     groups, taken = process_groups(), list[Key]()
@@ -217,7 +227,7 @@ def _initialize(device: torch.device, timeout: float) -> None:
     """
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    backend = "gloo" if device.type == "cpu" else None
+    backend = (BACKEND if EMULATED else "gloo") if device.type == "cpu" else None
     distributed.init_process_group(backend, timeout=datetime.timedelta(seconds=2 * timeout + 60))
 
 

@@ -12,6 +12,8 @@ from rich.table import Column, Table
 from autopar.scheduling.programs.order import Order
 from autopar.scheduling.scheduled import Schedule
 
+APPROXIMATE = "approximate: gloo may end collectives of a group in another order than that in which they start"
+
 
 @dataclass(frozen=True)
 class CommunicationPart:
@@ -37,16 +39,25 @@ class Communication:
     Attributes:
         parts: the functions, in the order in which they run.
         source: where the durations are from, in words.
+        approximate: whether collectives may end in another order than that in which they are started, as on bare gloo.
+            Then the times are those of streams in order.
         notes: remarks.
     """
 
     parts: tuple[CommunicationPart, ...]
     source: str = ""
+    approximate: bool = False
     notes: tuple[str, ...] = ()
 
     @staticmethod
-    def of(orders: Mapping[str, tuple[Order, int]], notes: tuple[str, ...] = ()) -> Communication:
-        """Report orders: name of the part → its order, and how often it runs."""
+    def of(
+        orders: Mapping[str, tuple[Order, int]], *, in_order: bool = True, notes: tuple[str, ...] = ()
+    ) -> Communication:
+        """Report orders: name of the part → its order, and how often it runs.
+
+        Args:
+            in_order: whether each stream ends its collectives in the order in which they are started.
+        """
         parts = [
             CommunicationPart(f"{name}: {' '.join(function.phases)}".removeprefix(": "), times, schedule)
             for name, (order, times) in orders.items()
@@ -54,7 +65,8 @@ class Communication:
             if function.lines and times
         ]
         sources = dict.fromkeys(order.source for order, _ in orders.values())
-        return Communication(tuple(parts), ", ".join(filter(None, sources)), notes)
+        words = () if in_order else (APPROXIMATE,)
+        return Communication(tuple(parts), ", ".join(filter(None, sources)), not in_order, (*words, *notes))
 
     @property
     def makespan(self) -> float:

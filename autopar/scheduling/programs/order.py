@@ -20,6 +20,7 @@ from autopar.ir.digest import text_digest
 from autopar.ir.nodes import is_getitem, name_of
 from autopar.ir.program import Program
 from autopar.ir.value_names import sums_in
+from autopar.optimizers import IN_PLACE
 from autopar.scheduling.decide import judge, schedule
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
@@ -30,6 +31,7 @@ from autopar.scheduling.programs.functions import Function, functions_of
 from autopar.scheduling.programs.ops import program_ops
 from autopar.scheduling.programs.overlap import LONGEST_TAIL, TODAY, Overlap
 from autopar.scheduling.programs.today import today
+from autopar.scheduling.programs.updates import updates_last
 from autopar.scheduling.scheduled import Schedule
 
 MORE_MEMORY = 1.05  # the most that the default policy may need, relative to the order of ``today``
@@ -191,9 +193,24 @@ class _Deciding:
             if memory is None:
                 raise
             return self.lines, before  # no other order was found that needs as little
-        if policy == LONGEST_TAIL and made.makespan > before.makespan:
-            return self.lines, before
+        if policy == LONGEST_TAIL:
+            made = self.with_updates_together(made)
+            if made.makespan > before.makespan:
+                return self.lines, before
         return FunctionLines(self.function.phases, completed(self.function, made.lines)), made
+
+    def with_updates_together(self, made: Schedule) -> Schedule:
+        """Return the schedule with all updates that nothing reads at the end, unless that takes longer than launching
+        each by itself."""
+        read = {name for op in self.ops for name in op.after}
+        updates = {node.name for node in self.function.nodes if node.target in IN_PLACE and node.name not in read}
+        if len(updates) < 2:
+            return made
+        durations = self.durations
+        together = judge(self.ops, updates_last(self.ops, made.lines, updates), made.policy, self.overlap.issue,
+                         startup=durations.startup, interference=durations.interference)  # fmt: skip
+        saved = (len(updates) - 1) * durations.launch
+        return together if together.makespan <= made.makespan + saved else made
 
     def known(self) -> list[Line]:
         """Return the lines of ops alone, with the bytes that the ops have; elements of results take no time."""

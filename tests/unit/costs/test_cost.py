@@ -75,6 +75,7 @@ EXAMPLES = {
     ("cast", "local"): 11 + 24 * 13,
     ("wait", "local"): 0,
     ("fold_in", "local"): 0,
+    ("join_chunks", "local"): 11 + 24 * 13,
 }
 
 

@@ -1,0 +1,45 @@
+"""Name the process groups of this process that are on the emulated wire, and say which groups complete in order.
+
+A group completes in order if its collectives end in the order in which they were issued, so that a simulation with one
+queue a group is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import distributed
+
+
+class OnTheWire(Protocol):
+    """What autopar asks of a process group on the wire, beside what torch asks."""
+
+    def start_scatter(self, rows: torch.Tensor, op: str) -> torch.Tensor:
+        """Reduce ``rows`` in place, charged as a reduce-scatter."""
+
+
+BACKEND = "autopar_wire"
+IN_ORDER = {BACKEND: True, "nccl": True, "xccl": True, "fake": True, "gloo": False}  # others are taken as not in order
+WIRE_GROUPS: dict[str, OnTheWire] = {}  # by the name of the group
+EMULATED: list[Any] = []  # none or one: the wire that new groups are on
+
+
+def check_default_group() -> None:
+    """Raise ``RuntimeError`` if a wire is emulated, and the default process group was made beside it."""
+    world = distributed.group.WORLD
+    if EMULATED and world is not None and world.group_name not in WIRE_GROUPS:
+        raise RuntimeError(
+            f"autopar.emulate was called, but the default process group has the backend "
+            f"{distributed.get_backend()!r}; call init_process_group without a backend, or with {BACKEND!r}"
+        )
+
+
+def completes_in_order(group: str, backend: str) -> bool:
+    """Return whether the collectives of a group end in the order in which they were issued.
+
+    Args:
+        group: its name.
+        backend: the name of its backend, for a group that is not on the wire.
+    """
+    return group in WIRE_GROUPS or IN_ORDER.get(backend, False)

@@ -1,0 +1,248 @@
+"""End an operation no earlier than its transfer on the emulated wire."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from autopar.runtime.wire.alarms import Alarms
+from autopar.runtime.wire.carry import Carried
+from autopar.runtime.wire.clock import now, sleep_until
+from autopar.runtime.wire.link_table import Times
+from autopar.runtime.wire.report import Record
+from autopar.runtime.wire.transfer import ALIVE, FIRST_PAUSE, LONGEST_PAUSE, Transfer
+from autopar.torch_private import source_rank_of
+
+NO_TIMEOUT = timedelta(0)  # what torch passes for the time-out of the group
+ALARMS = Alarms()
+
+
+def wait_for(work: distributed.Work, timeout: timedelta) -> None:
+    """Wait for an operation of gloo. ``RuntimeError`` if it fails."""
+    if timeout == NO_TIMEOUT:
+        work.wait()
+    else:
+        work.wait(timeout)
+
+
+class _Deadline:
+    """The times of a transfer, which one of several threads finds out."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self.times: Times | None = None
+        self._lock = threading.Lock()
+
+    def decided(self, arrived: float, since: float | None = None) -> bool:
+        """Return whether the times are known. The first call that finds them counts the transfer."""
+        with self._lock:
+            if self.times is None:
+                self.times = self.transfer.times()
+                if self.times is not None:
+                    transfer = self.transfer
+                    record = Record(transfer.group, transfer.name, transfer.bytes, *self.times, arrived)
+                    transfer.medium.counts.finished(record, since)
+            return self.times is not None
+
+    def wait(self, arrived: float, since: float | None = None) -> Times:
+        """Wait until the times are known: a broadcast may have data for this rank before others have issued it."""
+        begun = looked = now()
+        pause = FIRST_PAUSE
+        while not self.decided(arrived, since):
+            if now() > looked + ALIVE:
+                looked = now()
+                if (error := self.transfer.missing()) is not None and not self.decided(arrived, since):
+                    raise error
+                if looked > begun + self.transfer.timeout:
+                    raise self.transfer.too_late()
+            sleep_until(now() + pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        assert self.times is not None
+        return self.times
+
+
+class MessageWork(distributed.Work):
+    """A send or a receive. Nothing is known of it until it is waited for, as on gloo.
+
+    Args:
+        inner: what gloo does.
+        transfer: what it is on the wire, if the other rank is known.
+        found: for a receive from any rank: makes and issues the transfer from the rank that has sent.
+    """
+
+    def __init__(
+        self, inner: distributed.Work, transfer: Transfer | None, found: Callable[[int], Transfer] | None = None
+    ) -> None:
+        super().__init__()
+        self._inner, self._found = inner, found
+        self._deadline = None if transfer is None else _Deadline(transfer)
+        self._arrived: float | None = None
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Wait for the message, and for its deadline. ``RuntimeError`` if the other rank is lost."""
+        since = now()
+        if self._arrived is None:
+            wait_for(self._inner, timeout)
+            self._arrived = now()
+        if self._deadline is None:
+            assert self._found is not None
+            self._deadline = _Deadline(self._found(self._source_rank()))
+        sleep_until(self._deadline.wait(self._arrived, since).end)
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether it has been waited for, and is over."""
+        times = None if self._deadline is None else self._deadline.times
+        return times is not None and now() >= times.end
+
+    def _source_rank(self) -> int:
+        return source_rank_of(self._inner)
+
+
+class InOrder:
+    """The collectives of one group that are under way, in the order in which they were issued."""
+
+    def __init__(self) -> None:
+        self._works: deque[CollectiveWork] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, work: CollectiveWork) -> None:
+        with self._lock:
+            self._works.append(work)
+
+    def release(self) -> None:
+        """Let all works end that have arrived and have no earlier one before them."""
+        while True:
+            with self._lock:
+                if not self._works or not self._works[0].has_arrived:
+                    return
+                work = self._works.popleft()
+            work.let_end()
+
+
+class CollectiveWork(distributed.Work):
+    """A collective. It ends when its data has arrived, all earlier ones of the group have ended, and it is time.
+
+    Args:
+        carried: what gloo does.
+        transfer: what it is on the wire.
+        order: the works of its group.
+    """
+
+    def __init__(self, carried: Carried, transfer: Transfer, order: InOrder) -> None:
+        super().__init__()
+        self._inner, self._finish = carried
+        self._order, self._deadline = order, _Deadline(transfer)
+        self._data = torch.futures.collect_all([work.get_future() for work in self._inner])
+        self._arrived = 0.0
+        self._error: Exception | None = None
+        self.has_arrived = False  # the data, and the times
+        self._may_end = threading.Event()  # the earlier ones have, too
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future[Any] | None = None
+        self._signal: torch.futures.Future[Any] | None = None
+        self._looked = 0.0
+        order.add(self)
+        self._data.add_done_callback(self._note_data)
+
+    # -- on the way: called in gloo's threads and in that of the alarms
+
+    def _note_data(self, data: torch.futures.Future[Any]) -> None:
+        try:
+            for one in data.value():
+                one.value()
+            if self._finish is not None:
+                self._finish()
+        except Exception as error:
+            self._error = error
+        self._arrived = self._looked = now()
+        self._look()
+
+    def _look(self) -> None:
+        """Ask the table for the times, and again later if they are not decided."""
+        try:
+            if self._error is None and not self._deadline.decided(self._arrived):
+                self._error = self._given_up()
+                if self._error is None:
+                    ALARMS.at(now() + LONGEST_PAUSE, self._look)
+                    return
+        except Exception as error:  # the table is locked
+            self._error = error
+        self.has_arrived = True
+        self._order.release()
+
+    def _given_up(self) -> RuntimeError | None:
+        """Return an error if some rank will not issue the transfer, or has not done so for too long."""
+        if now() < self._looked + ALIVE:
+            return None
+        self._looked = now()
+        error = self._deadline.transfer.missing()
+        if error is None and now() > self._arrived + self._deadline.transfer.timeout:
+            error = self._deadline.transfer.too_late()
+        return None if error is None or self._deadline.decided(self._arrived) else error
+
+    def let_end(self) -> None:
+        """All earlier collectives have ended or will end by now, so this one may end at its deadline."""
+        with self._lock:
+            self._may_end.set()
+        self._set_alarm()
+
+    # -- what callers see
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Wait for the data and the deadline.
+
+        Raises:
+            RuntimeError: a rank is lost, or the time-out is over, as on gloo.
+        """
+        for work in self._inner:
+            wait_for(work, timeout)
+        seconds = timeout.total_seconds() if timeout > NO_TIMEOUT else self._deadline.transfer.timeout
+        if not self._may_end.wait(seconds):
+            transfer = self._deadline.transfer
+            raise RuntimeError(
+                f"{transfer.name} of group {transfer.group} has timed out after {seconds:g} s: not all ranks have "
+                f"issued it, or an earlier collective of the group has not ended"
+            )
+        if self._error is not None:
+            raise self._error
+        sleep_until(self._end)
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether ``wait`` would return or raise at once."""
+        return self._may_end.is_set() and now() >= self._end
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future that gets gloo's result at the deadline, or its error."""
+        with self._lock:
+            if self._future is None:
+                self._signal = torch.futures.Future()
+                self._future = self._signal.then(lambda _: self.result())
+        self._set_alarm()
+        return self._future
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that gloo has written."""
+        if self._error is not None:
+            raise self._error
+        return [tensor for future in self._data.value() for tensor in future.value()]
+
+    @property
+    def _end(self) -> float:
+        times = self._deadline.times
+        return 0.0 if times is None else times.end
+
+    def _set_alarm(self) -> None:
+        with self._lock:
+            signal = self._signal
+            if signal is None or not self._may_end.is_set():
+                return
+            self._signal = None
+        ALARMS.at(self._end, lambda: signal.set_result(None))

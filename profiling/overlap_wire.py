@@ -1,0 +1,238 @@
+"""Measure schedules on the emulated wire: real gloo processes, paced computing, transfers that take their price.
+
+Each case is a training step of a small Llama. Its machine is made up: ops take as long as on it (``pace``), which is
+longer than they really take here, and the bandwidth is such that communication takes a share of computation. The same
+figures decide the order. Policies run one after the other in the same processes, in turns.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+from torch import distributed, nn
+
+import autopar
+from autopar.costs.durations import durations
+from autopar.costs.machine import Link, Machine
+from autopar.runtime.wire.clock import now
+from autopar.scheduling.programs.functions import is_collective
+
+OP_SECONDS, FLOPS = 150e-6, 4e9  # an op costs at least so much; operations a second
+LATENCY = 20e-6
+STEPS, WARM = 8, 2
+TODAY = "today"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row.
+
+    Attributes:
+        axes: the mesh.
+        share: the seconds of communication, relative to those of computation.
+        policies: name → options of the step.
+        rivals: names of other systems that are measured beside.
+        slow: a factor of the machine's times, where more processes share the cores.
+    """
+
+    title: str
+    axes: dict[str, int]
+    plan: str
+    share: float
+    policies: dict[str, dict[str, Any]]
+    options: dict[str, Any] = field(default_factory=dict)
+    rivals: tuple[str, ...] = ()
+    slow: float = 1.0
+
+    @property
+    def ranks(self) -> int:
+        return autopar.Mesh(self.axes).size
+
+
+ORDERS: dict[str, dict[str, Any]] = {TODAY: {"overlap": TODAY}, "longest-tail": {"overlap": "longest-tail"}}
+CASES = {
+    "dp": Case("dp=2, communication = compute", {"dp": 2}, "ddp", 1.0, ORDERS, rivals=("DDP",)),
+    "tp": Case("tp=2, communication = 2/3 of compute", {"tp": 2}, "megatron", 2 / 3, ORDERS),
+    "dp tp": Case("dp=2 tp=2, communication = 2/3", {"dp": 2, "tp": 2}, "megatron", 2 / 3, ORDERS, slow=2.5),
+    "zero": Case("dp=2, zero=3, communication = compute", {"dp": 2}, "ddp", 1.0, ORDERS, {"zero": 3}),
+}
+
+
+def machine(bandwidth: float, slow: float) -> Machine:
+    """A machine on which views are free, and products and launches take time."""
+    link = Link(LATENCY * slow, bandwidth)
+    memory = Link(OP_SECONDS * slow, 1e15)
+    return Machine("paced", "cpu", 64, link, link, memory, (("f32", FLOPS / slow), ("f64", FLOPS / slow)))
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=128, intermediate_size=344, num_hidden_layers=4, num_attention_heads=4, vocab_size=256,
+        max_position_embeddings=64, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def batch() -> dict[str, torch.Tensor]:
+    ids = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "labels": ids}
+
+
+def made(case: Case, on: Machine, options: dict[str, Any]) -> Any:
+    """A step of the case, not captured yet."""
+    parallel = autopar.parallelize(llama(), autopar.Mesh(case.axes), case.plan, machine=on)
+    return parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1e-2), **case.options, **options)
+
+
+def bandwidth_of(case: Case) -> float:
+    """The bytes a second with which communication takes the case's share of computation."""
+    probe = machine(1e9, case.slow)
+    probe = replace(probe, inside=Link(0.0, 1e9), outside=Link(0.0, 1e9))
+    step = made(case, probe, {"overlap": TODAY})
+    step.capture(**batch())
+    program = step._current()[1].last[0]
+    seconds = durations(program, probe).seconds
+    sent = sum(seconds[node.name] for node in program.nodes if node.op == "call_function" and is_collective(node))
+    return 1e9 * sent / (case.share * (sum(seconds.values()) - sent))
+
+
+class Paced(nn.Module):
+    """A layer whose forward and backward take as long as its product on a machine, whatever they really take."""
+
+    def __init__(self, layer: nn.Linear, pacer: Any, on: Machine) -> None:
+        super().__init__()
+        self.layer, self.pacer, self.on = layer, pacer, on
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = 2 * x.numel() * self.layer.out_features / self.on.flops(torch.float32) + self.on.memory.latency
+        self.pacer.begin()
+        y = self.layer(x)
+        self.pacer.computed(product)
+        # its backward runs before that of the layer: the gradient of the weight comes after the time of both products
+        return _Delay.apply(y, self.pacer, 2 * product)
+
+
+class _Delay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, pacer: Any, seconds: float) -> torch.Tensor:
+        ctx.pacer, ctx.seconds = pacer, seconds
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        ctx.pacer.begin()
+        ctx.pacer.computed(ctx.seconds)
+        return gradient, None, None
+
+
+def paced(model: nn.Module, pacer: Any, on: Machine) -> nn.Module:
+    """The model with paced products; other ops take what they really take."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, Paced(child, pacer, on))
+    return model
+
+
+def data_parallel(case: Case, on: Machine, wire: Any) -> Callable[[], Any]:
+    """DistributedDataParallel on this rank's rows."""
+    model = nn.parallel.DistributedDataParallel(paced(llama(), wire.pacer, on))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    rank = distributed.get_rank()
+    own = {name: value.chunk(case.ranks)[rank] for name, value in batch().items()}
+
+    def step() -> torch.Tensor:
+        loss = model(**own).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        whole = loss.detach().clone()
+        distributed.all_reduce(whole)
+        return whole / case.ranks
+
+    return step
+
+
+RIVALS: dict[str, Callable[[Case, Machine, Any], Callable[[], Any]]] = {"DDP": data_parallel}
+
+
+def _rank(rank: int, case: Case, store: str, bandwidth: float, told: Any) -> None:
+    torch.set_num_threads(1)
+    on = machine(bandwidth, case.slow)
+    wire = autopar.emulate(on.inside.latency, bandwidth, links="axis", pace=on)
+    distributed.init_process_group(init_method=f"file://{store}", rank=rank, world_size=case.ranks)
+    steps: dict[str, Callable[[], Any]] = {}
+    predicted: dict[str, float] = {}
+    for name, options in case.policies.items():
+        step = made(case, on, options)
+        step.capture(**batch())
+        predicted[name] = step.communication.makespan
+        steps[name] = lambda step=step: step(**batch())
+    for name in case.rivals:
+        steps[name] = RIVALS[name](case, on, wire)
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    losses: dict[str, list[float]] = {name: [] for name in steps}
+    late: dict[str, list[float]] = {name: [] for name in steps}
+    for k in range(WARM + STEPS):
+        for name, step in steps.items():
+            distributed.barrier()
+            wire.reset()
+            begun = now()
+            loss = float(step())
+            losses[name].append(loss)
+            if k >= WARM:
+                found[name].append(now() - begun)
+                late[name].append(wire.report().share_late)
+    if rank == 0:
+        told.put((found, predicted, losses, late))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def measured(case: Case) -> Any:
+    """Seconds, predicted seconds, losses and late shares by policy, on rank 0 of new processes."""
+    bandwidth = bandwidth_of(case)
+    told = multiprocessing.get_context("spawn").SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        given = (case, os.path.join(folder, "store"), bandwidth, told)
+        processes = multiprocessing.spawn(_rank, given, case.ranks, join=False)
+        found = told.get()
+        while not processes.join():
+            pass
+    return bandwidth, *found
+
+
+def rows(names: Sequence[str]) -> list[tuple[str, ...]]:
+    lines = []
+    for name in names:
+        case = CASES[name]
+        bandwidth, found, predicted, losses, late = measured(case)
+        before = statistics.median(found[TODAY])
+        for policy, seconds in found.items():
+            middle = statistics.median(seconds)
+            equal = max(abs(a - b) for a, b in zip(losses[policy], losses[TODAY], strict=True))
+            share = statistics.median(late[policy])
+            simulated = predicted.get(policy)
+            lines.append((
+                case.title, policy, f"{middle * 1e3:.1f}", f"{simulated * 1e3:.1f}" if simulated else "",
+                f"{middle / simulated:.3f}" if simulated else "", f"{before / middle:.3f}", f"{equal:.1e}",
+                f"{share:.1%}" + " void" * (share > 0.02), f"{bandwidth / 1e6:.1f}",
+            ))  # fmt: skip
+    return lines
+
+
+if __name__ == "__main__":
+    import sys
+
+    for row in rows(sys.argv[1:] or list(CASES)):
+        print(*row, sep=" | ")
