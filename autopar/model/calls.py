@@ -89,8 +89,8 @@ class Calls:
         """Raise ``RuntimeError`` while the update of parameters is under way."""
         if self.unfinished:
             raise RuntimeError(
-                f"{what} while the update of the last step is under way (across=True), so that its values are old: call "
-                f"step.finish() on all ranks first"
+                f"{what} while the update of the last step is under way (across=True), so that its values are old; "
+                f"call step.finish() on all ranks first"
             )
 
     @property

@@ -17,7 +17,7 @@ from autopar.ir.value_names import ValueRole, roles_in
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.modes import as_captured
-from autopar.runtime.simulation.simulate import Instruction, Values, compile_phases, run_ranks
+from autopar.runtime.simulation.simulate import Instruction, Values, compile_lines, run_ranks
 from autopar.runtime.whole import Pieces, ProcessRun, SimulatedRun
 from autopar.scheduling.programs.functions import RunPart
 
@@ -25,9 +25,7 @@ from autopar.scheduling.programs.functions import RunPart
 def handed_over(local: Program) -> frozenset[str]:
     """Return the states of a scheduled program that are under way between two runs."""
     before = {name for name, (role, _) in roles_in(local).items() if role is ValueRole.BEFORE}
-    return frozenset(
-        node.name for node in local.placeholders if record_of(node).started or name_of(node) in before
-    )
+    return frozenset(node.name for node in local.placeholders if record_of(node).started or name_of(node) in before)
 
 
 def taken_by_finish(local: Program) -> frozenset[str]:
@@ -96,13 +94,13 @@ class SimulatedTurn(SimulatedRun):
     @cached_property
     def _codes(self) -> dict[RunPart, dict[int, list[Instruction]]]:
         """Part → rank → its instructions; ranks of one class share them."""
-        compiled = {id(program.graph): compile_phases(program) for program in self._local.values()}
+        compiled = {id(program.graph): compile_lines(program) for program in self._local.values()}
         parts: dict[RunPart, dict[int, list[Instruction]]] = {}
         wanted: dict[RunPart, tuple[bool, ...]] = {"whole": (True, False), "begin": (False,), "finish": (True,)}
         for part, finishes in wanted.items():
             code = {
-                key: [step for phase, steps in phases.items() if (phase == "finish") in finishes for step in steps]
-                for key, phases in compiled.items()
+                key: [step for step in steps if (record_of(step.node).phase == "finish") in finishes]
+                for key, steps in compiled.items()
             }
             parts[part] = {rank: code[id(program.graph)] for rank, program in self._local.items()}
         return parts

@@ -9,14 +9,14 @@ the optimizer and not the parameters.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autopar.gc_pause import gc_paused
 from autopar.ir.program import Program
 from autopar.model.compiled import Compiler
 from autopar.report.passes import PassReport
 from autopar.scheduling.programs.order import Execution
-from autopar.step.compiled_step import MicroBatch, Placed
+from autopar.step.compiled_step import MicroBatch, Placed, about
 from autopar.step.options import StepOptions
 from autopar.step.rotated_program import Cut, gathers_cross, reductions_cross, rotate
 from autopar.verify.levels import verify
@@ -57,9 +57,9 @@ def turn_of(
     ms = (time.perf_counter() - start) * 1e3
     verify(rotated.program, "rotate")
     execution = Execution(whole=True, written=written, from_zero=True, across=rotated.crossing)
-    local, report = compiler.localize(rotated.program, execution)
-    reports = PassReport("rotate", ms, notes=(note,)), replace(report, name="rotate localize")
-    return Turn((rotated.program, local), rotated.crossing, reports), note
+    local, reports = compiler.localize(rotated.program, execution)
+    rows = PassReport("rotate", ms, notes=(note,)), *about("rotate", reports)
+    return Turn((rotated.program, local), rotated.crossing, rows), note
 
 
 def _cut(micro: MicroBatch, update: Program, options: StepOptions) -> tuple[Cut | None, str]:

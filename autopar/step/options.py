@@ -215,7 +215,8 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
         )
     if not isinstance(options.across, bool):
         raise ValueError(
-            f"across={shown(options.across)}: True lets communication cross the end of a step, False completes each step"
+            f"across={shown(options.across)}: True lets communication cross the end of a step, False completes each "
+            f"step"
         )
     if options.across and options.opened:
         raise ValueError(

@@ -223,7 +223,10 @@ class Simulated:
                 if name in run.named
             }
             results = run(
-                {rank: {**pieces_of[rank], **cut_pieces(run, values, rank), **counts[rank], **computed} for rank in ranks},
+                {
+                    rank: {**pieces_of[rank], **cut_pieces(run, values, rank), **counts[rank], **computed}
+                    for rank in ranks
+                },
                 nth(k, len(inputs)),
             )
             for rank, (_, states) in results.items():

@@ -33,8 +33,8 @@ from autopar.step.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures
 from autopar.step.choices import Chosen, StepChoices
 from autopar.step.communication import communication_of, order_text
-from autopar.step.crossing import Crossing
 from autopar.step.compiled_step import MicroBatch, StepUpdate, reports_of, step_of
+from autopar.step.crossing import Crossing
 from autopar.step.loss import as_loss
 from autopar.step.measured import measured
 from autopar.step.memory import StepMemory

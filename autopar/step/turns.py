@@ -141,7 +141,11 @@ class SimulatedTurns:
         numbers = {} if before is None else before.numbers
         values = {**tensors, **brought, **numbers, **self.calls.computed(micro.captured)}
         pieces = {
-            rank: {**cut_pieces(run, values, rank), **zero_sums(run, rank), **({} if before is None else before.pieces[rank])}
+            rank: {
+                **cut_pieces(run, values, rank),
+                **zero_sums(run, rank),
+                **({} if before is None else before.pieces[rank]),
+            }
             for rank in self.calls.mesh.ranks
         }
         _take(before)
@@ -149,9 +153,7 @@ class SimulatedTurns:
         left = {rank: self._handed(run, states) for rank, (_, states) in results.items()}
         write_states(run, tensors, {rank: states for rank, (_, states) in results.items()})
         returned, count = joined_values(run, results), len(taken.interface.returned)
-        outputs = [
-            join_whole(output, [part]) for output, part in zip(micro.outputs, returned[:count], strict=True)
-        ]
+        outputs = [join_whole(output, [part]) for output, part in zip(micro.outputs, returned[:count], strict=True)]
         local = next(iter(update.last[1].values()))
         kept = {name: state[name] for name in taken_by_finish(local)}
         return (returned[count:], outputs), UnderWay(micro, update, left, kept, tensors)

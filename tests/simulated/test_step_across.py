@@ -100,7 +100,9 @@ def test_a_parameter_of_the_model_itself_is_refused_too() -> None:
     parallel = autopar.parallelize(Loss(model), Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), across=True)
     step.simulate(torch.ones(4, 4))
-    with pytest.raises(RuntimeError, match="the parameter scale is read while the update of the last step is under way"):
+    with pytest.raises(
+        RuntimeError, match="the parameter scale is read while the update of the last step is under way"
+    ):
         _ = parallel.scale
     step.finish()
     step.finish()

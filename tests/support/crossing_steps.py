@@ -104,7 +104,9 @@ def _pair(options: dict[str, Any] | None = None, sizes: dict[str, int] | None = 
 def completed_by_a_call() -> None:
     crossing, complete = _pair()
     x = steps.vectors(9)["x"]
-    ours, theirs = (step.parallel(x) if step.parallel.job else step.parallel.simulate(x) for step in (crossing, complete))
+    ours, theirs = (
+        step.parallel(x) if step.parallel.job else step.parallel.simulate(x) for step in (crossing, complete)
+    )
     assert torch.equal(loops.whole(ours), loops.whole(theirs)) and not crossing._calls.unfinished
     assert_alike(state_of(crossing), state_of(complete), True)
 
@@ -190,7 +192,9 @@ def two_steps_of_a_model() -> None:
 
 def reading_is_refused() -> None:
     crossing, _ = _pair()
-    with pytest.raises(RuntimeError, match=r"(?s)parameters are read while.*across=True.*step\.finish\(\) on all ranks"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)parameters are read while.*across=True.*step\.finish\(\) on all ranks"
+    ):
         list(crossing.parallel.parameters())
     crossing.finish()
     assert list(crossing.parallel.parameters())
@@ -229,7 +233,9 @@ def an_exception_between_steps() -> None:
 
 def an_exception_in_a_step() -> None:
     """A step that fails has taken what was under way: the next one is refused until a state is loaded."""
-    crossing, complete = (made("mlp", {"dp": 2}, {"across": across, "detect_anomaly": True}) for across in (True, False))
+    crossing, complete = (
+        made("mlp", {"dp": 2}, {"across": across, "detect_anomaly": True}) for across in (True, False)
+    )
     for step in (crossing, complete):
         taken(step, "mlp", 0, 2)
     state = copy.deepcopy(complete.state_dict())

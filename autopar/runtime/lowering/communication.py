@@ -65,10 +65,11 @@ class Communication:
         """Take what the run before has started: of each message, its first member."""
         self.nexts = started_states(self.program)
         for node in takes:
-            if node in self.nexts:
-                self.buckets[node] = self.body.values[node]
-                if _is_whole([node]) and not record_of(node).message:
-                    self.started[node] = self.body.values[node], exchange_of(self.program, self.nexts[node], self.groups)
+            if node not in self.nexts:
+                continue
+            value = self.buckets[node] = self.body.values[node]
+            if _is_whole([node]) and not record_of(node).message:
+                self.started[node] = value, exchange_of(self.program, self.nexts[node], self.groups)
 
     def start(self, members: Sequence[fx.Node]) -> None:
         """Write the start of a message. ``members``: the lines that start it."""

@@ -71,11 +71,14 @@ class Arrival:
 def compile_phases(program: Program) -> dict[str, list[Instruction]]:
     """Return the instructions of a local program, by phase."""
     phases: dict[str, list[Instruction]] = {}
-    for node in program.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        phases.setdefault(record_of(node).phase, []).append(_instruction(program, node))
+    for step in compile_lines(program):
+        phases.setdefault(record_of(step.node).phase, []).append(step)
     return phases
+
+
+def compile_lines(program: Program) -> list[Instruction]:
+    """Return the instructions of a local program, in its order."""
+    return [_instruction(program, node) for node in program.nodes if node.op not in ("placeholder", "output")]
 
 
 def _instruction(program: Program, node: fx.Node) -> Instruction:
