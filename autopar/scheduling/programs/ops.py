@@ -36,7 +36,7 @@ def program_ops(
         seconds: value → the seconds of what computes it.
         overwriting: the ops that write the next value of a state into its memory.
     """
-    reads = _Reads(program, overwriting)
+    reads = Reads(program, overwriting)
     inside = {node.name for node in function.nodes}
     return [
         _op(node, seconds.get(node.name, 0.0), [name for name in reads.of(node) if name in inside],
@@ -73,7 +73,7 @@ def _held(node: fx.Node) -> int:
     return sum(piece_bytes(type) for type in (types if isinstance(types, tuple) else (types,)) if type is not None)
 
 
-class _Reads:
+class Reads:
     """Finds the ops that a node reads, and those that must be over because it overwrites what they read."""
 
     def __init__(self, program: Program, overwriting: Collection[fx.Node]) -> None:

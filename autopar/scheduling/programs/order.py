@@ -6,9 +6,11 @@ digest: a program that is captured again is not scheduled again.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
@@ -22,6 +24,7 @@ from autopar.optimizers import IN_PLACE
 from autopar.scheduling.decide import judge, schedule
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
+from autopar.scheduling.programs.across import rotated_ops, unrotated
 from autopar.scheduling.programs.donated import Donated, numbers_of
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import Function, functions_of
@@ -43,11 +46,13 @@ class Execution:
         whole: whether it is one function, as the programs of a step are; else each phase is one.
         written: the states that it may write to in place, besides the sums of gradients, by the user's names.
         from_zero: whether the sums of gradients begin as zeros.
+        across: the collectives that are started in the run before.
     """
 
     whole: bool = False
     written: frozenset[str] = frozenset()
     from_zero: bool = False
+    across: tuple[str, ...] = ()
 
     def donated(self, program: Program) -> list[str]:
         """Return the placeholders that a program may write to: sums, and the states in ``written``."""
@@ -72,11 +77,13 @@ class Order:
         functions: the lines of each function.
         schedules: of each function, with the bound.
         source: where the durations are from, in words.
+        across: the collectives that are started in the run before.
     """
 
     functions: tuple[FunctionLines, ...]
     schedules: tuple[Schedule, ...]
     source: str = ""
+    across: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -130,12 +137,34 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
         ScheduleError: a priority contradicts another or what the values depend on.
     """
     functions = functions_of(program, execution.whole)
+    if execution.across:
+        lines, made_across = _across(program, execution, functions[0], durations, overlap)
+        return Order((lines,), (made_across,), durations.source, execution.across)
     donated = Donated.of(program, execution.donated(program))
     made = []
     for function, lines in zip(functions, today(program, functions, donated), strict=True):
         ops = program_ops(program, function, durations.seconds, {*donated.updates, *donated.sums})
         made.append(_Deciding(function, ops, lines, durations, overlap).run())
     return Order(tuple(lines for lines, _ in made), tuple(schedule for _, schedule in made), durations.source)
+
+
+def _across(
+    program: Program, execution: Execution, function: Function, durations: Durations, overlap: Overlap
+) -> tuple[FunctionLines, Schedule]:
+    """Return the order of a program in which collectives cross the end of its run; ``today`` is that of its ops."""
+    across, donated = execution.across, Donated.of(program, execution.donated(program))
+    overwriting = {*donated.updates, *donated.sums}
+    ops = rotated_ops(program, program_ops(program, function, durations.seconds, overwriting), across)
+    about: dict[str, Any] = {"startup": durations.startup, "interference": durations.interference}
+    made = before = schedule(ops, TODAY, overlap.issue, **about)
+    if overlap.policy == LONGEST_TAIL:
+        with contextlib.suppress(ScheduleError):  # no other order was found that needs as little
+            made = schedule(ops, LONGEST_TAIL, overlap.issue, memory=round(before.memory * MORE_MEMORY), **about)
+        made = made if made.makespan <= before.makespan else before
+    elif overlap.policy != TODAY:
+        priorities = overlap.priorities_of(op.name for op in ops)
+        made = schedule(ops, overlap.policy, overlap.issue, priorities=priorities, **about)
+    return FunctionLines(function.phases, completed(function, unrotated(made.lines, across))), made
 
 
 @dataclass(frozen=True)
@@ -172,7 +201,7 @@ class _Deciding:
             if made.makespan > before.makespan:
                 return self.lines, before
         made = self.judged(made.policy, side_by_side(self.ops, made.lines, self.updates))
-        return FunctionLines(self.function.phases, self.complete(made.lines)), made
+        return FunctionLines(self.function.phases, completed(self.function, made.lines)), made
 
     @property
     def updates(self) -> dict[str, object]:
@@ -205,14 +234,15 @@ class _Deciding:
             if line.parts[0].op in whole
         ]
 
-    def complete(self, lines: Sequence[Line]) -> tuple[Line, ...]:
-        """Add the elements of results with several values, each behind its op."""
-        nodes: dict[str, fx.Node] = {node.name: node for node in self.function.nodes}
-        complete: list[Line] = []
-        for line in lines:
-            complete.append(line)
-            if line.kind == "compute":
-                for element in nodes[line.parts[0].op].users:
-                    if is_getitem(element) and element.name in nodes:
-                        complete.append(Line("compute", (Part(element.name, 0, 0),)))
-        return tuple(complete)
+
+def completed(function: Function, lines: Sequence[Line]) -> tuple[Line, ...]:
+    """Add the elements of results with several values, each behind its op."""
+    nodes: dict[str, fx.Node] = {node.name: node for node in function.nodes}
+    complete: list[Line] = []
+    for line in lines:
+        complete.append(line)
+        if line.kind == "compute":
+            for element in nodes[line.parts[0].op].users:
+                if is_getitem(element) and element.name in nodes:
+                    complete.append(Line("compute", (Part(element.name, 0, 0),)))
+    return tuple(complete)
