@@ -86,7 +86,8 @@ def check_under_way(of: Subject, output: fx.Node, record: Record) -> None:
     for earlier, later in messages.items():
         homes_of, values_of = of.messages.get(earlier, []), of.messages.get(later, [])
         if earlier and [nexts[home.name] for home in homes_of] != values_of:
-            raise of.error(output, f"the messages {earlier} and {later} have other members, or another order", *homes_of)
+            why = f"the messages {earlier} and {later} have other members, or another order"
+            raise of.error(output, why, *homes_of)
 
 
 def check_message(of: Subject, node: fx.Node, record: Record) -> None:
