@@ -11,7 +11,19 @@ from pathlib import Path
 import golden_values
 import pytest
 import torch
-from goldens import CASES, FOLDERS, GOLDEN, PASSES, SEPARATOR, case_name, coordinates, expected, order_of, read, run_pass
+from goldens import (
+    CASES,
+    FOLDERS,
+    GOLDEN,
+    PASSES,
+    SEPARATOR,
+    case_name,
+    coordinates,
+    expected,
+    order_of,
+    read,
+    run_pass,
+)
 
 from autopar.ir.program import Program
 from autopar.runtime.localize import localize

@@ -156,7 +156,9 @@ SCHEDULED = (
     "program scheduled on dp=2 at dp=0\nstream dp\n  v : f32[4] = input\n  x : f32[4] = input\nupdate:\n"
     "  n : f32[4] = relu(v)\nbackward:\n  x_dp_start : f32[4] = start all_reduce(x, dp) on dp\n"
 ) + LINES.format("wait(x_dp_start)")
-EXPLICIT = "program explicit on dp=2\n  v : f32[4] = input\n  x : f32[4] +dp = input\n" + LINES.format("all_reduce(x, dp)")
+EXPLICIT = "program explicit on dp=2\n  v : f32[4] = input\n  x : f32[4] +dp = input\n" + LINES.format(
+    "all_reduce(x, dp)"
+)
 
 
 def test_a_whole_program_runs_line_by_line() -> None:

@@ -17,6 +17,7 @@ from transformers_models import gpt2, llama
 
 import autopar
 from autopar import Mesh
+from autopar.scheduling import ByteScheduler
 
 
 def made_by(call: Any) -> int:
@@ -122,10 +123,13 @@ ROWS, TOKENS = (8, 64), (2, 8)  # most memory is that of activations; of paramet
         *(({"zero": zero, "microbatches": n}, ROWS) for zero, n in [(0, 1), (1, 2)]),
         ({"zero": 3, "amp": "bf16-O1"}, TOKENS),
         ({"zero": 2, "amp": "fp16-O2"}, ROWS),
+        ({"zero": 1, "overlap": ByteScheduler(2**11, 2**13)}, TOKENS),
         *(
             pytest.param(options, shape, marks=pytest.mark.sweep("each option and each shape runs with another one"))
             for options, shape in [
                 ({"zero": 0, "microbatches": 2}, ROWS),
+                ({"zero": 3, "overlap": ByteScheduler(2**11, 2**12, fused=False)}, TOKENS),
+                ({"zero": 0, "overlap": "today"}, TOKENS),
                 ({"zero": 2, "microbatches": 2}, ROWS),
                 ({"zero": 3, "microbatches": 2}, ROWS),
                 ({"zero": 3, "microbatches": 1}, ROWS),

@@ -89,9 +89,7 @@ class _Drawn:
                 continue
             alike = [other for other in ready if (other.stream, other.kind) == (op.stream, op.kind) and other.bytes]
             members = self.r.sample(alike, self.r.randint(1, min(3, len(alike)))) if op.bytes else [op]
-            message = tuple(
-                part for other in members for part in self.some(chunks[other.name], alone=not op.bytes)
-            )
+            message = tuple(part for other in members for part in self.some(chunks[other.name], alone=not op.bytes))
             for other in members:
                 if not chunks[other.name]:
                     ready.remove(other)

@@ -1,9 +1,9 @@
 """Find what reads the memory of a value, through views of it too.
 
-    w_dp : f32[4 8] = slice(w, 0, dp, …)       the memory of w is read by mm and by adamw
-    t : f32[8 8] = t(w)
-    mm : f32[2 8] = mm(x, t)
-    adamw : … = autopar::adamw(w_dp, …)
+w_dp : f32[4 8] = slice(w, 0, dp, …)       the memory of w is read by mm and by adamw
+t : f32[8 8] = t(w)
+mm : f32[2 8] = mm(x, t)
+adamw : … = autopar::adamw(w_dp, …)
 """
 
 from __future__ import annotations

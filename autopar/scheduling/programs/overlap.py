@@ -35,7 +35,6 @@ class Overlap:
     def __str__(self) -> str:
         return str(self.policy if self.priorities is None else dict(self.priorities))
 
-
     def priorities_of(self, names: Iterable[str]) -> dict[str, int] | None:
         """Return the priorities that match some of these names; ``None`` if there are no priorities at all."""
         if self.priorities is None:

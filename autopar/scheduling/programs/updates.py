@@ -1,9 +1,9 @@
 """Put the updates of parameters that nothing reads at the end of a schedule, so that they run as one op.
 
-    wait w_dp                      wait w_dp
-    compute adamw                  wait v_dp
-    wait v_dp               →      compute adamw
-    compute adamw_1                compute adamw_1
+wait w_dp                      wait w_dp
+compute adamw                  wait v_dp
+wait v_dp               →      compute adamw
+compute adamw_1                compute adamw_1
 """
 
 from __future__ import annotations

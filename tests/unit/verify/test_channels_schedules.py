@@ -111,6 +111,8 @@ def test_a_chunk_that_one_rank_lacks() -> None:
 
 def test_tasks_stand_in_the_order_of_the_lines() -> None:
     """Not phase by phase, as those of local programs."""
-    text = SCHEDULED.replace("  b_dp_start", "backward:\n  b_dp_start").replace("  c_dp_0_start", "forward:\n  c_dp_0_start")
+    text = SCHEDULED.replace("  b_dp_start", "backward:\n  b_dp_start").replace(
+        "  c_dp_0_start", "forward:\n  c_dp_0_start"
+    )
     names = [task.value for task in tasks_of(Program.parse(text.format(0)))]  # type: ignore[union-attr]
     assert names == ["a_dp_start", "b_dp_start", "c_dp_0_start", "c_dp_1_start"]
