@@ -13,12 +13,16 @@ from autopar.scheduling import POLICIES, ByteScheduler
 
 TINY = [ByteScheduler(64, 256), ByteScheduler(40, 100, fused=False)]  # bytes: many chunks, and messages of several
 EVERY = [
-    *(name for name in POLICIES if name not in ("today", "priorities")), *TINY, {"*loss*": 1, "*grad_sum": 0}
+    *(name for name in POLICIES if name not in ("today", "priorities")),
+    *TINY,
+    {"*loss*": 1, "*grad_sum": 0},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("sizes", [{"dp": 2, "tp": 2}, pytest.param(
-    {"dp": 3, "tp": 2}, marks=pytest.mark.sweep("six processes; simulated ranks have this mesh too"))], ids=str)  # fmt: skip
+SIX = pytest.mark.sweep("six processes; simulated ranks have this mesh too")
+
+
+@pytest.mark.parametrize("sizes", [{"dp": 2, "tp": 2}, pytest.param({"dp": 3, "tp": 2}, marks=SIX)], ids=str)
 def test_transfers(sizes: dict[str, int]) -> None:
     """Every kind, dtype and dim in chunks and messages: what simulated ranks hold."""
     chunks = ranks(math.prod(sizes.values())).run(calls_of_orders.transfers_in_any_order, sizes, range(12))

@@ -1,4 +1,4 @@
-"""Any order that keeps what values depend on keeps the numbers: late starts, late waits, chunks, messages of several."""
+"""Any order that keeps what values depend on keeps the numbers: late starts and waits, chunks, messages of several."""
 
 from __future__ import annotations
 

@@ -178,8 +178,8 @@ def test_a_glob_that_matches_in_one_program_of_a_step() -> None:
 
 
 def test_priorities_that_contradict_what_values_depend_on() -> None:
-    with pytest.raises(ScheduleError, match="the priorities contradict the order: 'relu' has -1 and goes before 'addmm' "
-                                            "with 2, which it depends on; give 'addmm' at most -1"):  # fmt: skip
+    text = "'relu' has -1 and goes before 'addmm' with 2, which it depends on; give 'addmm' at most -1"
+    with pytest.raises(ScheduleError, match=f"the priorities contradict the order: {text}"):
         pair({"relu": -1, "addmm": 2})
 
 

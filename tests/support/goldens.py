@@ -1,8 +1,8 @@
 """Read golden files: an input program, ``---``, and what the pass named by the folder makes of it.
 
 Comments on top of the input hold the options: ``# bf16-O1: …`` is the policy of ``amp``, ``# what min-cut`` the regions
-of ``recompute``, ``# at dp=1 tp=0`` the rank of ``localize``, ``# overlap today at dp=1`` the policy of ``schedule`` and
-the rank. A comment behind a value, ``# layers.0``, is its module.
+of ``recompute``, ``# at dp=1 tp=0`` the rank of ``localize``, ``# overlap today at dp=1`` the policy of ``schedule``
+and the rank. A comment behind a value, ``# layers.0``, is its module.
 """
 
 from __future__ import annotations

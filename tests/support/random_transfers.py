@@ -50,7 +50,9 @@ def random_transfers(r: random.Random, mesh: Mapping[str, int], count: int = 12)
         if f"+{x} +{y}" in source.format(x=x, y=y, a=1, b=1, a3=3) and list(mesh).index(x) > list(mesh).index(y):
             x, y = y, x
         a, b = r.choice(SIZES), r.choice(SIZES)
-        dtype = r.choice([n for n in NAMES if not DTYPES[n].is_complex or "max" not in source and "min" not in source])
+        dtype = r.choice(
+            [n for n in NAMES if not DTYPES[n].is_complex or ("max" not in source and "min" not in source)]
+        )
         named = {"x": x, "y": y, "a": a, "b": b, "a3": 3 * a}
         placeholders.append(f"  v{k} : {dtype}{source.format(**named)} = input")
         call = call.format(**named).replace("(v,", f"(v{k},")

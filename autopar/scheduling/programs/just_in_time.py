@@ -1,4 +1,4 @@
-"""Keep ops of the backward that need no gradient from running in the forward, where their results would fill the memory.
+"""Keep ops of the backward that need no gradient from running in the forward, where their results fill the memory.
 
     forward                              backward
     pow_1 : … = pow(x, 2)                pow_2 : … = pow(x, 1)           needs no gradient, and could run at once
