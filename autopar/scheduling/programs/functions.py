@@ -14,8 +14,8 @@ from autopar.ir.program import Program
 
 MESSAGES = (transfers.send, transfers.recv)
 RunPart = Literal["whole", "begin", "finish"]
-"""What runs of a program whose phase ``finish`` completes the run before: all of it; all but ``finish``, if there was no
-run before; or ``finish`` alone, if no run comes next."""
+"""What runs of a program whose phase ``finish`` completes the run before: all of it; all but ``finish``, if there was
+no run before; or ``finish`` alone, if no run comes next."""
 
 
 @dataclass(frozen=True)
