@@ -92,7 +92,8 @@ def parallelize(
             machine, if it is known. ``math.inf`` sets no limit. A plan that is given or not searched has none.
         overlap: what decides the order of communication: the name of a policy (``autopar.scheduling.POLICIES``), an
             ``autopar.scheduling.ByteScheduler``, or priorities, a dict of globs over names of values and integers,
-            of which smaller ones go first. ``"today"``: as DistributedDataParallel and FSDP do.
+            of which smaller ones go first; values without one have 0. ``"today"``: as DistributedDataParallel and FSDP
+            do.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
 
     On the processes of a job (``torchrun``, or an initialised process group) all ranks call ``parallelize``, and then

@@ -44,7 +44,7 @@ from autopar.runtime.processes.job import Job
 from autopar.runtime.processes.streams import groups_for
 from autopar.runtime.simulated_step import SimulatedStep
 from autopar.scheduling.programs.order import OF_CALLS, ORDERS, Execution, Order
-from autopar.scheduling.programs.overlap import Overlap
+from autopar.scheduling.programs.overlap import Overlap, check_priorities
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.solution import Solution, priced, timed
 from autopar.search.starts.starting_points import starting_points
@@ -195,7 +195,9 @@ class Compiler:
         """Capture a call and place it. ``notes`` are added to the report."""
         with doing("parallelize"):
             captured, attrs, report = self.capture(inputs, notes)
-            return self._placed(captured, captured.program, attrs, [report])
+            placed = self._placed(captured, captured.program, attrs, [report])
+            check_priorities(self.overlap, [placed.program])
+            return placed
 
     def capture(
         self, inputs: CallInputs, notes: Sequence[str] = ()

@@ -17,7 +17,7 @@ from autopar.ir.value_names import ValueRole, roles_in
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.modes import as_captured
-from autopar.runtime.simulation.simulate import Instruction, Values, compile_lines, run_ranks
+from autopar.runtime.simulation.simulate import Instruction, Values, compile_whole, run_ranks
 from autopar.runtime.whole import Pieces, ProcessRun, SimulatedRun
 from autopar.scheduling.programs.functions import RunPart
 
@@ -94,7 +94,7 @@ class SimulatedTurn(SimulatedRun):
     @cached_property
     def _codes(self) -> dict[RunPart, dict[int, list[Instruction]]]:
         """Part → rank → its instructions; ranks of one class share them."""
-        compiled = {id(program.graph): compile_lines(program) for program in self._local.values()}
+        compiled = {id(program.graph): compile_whole(program) for program in self._local.values()}
         parts: dict[RunPart, dict[int, list[Instruction]]] = {}
         wanted: dict[RunPart, tuple[bool, ...]] = {"whole": (True, False), "begin": (False,), "finish": (True,)}
         for part, finishes in wanted.items():

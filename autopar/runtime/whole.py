@@ -21,7 +21,7 @@ from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.interface import Interface
 from autopar.runtime.lowering.lower import Lowered, lower_whole
 from autopar.runtime.modes import as_captured
-from autopar.runtime.simulation.simulate import Instruction, Values, compile_phases, run_ranks
+from autopar.runtime.simulation.simulate import Instruction, Values, compile_whole, run_ranks
 from autopar.runtime.wire.pacing import Pacing, pacing_of
 from autopar.scheduling.programs.donated import Donated
 from autopar.scheduling.programs.functions import RunPart
@@ -145,7 +145,7 @@ class SimulatedRun(Results):
         compiled: dict[int, list[Instruction]] = {}
         for program in self._local.values():
             if id(program.graph) not in compiled:
-                compiled[id(program.graph)] = [step for steps in compile_phases(program).values() for step in steps]
+                compiled[id(program.graph)] = compile_whole(program)
         return {rank: compiled[id(program.graph)] for rank, program in self._local.items()}
 
     def __call__(self, values: dict[int, Values], during: str = "") -> dict[int, tuple[list[torch.Tensor], Pieces]]:

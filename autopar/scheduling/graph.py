@@ -25,7 +25,8 @@ class Graph:
 
     Attributes:
         ops: as given.
-        before, readers: op → the ops that it reads, the ops that read it.
+        before, readers: op → the ops that must be over before it begins, the ops that are behind it.
+        reads, users: op → those of them whose results it reads, those that read its result.
         order: a topological order, nearest to that of ``ops``.
         streams: the names of the streams; the first is that of computations.
         stream: op → the index of its stream.
@@ -49,11 +50,10 @@ class Graph:
         if len(self.number) < len(self.ops):
             doubled = next(op.name for i, op in enumerate(self.ops) if self.number[op.name] != i)
             raise ScheduleError(f"two ops have the name {doubled!r}; each needs its own")
-        self.before = [self._numbers(op) for op in self.ops]
-        self.readers: list[list[int]] = [[] for _ in self.ops]
-        for i, before in enumerate(self.before):
-            for j in before:
-                self.readers[j].append(i)
+        self.reads = [self._numbers(op, op.after) for op in self.ops]
+        self.before = [self._numbers(op, op.before) if op.behind else reads
+                       for op, reads in zip(self.ops, self.reads, strict=True)]  # fmt: skip
+        self.users, self.readers = _turned(self.reads), _turned(self.before)
         self.streams = (COMPUTE, *sorted({op.stream for op in self.ops} - {COMPUTE}))
         index = {name: s for s, name in enumerate(self.streams)}
         self.stream = [index[op.stream] for op in self.ops]
@@ -70,9 +70,9 @@ class Graph:
         self.memory = [op.memory for op in self.ops]
         self.order = self._topological()
 
-    def _numbers(self, op: Op) -> list[int]:
+    def _numbers(self, op: Op, names: Sequence[str]) -> list[int]:
         try:
-            return list(dict.fromkeys([self.number[name] for name in op.after]))
+            return list(dict.fromkeys([self.number[name] for name in names]))
         except KeyError as error:
             unknown = error.args[0]
             text = f"op {op.name!r} reads {unknown!r}, which is no op{near(unknown, self.number)}"
@@ -147,7 +147,17 @@ class Graph:
         other.__dict__ |= {key: value for key, value in self.__dict__.items()
                            if key not in ("position", "first_reader", "computations", "collectives")}  # fmt: skip
         other.before, other.readers, other.order = self.readers, self.before, self.order[::-1]
+        other.reads, other.users = self.users, self.reads
         return other
+
+
+def _turned(edges: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the edges turned round."""
+    turned: list[list[int]] = [[] for _ in edges]
+    for i, ends in enumerate(edges):
+        for j in ends:
+            turned[j].append(i)
+    return turned
 
 
 def near(name: str, known: Iterable[str]) -> str:

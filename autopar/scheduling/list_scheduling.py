@@ -89,7 +89,7 @@ class _Arrangement:
         self.next_in_order = 0
         self.now = 0.0
         self.alive = 0
-        self.unread = [len(readers) for readers in graph.readers]
+        self.unread = [len(users) for users in graph.users]
         self.unwaited: set[int] = set()  # collectives that have ended, and no line waits for
 
     def run(self) -> Draft:
@@ -137,7 +137,7 @@ class _Arrangement:
 
     def release(self, i: int) -> None:
         """Free what was read by an op that has ended, if nobody else reads it."""
-        for j in self.graph.before[i]:
+        for j in self.graph.reads[i]:
             self.unread[j] -= 1
             if not self.unread[j]:
                 self.alive -= self.graph.memory[j]

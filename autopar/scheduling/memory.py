@@ -21,11 +21,11 @@ def peak(draft: Draft) -> int:
                 begins[i] = place
             ends[i] = place
     change = [0] * (len(draft.lines) + 1)
-    for i, readers in enumerate(graph.readers):
+    for i, users in enumerate(graph.users):
         if graph.memory[i]:
             change[begins[i]] += graph.memory[i]
-            if readers:
-                change[max([ends[j] for j in readers]) + 1] -= graph.memory[i]
+            if users:
+                change[max([ends[j] for j in users]) + 1] -= graph.memory[i]
     alive = most = 0
     for difference in change:
         alive += difference

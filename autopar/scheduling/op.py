@@ -25,6 +25,8 @@ class Op:
         kind: of a collective: only those of one stream and one kind share a message.
         memory: the bytes of its result. It is alive from the begin of the op until its last reader has ended; one that
             nobody reads is a result of the step, and stays.
+        behind: the names of further ops that must be over before it begins, whose results it does not read: it
+            overwrites what they read.
 
     Raises:
         ScheduleError: a number is negative or not finite.
@@ -38,14 +40,17 @@ class Op:
     bytes: int = 0
     kind: Any = ""
     memory: int = 0
+    behind: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for label in ("name", "stream"):
             if not isinstance(getattr(self, label), str) or not getattr(self, label):
                 raise TypeError(f"the {label} of an op is a word, not {shown(getattr(self, label))}")
-        if isinstance(self.after, str) or not all(isinstance(name, str) for name in self.after):
-            raise TypeError(f"op {self.name!r}: after={shown(self.after)} is no sequence of names, such as ('loss',)")
-        object.__setattr__(self, "after", tuple(self.after))
+        for label in ("after", "behind"):
+            names = getattr(self, label)
+            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+                raise TypeError(f"op {self.name!r}: {label}={shown(names)} is no sequence of names, such as ('loss',)")
+            object.__setattr__(self, label, tuple(names))
         try:
             hash(self.kind)
         except TypeError:
@@ -58,6 +63,11 @@ class Op:
                 )
             if not 0 <= value < math.inf:
                 raise ScheduleError(f"op {self.name!r}: {label}={shown(value)}; give a finite number from 0")
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The names of all ops that must be over before it begins."""
+        return (*self.after, *self.behind)
 
     @property
     def computes(self) -> bool:

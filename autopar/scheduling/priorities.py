@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autopar.errors import ScheduleError, shown
 from autopar.scheduling.graph import Graph
@@ -37,8 +37,7 @@ def _given(graph: Graph, priorities: Mapping[str, int]) -> dict[int, tuple[int, 
             raise TypeError(f"priorities: {shown(glob)}: {shown(number)} is no glob with an int")
         matched = fnmatch.filter(graph.number, glob)
         if not matched:
-            near = difflib.get_close_matches(glob.strip("*"), graph.number, n=3, cutoff=0.3) or list(graph.number)[:3]
-            raise ScheduleError(f"the priority {glob!r} matches no op; near it: {', '.join(near) or 'there are none'}")
+            raise matches_nothing(glob, list(graph.number))
         for name in matched:
             i = graph.number[name]
             if i in given and given[i][0] != number:
@@ -48,6 +47,12 @@ def _given(graph: Graph, priorities: Mapping[str, int]) -> dict[int, tuple[int, 
                 )
             given[i] = number, glob
     return given
+
+
+def matches_nothing(glob: str, names: Sequence[str]) -> ScheduleError:
+    """Return the error about a glob that matches none of these names; it tells the nearest."""
+    near = difflib.get_close_matches(glob.strip("*"), names, n=3, cutoff=0.3) or names[:3]
+    return ScheduleError(f"the priority {glob!r} matches no op; near it: {', '.join(near) or 'there are none'}")
 
 
 def _check(graph: Graph, given: Mapping[int, tuple[int, str]]) -> None:

@@ -16,7 +16,7 @@ from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs, CallKey
 from autopar.plan.plan import SEARCH
-from autopar.scheduling.programs.overlap import overlap_of
+from autopar.scheduling.programs.overlap import check_priorities, overlap_of
 from autopar.search.transfer_prices.chains import Tables
 from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches
@@ -203,7 +203,9 @@ class StepCaptures:
         )
         update = self.updates.pop((key, facts), None)
         if update is None:
-            update = compile_update(self.compiler(), trained, micro, self._options)
+            compiler = self.compiler()
+            update = compile_update(compiler, trained, micro, self._options)
+            check_priorities(compiler.overlap, [*_programs(micro), update.last[0]])
             self.made += 1
             self._drop_an_update([other for other in self.updates if other[0] == key])
         self.updates[key, facts] = update
@@ -212,10 +214,7 @@ class StepCaptures:
 
     def _drop(self, call: GuardedCall, micro: MicroBatch) -> None:
         """Drop a capture and its updates."""
-        programs = [
-            micro.program,
-            *(placed[0] for placed in (micro.count, micro.copy, micro.first) if placed is not None),
-        ]
+        programs = _programs(micro)
         for key in [key for key in self.updates if key[0] == call.identity]:
             update = self.updates.pop(key)
             programs += [update.last[0], update.program]
@@ -228,3 +227,8 @@ class StepCaptures:
             dropped = self.updates.pop(keys[0])
             self._forget(dropped.last[0])
             self._forget(dropped.program)
+
+
+def _programs(micro: MicroBatch) -> list[Program]:
+    """Return the explicit programs of a micro-batch."""
+    return [micro.program, *(placed[0] for placed in (micro.count, micro.copy, micro.first) if placed is not None)]

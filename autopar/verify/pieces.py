@@ -10,7 +10,7 @@ from torch import fx
 
 from autopar.ir import transfers
 from autopar.ir.nodes import node_at, operands, record_of, tensor_type
-from autopar.ir.record import Record, TensorType
+from autopar.ir.record import DTYPE_NAMES, Record, TensorType
 from autopar.ir.text.printer import print_type
 from autopar.verify.subject import Subject
 
@@ -21,7 +21,7 @@ PIECES: dict[Any, tuple[str, ...]] = {  # transfer → its arguments with piece 
     transfers.all_to_all: ("sizes", "new_sizes"),
     transfers.pend: ("sizes",),
 }
-CHUNKED = (transfers.all_reduce, transfers.reduce_scatter, transfers.all_gather)  # what can be sent in chunks
+CHUNKED = (transfers.all_reduce, transfers.reduce_scatter, transfers.all_gather)  # sent in chunks and in messages
 EXCHANGES = (transfers.redistribute, transfers.send, transfers.recv)
 
 
@@ -37,6 +37,8 @@ def check_local(of: Subject, node: fx.Node, record: Record) -> None:
         return
     if not operands(node) and not (node.target is transfers.recv and node.args[0] is None):
         raise of.error(node, f"{transfers.BY_FUNCTION[node.target].name} takes one tensor")
+    if record.span is not None or record.message:
+        check_packed(of, node, arguments)
     if node.target in EXCHANGES:
         check_exchange(of, node, record, arguments)
         return
@@ -55,54 +57,80 @@ def check_local(of: Subject, node: fx.Node, record: Record) -> None:
                 raise of.error(
                     node, f"{key} lists {len(arguments[key])} pieces, the axis {arguments['axis']} has {count}"
                 )
-    if record.span is not None:
-        record = check_span(of, node, record, arguments, at)
     check_pieces(of, node, operands(node)[0], record, arguments, at)
 
 
-def check_span(
-    of: Subject, node: fx.Node, record: Record, arguments: Mapping[str, Any], at: Mapping[str, int]
-) -> Record:
-    """Check the elements that a chunk sends; return the record that the whole transfer would have."""
-    (value,) = operands(node)
-    source, span = record_of(value).type, record.span
+def check_packed(of: Subject, node: fx.Node, arguments: Mapping[str, Any]) -> None:
+    """Check that a transfer can be sent in chunks, or in a message with others: as elements in a row, of which each
+    rank sends equally many."""
+    values, remedy = operands(node), "start it whole, in a message of its own"
+    if node.target not in CHUNKED or not isinstance(source := record_of(values[0]).type, TensorType):
+        raise of.error(node, f"only an all-reduce, a reduce-scatter and a gather share a message or are cut: {remedy}",
+                       *values)  # fmt: skip
+    if len(set(arguments.get("sizes") or ())) > 1:
+        raise of.error(node, f"its pieces have unequal sizes, {list(arguments['sizes'])}: {remedy}", *values)
+    kind = arguments.get("op", "sum")
+    if node.target is not transfers.all_gather and transfers.is_gathered(kind, source.dtype):
+        raise of.error(node, f"no backend reduces {kind} of {print_type(source)}, which each rank gathers: {remedy}",
+                       *values)  # fmt: skip
+
+
+def check_span(of: Subject, node: fx.Node, value: fx.Node, record: Record, arguments: Mapping[str, Any]) -> None:
+    """Check the elements that a chunk sends."""
+    source, span = tensor_type(value), record.span
     assert span is not None
-    if node.target not in CHUNKED or not isinstance(source, TensorType):
-        raise of.error(node, "only an all-reduce, a reduce-scatter and a gather can be sent in chunks", value)
-    sizes = tuple(arguments.get("sizes") or (1,))
-    if len(set(sizes)) > 1:
-        raise of.error(node, f"pieces of unequal sizes {list(sizes)} cannot be sent in chunks", value)
-    elements = math.prod(source.shape)
-    elements = elements // len(sizes) if node.target is transfers.reduce_scatter else elements
+    elements = _elements(node, arguments)
     if not 0 <= span[0] < span[1] <= elements:
-        raise of.error(node, f"the chunk is not within the {elements} elements of {value}", value)
-    rows = (len(sizes),) if node.target is transfers.all_gather else ()
+        raise of.error(node, f"a chunk is a range of the elements from 0 to {elements}, which {value} sends", value)
+    rows = (len(arguments["sizes"]),) if node.target is transfers.all_gather else ()
     if record.type != TensorType((*rows, span[1] - span[0]), source.dtype):
-        raise of.error(node, f"the chunk has {span[1] - span[0]} elements{' of each rank' * bool(rows)}", value)
-    whole = source.shape if node.target is transfers.all_reduce else transfers.local_shape(
-        node.target, source.shape, arguments, at
-    )  # fmt: skip
-    return record._replace(type=TensorType(whole, source.dtype))
+        rows_of = " of each rank" * bool(rows)
+        raise of.error(node, f"its result is the {span[1] - span[0]} elements{rows_of} that it sends", value)
+
+
+def _elements(node: fx.Node, arguments: Mapping[str, Any]) -> int:
+    """Return how many elements the chunks of a transfer are cut from: its operand, or a row of a reduce-scatter."""
+    elements = math.prod(tensor_type(operands(node)[0]).shape)
+    return elements // len(arguments["sizes"]) if node.target is transfers.reduce_scatter else elements
 
 
 def check_join(of: Subject, node: fx.Node, record: Record, arguments: Mapping[str, Any]) -> None:
-    """Check that the chunks that are joined are all of one transfer, in the order of their elements."""
+    """Check that the chunks that are joined are all of one transfer, in the order of their elements, and that they are
+    joined to its result."""
     chunks = operands(node)
     starts = [node_at(chunk) for chunk in chunks if chunk.target is transfers.wait]
     starts = [of.started_before.get(start, start) for start in starts]
     spans = [record_of(start).span for start in starts]
-    if len(starts) < len(chunks) or None in spans or len({(start.target, start.args) for start in starts}) > 1:
+    calls = {(start.target, start.args, str(start.kwargs)) for start in starts}
+    if not chunks or len(starts) < len(chunks) or None in spans or len(calls) > 1:
         raise of.error(node, "only chunks of one transfer, which were waited for, are joined", *chunks)
     ends = [span[1] for span in spans if span]
-    if [span[0] for span in spans if span] != [0, *ends[:-1]]:
-        raise of.error(node, "the chunks that are joined lack elements, or are not in the order of these", *chunks)
-    first = starts[0]
-    elements = math.prod(tensor_type(operands(first)[0]).shape)
-    sizes = transfers.arguments(first.target, first.args, first.kwargs).get("sizes") or (1,)
-    if ends[-1] != (elements // len(sizes) if first.target is transfers.reduce_scatter else elements):
-        raise of.error(node, "the last elements of the transfer are not joined", *chunks)
-    if not isinstance(record.type, TensorType) or tuple(arguments["shape"]) != record.type.shape:
-        raise of.error(node, f"its result is {list(arguments['shape'])}", *chunks)
+    first, whole = starts[0], _whole_result(of, starts[0])
+    transfer = transfers.arguments(first.target, first.args, first.kwargs)
+    elements = _elements(first, transfer)
+    if [span[0] for span in spans if span] != [0, *ends[:-1]] or ends[-1] != elements:
+        raise of.error(
+            node,
+            f"the chunks that are joined do not follow each other from element 0 to {elements}: list each chunk of "
+            f"the transfer once, in the order of its elements",
+            *chunks,
+        )
+    if record.type != whole or tuple(arguments["shape"]) != whole.shape:
+        raise of.error(node, f"its result is that of the whole transfer, {print_type(whole)}", *chunks)
+    for key in ("dim", "parts"):
+        want = transfer.get(key) if first.target is transfers.all_gather else None
+        if arguments.get(key) != want:
+            raise of.error(node, f"the chunks of this transfer are joined with {key}={want}", *chunks)
+
+
+def _whole_result(of: Subject, started: fx.Node) -> TensorType:
+    """Return the type of the result of a transfer that is sent in chunks."""
+    source = tensor_type(operands(started)[0])
+    if started.target is transfers.all_reduce:
+        return source
+    arguments = transfers.arguments(started.target, started.args, started.kwargs)
+    at = of.program.coordinates_on(arguments.get("stage"))
+    return TensorType(transfers.local_shape(started.target, source.shape, arguments, at), source.dtype)
 
 
 def check_pieces(
@@ -112,6 +140,8 @@ def check_pieces(
     source = record_of(value).type
     if not isinstance(source, TensorType) or not isinstance(record.type, TensorType):
         raise of.error(node, f"{transfers.BY_FUNCTION[node.target].name} takes one tensor and makes one", value)
+    if source.dtype != record.type.dtype and node.target is not transfers.cast:
+        raise of.error(node, f"only cast converts: its result is of the dtype {DTYPE_NAMES[source.dtype]}", value)
     want = source.shape
     if node.target is not transfers.pend or arguments.get("dim") is not None:
         for key in PIECES.get(node.target, ()):
@@ -133,7 +163,9 @@ def check_pieces(
                         value,
                     )
             want = transfers.local_shape(node.target, source.shape, arguments, at)
-    if want != record.type.shape:
+    if record.span is not None:
+        check_span(of, node, value, record, arguments)
+    elif want != record.type.shape:
         raise of.error(node, f"its result is {list(want)}", value)
 
 

@@ -70,7 +70,7 @@ def check_under_way(of: Subject, output: fx.Node, record: Record) -> None:
         before = None if home is None or result.kind != "state" else record_of(home)
         if before is None or not before.started:
             if about.started:
-                raise of.error(output, f"{value.name} is only started here: return wait({value.name})", value)
+                raise of.error(output, f"{value.name} is only started here: read wait({value.name})", value)
             continue
         same = (about.type, about.stream, about.span) == (before.type, before.stream, before.span)
         if not about.started or not same or messages.setdefault(before.message, about.message) != about.message:
@@ -82,11 +82,12 @@ def check_under_way(of: Subject, output: fx.Node, record: Record) -> None:
                 value,
             )
         of.unwaited.pop(value, None)
-    for before, after in messages.items():
-        homes_of, values_of = of.messages.get(before, []), of.messages.get(after, [])
-        nexts = {result.of: value for value, result in zip(operands(output), record.results, strict=True)}
-        if before and [nexts[home.name] for home in homes_of] != values_of:
-            raise of.error(output, f"the messages {before} and {after} have other members, or another order", *homes_of)
+    nexts = {result.of: value for value, result in zip(operands(output), record.results, strict=True)}
+    for earlier, later in messages.items():
+        homes_of, values_of = of.messages.get(earlier, []), of.messages.get(later, [])
+        if earlier and [nexts[home.name] for home in homes_of] != values_of:
+            why = f"the messages {earlier} and {later} have other members, or another order"
+            raise of.error(output, why, *homes_of)
 
 
 def check_message(of: Subject, node: fx.Node, record: Record) -> None:
@@ -109,7 +110,12 @@ def check_message(of: Subject, node: fx.Node, record: Record) -> None:
         return
     waited = of.waited.setdefault(message, [])
     if members[len(waited) : len(waited) + 1] != [value] or (waited and last != (message, True)):
-        raise of.error(node, f"the members of the message {message} are waited for side by side, in their order", value)
+        raise of.error(
+            node,
+            f"the members of the message {message} are waited for side by side, in the order in which they start: "
+            f"{', '.join(member.name for member in members)}",
+            value,
+        )
     waited.append(value)
 
 

@@ -160,11 +160,10 @@ def test_the_report() -> None:
         torch.optim.AdamW(parallel.parameters(), lr=1e-3), microbatches=2, zero=0, amp="bf16-O2"
     )
     whole.capture(batch)
-    one = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3))
+    # in other orders some parameters are updated, and their gradients freed, before others have a gradient
+    one = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), overlap="today")
     one.capture(batch)
-    assert one.memory(0).phase("update").kinds["gradients"] > 0.9 * one.memory(0).phase("update").kinds["parameters"], (
-        "without a sum to add to"
-    )
+    assert XX, "without a sum to add to"
     state = [one.memory(3).phase("update").kinds["optimizer state"] for one in (step, whole)]
     assert state[0] < 0.6 * state[1], "ZeRO splits it over two"
     assert "lm_head" in str(memory) and "between steps too" in str(memory)

@@ -39,7 +39,7 @@ def orders(ops: list[Op]) -> Iterator[list[Op]]:
         if len(order) == len(ops):
             yield order
         for op in ops:
-            if op.name not in names and names.issuperset(op.after):
+            if op.name not in names and names.issuperset(op.before):
                 yield from extend([*order, op])
 
     return extend([])
@@ -54,7 +54,7 @@ def lines_of(order: list[Op]) -> list[Line]:
         lines.extend(Line("wait", under_way.pop(name)) for name in names if name in under_way)
 
     for op in order:
-        wait(list(op.after))
+        wait(list(op.before))
         part = (Part(op.name, 0, 0 if op.computes else op.bytes),)
         lines.append(Line("compute" if op.computes else "start", part))
         if not op.computes:

@@ -68,17 +68,17 @@ class Arrival:
     operand: Any
 
 
+def compile_whole(program: Program) -> list[Instruction]:
+    """Return the instructions of a local or scheduled program that runs as one function, in its order."""
+    return [_instruction(program, node) for node in program.nodes if node.op not in ("placeholder", "output")]
+
+
 def compile_phases(program: Program) -> dict[str, list[Instruction]]:
-    """Return the instructions of a local program, by phase."""
+    """Return the instructions of a local or scheduled program, by phase."""
     phases: dict[str, list[Instruction]] = {}
-    for step in compile_lines(program):
+    for step in compile_whole(program):
         phases.setdefault(record_of(step.node).phase, []).append(step)
     return phases
-
-
-def compile_lines(program: Program) -> list[Instruction]:
-    """Return the instructions of a local program, in its order."""
-    return [_instruction(program, node) for node in program.nodes if node.op not in ("placeholder", "output")]
 
 
 def _instruction(program: Program, node: fx.Node) -> Instruction:

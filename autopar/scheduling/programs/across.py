@@ -18,6 +18,8 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from torch import fx
+
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE
@@ -41,9 +43,14 @@ def rotated_ops(program: Program, ops: Sequence[Op], across: Collection[str]) ->
     crossing = {op.name for op in ops if op.name in across}
     early = {op.name for op in ops if phases[op.name] in BEFORE_THE_BACKWARD} - crossing
     operand_of = _next_operands(program, crossing)
-    late = [replace(op, after=_among(op.after, early | crossing)) for op in ops if op.name not in early | crossing]
+    others = early | crossing
+    late = [
+        replace(op, after=_among(op.after, others), behind=_among(op.behind, others))
+        for op in ops
+        if op.name not in others
+    ]
     sent = [
-        replace(op, after=_among(operand_of[op.name], early | crossing), kind=("across", op.kind))
+        replace(op, after=_among(operand_of[op.name], others), kind=("across", op.kind))
         for op in ops
         if op.name in crossing
     ]
@@ -101,7 +108,7 @@ def memory_of_run(program: Program, ops: Sequence[Op], lines: Sequence[Line], ac
     return max(itertools.accumulate(change))
 
 
-def next_values(program: Program) -> dict[str, object]:
+def next_values(program: Program) -> dict[str, fx.Node]:
     """Return the next value of each state of a program, by placeholder."""
     rows = zip(operands(program.output), record_of(program.output).results, strict=True)
     return {result.of: value for value, result in rows if result.kind == "state"}
@@ -116,7 +123,7 @@ def _just_in_time(finish: Sequence[Op], forward: Sequence[Op]) -> list[Op]:
         pending = [op]
         while pending:
             at = pending[-1]
-            unplaced = [left[name] for name in at.after if name in left and name != at.name]
+            unplaced = [left[name] for name in at.before if name in left and name != at.name]
             if unplaced:
                 pending += unplaced
             else:
@@ -130,7 +137,7 @@ def _just_in_time(finish: Sequence[Op], forward: Sequence[Op]) -> list[Op]:
 
 def _next_operands(program: Program, crossing: Collection[str]) -> Mapping[str, Sequence[str]]:
     """Map each crossing collective to the ops that compute its operand for the next run."""
-    reads, nexts = Reads(program), next_values(program)
+    reads, nexts = Reads(program, ()), next_values(program)
     nodes = {node.name: node for node in program.nodes}
     return {name: reads.bases(nexts[operands(nodes[name])[0].name]) for name in crossing}
 

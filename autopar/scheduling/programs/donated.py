@@ -13,18 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
 
+from autopar.ir import transfers
 from autopar.ir.nodes import called_op, element_of, is_getitem, node_at, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE, SHARED
-from autopar.rules.registry import rule_of
-from autopar.torch_private import OpOverload, returns_alias
+from autopar.scheduling.programs.memory_readers import MemoryReaders
+from autopar.verify.subject import Subject
 
 ADD = torch.ops.aten.add.Tensor
+SHARED_BY_UPDATES = 3  # their last operands: the rate, the scale of gradients and the flag of an overflow
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,16 @@ class Donated:
             ):
                 sums[value] = node
         empty = frozenset(node for node in sums.values() if node.name in zeros)
-        groups = (_side_by_side if program.level == "scheduled" else _update_groups)(program, donated)
+        readers = MemoryReaders(program)
+        if program.level == "scheduled":
+            groups = _side_by_side(program, donated, readers)
+            check_not_overwritten(program, groups, readers)
+        else:
+            groups = _update_groups(program, donated, readers)
         return Donated(donated, sums, empty, {updates[-1]: tuple(updates) for updates in groups}, offloaded)
 
 
-def _update_groups(program: Program, donated: frozenset[fx.Node]) -> list[list[fx.Node]]:
+def _update_groups(program: Program, donated: frozenset[fx.Node], readers: MemoryReaders) -> list[list[fx.Node]]:
     """Group updates with the same numbers that can run as one op at the place of the last one.
 
     Nothing may read a result earlier.
@@ -91,19 +98,19 @@ def _update_groups(program: Program, donated: frozenset[fx.Node]) -> list[list[f
             update = node_at(value) if is_getitem(value) else value
             if keys.get(update) in open_:
                 done.append(open_.pop(keys[update]))
-        if node.target in IN_PLACE and all(_is_last(value, node, donated) for value in _written(node)):
-            keys[node] = key = _numbers(node)
+        if node.target in IN_PLACE and all(_is_last(value, node, donated, readers) for value in written(node)):
+            keys[node] = key = numbers_of(node)
             open_.setdefault(key, []).append(node)
     return [*done, *open_.values()]
 
 
-def _side_by_side(program: Program, donated: frozenset[fx.Node]) -> list[list[fx.Node]]:
+def _side_by_side(program: Program, donated: frozenset[fx.Node], readers: MemoryReaders) -> list[list[fx.Node]]:
     """Group updates with the same numbers that stand side by side; only their results may stand between them."""
     groups: list[list[fx.Node]] = []
     last: object = None
     for node in program.nodes:
-        if node.target in IN_PLACE and all(_is_last(value, node, donated) for value in _written(node)):
-            if (key := _numbers(node)) != last:
+        if node.target in IN_PLACE and all(_is_last(value, node, donated, readers) for value in written(node)):
+            if (key := numbers_of(node)) != last:
                 groups.append([])
             groups[-1].append(node)
             last = key
@@ -112,32 +119,42 @@ def _side_by_side(program: Program, donated: frozenset[fx.Node]) -> list[list[fx
     return groups
 
 
-def _written(update: fx.Node) -> Sequence[fx.Node]:
-    """Return the parameter and the states that have its layout: as many values as the op has results."""
+def written(update: fx.Node) -> Sequence[fx.Node]:
+    """Return what an update in place writes to: the parameter and the states that have its layout, as many values as
+    the op has results."""
     results = record_of(update).type
     count = len(results) if isinstance(results, tuple) else 1
     parameter, _, *states = operands(update)
     return parameter, *states[: count - 1]
 
 
-def _is_last(value: fx.Node, update: fx.Node, donated: frozenset[fx.Node]) -> bool:
-    """Return whether a value has its own memory and is not read beside an update or after it."""
-    others = [user for user in value.users if user is not update]
-    if (
-        any(user.op == "output" or record_of(user).phase == "update" for user in others)
-        or operands(update).count(value) != 1
-    ):
+def written_over(update: fx.Node) -> Sequence[fx.Node]:
+    """Return the values whose memory an update in place may change: what it updates, and a gradient that it divides by
+    a scale."""
+    scaled = SHARED[called_op(update)] == SHARED_BY_UPDATES and isinstance(update.args[-2], fx.Node)
+    return *written(update), *operands(update)[1:2] * scaled
+
+
+def _is_last(value: fx.Node, update: fx.Node, donated: frozenset[fx.Node], readers: MemoryReaders) -> bool:
+    """Return whether an update may write to a value: it may write to its memory, and no other op of the update reads
+    that.
+
+    Those of other phases read it before (``check_not_overwritten``).
+    """
+    home = readers.home[value]
+    if is_getitem(value) or [readers.home[operand] for operand in operands(update)].count(home) != 1:
         return False
-    if value.op == "placeholder":
-        return value in donated
-    if is_getitem(value) or not isinstance(value.target, OpOverload):
-        return not is_getitem(value)  # transfers make new memory
-    return not returns_alias(value.target) and not rule_of(value.target).view
+    others = [reader for reader in readers.of(value) if reader is not update]
+    if any(reader.op == "output" or record_of(reader).phase == "update" for reader in others):
+        return False
+    if value is not home and value.target not in transfers.BY_FUNCTION:
+        return False  # a view of it may be a copy
+    return home in donated if home.op == "placeholder" else home.op == "call_function" and not is_getitem(home)
 
 
-def _numbers(update: fx.Node) -> object:
+def numbers_of(update: fx.Node) -> object:
     """Return what updates that run as one op have in common: the op, its numbers, and the shared operands."""
-    dtypes = tuple(tensor_type(value).dtype for value in _written(update))
+    dtypes = tuple(tensor_type(value).dtype for value in written(update))
     return update.target, update.args[-SHARED[called_op(update)] :], tuple(update.kwargs.items()), dtypes
 
 
@@ -156,3 +173,33 @@ def overwritten(result: fx.Node) -> fx.Node:
     value = update.args[element and element + 1]
     assert isinstance(value, fx.Node)
     return value
+
+
+def check_not_overwritten(program: Program, groups: Sequence[Sequence[fx.Node]], readers: MemoryReaders) -> None:
+    """Check that nothing reads what an update in place has overwritten. Linear in the graph.
+
+    Args:
+        groups: updates that run as one op, at the place of the last.
+
+    Raises:
+        VerifyError: a line behind an update reads what was there before, or a collective that was started before and
+            is waited for behind it. The error quotes both.
+    """
+    place = {node: k for k, node in enumerate(program.nodes)}
+    for updates in groups:
+        at = place[updates[-1]]
+        for update in updates:
+            for value in written_over(update):
+                for reader in readers.of(value):
+                    is_started = record_of(reader).started
+                    last = max(reader.users, key=place.__getitem__, default=reader) if is_started else reader
+                    if place[last] > at and reader not in updates:
+                        _refuse(program, update, value, reader, last)
+
+
+def _refuse(program: Program, update: fx.Node, value: fx.Node, reader: fx.Node, last: fx.Node) -> NoReturn:
+    under_way = "" if last is reader else f", which is under way until {last.name}"
+    raise Subject(program, "").error(
+        last, f"{update.name} overwrites the memory of {value.name}, which {reader.name} reads{under_way}: "
+        f"put {last.name} before {update.name}", *dict.fromkeys((update, reader))
+    )  # fmt: skip

@@ -4,49 +4,56 @@
     y : f32[16 4] = mm(x, gathered)              →   Op("y", "compute", 5.3e-06, ("gathered",), memory=256)
 
 Seconds, bytes and memory are those of the largest piece, so that all ranks decide the same. A collective is on the
-stream of its axes, ``"tp"`` or ``"dp tp"``. An op that computes the next value of a state may overwrite the state; so
-it comes after all that reads the value before, through views too.
+stream of its axes, ``"tp"`` or ``"dp tp"``. An op that overwrites a state, and an update, which overwrites what it
+updates, come after all that reads the memory before, through views too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from torch import fx
 
 from autopar.costs.op_prices import VIEWS
 from autopar.ir import transfers
-from autopar.ir.nodes import is_getitem, operands, record_of, tensor_type
+from autopar.ir.nodes import is_getitem, node_at, operands, record_of, tensor_type
 from autopar.ir.program import Program
+from autopar.optimizers import IN_PLACE
 from autopar.rules.binding import bind_node
 from autopar.scheduling.op import COMPUTE, Op
+from autopar.scheduling.programs.donated import written_over
 from autopar.scheduling.programs.functions import Function, is_collective
+from autopar.scheduling.programs.memory_readers import MemoryReaders
 from autopar.scheduling.programs.shared import may_share, piece_bytes
 
 
-def program_ops(program: Program, function: Function, seconds: Mapping[str, float]) -> list[Op]:
+def program_ops(
+    program: Program, function: Function, seconds: Mapping[str, float], overwriting: Collection[fx.Node] = ()
+) -> list[Op]:
     """Return the ops of a function of an explicit program, in the order of the program. Linear in the graph.
 
     Args:
         seconds: value → the seconds of what computes it.
+        overwriting: the ops that write the next value of a state into its memory.
     """
-    reads = Reads(program)
+    reads = Reads(program, overwriting)
     inside = {node.name for node in function.nodes}
     return [
-        _op(node, seconds.get(node.name, 0.0), [name for name in reads.of(node) if name in inside])
+        _op(node, seconds.get(node.name, 0.0), [name for name in reads.of(node) if name in inside],
+            [name for name in reads.overwrites.get(node, ()) if name in inside])
         for node in function.nodes
         if node.op == "call_function" and not is_getitem(node)
-    ]
+    ]  # fmt: skip
 
 
-def _op(node: fx.Node, seconds: float, after: list[str]) -> Op:
+def _op(node: fx.Node, seconds: float, after: list[str], behind: list[str]) -> Op:
     if not is_collective(node):
-        return Op(node.name, COMPUTE, seconds, after, memory=0 if is_view(node) else _held(node))
+        return Op(node.name, COMPUTE, seconds, after, memory=0 if is_view(node) else _held(node), behind=behind)
     axes = transfers.axes_along(node.target, tensor_type(operands(node)[0]), arguments_of(node), tensor_type(node))
     stream = " ".join(axes)
     kind = transfers.BY_FUNCTION[node.target].name, arguments_of(node).get("op", "sum"), tensor_type(node).dtype
     size = piece_bytes(tensor_type(operands(node)[0])) if may_share(node) else 0
-    return Op(node.name, stream, seconds, after, size, kind, _held(node))
+    return Op(node.name, stream, seconds, after, size, kind, _held(node), behind)
 
 
 def arguments_of(node: fx.Node) -> dict[str, object]:
@@ -54,8 +61,11 @@ def arguments_of(node: fx.Node) -> dict[str, object]:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether the result of an op is in the memory of its first operand."""
-    return node.target not in transfers.BY_FUNCTION and bind_node(node).rule.op in VIEWS
+    """Return whether the result of an op is in the memory of its first operand; a piece of dim 0 is."""
+    if node.target in transfers.BY_FUNCTION:
+        arguments = arguments_of(node)
+        return node.target is transfers.slice and arguments["dim"] == 0 and not arguments.get("parts")
+    return bind_node(node).rule.op in VIEWS
 
 
 def _held(node: fx.Node) -> int:
@@ -64,17 +74,16 @@ def _held(node: fx.Node) -> int:
 
 
 class Reads:
-    """Finds the ops that must be over before a node begins."""
+    """Finds the ops that a node reads, and those that must be over because it overwrites what they read."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, overwriting: Collection[fx.Node]) -> None:
         self.base: dict[fx.Node, tuple[str, ...]] = {}  # value → the op that computes it, and those whose memory it is
-        self.overwrites = _overwrites(program)
+        self.overwrites = _overwrites(program, overwriting)
 
     def of(self, node: fx.Node) -> list[str]:
         found: dict[str, None] = {}
         for value in operands(node):
             found |= dict.fromkeys(self.bases(value))
-        found |= dict.fromkeys(self.overwrites.get(node, ()))
         found.pop(node.name, None)
         return list(found)
 
@@ -90,24 +99,24 @@ class Reads:
         return self.base[value]
 
 
-def _overwrites(program: Program) -> dict[fx.Node, list[str]]:
-    """Map each op that computes the next value of a state to the earlier readers of the value before."""
+def _overwrites(program: Program, overwriting: Collection[fx.Node]) -> dict[fx.Node, list[str]]:
+    """Map each op that may write to memory to the earlier readers of it: one that writes the next value of a state, and
+    an update, which is computed in place."""
     placeholders = {node.name: node for node in program.placeholders}
-    place = {node: k for k, node in enumerate(program.nodes) if node.op == "call_function"}
-    found: dict[fx.Node, list[str]] = {}
+    place = {node: k for k, node in enumerate(program.nodes)}
+    readers = MemoryReaders(program)
+    found: dict[fx.Node, dict[str, None]] = {}
+
+    def overwrite(op: fx.Node, value: fx.Node) -> None:
+        earlier = [reader.name for reader in readers.of(value) if place[reader] < place[op]]
+        found.setdefault(op, {}).update(dict.fromkeys(earlier))
+
     for value, result in zip(operands(program.output), record_of(program.output).results, strict=True):
         while is_getitem(value):
-            value = value.args[0]  # type: ignore[assignment]
-        if result.kind == "state" and value.op == "call_function":
-            readers = _readers(placeholders[result.of])
-            found.setdefault(value, []).extend(user.name for user in readers if place[user] < place[value])
-    return found
-
-
-def _readers(value: fx.Node) -> Iterable[fx.Node]:
-    """Yield the ops that read the memory of a value, through views too."""
-    for user in value.users:
-        if user.op == "call_function":
-            yield user
-            if not is_getitem(user) and is_view(user):
-                yield from _readers(user)
+            value = node_at(value)
+        if result.kind == "state" and value in overwriting:
+            overwrite(value, placeholders[result.of])
+    for node in program.nodes:
+        for value in written_over(node) if node.target in IN_PLACE else ():
+            overwrite(node, value)
+    return {op: list(names) for op, names in found.items()}

@@ -26,15 +26,16 @@ from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
 from autopar.scheduling.policies import ByteScheduler
 from autopar.scheduling.programs.across import memory_of_run, rotated_ops, unrotated
-from autopar.scheduling.programs.donated import Donated
+from autopar.scheduling.programs.donated import Donated, numbers_of
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import Function, functions_of
 from autopar.scheduling.programs.ops import program_ops
 from autopar.scheduling.programs.overlap import LONGEST_TAIL, TODAY, Overlap
 from autopar.scheduling.programs.today import today
-from autopar.scheduling.programs.updates import updates_last
+from autopar.scheduling.programs.updates import side_by_side, updates_last
 from autopar.scheduling.scheduled import Schedule
 
+LITTLE = 0.01  # of a step: less is not worth an op for each update
 MORE_MEMORY = 1.05  # the most that the default policy may need, relative to the order of ``today``
 
 
@@ -134,26 +135,26 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
         overlap: what decides.
 
     Raises:
-        ScheduleError: a priority names no value, or contradicts another or what the values depend on.
+        ScheduleError: a priority contradicts another or what the values depend on.
     """
     functions = functions_of(program, execution.whole)
     if execution.across:
-        lines, made_across = _across(program, functions[0], execution.across, durations, overlap)
+        lines, made_across = _across(program, execution, functions[0], durations, overlap)
         return Order((lines,), (made_across,), durations.source, execution.across)
     donated = Donated.of(program, execution.donated(program))
     made = []
     for function, lines in zip(functions, today(program, functions, donated), strict=True):
-        ops = program_ops(program, function, durations.seconds)
+        ops = program_ops(program, function, durations.seconds, {*donated.updates, *donated.sums})
         made.append(_Deciding(function, ops, lines, durations, overlap).run())
     return Order(tuple(lines for lines, _ in made), tuple(schedule for _, schedule in made), durations.source)
 
 
 def _across(
-    program: Program, function: Function, across: tuple[str, ...], durations: Durations, overlap: Overlap
+    program: Program, execution: Execution, function: Function, durations: Durations, overlap: Overlap
 ) -> tuple[FunctionLines, Schedule]:
     """Return the order of a program in which collectives cross the end of its run; ``today`` is that of its ops."""
-    ops = program_ops(program, function, durations.seconds)
-    priorities = None if overlap.priorities is None else dict(overlap.priorities)
+    across, donated = execution.across, Donated.of(program, execution.donated(program))
+    ops = program_ops(program, function, durations.seconds, {*donated.updates, *donated.sums})
     rotated, crossing = rotated_ops(program, ops, across), frozenset(across)
 
     def made_by(policy: str | ByteScheduler, **options: Any) -> tuple[Schedule, list[Line], int]:
@@ -172,7 +173,7 @@ def _across(
                     made, lines = other, others
                     break
     else:
-        made, lines, _ = made_by(overlap.policy, priorities=priorities)
+        made, lines, _ = made_by(overlap.policy, priorities=overlap.priorities_of(op.name for op in rotated))
     return FunctionLines(function.phases, completed(function, lines)), made
 
 
@@ -193,14 +194,14 @@ class _Deciding:
     def run(self) -> tuple[FunctionLines, Schedule]:
         policy, durations, issue = self.overlap.policy, self.durations, self.overlap.issue
         startup, interference = durations.startup, durations.interference
-        before = judge(self.ops, self.known(), TODAY, issue, startup=startup, interference=interference)
+        before = self.judged(TODAY, self.known())
         if policy == TODAY:
             return self.lines, before
-        priorities = self.overlap.priorities
+        priorities = self.overlap.priorities_of(op.name for op in self.ops)
         memory = round(before.memory * MORE_MEMORY) if policy == LONGEST_TAIL else None
         try:
             made = schedule(self.ops, policy, issue, startup=startup, interference=interference, memory=memory,
-                            priorities=None if priorities is None else dict(priorities))  # fmt: skip
+                            priorities=priorities)  # fmt: skip
         except ScheduleError:
             if memory is None:
                 raise
@@ -209,20 +210,30 @@ class _Deciding:
             made = self.with_updates_together(made)
             if made.makespan > before.makespan:
                 return self.lines, before
+        made = self.judged(made.policy, side_by_side(self.ops, made.lines, self.updates))
         return FunctionLines(self.function.phases, completed(self.function, made.lines)), made
+
+    @property
+    def updates(self) -> dict[str, object]:
+        """The updates that can run in place, and what those have in common that can run as one op."""
+        return {node.name: numbers_of(node) for node in self.function.nodes if node.target in IN_PLACE}
+
+    def judged(self, policy: str, lines: Sequence[Line]) -> Schedule:
+        """Return the schedule with these lines."""
+        durations = self.durations
+        return judge(self.ops, lines, policy, self.overlap.issue, startup=durations.startup,
+                     interference=durations.interference)  # fmt: skip
 
     def with_updates_together(self, made: Schedule) -> Schedule:
         """Return the schedule with all updates that nothing reads at the end, unless that takes longer than launching
         each by itself."""
-        read = {name for op in self.ops for name in op.after}
-        updates = {node.name for node in self.function.nodes if node.target in IN_PLACE and node.name not in read}
+        updates = set(self.updates)
+        updates -= {name for op in self.ops if op.name not in updates for name in op.before}  # they are read
         if len(updates) < 2:
             return made
-        durations = self.durations
-        together = judge(self.ops, updates_last(self.ops, made.lines, updates), made.policy, self.overlap.issue,
-                         startup=durations.startup, interference=durations.interference)  # fmt: skip
-        saved = (len(updates) - 1) * durations.launch
-        return together if together.makespan <= made.makespan + saved else made
+        together = self.judged(made.policy, updates_last(self.ops, made.lines, updates))
+        saved = (len(updates) - 1) * self.durations.launch
+        return together if together.makespan <= made.makespan * (1 + LITTLE) + saved else made
 
     def known(self) -> list[Line]:
         """Return the lines of ops alone, with the bytes that the ops have; elements of results take no time."""

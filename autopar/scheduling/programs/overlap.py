@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autopar.errors import ScheduleError, shown
+from autopar.ir.nodes import is_getitem
+from autopar.ir.program import Program
 from autopar.scheduling.policies import ByteScheduler, named
+from autopar.scheduling.priorities import matches_nothing
 from autopar.scheduling.simulation import Issue
 
 TODAY, LONGEST_TAIL, PRIORITIES = "today", "longest-tail", "priorities"
@@ -20,7 +24,8 @@ class Overlap:
     Attributes:
         policy: a name in ``POLICIES``, or ``ByteScheduler(…)``.
         priorities: for the policy ``priorities``: globs over names of values, and an integer for each; smaller goes
-            first.
+            first. Each glob matches something in the call or the step (``check_priorities``), not in each of its
+            programs.
         issue: how the device issues lines.
     """
 
@@ -30,6 +35,31 @@ class Overlap:
 
     def __str__(self) -> str:
         return str(self.policy if self.priorities is None else dict(self.priorities))
+
+    def priorities_of(self, names: Iterable[str]) -> dict[str, int] | None:
+        """Return the priorities that match some of these names; ``None`` if there are no priorities at all."""
+        if self.priorities is None:
+            return None
+        names = list(names)
+        return {glob: number for glob, number in self.priorities if fnmatch.filter(names, glob)}
+
+
+def check_priorities(overlap: Overlap, programs: Iterable[Program]) -> None:
+    """Check that each glob matches an op or a transfer of some of the programs, which are all of a call or a step.
+
+    Raises:
+        ScheduleError: one matches nothing; the error tells the nearest names.
+    """
+    if overlap.priorities is None:
+        return
+    names = list(dict.fromkeys(
+        node.name for program in programs for node in program.nodes
+        if node.op == "call_function" and not is_getitem(node)
+    ))  # fmt: skip
+    matched = overlap.priorities_of(names) or {}
+    for glob, _ in overlap.priorities:
+        if glob not in matched:
+            raise matches_nothing(glob, names)
 
 
 def overlap_of(given: Given, issue: Issue) -> Overlap:
@@ -51,5 +81,5 @@ def overlap_of(given: Given, issue: Issue) -> Overlap:
             raise TypeError(f"overlap={shown(given)}: priorities are globs over names of values, and integers")
         return Overlap(PRIORITIES, tuple(given.items()), issue)
     if named(given) == PRIORITIES:
-        raise ScheduleError("overlap='priorities' needs the priorities: give a dict, as in overlap={'*_tp': 0, '*': 1}")
+        raise ScheduleError("overlap='priorities' needs the priorities: give a dict, as in overlap={'*_grad_dp': 1}")
     return Overlap(given, issue=issue)

@@ -1,14 +1,15 @@
-"""Put the updates of parameters that nothing reads at the end of a schedule, so that they run as one op.
+"""Put updates of parameters side by side, so that they run as one op; those that nothing reads, at the end.
 
-    wait w_dp                      wait w_dp
-    compute adamw                  wait v_dp
-    wait v_dp               →      compute adamw
-    compute adamw_1                compute adamw_1
+wait w_dp                      wait w_dp
+compute adamw                  wait v_dp
+wait v_dp               →      compute adamw
+compute adamw_1                compute adamw_1
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 
 from autopar.scheduling.lines import Line
 from autopar.scheduling.op import Op
@@ -25,10 +26,32 @@ def updates_last(ops: Sequence[Op], lines: Sequence[Line], updates: Collection[s
     return with_waits(ops, [*(line for line in issued if line.parts[0].op not in updates), *moved])
 
 
+def side_by_side(ops: Sequence[Op], lines: Sequence[Line], numbers: Mapping[str, object]) -> list[Line]:
+    """Return the lines with updates of equal numbers side by side, where only updates stand between them. Linear.
+
+    Args:
+        numbers: update → what updates that run as one op have in common.
+    """
+    reads = {op.name: op.before for op in ops}
+    ordered: list[Line] = []
+    for is_update, run in itertools.groupby(lines, lambda line: line.kind == "compute" and line.parts[0].op in numbers):
+        members = list(run)
+        if is_update:
+            groups: dict[object, list[Line]] = {}
+            for line in members:
+                groups.setdefault(numbers[line.parts[0].op], []).append(line)
+            sorted_ = [line for group in groups.values() for line in group]
+            place = {line.parts[0].op: k for k, line in enumerate(sorted_)}
+            if all(place.get(name, -1) < place[op] for op in place for name in reads[op]):
+                members = sorted_
+        ordered += members
+    return ordered
+
+
 def with_waits(ops: Sequence[Op], issued: Sequence[Line]) -> list[Line]:
     """Return lines that compute and start with the waits that they need: each before the first reader, the others at
     the end."""
-    reads = {op.name: op.after for op in ops}
+    reads = {op.name: op.before for op in ops}
     open_: dict[str, list[Line]] = {}  # op → its messages that nothing has waited for
     waited: set[Line] = set()
     lines: list[Line] = []

@@ -271,13 +271,19 @@ def test_the_page_of_the_grammar_is_true() -> None:
     for type in types:
         assert record_of(Program.parse(f"{head}  x : {type} = input\n").node("x")).type is not None
     head = "program placed on dp=2 tp=2\nstage s1 on dp=2\n" + "".join(
-        f"  {name} : f32[64 64] = input\n" for name in ("x", "t", "a", "b", "w", "g", "x_s1")
+        f"  {name} : f32[64 64] = input\n" for name in ("x", "t", "a", "b", "w", "g", "x_s1", "w_dp_0", "w_dp_1")
     )
     examples = re.findall(r"`((?:mm|cat|add\.Tensor|{})\([^`]*\))`".format("|".join(transfers.TRANSFERS)), page)
     examples = [example.replace("[32/dp 64]", "[64/dp 64]") for example in examples]
     assert len(examples) > 14
     for example in examples:
         assert f" = {example}\n" in str(Program.parse(f"{head}forward:\n  y : f32[64 64] = {example}\n")), example
+    head = "program scheduled on dp=2 at dp=0\nstream dp\nstream comm\n"
+    head += "  g : f32[8] = input\n  w : f32[8] = input\nforward:\n"
+    started = re.findall(r"`(\w+ : [^`]* = start [^`]*)`", page)
+    assert len(started) == 5
+    for line in started:
+        assert f"  {line}\n" in str(Program.parse(f"{head}  {line}\n")), line
 
 
 def _wide(count: int) -> str:

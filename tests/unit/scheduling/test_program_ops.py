@@ -31,7 +31,8 @@ def ops_of(text: str, **seconds: float) -> dict[str, Op]:
     """The ops of a program, with prices of the machine ``cpu``, some of which are replaced."""
     program = Program.parse(text)
     prices = {**durations(program, "cpu").seconds, **seconds}
-    return {op.name: op for op in program_ops(program, *functions_of(program, whole=True), prices)}
+    overwriting = {node for node in program.nodes if node.name == "add"}
+    return {op.name: op for op in program_ops(program, *functions_of(program, whole=True), prices, overwriting)}
 
 
 def test_collectives_have_streams_bytes_and_kinds() -> None:
@@ -87,7 +88,7 @@ update:
   return neg
 """
     ops = ops_of(text)
-    assert ops["add"].after == ("neg",)
+    assert (ops["add"].after, ops["add"].behind) == ((), ("neg",))
 
 
 def test_a_state_is_overwritten_after_the_last_reader_of_a_view_of_it() -> None:
@@ -101,4 +102,4 @@ update:
   add : f32[4 4] = add.Tensor(w, x)
   return mm
 """
-    assert set(ops_of(text)["add"].after) == {"t", "mm"}
+    assert ops_of(text)["add"].behind == ("mm",)  # which comes after the view
