@@ -8,7 +8,7 @@ parameter's name and a suffix; a value of the step as a whole has a name that be
 | ``up.weight.grad`` | ``GRADIENT`` | the state in which the gradients of a parameter add up |
 | ``up.weight.copy`` | ``COPY`` | the low-precision copy of a parameter |
 | ``up.weight.ema`` | ``AVERAGE`` | the moving average of a parameter |
-| ``up.weight.grad.before`` | ``BEFORE`` | a value of the step before that the next one completes |
+| ``up.weight.before`` | ``BEFORE`` | the gradient or the piece of a parameter that the next step reduces or gathers |
 | ``up.weight.exp_avg`` | ``STATE`` | the optimizer's state of a parameter |
 | ``.loss`` | ``LOSS`` | the state in which the losses of micro-batches add up |
 | ``.scale`` | ``SCALE`` | the factor of the loss in mixed precision |
@@ -54,9 +54,9 @@ def average_name(parameter: str) -> str:
     return f"{parameter}.{SUFFIXES[ValueRole.AVERAGE]}"
 
 
-def before_name(name: str) -> str:
-    """Return the name of a value of the step before that the next one completes: ``up.weight.grad.before``."""
-    return f"{name}.{SUFFIXES[ValueRole.BEFORE]}"
+def before_name(parameter: str) -> str:
+    """Return the name of what a step leaves of a parameter's update for the next one: ``up.weight.before``."""
+    return f"{parameter}.{SUFFIXES[ValueRole.BEFORE]}"
 
 
 def state_name(parameter: str, state: str) -> str:

@@ -42,7 +42,7 @@ class Crossing:
     optimizer_state: OptimizerState
     failed: bool = False
     _left: tuple[Runner, UnderWay] | None = None
-    _facts: list[Any] = field(default_factory=list)
+    _facts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _updates: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -129,24 +129,23 @@ class Crossing:
             )
 
     def _refuse_written(self) -> None:
-        for (what, *before), (_, *now) in zip(self._facts, self._facts_now(), strict=False):
-            if before != now:
+        now = self._facts_now()
+        for what, before in self._facts.items():
+            if what in now and now[what] != before:
                 raise RuntimeError(
                     f"{what} was written to or replaced while its update was under way: with across=True, call "
                     f"step.finish() on all ranks before such a write. To go on, load a state with "
                     f"step.load_state_dict(state)"
                 )
 
-    def _facts_now(self) -> list[Any]:
+    def _facts_now(self) -> dict[str, tuple[int, ...]]:
         """Return what changes if somebody writes to a trained parameter or to the optimizer's state."""
-        optimizer, facts = self.optimizer_state.optimizer, list[Any]()
+        optimizer, facts = self.optimizer_state.optimizer, dict[str, tuple[int, ...]]()
         for name, (_, parameter) in self.optimizer_state.groups().items():
-            facts.append((f"the parameter {name}", *_version(parameter)))
-            facts.extend(
-                (f"the state {key} of {name}", *_version(value))
-                for key, value in optimizer.state.get(parameter, {}).items()
-                if isinstance(value, torch.Tensor)
-            )
+            facts[f"the parameter {name}"] = _version(parameter)
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    facts[f"the state {key} of {name}"] = _version(value)
         return facts
 
     def _updates_now(self) -> list[Any]:

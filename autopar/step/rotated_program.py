@@ -4,10 +4,10 @@ The reduction of a gradient crosses. The program has it where its result is read
 operand from the run before:
 
     micro:                                                   w : f32[8 4] = state(sgd, 'w')
-      w : f32[8 4] = param                                   w_grad_before : f32[8 4] +dp = state(w_grad_sum, …)
+      w : f32[8 4] = param                                   w_before : f32[8 4] +dp = state(w_grad_sum, 'w.before')
       …                                                      …
       backward:                                              finish:
-        w_grad_sum : f32[8 4] +dp = add.Tensor(w_grad, mm) →   w_grad_dp : f32[8 4] = all_reduce(w_grad_before, dp)
+        w_grad_sum : f32[8 4] +dp = add.Tensor(w_grad, mm) →   w_grad_dp : f32[8 4] = all_reduce(w_before, dp)
     update:                                                    sgd : f32[8 4] = autopar::sgd(w, w_grad_dp, lr_0, …)
       w_grad_dp : f32[8 4] = all_reduce(w_grad, dp)          forward:
       sgd : f32[8 4] = autopar::sgd(w, w_grad_dp, lr_0, …)     … = … sgd …
@@ -78,12 +78,13 @@ def reductions_cross(micro: Program, update: Program) -> Cut:
     cut.finish = {node for node in update.nodes if _runs(node) and node not in kept}
     sums = _next_values(micro)
     for home in update.placeholders:
-        if record_of(home).role != "buffer" or gradient_parameter(name_of(home)) is None:
+        parameter = gradient_parameter(name_of(home)) if record_of(home).role == "buffer" else None
+        if parameter is None:
             continue
         path = _transfers_of(home)
         last = max((k for k, node in enumerate(path) if _may_cross(node)), default=None)
         handed = home if last is None else operands(path[last])[0]
-        cut.handed[handed] = before_name(name_of(home))
+        cut.handed[handed] = before_name(parameter)
         if last is not None:
             cut.crossing.append(path[last])
             cut.finish.difference_update(path[:last])

@@ -14,6 +14,7 @@ ordered, and the collectives that the next forward needs first go first.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from torch import fx
 
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
+from autopar.optimizers import IN_PLACE
 from autopar.scheduling.lines import Line
 from autopar.scheduling.op import COMPUTE, Op
 from autopar.scheduling.programs.ops import Reads
@@ -71,6 +73,39 @@ def unrotated(lines: Sequence[Line], across: Collection[str]) -> list[Line]:
     while waits and end[waits - 1].kind == "wait":
         waits -= 1
     return [*(line for line, stays in zip(begin, stay, strict=True) if stays), *end[:waits], *started, *end[waits:]]
+
+
+def memory_of_run(program: Program, ops: Sequence[Op], lines: Sequence[Line], across: Collection[str]) -> int:
+    """Return the most bytes of results that are alive in a line of one run. Linear.
+
+    What the run before has started is there until its last reader; what the run starts for the next one stays. Updates
+    are in place.
+
+    Args:
+        ops: those of the program.
+        lines: of one run.
+    """
+    begin: dict[str, int] = {}
+    end: dict[str, int] = {}
+    for place, line in enumerate(lines):
+        for part in line.parts:
+            end[part.op] = place
+            if line.kind != "wait":
+                begin.setdefault(part.op, place)
+    last: dict[str, int] = {}
+    for op in ops:
+        for name in op.after:
+            last[name] = max(last.get(name, 0), end[op.name] if op.name not in across else begin[op.name])
+    updates = {node.name for node in program.nodes if node.target in IN_PLACE}
+    change = [0] * (len(lines) + 1)
+    for op in ops:
+        bytes = 0 if op.name in updates else op.memory
+        change[begin[op.name]] += bytes
+        if op.name in across:
+            change[0] += bytes
+        if op.name in last:
+            change[last[op.name] + 1] -= bytes
+    return max(itertools.accumulate(change))
 
 
 def next_values(program: Program) -> dict[str, fx.Node]:

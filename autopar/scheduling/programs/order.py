@@ -24,7 +24,8 @@ from autopar.optimizers import IN_PLACE
 from autopar.scheduling.decide import judge, schedule
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
-from autopar.scheduling.programs.across import rotated_ops, unrotated
+from autopar.scheduling.policies import ByteScheduler
+from autopar.scheduling.programs.across import memory_of_run, rotated_ops, unrotated
 from autopar.scheduling.programs.donated import Donated, numbers_of
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import Function, functions_of
@@ -155,18 +156,27 @@ def _across(
 ) -> tuple[FunctionLines, Schedule]:
     """Return the order of a program in which collectives cross the end of its run; ``today`` is that of its ops."""
     across, donated = execution.across, Donated.of(program, execution.donated(program))
-    overwriting = {*donated.updates, *donated.sums}
-    ops = rotated_ops(program, program_ops(program, function, durations.seconds, overwriting), across)
-    about: dict[str, Any] = {"startup": durations.startup, "interference": durations.interference}
-    made = before = schedule(ops, TODAY, overlap.issue, **about)
+    ops = program_ops(program, function, durations.seconds, {*donated.updates, *donated.sums})
+    rotated, crossing = rotated_ops(program, ops, across), frozenset(across)
+
+    def made_by(policy: str | ByteScheduler, **options: Any) -> tuple[Schedule, list[Line], int]:
+        made = schedule(rotated, policy, overlap.issue, startup=durations.startup,
+                        interference=durations.interference, **options)  # fmt: skip
+        lines = unrotated(made.lines, across)
+        return made, lines, memory_of_run(program, ops, lines, crossing)
+
     if overlap.policy == LONGEST_TAIL:
-        with contextlib.suppress(ScheduleError):  # no other order was found that needs as little
-            made = schedule(ops, LONGEST_TAIL, overlap.issue, memory=round(before.memory * MORE_MEMORY), **about)
-        made = made if made.makespan <= before.makespan else before
-    elif overlap.policy != TODAY:
-        priorities = overlap.priorities_of(op.name for op in ops)
-        made = schedule(ops, overlap.policy, overlap.issue, priorities=priorities, **about)
-    return FunctionLines(function.phases, completed(function, unrotated(made.lines, across))), made
+        made, lines, memory = made_by(TODAY)
+        memory += sum(op.memory for op in ops if op.name in crossing)  # what crosses takes memory for longer
+        for limit in (None, made.memory):
+            with contextlib.suppress(ScheduleError):  # no other order was found that needs as little
+                other, others, needs = made_by(LONGEST_TAIL, memory=limit)
+                if other.makespan < made.makespan and needs <= memory * MORE_MEMORY:
+                    made, lines = other, others
+                    break
+    else:
+        made, lines, _ = made_by(overlap.policy, priorities=overlap.priorities_of(op.name for op in rotated))
+    return FunctionLines(function.phases, completed(function, lines)), made
 
 
 @dataclass(frozen=True)
