@@ -43,7 +43,9 @@ def made(policy: str, text: str = EXPLICIT, **seconds: float) -> tuple[Program, 
     program = Program.parse(text)
     verify(program)
     times = {node.name: 3.0 if node.name in ACROSS else 1.0 for node in program.nodes} | seconds
-    order = decide(program, Execution(whole=True, across=ACROSS), Durations(times, {}, 0.0, 0.0, "test"), Overlap(policy))
+    order = decide(
+        program, Execution(whole=True, across=ACROSS), Durations(times, {}, 0.0, 0.0, "test"), Overlap(policy)
+    )
     local = LocalPrograms(program, lambda made: verify(made, "schedule"), order)
     return local[0], order.schedules[0]
 
