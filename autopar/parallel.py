@@ -174,6 +174,7 @@ class Parallel(ModelProxy):
         """
         refuse_compile()
         calls = self._calls
+        calls.complete()
         context, agreement, tensors = calls.context(" and call parallelize in each"), calls.agreement, calls.tensors
         with ONE_AT_A_TIME:  # while one thread captures, the model has other tensors in the place of its own
             inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
@@ -209,6 +210,7 @@ class Parallel(ModelProxy):
         """
         calls = self._calls
         calls.refuse_to_simulate()
+        calls.complete()
         with ONE_AT_A_TIME:
             inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
             compiled = calls.compiled(inputs, calls.call(inputs, state))
@@ -275,6 +277,11 @@ class Parallel(ModelProxy):
                 and back. ``optimizer.state`` has DTensors whose pieces are on the CPU; torch's own ``optimizer.step()``
                 would need them on the device. It is for accelerators, and was tested on CPU only, where it just copies.
                 ``simulate`` has one memory, so it offloads nothing.
+            across: let communication cross the end of a step: the next step waits for what is under way, and updates
+                each parameter before it is first read there, with the numbers of its own step. Until then parameters
+                and ``optimizer.state`` are those before the update; ``step.finish()``, state dicts, checkpoints,
+                ``parallel(...)``, ``step.averaged()`` and ``close`` complete it. ``step.communication`` says what
+                crosses.
             machine, time_limit, memory: of the search of the step's plan; by default those of ``parallelize``. The
                 whole step keeps within ``memory``, as ``step.memory()`` reports it.
 

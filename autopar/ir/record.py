@@ -35,7 +35,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-PHASES = ("forward", "backward", "update")
+PHASES = ("finish", "forward", "backward", "update")
 ROLES = ("input", "param", "buffer", "tangent", "seed", "state")
 
 
@@ -125,13 +125,14 @@ class Record(NamedTuple):
         uses: one requirement for each operand occurrence, in argument order (``None`` for a tuple operand);
             empty for transfers, which accept any Layout, and at levels without requirements. At the level ``traced``,
             ``None`` for operands whose dtype is not converted, and empty if none is.
-        phase: ``forward``, ``backward`` or ``update``.
+        phase: ``forward``, ``backward`` or ``update``; or ``finish``, where a step first completes the one before.
         role: the role of a placeholder, one of ``input param buffer tangent seed state``.
         index: of tangents, the position of their value among the returned ones.
         name: the user's name of a placeholder (``up.weight``), if it is not the node's name.
         results: for the output node, the role of each argument.
         stream: at the level ``scheduled``, the stream the op runs on (``None``: compute).
-        started: at the level ``scheduled``, whether this collective only starts and needs a ``wait``.
+        started: at the level ``scheduled``, whether this collective only starts and needs a ``wait``. A state is
+            started if the run before has started it; then its next value is the start of the same collective.
         message: of a started collective, the name of the message that it shares with the starts beside it; empty if it
             has one of its own.
         span: of a started collective, the first element of its operand that it sends and the one behind the last, if it

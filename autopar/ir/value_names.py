@@ -8,6 +8,7 @@ parameter's name and a suffix; a value of the step as a whole has a name that be
 | ``up.weight.grad`` | ``GRADIENT`` | the state in which the gradients of a parameter add up |
 | ``up.weight.copy`` | ``COPY`` | the low-precision copy of a parameter |
 | ``up.weight.ema`` | ``AVERAGE`` | the moving average of a parameter |
+| ``up.weight.before`` | ``BEFORE`` | the gradient or the piece of a parameter that the next step reduces or gathers |
 | ``up.weight.exp_avg`` | ``STATE`` | the optimizer's state of a parameter |
 | ``.loss`` | ``LOSS`` | the state in which the losses of micro-batches add up |
 | ``.scale`` | ``SCALE`` | the factor of the loss in mixed precision |
@@ -26,9 +27,11 @@ from enum import Enum
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 
-ValueRole = Enum("ValueRole", "GRADIENT COPY AVERAGE STATE LOSS SCALE GROWTH AVERAGES STEPS COUNT SCHEDULED")
+ValueRole = Enum("ValueRole", "GRADIENT COPY AVERAGE BEFORE STATE LOSS SCALE GROWTH AVERAGES STEPS COUNT SCHEDULED")
 
-SUFFIXES = {ValueRole.GRADIENT: "grad", ValueRole.COPY: "copy", ValueRole.AVERAGE: "ema"}
+SUFFIXES = {
+    ValueRole.GRADIENT: "grad", ValueRole.COPY: "copy", ValueRole.AVERAGE: "ema", ValueRole.BEFORE: "before",
+}  # fmt: skip
 LOSS, SCALE, GROWTH, AVERAGES = ".loss", ".scale", ".growth", ".averages"
 
 _OF_SUFFIX = {suffix: role for role, suffix in SUFFIXES.items()}
@@ -49,6 +52,11 @@ def copy_name(parameter: str) -> str:
 def average_name(parameter: str) -> str:
     """Return the name of a parameter's moving average: ``up.weight.ema``."""
     return f"{parameter}.{SUFFIXES[ValueRole.AVERAGE]}"
+
+
+def before_name(parameter: str) -> str:
+    """Return the name of what a step leaves of a parameter's update for the next one: ``up.weight.before``."""
+    return f"{parameter}.{SUFFIXES[ValueRole.BEFORE]}"
 
 
 def state_name(parameter: str, state: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,7 @@ class Calls:
         captures: the captures of the model's own calls.
         latest: the capture that was used last.
         recapture: whether another call may be captured after the first one.
+        unfinished: functions that complete the steps that have left something under way.
 
     Args:
         inputs: the option of ``parallelize``.
@@ -59,6 +60,7 @@ class Calls:
         self.tensors = LocalTensors(self.module, self.mesh, job, compiler.whole)
         self.captures: Captures[Compiled] = Captures()
         self.latest: Compiled | None = None
+        self.unfinished: dict[int, Callable[[], None]] = {}
         self._inputs, self._layouts, self._original = inputs, dict(layouts), original
         self._input_layouts: dict[Any, Mapping[str, DistAttr]] = {}  # by names and shapes of inputs
         self._of_the_batch: dict[Any, Mapping[str, bool]] = {}  # by names and numbers of dims of inputs
@@ -76,6 +78,20 @@ class Calls:
         return Calls(
             replace(self.compiler, model=module, context=context), self.job, self._inputs, self.recapture, self._layouts
         )
+
+    def complete(self, but: object = None) -> None:
+        """Complete the steps that have left something under way, except one. All ranks call it."""
+        for key, finish in list(self.unfinished.items()):
+            if key != id(but):
+                finish()
+
+    def refuse_unfinished(self, what: str) -> None:
+        """Raise ``RuntimeError`` while the update of parameters is under way."""
+        if self.unfinished:
+            raise RuntimeError(
+                f"{what} while the update of the last step is under way (across=True), so that its values are old; "
+                f"call step.finish() on all ranks first"
+            )
 
     @property
     def device(self) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -62,6 +63,7 @@ class ModelProxy(AttributesOfModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copy the model and its proxy, as averages of weights need it. All ranks make the copy."""
+        self._calls.complete()
         new = copy.copy(self)
         memo[id(self)] = new
         if self.job is not None:
@@ -79,6 +81,8 @@ class ModelProxy(AttributesOfModule):
 
     def __getattr__(self, name: str) -> Any:
         refuse_ddp(name)
+        if name in self.__dict__.get("_parameters", ()):
+            self._calls.refuse_unfinished(f"the parameter {name} is read")
         return super().__getattr__(name)
 
     def __repr__(self) -> str:
@@ -87,6 +91,7 @@ class ModelProxy(AttributesOfModule):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Return the parameters of the model, by the model's names."""
         refuse_composable(self)
+        self._calls.refuse_unfinished("parameters are read")
         return super().named_parameters(*args, **kwargs)
 
     @property
@@ -118,6 +123,8 @@ class ModelProxy(AttributesOfModule):
         Raises:
             RuntimeError: another rank makes another call. The model is not closed then.
         """
+        if sys.exc_info()[0] is None:
+            self._calls.complete()
         self._calls.membership.close()
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -135,6 +142,7 @@ class ModelProxy(AttributesOfModule):
             device: the device of the values; ``None``: that of the mesh.
         """
         self._calls.membership.check()
+        self._calls.complete()
         initialize(self.module, init, device, self.job, self._calls.agreement.ranks)
 
     def load_weights(self, path: str | os.PathLike[str], *, strict: bool = True) -> Any:
@@ -144,6 +152,7 @@ class ModelProxy(AttributesOfModule):
         as ``load_state_dict``.
         """
         self._calls.membership.check()
+        self._calls.complete()
         return load_weights(self.module, path, strict, self.mesh, self.job, self._calls.agreement.ranks)
 
     # -- state dicts -----------------------------------------------------------------------------------------------
@@ -153,11 +162,13 @@ class ModelProxy(AttributesOfModule):
 
         ``torch.distributed.checkpoint`` saves them.
         """
+        self._calls.complete()
         return with_public_placements(self.module.state_dict(*args, **kwargs))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state dict of the model. Full tensors, as of one device, are sharded; DTensors are redistributed."""
         self._calls.membership.check()
+        self._calls.complete()
         state = model_state(self.module)
         return self.module.load_state_dict(
             fitted_to(state_dict, dict([*state.all_parameters, *state.all_buffers]), self.job), *args, **kwargs

@@ -23,7 +23,7 @@ from autopar.torch_private import OpOverload, returns_alias
 
 aten = torch.ops.aten
 
-KINDS = ("parameters", "gradients", "optimizer state", "buffers", "inputs", "activations", "transfers")
+KINDS = ("parameters", "gradients", "optimizer state", "buffers", "inputs", "under way", "activations", "transfers")
 OF_ROLE = {"param": "parameters", "buffer": "buffers", "state": "buffers", "tangent": "activations"}  # others: inputs
 START = -1  # before the first op
 

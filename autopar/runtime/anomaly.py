@@ -135,6 +135,7 @@ class Hunt:
     def _text(self, node: fx.Node, value: torch.Tensor, read: Mapping[fx.Node, Any]) -> str:
         op, record, axes = op_of(node), record_of(node), _axes(node)
         during = f"the {record.phase}" + f" of {self.during}" * (bool(self.during) and record.phase != "update")
+        during = "the end of the step before" if record.phase == "finish" else during
         of = f" of {_user_name(_first_input(op))}" if op.target in IN_PLACE else ""
         op_text = f"the constant {op.name}" if op.op == "get_attr" else target_name(op.target)
         lines = [

@@ -108,7 +108,7 @@ class LocalPrograms(Mapping[int, Program]):
 
     def _of_class(self, coordinates: Mapping[str, int]) -> Program:
         local = localize(self._program, coordinates)
-        return local if self.order is None else scheduled(local, self.order.functions)
+        return local if self.order is None else scheduled(local, self.order.functions, self.order.across)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._class_of)

@@ -12,7 +12,7 @@ def running(micro: MicroBatch, update: StepUpdate, microbatches: int) -> dict[st
     """Return the programs that a step runs, by name, in order, and how often each runs.
 
     They are the low-precision copies, the first micro-batch with the counts of all, the inner micro-batches, and the
-    last one joined with the update.
+    last one joined with the update. Where anything crosses the end of a step, there is the rotated step, ``turn``.
     """
     programs: dict[str, tuple[LocalPrograms, int]] = {}
     if micro.copy is not None:
@@ -23,14 +23,16 @@ def running(micro: MicroBatch, update: StepUpdate, microbatches: int) -> dict[st
         others -= 1
     if others:
         programs["inner"] = micro.local, others
-    return programs | {"last": (update.last[1], 1)}
+    return programs | {"turn" if update.crossing else "last": (update.last[1], 1)}
 
 
 def communication_of(micro: MicroBatch, update: StepUpdate, microbatches: int, in_order: bool = True) -> Communication:
     """Return the report of a step. ``in_order``: as of ``Communication.of``."""
     programs = running(micro, update, microbatches)
     return Communication.of(
-        {name: (_order(local), times) for name, (local, times) in programs.items()}, in_order=in_order
+        {name: (_order(local), times) for name, (local, times) in programs.items()},
+        in_order=in_order,
+        notes=(update.note,) if update.note else (),
     )
 
 

@@ -1,8 +1,9 @@
-"""Compile the programs that end a step: the update, and the last micro-batch merged with it."""
+"""Compile the programs that end a step: the update, and the last micro-batch merged with it, or the rotated step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
@@ -10,6 +11,7 @@ from autopar.ir.value_names import LOSS
 from autopar.model.compiled import Compiler
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import Execution
+from autopar.step.across import turn_of
 from autopar.step.compiled_step import MicroBatch, StepUpdate, merged
 from autopar.step.options import StepOptions
 from autopar.step.update import Norm, Trained, update_of
@@ -31,10 +33,15 @@ def compile_update(
     states = frozenset(name_of(node) for node in ending.program.placeholders if record_of(node).role == "state")
     execution = Execution(whole=True, written=states)
     local, reports, _ = compiler.place(ending.program, ending.constraints, device, execution=execution)
+    turn, note = turn_of(compiler, micro, ending.program, options, states) if options.across else (None, "")
+    if turn is not None:
+        reports += turn.reports
+        about = StepUpdate(ending.program, local, turn.placed, states, ending.returns, tuple(reports))
+        return replace(about, crossing=turn.crossing, note=note)
     of_last = Execution(whole=True, written=states, from_zero=options.count == 1)
     last, more = merged(compiler, micro.program, ending.program, execution=of_last)
-    reports += more
-    return StepUpdate(ending.program, local, last, states, ending.returns, tuple(reports))
+    reports += [replace(more[0], notes=(note,)), *more[1:]] if note else more
+    return StepUpdate(ending.program, local, last, states, ending.returns, tuple(reports), note=note)
 
 
 def _give_loss_its_source(update: Program, micro: Program) -> None:

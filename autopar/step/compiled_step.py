@@ -69,10 +69,13 @@ class StepUpdate:
     Attributes:
         program: the update with its transfers.
         local: the update of each rank.
-        last: the last micro-batch merged with the update, and its local programs.
+        last: the last micro-batch merged with the update, and its local programs; the rotated step, if anything crosses
+            the end of a step.
         states: the names of the states that the update replaces.
         returns: the names of the values that the update returns.
         reports: what each pass did.
+        crossing: the collectives of ``last`` that are started in the step before.
+        note: what crosses the end of a step, in words; empty if nothing may.
     """
 
     program: Program
@@ -81,6 +84,8 @@ class StepUpdate:
     states: frozenset[str]
     returns: tuple[str, ...]
     reports: tuple[PassReport, ...]
+    crossing: tuple[str, ...] = ()
+    note: str = ""
 
 
 def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:

@@ -6,7 +6,7 @@ The report covers the last micro-batch, the update, and the inputs of the other 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from torch import fx
@@ -19,7 +19,7 @@ from autopar.report.memory import PhasePeak, report_of, tables
 from autopar.runtime.lowering.lifetimes import lifetimes
 from autopar.runtime.lowering.lower import Lowered
 
-STATE, COPIES = "optimizer state", "copies"
+STATE, COPIES, UNDER_WAY = "optimizer state", "copies", "under way"
 SUMS = (ValueRole.GRADIENT, ValueRole.LOSS)
 TRANSIENT = (*SUMS, ValueRole.COPY)  # values that live during a step alone
 
@@ -31,7 +31,8 @@ class StepMemory(tuple[PhasePeak, ...]):
     ``copies``, is about making them.
 
     Attributes:
-        held: bytes that stay between steps: parameters, buffers, the optimizer's state, and the batch.
+        held: bytes that stay between steps: parameters, buffers, the optimizer's state, the batch, and what crosses the
+            end of a step.
         kept: these bytes by kind.
         host: bytes of the optimizer's state that are in host memory; no row contains them.
     """
@@ -71,8 +72,10 @@ def memory_of_step(
         on_cpu: whether the ranks are on CPU, where gathers are gloo's.
     """
     placeholders = {name_of(node): node for node in last.placeholders}
-    values = {name: role for name, (role, _) in roles_in(last).items()}
-    kinds = {node.name: _kind(name, node, values) for name, node in placeholders.items()}
+    roles = roles_in(last)
+    values, parameters = {name: role for name, (role, _) in roles.items()}, {of for _, of in roles.values()}
+    kinds = {node.name: _kind(name, node, values, parameters) for name, node in placeholders.items()}
+    under_way = {node.name for node in placeholders.values() if kinds[node.name] == UNDER_WAY}
     away = {
         node
         for name, node in placeholders.items()
@@ -81,7 +84,7 @@ def memory_of_step(
     staying = {
         node.name
         for name, node in placeholders.items()
-        if values.get(name) not in TRANSIENT and record_of(node).role != "seed"
+        if values.get(name) not in TRANSIENT and record_of(node).role != "seed" and node.name not in under_way
     }
     batch = sum(
         size(record_of(node).type)
@@ -99,6 +102,9 @@ def memory_of_step(
     for storage in report.lifetimes.storages:
         if storage.born == START and storage.dies == len(lives.ops):
             memory.kept[storage.kind] += storage.bytes
+        if storage.born == START and storage.kind == UNDER_WAY:
+            memory.kept[storage.kind] += storage.bytes
+            memory.held += storage.bytes
     return memory
 
 
@@ -119,12 +125,19 @@ def with_copies(memory: StepMemory, program: Program, lowered: Lowered, on_cpu: 
     return extended
 
 
-def _kind(name: str, node: fx.Node, values: Mapping[str, ValueRole]) -> str:
-    """Return the kind of memory that a placeholder takes. ``values``: the role of each value of the step."""
+def _kind(name: str, node: fx.Node, values: Mapping[str, ValueRole], parameters: Collection[str]) -> str:
+    """Return the kind of memory that a placeholder takes.
+
+    Args:
+        values: the role of each value of the step.
+        parameters: the names of the trained parameters.
+    """
     role = record_of(node).role
+    if record_of(node).started or values.get(name) is ValueRole.BEFORE:
+        return UNDER_WAY
     if values.get(name) in SUMS:
         return "gradients"
-    if role == "param" or gradient_name(name) in values:
+    if role == "param" or gradient_name(name) in values or name in parameters:
         return "parameters"
     if role == "state":
         return STATE if name in values else "buffers"

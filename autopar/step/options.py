@@ -55,6 +55,7 @@ class StepOptions:
     memory: float | None = None
     overlap: Given | None = None
     profile: Profile | None = None
+    across: bool = False
     compared: tuple[str, ...] = field(default=(), compare=False)  # open options of which this is one way
 
     @property
@@ -111,6 +112,7 @@ class StepKeywords(TypedDict, total=False):
     memory: float | None
     overlap: Given | None
     profile: Profile | str | Path | None
+    across: bool | None
 
 
 def describe_options(options: StepOptions) -> str:
@@ -210,6 +212,15 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
     if "clip_parameters" in keywords and not options.measured:
         raise ValueError(
             "clip_parameters= says which gradients are measured, and none are: give clip_norm= or grad_norm=True too"
+        )
+    if not isinstance(options.across, bool):
+        raise ValueError(
+            f"across={shown(options.across)}: True lets communication cross the end of a step, False completes each "
+            f"step"
+        )
+    if options.across and options.opened:
+        raise ValueError(
+            f'across=True needs steps that are known before: give {options.opened[0]}= a value, and not "search"'
         )
     _check_returns(options.returns)
     if options.ema is not None and (

@@ -10,7 +10,7 @@ from autopar.ir.program import Program
 from autopar.step.communication import running
 from autopar.step.compiled_step import MicroBatch, StepUpdate
 
-NAMES = ("copy", "first", "inner", "last")
+NAMES = ("copy", "first", "inner", "last", "turn")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,9 @@ class RankStep:
         microbatches: the number of micro-batches.
         programs: by name: ``copy`` makes low-precision copies of parameters, ``first`` is the first micro-batch with
             the counts of all, ``inner`` runs for the others but the last, and ``last`` is the last micro-batch joined
-            with the update. A step without the one or the other has no such program.
+            with the update. A step without the one or the other has no such program. Where anything crosses the end of
+            a step, there is ``turn`` alone: its phase ``finish`` completes the step before. The first step runs the
+            other phases, and ``step.finish()`` runs ``finish``.
     """
 
     microbatches: int
@@ -57,7 +59,7 @@ class RankStep:
             if not name:
                 raise TextError(f"line {number}: a program begins with its name, one of {', '.join(NAMES)}\n    {line}")
             sections[name].append(line)
-        if "last" not in sections:
+        if not sections.keys() & {"last", "turn"}:
             raise TextError(f"line {len(lines) + 1}: the step ends without its program last")
         return RankStep(int(words[2]), {name: Program.parse("\n".join(part)) for name, part in sections.items()})
 

@@ -126,7 +126,7 @@ class OnProcess:
                 pieces_by_name[name].copy_(tensor)
         outputs.append(returned[:output_count])
         types = [type for _, type in run.interface.returned]
-        brought = _brought(batch[0], calls.mesh)
+        brought = brought_pieces(batch[0], calls.mesh)
         joined = [
             join_pieces(output, parts, type, calls.tensors, brought)
             for output, type, *parts in zip(micro.outputs, types, *outputs, strict=True)
@@ -213,7 +213,7 @@ class Simulated:
         counts = self._counts(micro, run, inputs, full)
         copies = self._copies(micro, run, full)
         pieces_of = {
-            rank: {**_cut(run, {**full, **state}, rank), **_zeros(run, rank), **copies[rank]} for rank in ranks
+            rank: {**cut_pieces(run, {**full, **state}, rank), **zero_sums(run, rank), **copies[rank]} for rank in ranks
         }
         outputs: list[list[torch.Tensor]] = []
         for k, values in enumerate(inputs, 1):
@@ -223,26 +223,29 @@ class Simulated:
                 if name in run.named
             }
             results = run(
-                {rank: {**pieces_of[rank], **_cut(run, values, rank), **counts[rank], **computed} for rank in ranks},
+                {
+                    rank: {**pieces_of[rank], **cut_pieces(run, values, rank), **counts[rank], **computed}
+                    for rank in ranks
+                },
                 nth(k, len(inputs)),
             )
             for rank, (_, states) in results.items():
                 pieces_of[rank] |= states
-            outputs.append(_joined(run, results))
-        _write(run, full, pieces_of)
+            outputs.append(joined_values(run, results))
+        write_states(run, full, pieces_of)
         full |= state
         kept = {name: of for name, of in run.named.items() if name not in full}
         results = end(
             {
                 rank: {
-                    **_cut(end, full, rank),
+                    **cut_pieces(end, full, rank),
                     **{of: pieces_of[rank][kept[name]] for name, of in end.named.items() if name in kept},
                 }
                 for rank in ranks
             }
         )
-        _write(end, full, {rank: states for rank, (_, states) in results.items()})
-        return _joined(end, results), [
+        write_states(end, full, {rank: states for rank, (_, states) in results.items()})
+        return joined_values(end, results), [
             join_whole(output, parts) for output, *parts in zip(micro.outputs, *outputs, strict=True)
         ]
 
@@ -255,7 +258,7 @@ class Simulated:
         if micro.copy is None:
             return {rank: {} for rank in ranks}
         run = self._run(*micro.copy)
-        results = run({rank: _cut(run, full, rank) for rank in ranks}, COPIES)
+        results = run({rank: cut_pieces(run, full, rank) for rank in ranks}, COPIES)
         return {
             rank: {
                 to.named[name]: states[run.named[copy_name(name)]] for name in run.named if copy_name(name) in run.named
@@ -279,7 +282,7 @@ class Simulated:
             **full,
             **{batch_input_name(name, k): tensor for k, values in enumerate(inputs) for name, tensor in values.items()},
         }
-        results = run({rank: _cut(run, tensors, rank) for rank in ranks}, COUNTS)
+        results = run({rank: cut_pieces(run, tensors, rank) for rank in ranks}, COUNTS)
         return {
             rank: {to.named[count_name(k)]: count for k, count in enumerate(returned)}
             for rank, (returned, _) in results.items()
@@ -295,13 +298,13 @@ class Simulated:
         self._runs.pop(id(program), None)
 
 
-def _brought(inputs: CallInputs, mesh: Mesh) -> int:
+def brought_pieces(inputs: CallInputs, mesh: Mesh) -> int:
     """Return the number of different pieces of the batch that the ranks bring; 0 if all ranks have the same batch."""
     counts = [mesh.count(inputs.layouts[name].dims[0][0][1]) for name in inputs.shapes if inputs.layouts[name].dims]
     return max(counts, default=0)
 
 
-def _joined(run: SimulatedRun, results: Mapping[int, tuple[list[torch.Tensor], Pieces]]) -> list[torch.Tensor]:
+def joined_values(run: SimulatedRun, results: Mapping[int, tuple[list[torch.Tensor], Pieces]]) -> list[torch.Tensor]:
     """Return the full tensors of the pieces that a program returned on all ranks."""
     return [
         join({rank: tensors[k] for rank, (tensors, _) in results.items()}, type, name)
@@ -309,7 +312,7 @@ def _joined(run: SimulatedRun, results: Mapping[int, tuple[list[torch.Tensor], P
     ]
 
 
-def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> Pieces:
+def cut_pieces(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> Pieces:
     """One rank's pieces of the tensors that a program takes, by the program's names."""
     at = run.interface.mesh.coordinates(rank)
     return {
@@ -319,7 +322,7 @@ def _cut(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int) -> P
     }
 
 
-def _zeros(run: SimulatedRun, rank: int) -> Pieces:
+def zero_sums(run: SimulatedRun, rank: int) -> Pieces:
     """Return the zeros that sums begin with on one rank."""
     mesh = run.interface.mesh
     types = {of: run.interface.types[of] for of in map(run.named.__getitem__, run.sums)}
@@ -329,8 +332,8 @@ def _zeros(run: SimulatedRun, rank: int) -> Pieces:
     }
 
 
-def _write(run: SimulatedRun, full: Mapping[str, torch.Tensor], held: Mapping[int, Pieces]) -> None:
+def write_states(run: SimulatedRun, full: Mapping[str, torch.Tensor], held: Mapping[int, Pieces]) -> None:
     """Join the next values of states, and copy them to the full tensors."""
     for name, of in run.named.items():
-        if of in run.states and name in full:
+        if of in run.states and name in full and of in next(iter(held.values())):
             full[name].copy_(join({rank: pieces[of] for rank, pieces in held.items()}, run.interface.types[of], of))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from autopar.capture.arguments import Arguments
+from autopar.capture.guards import GuardedCall
 from autopar.capture.model_state import model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.costs.machine import Machine
@@ -32,6 +34,7 @@ from autopar.step.captures import StepCaptures
 from autopar.step.choices import Chosen, StepChoices
 from autopar.step.communication import communication_of, order_text
 from autopar.step.compiled_step import MicroBatch, StepUpdate, reports_of, step_of
+from autopar.step.crossing import Crossing
 from autopar.step.loss import as_loss
 from autopar.step.measured import measured
 from autopar.step.memory import StepMemory
@@ -41,9 +44,10 @@ from autopar.step.options import StepOptions, describe_options
 from autopar.step.outputs import returned_like_the_model
 from autopar.step.program import Step
 from autopar.step.rank_step import RankStep, rank_step_of
-from autopar.step.runs import OnProcess, Simulated
+from autopar.step.runs import OnProcess, Returned, Simulated
 from autopar.step.solution import solution_of
 from autopar.step.state import TrainingState
+from autopar.step.turns import SimulatedTurns, TurnsOnProcess
 from autopar.torch_private import without_function_modes
 
 CHECK_EVERY = 100  # steps between checks of a scale on an accelerator, because a check waits for the device
@@ -86,6 +90,8 @@ class TrainStep:
         self._choices = StepChoices(calls, options, self._way)
         self._described_options = describe_options(options)
         self._here, self._simulated = OnProcess(calls, options.offload), Simulated(calls)
+        self._crossing = Crossing(calls, self.optimizer_state) if options.across else None
+        self._turns_here, self._turns_simulated = TurnsOnProcess(calls, options.offload), SimulatedTurns(calls)
         self._training_state = TrainingState(
             parallel, calls, self.optimizer_state, self.averages, self.scaler, options.loss_scale
         )
@@ -239,6 +245,7 @@ class TrainStep:
         no state; ``capture(batch)`` makes it.
         """
         self._refuse_while_averaged()
+        self.finish()
         return self._training_state.state_dict(self.steps)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -249,6 +256,8 @@ class TrainStep:
             ValueError: a part is missing, or belongs to another model or other groups; nothing has been changed.
         """
         self._refuse_while_averaged()
+        if self._crossing is not None:
+            self._crossing.forget_failure()
         self.steps = self._training_state.load(state)
 
     @property
@@ -257,6 +266,7 @@ class TrainStep:
 
         They are the tensors of the step, DTensors on processes. There are none before a capture.
         """
+        self.finish()
         return None if self.averages is None else dict(self.averages.tensors)
 
     def averaged(self) -> AbstractContextManager[None]:
@@ -276,7 +286,19 @@ class TrainStep:
             raise RuntimeError(
                 "the step keeps no averages of its weights; give train_step their decay, as in ema=0.999"
             )
+        self.finish()
         return self.averages.in_model()
+
+    def finish(self) -> None:
+        """Complete the last step, if something of it is under way (``across=True``). All ranks call it.
+
+        A second call does nothing, and neither does a call without ``across``.
+
+        Raises:
+            RuntimeError: a step has failed, or somebody has written to a parameter whose update was under way.
+        """
+        if self._crossing is not None:
+            self._crossing.finish()
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -290,9 +312,12 @@ class TrainStep:
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             inputs, state = self._inputs(self._agreed(args, kwargs)), model_state(calls.module)
             calls.refuse_without_values(inputs[0], state)
-            micro, update = self._captured.compiled(inputs[0], self._captured.call(inputs[0], state))
+            call = self._captured.call(inputs[0], state)
+            self._prepare(self._turns_simulated, call)
+            micro, update = self._captured.compiled(inputs[0], call)
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode():
-            return self._finish(micro, update, *self._simulated(inputs, state, micro, update, self._state()))
+            run = self._run_by(self._simulated, self._turns_simulated, update)
+            return self._finish(micro, update, *run(inputs, state, micro, update, self._state()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step. Returns the loss of the batch, or with ``returns=`` the model's outputs.
@@ -312,6 +337,7 @@ class TrainStep:
                 f"train step {describe(inputs[0], call.key[0])}{call.where}{call.numbers_now}"
                 + f" and {len(inputs) - 1} more" * (len(inputs) > 1)
             )
+            self._prepare(self._turns_here, call)
             made_before = captured.made
             calls.agreement.announce(words, inputs, f" by {self.optimizer_state.describe()}{self._described_options}")
             if not call.known:
@@ -320,7 +346,23 @@ class TrainStep:
             if captured.made != made_before:
                 self._agree_on_programs()
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode():
-            return self._finish(micro, update, *self._here(inputs, state, micro, update, self._state()))
+            run = self._run_by(self._here, self._turns_here, update)
+            return self._finish(micro, update, *run(inputs, state, micro, update, self._state()))
+
+    def _prepare(self, turns: TurnsOnProcess | SimulatedTurns, call: GuardedCall) -> None:
+        """Complete the steps that the next one does not complete itself."""
+        if self._crossing is None:
+            self._calls.complete()
+        else:
+            self._crossing.prepare(turns, self._captured, call)
+
+    def _run_by(
+        self, whole: OnProcess | Simulated, turns: TurnsOnProcess | SimulatedTurns, update: StepUpdate
+    ) -> Callable[..., Returned]:
+        """Return what runs a step, which may leave something under way."""
+        if self._crossing is None or not update.crossing:
+            return whole
+        return partial(self._crossing.run, turns)
 
     def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         """Return the bound arguments of a batch; where open options are chosen for it, all ranks bring such a batch."""
@@ -349,12 +391,15 @@ class TrainStep:
         except RuntimeError:
             self._captured.clear()
             self._here.clear()
+            self._turns_here.clear()
             raise
 
     def _forget(self, program: Program) -> None:
         """Drop a program that does not run again."""
         self._here.forget(program)
         self._simulated.forget(program)
+        self._turns_here.forget(program)
+        self._turns_simulated.forget(program)
 
     def _anomaly_mode(self) -> contextlib.AbstractContextManager[Any]:
         """Look for NaN after each op in the ``with`` block, if the step has the option ``detect_anomaly``."""
@@ -375,6 +420,8 @@ class TrainStep:
     ) -> Any:
         """Count the step, keep its norm and whether it was skipped, and return the loss or the model's outputs."""
         self.optimizer_state.finish()
+        if self._crossing is not None:
+            self._crossing.watch()
         self.steps += 1
         values = dict(zip(update.returns, returned, strict=True))
         self.grad_norm, self.skipped = values.get("norm"), values.get("found_inf")

@@ -99,6 +99,7 @@ def check_join(of: Subject, node: fx.Node, record: Record, arguments: Mapping[st
     joined to its result."""
     chunks = operands(node)
     starts = [node_at(chunk) for chunk in chunks if chunk.target is transfers.wait]
+    starts = [of.started_before.get(start, start) for start in starts]
     spans = [record_of(start).span for start in starts]
     calls = {(start.target, start.args, str(start.kwargs)) for start in starts}
     if not chunks or len(starts) < len(chunks) or None in spans or len(calls) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import fx
 
@@ -10,6 +11,7 @@ from autopar.errors import VerifyError
 from autopar.ir.layout import Layout
 from autopar.ir.nodes import has_record, record_of
 from autopar.ir.program import Program
+from autopar.ir.started_states import started_states
 from autopar.ir.text.printer import print_node
 
 
@@ -32,6 +34,11 @@ class Subject:
     waited: dict[str, list[fx.Node]] = field(default_factory=dict)
     last_message: tuple[str, bool] = ("", False)
     right: set[tuple[Layout, tuple[int, ...]]] = field(default_factory=set)
+
+    @cached_property
+    def started_before(self) -> dict[fx.Node, fx.Node]:
+        """State that the run before has started → the start of the same collective, which replaces it."""
+        return started_states(self.program)
 
     def head(self, name: str = "") -> str:
         """Return the first line of an error: ``reshard left relu inconsistent``, or without the pass if it is not

@@ -111,7 +111,7 @@ def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def on_processes(zero: int, optimizer: Callable[[nn.Module], torch.optim.Optimizer], count: int) -> None:
-    travelled, _ = alike({"dp": 2}, optimizer, {**FULL, "zero": zero}, count=count)
+    travelled, _ = alike({"dp": 2}, optimizer, {**FULL, "zero": zero, "overlap": "today"}, count=count)
     assert len(travelled) == count * 3, "two groups of parameters, and all averages"
 
 
@@ -225,7 +225,7 @@ def accelerators() -> Iterator[DeviceMesh]:
 def test_states_beside_an_accelerator(accelerators: DeviceMesh, away: bool) -> None:
     """They are DTensors of its mesh whose pieces are on the CPU: those that begin, and those that were loaded to the
     device. Nothing is computed."""
-    job = Job(0, accelerators, {}, torch.device("cuda", 0), distributed.group.WORLD)
+    job = Job(0, accelerators, {}, set(), torch.device("cuda", 0), distributed.group.WORLD)
     type, attr = TensorType((6, 4), torch.float32), DistAttr.split("dp", None)
     with FakeTensorMode(), torch.no_grad():
         split = DTensor.from_local(

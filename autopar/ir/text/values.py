@@ -12,7 +12,7 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.constant import Constant
 from autopar.ir.nodes import make_node, record_of, set_record
-from autopar.ir.record import DTYPE_NAMES, PHASES, Record, Requirement, TensorType, ValueType
+from autopar.ir.record import DTYPE_NAMES, Record, Requirement, TensorType, ValueType
 from autopar.ir.text.definitions import Content, Definition, Element, Issue, Need, OpCall, Operand, Placeholder
 from autopar.ir.text.header import Header
 from autopar.ir.text.tokens import Cursor
@@ -38,7 +38,7 @@ class Values:
         self.own: dict[str, Requirement | None] = {}
         self.constants: dict[str, Constant] = {}
         self.states: dict[str, tuple[str, tuple[int, str]]] = {}
-        self.phase = PHASES[0]
+        self.phase = "forward"
 
     def make(self, name: str, type: ValueType, own: Requirement | None, definition: Definition, issue: Issue) -> None:
         """Make the node of one line."""
@@ -61,7 +61,8 @@ class Values:
                     self.states[name] = (after, (self.cursor.number, self.cursor.line))
                 node = make_node(graph, name, "placeholder", name, (), {})
                 user_name = "" if user_name == name else user_name  # as the printer writes it
-                record = Record(type, (), phase, role, position, user_name, stream=stream)
+                started = role == "state" and stream is not None
+                record = Record(type, (), phase, role, position, user_name, started=started, **issue._asdict())
             case Content(content):
                 self.constants[name] = self._constant(content, type)
                 node = make_node(graph, name, "get_attr", name, (), {})

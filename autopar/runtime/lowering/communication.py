@@ -19,6 +19,7 @@ from autopar.errors import SimulationError
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
+from autopar.ir.started_states import started_states
 from autopar.ir.streams import DEFAULT, Groups, Ranks, group_key, stream_of
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.bucket_collectives import (
@@ -58,6 +59,18 @@ class Communication:
         self.body, self.groups, self.device, self.program = body, groups, device, body.program
         self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}
         self.buckets: dict[fx.Node, fx.Node] = {}  # the first member of a bucket that was started → its flat tensor
+        # state that the run before has started → the start of the same collective, which replaces it
+        self.nexts: dict[fx.Node, fx.Node] = {}
+
+    def take_under_way(self, takes: Sequence[fx.Node]) -> None:
+        """Take what the run before has started: of each message, its first member."""
+        self.nexts = started_states(self.program)
+        for node in takes:
+            if node not in self.nexts:
+                continue
+            value = self.buckets[node] = self.body.values[node]
+            if _is_whole([node]) and not record_of(node).message:
+                self.started[node] = value, exchange_of(self.program, self.nexts[node], self.groups)
 
     def start(self, members: Sequence[fx.Node]) -> None:
         """Write the start of a message. ``members``: the lines that start it."""
@@ -96,7 +109,8 @@ class Communication:
             collective = replace(collective, finish_args=(x, *collective.finish_args))
         body.open_gate()
         name = f"{_waited(node)}_start"
-        self.started[node] = body.call(node, name, start, (x, *collective.start_args)), collective
+        value = body.values[node] = body.call(node, name, start, (x, *collective.start_args))
+        self.started[node] = value, collective
 
     def _group(self, node: fx.Node) -> tuple[Ranks, str]:
         return group_of(self.program, node, self.groups)
@@ -116,13 +130,15 @@ class Communication:
         pieces = [body.calls(node, f"{_waited(node)}_operand", body.operand(node), before) for node in members]
         body.open_gate()
         start, args = self._starting(members)
-        self.buckets[first] = body.call(first, f"{_waited(first)}_bucket", start, (pieces, *args))
+        bucket = body.call(first, f"{_waited(first)}_bucket", start, (pieces, *args))
+        self.buckets[first] = body.values[first] = bucket
 
     def _finish_bucket(self, members: Sequence[fx.Node], waits: Sequence[fx.Node]) -> None:
         body, first = self.body, members[0]
-        finish, args = self._finishing(members)
+        started = [self.nexts.get(node, node) for node in members]
+        finish, args = self._finishing(started)
         pieces = body.call(first, f"{waits[0].name}_pieces", finish, (self.buckets.pop(first), *args))
-        for k, (node, wait) in enumerate(zip(members, waits, strict=True)):
+        for k, (node, wait) in enumerate(zip(started, waits, strict=True)):
             body.receive(wait, operator.getitem, (pieces, k), self._reduction(node).after)
             body.fresh.add(wait)
 
@@ -175,7 +191,8 @@ def _span(node: fx.Node) -> Span:
 
 def _waited(started: fx.Node) -> str:
     """Return the name of the value that is there when a collective has been waited for."""
-    return next(iter(started.users)).name if record_of(started).started else started.name
+    reader = next(iter(started.users))
+    return reader.name if reader.target is transfers.wait else started.name.removesuffix("_start")
 
 
 def exchange_of(program: Program, node: fx.Node, groups: Groups) -> Exchange:

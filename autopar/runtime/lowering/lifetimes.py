@@ -126,9 +126,14 @@ class _Walk:
     def run(self) -> Lifetimes:
         end, graph = len(self.ops), self.lowered.graph
         homes = {node.name: node for node in self.program.nodes if node.op in ("placeholder", "get_attr")}
+        members: dict[str, list[fx.Node]] = {}
+        for home in homes.values():
+            if record_of(home).message:
+                members.setdefault(record_of(home).message, []).append(home)
         for node in graph.find_nodes(op="placeholder"):
             home = homes[str(node.target)]  # FX may write node names in lower case
-            self.bytes[node] = size(record_of(home).type)
+            message = members.get(record_of(home).message, [home])
+            self.bytes[node] = sum(size(record_of(member).type) for member in message)
             stays = home.op == "get_attr" or home.name in self.kept
             self.parts[node] = (
                 (

@@ -36,7 +36,7 @@ from autopar.runtime.lowering.source import Run, compiled
 from autopar.runtime.wire.pacing import Pacing
 from autopar.scheduling.programs.apply import communicates
 from autopar.scheduling.programs.donated import Donated
-from autopar.scheduling.programs.functions import MESSAGES, Function, functions_of
+from autopar.scheduling.programs.functions import MESSAGES, Function, RunPart, functions_of, part_of
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,18 @@ def lower_whole(
     donated: Donated | None = None,
     hunt: Hunt | None = None,
     pacing: Pacing | None = None,
+    part: RunPart = "whole",
 ) -> Lowered:
     """Lower all phases of a rank's scheduled program to one function, which returns the program's results.
 
     Args:
         donated: the memory that the function may write to; it puts the next values of these placeholders there.
+        part: what of the program runs.
 
     The other arguments are those of ``lower``.
     """
     donated = donated or Donated()
-    (function,) = functions_of(program, whole=True)
+    function = part_of(program, part)
     return _function(function, Body(program, gate, hunt, donated.placeholders), groups, device, donated, pacing)
 
 
@@ -111,7 +113,9 @@ def _function(
     program = body.program
     takes = [node for node in function.takes if node not in donated.zeros]
     body.take(takes)
+    body.values |= {value: body.values[home] for value, home in function.replaced.items() if home in body.values}
     communication = Communication(body, groups, device or torch.device("cpu"))
+    communication.take_under_way(takes)
     _write(body, function.nodes, communication, donated, pacing)
     body.give(function.gives)
     title = f"{' and '.join(function.phases)} of rank {program.rank}"

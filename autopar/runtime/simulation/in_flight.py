@@ -67,6 +67,13 @@ class InFlight:
         """Return what a collective has given to a rank, once; ``None`` if it has not run yet."""
         return self._results.pop((ticket.group, ticket.number, rank), None)
 
+    def complete(self, values: Mapping[int, dict[str, Any]]) -> None:
+        """Put the results of what nothing has waited for in the place of the tickets. ``values``: rank → values."""
+        for rank, own in values.items() if self._results else ():
+            for name, value in own.items():
+                if isinstance(value, Ticket) and (result := self.result(rank, value)) is not None:
+                    own[name] = result
+
     def late(self, ticket: Ticket) -> list[int]:
         """Return the members that have not started a collective yet."""
         return [rank for rank in ticket.group[0] if self._started.get((ticket.group, rank), -1) < ticket.number]

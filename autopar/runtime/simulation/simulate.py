@@ -26,7 +26,7 @@ from autopar.ir.transfers import Meshes
 from autopar.runtime import current_op
 from autopar.runtime.lowering.packing import Packing, new_piece, packing, take
 from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, RankPosition, chunk
-from autopar.runtime.simulation.in_flight import InFlight
+from autopar.runtime.simulation.in_flight import InFlight, Ticket
 from autopar.torch_private import OpOverload
 
 Values = dict[str, Any]
@@ -206,6 +206,7 @@ def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values:
                 "the ranks wait for each other forever:\n" + _waits(meshes, waiting, running, in_flight)
             )
     in_flight.check_empty()
+    in_flight.complete(values)
     if left := [(pair, queue[0][0]) for pair, queue in mail.items() if queue]:
         (sender, receiver), name = left[0]
         raise SimulationError(f"rank {receiver} never receives {name}, which rank {sender} has sent to it")
@@ -251,7 +252,8 @@ def _finish(waiting: dict[int, Arrival], in_flight: InFlight) -> dict[int, Any]:
     ready: dict[int, Any] = {}
     for rank, arrival in list(waiting.items()):
         if arrival.instruction.axis is WAIT:
-            result = in_flight.result(rank, arrival.operand)
+            started = arrival.operand
+            result = in_flight.result(rank, started) if isinstance(started, Ticket) else started
             if result is not None:
                 del waiting[rank]
                 ready[rank] = result

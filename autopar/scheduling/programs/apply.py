@@ -14,6 +14,16 @@ A collective that is cut is started chunk by chunk, and its chunks are joined:
                                                      w_dp_1 : f32[28] = wait(w_dp_1_start)
                                                      w_dp : f32[32 4] = join_chunks([w_dp_0, w_dp_1], shape=(32, 4))
 
+A collective that crosses the end of a run is started before the run ends, and the next run waits for it. What was
+started is a state; its next value is the start:
+
+    w_grad : f32[8] = state(w_grad_sum)         →    w_dp_start : f32[8] = state(w_dp_next_start) on dp
+    finish:                                          finish:
+    w_dp : f32[8] = all_reduce(w_grad, dp)             w_dp : f32[8] = wait(w_dp_start)
+    …                                                …
+      w_grad_sum : f32[8] = add.Tensor(a, b)           w_grad_sum : f32[8] = add.Tensor(a, b)
+                                                       w_dp_next_start : f32[8] = start all_reduce(w_grad_sum, dp) on dp
+
 The lines of a schedule name values of the explicit program, so that one schedule fits the programs of all ranks. A
 value that a rank does not have is skipped. Chunks are ranges of bytes of the largest piece; each rank cuts its own
 piece in the same proportions, which are equal within a group.
@@ -22,7 +32,7 @@ piece in the same proportions, which are equal within a group.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import fx
@@ -30,20 +40,21 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import make_node, map_operands, node_at, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
-from autopar.ir.record import PHASES, Record, TensorType
+from autopar.ir.record import PHASES, Record, Result, TensorType
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import MESSAGES
 
 
-def scheduled(local: Program, order: Sequence[FunctionLines]) -> Program:
+def scheduled(local: Program, order: Sequence[FunctionLines], across: Collection[str] = ()) -> Program:
     """Return a local program in the order of the lines of its functions. Linear in the graph.
 
     Args:
         local: the program of one rank, which does not change.
         order: all ops and transfers of the explicit program that it was made from.
+        across: the collectives that are started in the run before.
     """
-    return _Writer(local, order).run()
+    return _Writer(local, order, across).run()
 
 
 Span = tuple[int, int]
@@ -58,9 +69,12 @@ class _Writer:
         started: part of a collective → the node that starts it.
         chunks: collective that is cut → its chunks that were waited for.
         messages: how many messages of several members a stream has.
+        across: collective that was started in the run before → the state that is its operand.
+        under_way: start that crosses the end of the run → the state that it replaces.
+        nexts: state → its next value.
     """
 
-    def __init__(self, local: Program, order: Sequence[FunctionLines]) -> None:
+    def __init__(self, local: Program, order: Sequence[FunctionLines], across: Collection[str]) -> None:
         self.local, self.order, self.graph = local, order, fx.Graph()
         self.nodes = {node.name: node for node in local.nodes}
         self.names = set(self.nodes)
@@ -70,20 +84,67 @@ class _Writer:
         self.chunks: dict[fx.Node, list[fx.Node]] = {}
         self.messages: dict[str, int] = {}
         self.phase = "forward"
+        self.across = {self.nodes[name]: operands(self.nodes[name])[0] for name in across if name in self.nodes}
+        self.under_way: dict[fx.Node, fx.Node] = {}
+        rows = zip(operands(local.output), record_of(local.output).results, strict=True)
+        self.nexts = {result.of: value for value, result in rows if result.kind == "state"}
 
     def run(self) -> Program:
         local = self.local
+        replaced = {home for home in self.across.values() if set(home.users) <= self.across.keys()}
         for node in local.nodes:
-            if node.op in ("placeholder", "get_attr"):
+            if node.op in ("placeholder", "get_attr") and node not in replaced:
                 self.copy(node)
+        self.take_under_way()
         for function in self.order:
             for line, phase in zip(function.lines, self.phases(function), strict=True):
                 self.phase = phase
                 self.line(line)
-        self.copy(local.output)
+        self.results(replaced)
         streams = tuple(dict.fromkeys(stream_name(node) for node, _ in self.started))
         return Program(self.graph, "scheduled", local.mesh, stages=local.stages, streams=streams,
                        coordinates=local.coordinates, tree=local.tree, constants=local.constants)  # fmt: skip
+
+    def take_under_way(self) -> None:
+        """Write the states that the run before has started, in the order in which they are started."""
+        messages = 0
+        for function in self.order:
+            for line in function.lines:
+                members = [row for row in self.present(line) if row[0] in self.across] if line.kind == "start" else []
+                message = f"{stream_name(members[0][0])}_before_{messages}" if len(members) > 1 else ""
+                messages += bool(message)
+                for node, part in members:
+                    self.started[node, part] = self.under_way_before(node, part, message)
+
+    def under_way_before(self, node: fx.Node, part: Part, message: str) -> fx.Node:
+        """Write the state of a part of a collective that was started in the run before."""
+        span = self.span(node, part)
+        type = record_of(node).type if span is None else chunk_type(node, span)
+        name = self.unused(self.start_name(node, part))
+        record = Record(type, role="state", stream=stream_name(node), started=True, message=message, span=span)
+        home = make_node(self.graph, name, "placeholder", name, (), {})
+        set_record(home, record)
+        return home
+
+    def results(self, replaced: Collection[fx.Node]) -> None:
+        """Write the results. What crosses the end of the run takes the place of its operand."""
+        output = self.local.output
+        gone = {home.name for home in replaced}
+        rows = [
+            (self.values[value], result)
+            for value, result in zip(operands(output), record_of(output).results, strict=True)
+            if result.of not in gone
+        ]
+        rows += [(start, Result("state", home.name)) for start, home in self.under_way.items()]
+        places = {node.name: k for k, node in enumerate(self.graph.nodes)}
+        rows.sort(key=lambda row: places[row[1].of] if row[1].kind == "state" else -1)
+        new = make_node(self.graph, "output", "output", "output", (tuple(value for value, _ in rows),), {})
+        set_record(new, record_of(output)._replace(results=tuple(result for _, result in rows), uses=()))
+
+    def present(self, line: Line) -> list[tuple[fx.Node, Part]]:
+        """Return the parts of a line that this rank has."""
+        found = [(self.nodes[part.op], part) for part in line.parts if part.op in self.nodes]
+        return [(node, part) for node, part in found if part in self.cuts.get(node, (part,))]
 
     def cut(self) -> dict[fx.Node, dict[Part, Span]]:
         """Return the parts of each collective that is sent in several, with the elements of this rank's piece; a part
@@ -105,8 +166,7 @@ class _Writer:
         return cuts
 
     def line(self, line: Line) -> None:
-        present = [(self.nodes[part.op], part) for part in line.parts if part.op in self.nodes]
-        present = [(node, part) for node, part in present if part in self.cuts.get(node, (part,))]
+        present = self.present(line)
         members = [(node, part) for node, part in present if line.kind != "compute" and communicates(node)]
         for node, part in present:
             if line.kind == "wait" and (node, part) in self.started:
@@ -120,7 +180,10 @@ class _Writer:
         if line.kind == "start" and members:
             message = self.message(stream_name(members[0][0])) if len(members) > 1 else ""
             for node, part in members:
-                self.start(node, part, message)
+                if node in self.across:
+                    self.start_for_the_next(node, part, message)
+                else:
+                    self.start(node, part, message)
 
     def phases(self, function: FunctionLines) -> list[str]:
         """Return the phase in which each line stands: where a function has several, that of the last op."""
@@ -147,12 +210,31 @@ class _Writer:
     def start(self, node: fx.Node, part: Part, message: str) -> None:
         span = self.span(node, part)
         type = record_of(node).type if span is None else chunk_type(node, span)
-        name = f"{node.name}_start" if span is None else f"{node.name}_{self.number(node, part)}_start"
+        name = self.start_name(node, part)
         phase = self.phase_of(node, [self.values[value] for value in operands(node)])
         record = record_of(node)._replace(
             type=type, phase=phase, stream=stream_name(node), started=True, message=message, span=span
         )
         self.started[node, part] = self.add(node, self.unused(name), node.op, node.target, record)
+
+    def start_name(self, node: fx.Node, part: Part) -> str:
+        chunk = "" if self.span(node, part) is None else f"_{self.number(node, part)}"
+        return f"{node.name}{chunk}_start"
+
+    def start_for_the_next(self, node: fx.Node, part: Part, message: str) -> None:
+        """Write the start of a collective that the next run waits for."""
+        home, state = self.started[node, part], self.across[node]
+        before = self.values.get(state)
+        self.values[state] = self.values[self.nexts[state.name]]
+        phase = self.phase_of(node, [self.values[state]])
+        record = record_of(node)._replace(
+            type=record_of(home).type, phase=phase, stream=stream_name(node), started=True, message=message,
+            span=record_of(home).span,
+        )  # fmt: skip
+        name = self.unused(f"{home.name.removesuffix('_start')}_next_start")
+        self.under_way[self.add(node, name, node.op, node.target, record)] = home
+        if before is not None:
+            self.values[state] = before
 
     def wait(self, node: fx.Node, part: Part) -> None:
         started = self.started[node, part]
@@ -186,9 +268,15 @@ class _Writer:
 
     def phase_of(self, node: fx.Node, read: Sequence[fx.Node]) -> str:
         """Return the phase of a line of a collective: that in which it stands, but none before what it reads, and none
-        after that of its transfer, whose readers may be in the same one."""
-        earliest = max([PHASES.index(record_of(value).phase) for value in read], default=0)
-        place = min(PHASES.index(self.phase), PHASES.index(record_of(node).phase))
+        after that of its transfer, whose readers may be in the same one. What completes the run before is apart."""
+        if record_of(node).phase != "finish" and self.phase == "finish":
+            return self.phase_of_lines(node, read, "forward")
+        return self.phase_of_lines(node, read, self.phase)
+
+    def phase_of_lines(self, node: fx.Node, read: Sequence[fx.Node], phase: str) -> str:
+        made = [record_of(value).phase for value in read if value.op != "placeholder"]
+        earliest = max(map(PHASES.index, made), default=0)
+        place = min(PHASES.index(phase), PHASES.index(record_of(node).phase))
         return PHASES[max(earliest, place)]
 
     def span(self, node: fx.Node, part: Part) -> Span | None:

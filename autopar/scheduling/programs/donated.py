@@ -99,7 +99,7 @@ def _update_groups(program: Program, donated: frozenset[fx.Node], readers: Memor
             if keys.get(update) in open_:
                 done.append(open_.pop(keys[update]))
         if node.target in IN_PLACE and all(_is_last(value, node, donated, readers) for value in written(node)):
-            keys[node] = key = _numbers(node)
+            keys[node] = key = numbers_of(node)
             open_.setdefault(key, []).append(node)
     return [*done, *open_.values()]
 
@@ -110,7 +110,7 @@ def _side_by_side(program: Program, donated: frozenset[fx.Node], readers: Memory
     last: object = None
     for node in program.nodes:
         if node.target in IN_PLACE and all(_is_last(value, node, donated, readers) for value in written(node)):
-            if (key := _numbers(node)) != last:
+            if (key := numbers_of(node)) != last:
                 groups.append([])
             groups[-1].append(node)
             last = key
@@ -152,7 +152,7 @@ def _is_last(value: fx.Node, update: fx.Node, donated: frozenset[fx.Node], reade
     return home in donated if home.op == "placeholder" else home.op == "call_function" and not is_getitem(home)
 
 
-def _numbers(update: fx.Node) -> object:
+def numbers_of(update: fx.Node) -> object:
     """Return what updates that run as one op have in common: the op, its numbers, and the shared operands."""
     dtypes = tuple(tensor_type(value).dtype for value in written(update))
     return update.target, update.args[-SHARED[called_op(update)] :], tuple(update.kwargs.items()), dtypes

@@ -4,13 +4,13 @@
     y : f32[16 4] = mm(x, gathered)              →   Op("y", "compute", 5.3e-06, ("gathered",), memory=256)
 
 Seconds, bytes and memory are those of the largest piece, so that all ranks decide the same. A collective is on the
-stream of its axes, ``"tp"`` or ``"dp tp"``. An op that computes the next value of a state may overwrite the state, and
-an update overwrites what it updates; so they come after all that reads the value before, through views too.
+stream of its axes, ``"tp"`` or ``"dp tp"``. An op that overwrites a state, and an update, which overwrites what it
+updates, come after all that reads the memory before, through views too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import fx
 
@@ -27,13 +27,16 @@ from autopar.scheduling.programs.memory_readers import MemoryReaders
 from autopar.scheduling.programs.shared import may_share, piece_bytes
 
 
-def program_ops(program: Program, function: Function, seconds: Mapping[str, float]) -> list[Op]:
+def program_ops(
+    program: Program, function: Function, seconds: Mapping[str, float], overwriting: Collection[fx.Node] = ()
+) -> list[Op]:
     """Return the ops of a function of an explicit program, in the order of the program. Linear in the graph.
 
     Args:
         seconds: value → the seconds of what computes it.
+        overwriting: the ops that write the next value of a state into its memory.
     """
-    reads = _Reads(program)
+    reads = Reads(program, overwriting)
     inside = {node.name for node in function.nodes}
     return [
         _op(node, seconds.get(node.name, 0.0), [name for name in reads.of(node) if name in inside],
@@ -79,12 +82,12 @@ def _held(node: fx.Node) -> int:
     return sum(piece_bytes(type) for type in (types if isinstance(types, tuple) else (types,)) if type is not None)
 
 
-class _Reads:
+class Reads:
     """Finds the ops that a node reads, and those that must be over because it overwrites what they read."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, overwriting: Collection[fx.Node]) -> None:
         self.base: dict[fx.Node, tuple[str, ...]] = {}  # value → the op that computes it, and those whose memory it is
-        self.overwrites = _overwrites(program)
+        self.overwrites = _overwrites(program, overwriting)
 
     def of(self, node: fx.Node) -> list[str]:
         found: dict[str, None] = {}
@@ -105,9 +108,9 @@ class _Reads:
         return self.base[value]
 
 
-def _overwrites(program: Program) -> dict[fx.Node, list[str]]:
-    """Map each op that may write to memory to the earlier readers of it: one that computes the next value of a state,
-    and an update, which is computed in place."""
+def _overwrites(program: Program, overwriting: Collection[fx.Node]) -> dict[fx.Node, list[str]]:
+    """Map each op that may write to memory to the earlier readers of it: one that writes the next value of a state, and
+    an update, which is computed in place."""
     placeholders = {node.name: node for node in program.placeholders}
     place = {node: k for k, node in enumerate(program.nodes)}
     readers = MemoryReaders(program)
@@ -120,7 +123,7 @@ def _overwrites(program: Program) -> dict[fx.Node, list[str]]:
     for value, result in zip(operands(program.output), record_of(program.output).results, strict=True):
         while is_getitem(value):
             value = node_at(value)
-        if result.kind == "state" and value.op == "call_function":
+        if result.kind == "state" and value in overwriting:
             overwrite(value, placeholders[result.of])
     for node in program.nodes:
         for value in written_over(node) if node.target in IN_PLACE else ():

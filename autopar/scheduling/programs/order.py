@@ -6,9 +6,11 @@ digest: a program that is captured again is not scheduled again.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
@@ -22,16 +24,19 @@ from autopar.optimizers import IN_PLACE
 from autopar.scheduling.decide import judge, schedule
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
-from autopar.scheduling.programs.donated import Donated
+from autopar.scheduling.policies import ByteScheduler
+from autopar.scheduling.programs.across import memory_of_run, rotated_ops, unrotated
+from autopar.scheduling.programs.donated import Donated, numbers_of
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import Function, functions_of
 from autopar.scheduling.programs.just_in_time import just_in_time
 from autopar.scheduling.programs.ops import program_ops
 from autopar.scheduling.programs.overlap import LONGEST_TAIL, TODAY, Overlap
 from autopar.scheduling.programs.today import today
-from autopar.scheduling.programs.updates import updates_last
+from autopar.scheduling.programs.updates import side_by_side, updates_last
 from autopar.scheduling.scheduled import Schedule
 
+LITTLE = 0.01  # of a step: less is not worth an op for each update
 MORE_MEMORY = 1.05  # the most that the default policy may need, relative to the order of ``today``
 
 
@@ -43,11 +48,13 @@ class Execution:
         whole: whether it is one function, as the programs of a step are; else each phase is one.
         written: the states that it may write to in place, besides the sums of gradients, by the user's names.
         from_zero: whether the sums of gradients begin as zeros.
+        across: the collectives that are started in the run before.
     """
 
     whole: bool = False
     written: frozenset[str] = frozenset()
     from_zero: bool = False
+    across: tuple[str, ...] = ()
 
     def donated(self, program: Program) -> list[str]:
         """Return the placeholders that a program may write to: sums, and the states in ``written``."""
@@ -72,11 +79,13 @@ class Order:
         functions: the lines of each function.
         schedules: of each function, with the bound.
         source: where the durations are from, in words.
+        across: the collectives that are started in the run before.
     """
 
     functions: tuple[FunctionLines, ...]
     schedules: tuple[Schedule, ...]
     source: str = ""
+    across: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -130,13 +139,44 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
         ScheduleError: a priority contradicts another or what the values depend on.
     """
     functions = functions_of(program, execution.whole)
+    if execution.across:
+        lines, made_across = _across(program, execution, functions[0], durations, overlap)
+        return Order((lines,), (made_across,), durations.source, execution.across)
     donated = Donated.of(program, execution.donated(program))
     made = []
     for function, lines in zip(functions, today(program, functions, donated), strict=True):
-        ops = program_ops(program, function, durations.seconds)
+        ops = program_ops(program, function, durations.seconds, {*donated.updates, *donated.sums})
         in_time = just_in_time(program, ops) if overlap.policy == LONGEST_TAIL else ops
         made.append(_Deciding(function, ops, in_time, lines, durations, overlap).run())
     return Order(tuple(lines for lines, _ in made), tuple(schedule for _, schedule in made), durations.source)
+
+
+def _across(
+    program: Program, execution: Execution, function: Function, durations: Durations, overlap: Overlap
+) -> tuple[FunctionLines, Schedule]:
+    """Return the order of a program in which collectives cross the end of its run; ``today`` is that of its ops."""
+    across, donated = execution.across, Donated.of(program, execution.donated(program))
+    ops = program_ops(program, function, durations.seconds, {*donated.updates, *donated.sums})
+    rotated, crossing = rotated_ops(program, ops, across), frozenset(across)
+
+    def made_by(policy: str | ByteScheduler, **options: Any) -> tuple[Schedule, list[Line], int]:
+        made = schedule(rotated, policy, overlap.issue, startup=durations.startup,
+                        interference=durations.interference, **options)  # fmt: skip
+        lines = unrotated(made.lines, across)
+        return made, lines, memory_of_run(program, ops, lines, crossing)
+
+    if overlap.policy == LONGEST_TAIL:
+        made, lines, memory = made_by(TODAY)
+        memory += sum(op.memory for op in ops if op.name in crossing)  # what crosses takes memory for longer
+        for limit in (None, made.memory):
+            with contextlib.suppress(ScheduleError):  # no other order was found that needs as little
+                other, others, needs = made_by(LONGEST_TAIL, memory=limit)
+                if other.makespan < made.makespan and needs <= memory * MORE_MEMORY:
+                    made, lines = other, others
+                    break
+    else:
+        made, lines, _ = made_by(overlap.policy, priorities=overlap.priorities_of(op.name for op in rotated))
+    return FunctionLines(function.phases, completed(function, lines)), made
 
 
 @dataclass(frozen=True)
@@ -158,7 +198,7 @@ class _Deciding:
     def run(self) -> tuple[FunctionLines, Schedule]:
         policy, durations, issue = self.overlap.policy, self.durations, self.overlap.issue
         startup, interference = durations.startup, durations.interference
-        before = judge(self.ops, self.known(), TODAY, issue, startup=startup, interference=interference)
+        before = self.judged(TODAY, self.known())
         if policy == TODAY:
             return self.lines, before
         priorities = self.overlap.priorities_of(op.name for op in self.ops)
@@ -175,20 +215,30 @@ class _Deciding:
             made = self.with_updates_together(made)
             if made.makespan > before.makespan:
                 return self.lines, before
-        return FunctionLines(self.function.phases, self.complete(made.lines)), made
+        made = self.judged(made.policy, side_by_side(self.ops, made.lines, self.updates))
+        return FunctionLines(self.function.phases, completed(self.function, made.lines)), made
+
+    @property
+    def updates(self) -> dict[str, object]:
+        """The updates that can run in place, and what those have in common that can run as one op."""
+        return {node.name: numbers_of(node) for node in self.function.nodes if node.target in IN_PLACE}
+
+    def judged(self, policy: str, lines: Sequence[Line]) -> Schedule:
+        """Return the schedule with these lines."""
+        durations = self.durations
+        return judge(self.ops, lines, policy, self.overlap.issue, startup=durations.startup,
+                     interference=durations.interference)  # fmt: skip
 
     def with_updates_together(self, made: Schedule) -> Schedule:
         """Return the schedule with all updates that nothing reads at the end, unless that takes longer than launching
         each by itself."""
-        read = {name for op in self.ops for name in op.before}
-        updates = {node.name for node in self.function.nodes if node.target in IN_PLACE and node.name not in read}
+        updates = set(self.updates)
+        updates -= {name for op in self.ops if op.name not in updates for name in op.before}  # they are read
         if len(updates) < 2:
             return made
-        durations = self.durations
-        together = judge(self.ops, updates_last(self.ops, made.lines, updates), made.policy, self.overlap.issue,
-                         startup=durations.startup, interference=durations.interference)  # fmt: skip
-        saved = (len(updates) - 1) * durations.launch
-        return together if together.makespan <= made.makespan + saved else made
+        together = self.judged(made.policy, updates_last(self.ops, made.lines, updates))
+        saved = (len(updates) - 1) * self.durations.launch
+        return together if together.makespan <= made.makespan * (1 + LITTLE) + saved else made
 
     def known(self) -> list[Line]:
         """Return the lines of ops alone, with the bytes that the ops have; elements of results take no time."""
@@ -199,14 +249,15 @@ class _Deciding:
             if line.parts[0].op in whole
         ]
 
-    def complete(self, lines: Sequence[Line]) -> tuple[Line, ...]:
-        """Add the elements of results with several values, each behind its op."""
-        nodes: dict[str, fx.Node] = {node.name: node for node in self.function.nodes}
-        complete: list[Line] = []
-        for line in lines:
-            complete.append(line)
-            if line.kind == "compute":
-                for element in nodes[line.parts[0].op].users:
-                    if is_getitem(element) and element.name in nodes:
-                        complete.append(Line("compute", (Part(element.name, 0, 0),)))
-        return tuple(complete)
+
+def completed(function: Function, lines: Sequence[Line]) -> tuple[Line, ...]:
+    """Add the elements of results with several values, each behind its op."""
+    nodes: dict[str, fx.Node] = {node.name: node for node in function.nodes}
+    complete: list[Line] = []
+    for line in lines:
+        complete.append(line)
+        if line.kind == "compute":
+            for element in nodes[line.parts[0].op].users:
+                if is_getitem(element) and element.name in nodes:
+                    complete.append(Line("compute", (Part(element.name, 0, 0),)))
+    return tuple(complete)

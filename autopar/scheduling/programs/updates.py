@@ -1,4 +1,4 @@
-"""Put the updates of parameters that nothing reads at the end of a schedule, so that they run as one op.
+"""Put updates of parameters side by side, so that they run as one op; those that nothing reads, at the end.
 
 wait w_dp                      wait w_dp
 compute adamw                  wait v_dp
@@ -8,7 +8,8 @@ compute adamw_1                compute adamw_1
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 
 from autopar.scheduling.lines import Line
 from autopar.scheduling.op import Op
@@ -23,6 +24,28 @@ def updates_last(ops: Sequence[Op], lines: Sequence[Line], updates: Collection[s
     issued = [line for line in lines if line.kind != "wait"]
     moved = [line for line in issued if line.parts[0].op in updates]
     return with_waits(ops, [*(line for line in issued if line.parts[0].op not in updates), *moved])
+
+
+def side_by_side(ops: Sequence[Op], lines: Sequence[Line], numbers: Mapping[str, object]) -> list[Line]:
+    """Return the lines with updates of equal numbers side by side, where only updates stand between them. Linear.
+
+    Args:
+        numbers: update → what updates that run as one op have in common.
+    """
+    reads = {op.name: op.before for op in ops}
+    ordered: list[Line] = []
+    for is_update, run in itertools.groupby(lines, lambda line: line.kind == "compute" and line.parts[0].op in numbers):
+        members = list(run)
+        if is_update:
+            groups: dict[object, list[Line]] = {}
+            for line in members:
+                groups.setdefault(numbers[line.parts[0].op], []).append(line)
+            sorted_ = [line for group in groups.values() for line in group]
+            place = {line.parts[0].op: k for k, line in enumerate(sorted_)}
+            if all(place.get(name, -1) < place[op] for op in place for name in reads[op]):
+                members = sorted_
+        ordered += members
+    return ordered
 
 
 def with_waits(ops: Sequence[Op], issued: Sequence[Line]) -> list[Line]:

@@ -59,7 +59,7 @@ def test_inserted_ops_say_whom_they_serve() -> None:
 def test_the_program_of_a_rank_names_the_rank() -> None:
     parallel = autopar.parallelize(Residual(), Mesh(dp=2, tp=2), COLUMN_ROW, example=(torch.randn(5, 8),))
     heads = [str(parallel.local(rank)).splitlines()[0] for rank in range(4)]
-    assert heads == [f"program local on dp=2 tp=2 at dp={r // 2} tp={r % 2}" for r in range(4)]
+    assert heads == [f"program scheduled on dp=2 tp=2 at dp={r // 2} tp={r % 2}" for r in range(4)]
     assert parallel.local(0).graph is parallel.local(1).graph and parallel.local(0).graph is not parallel.local(2).graph
     for rank in range(4):
         parallel.local(rank).verify()

@@ -1,4 +1,4 @@
-"""Lower programs with streams: each collective runs in the group of its stream, and shares no bucket with others."""
+"""Lower programs with streams: each collective runs in the group of its stream, and so does a message of several."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ stream urgent
   x : f32[4] = input
 forward:
   y : f32[4] = relu(x)
-  a : f32[4] = all_reduce(x, dp) on {}
-  b : f32[4] = all_reduce(y, dp) on {}
+  a_start : f32[4] = start all_reduce(x, dp) on {}
+  b_start : f32[4] = start all_reduce(y, dp) on {}
+  a : f32[4] = wait(a_start)
+  b : f32[4] = wait(b_start)
   c : f32[4] = mul.Tensor(a, b)
   return c
 """
@@ -28,19 +30,19 @@ GROUPS = {(0, 1): "the default", ((0, 1), "late"): "another", ((0, 1), "urgent")
 @pytest.mark.parametrize(
     ("streams", "starts"),
     [
-        (("late", "late"), ["start_bucket([x, y], 'sum', 'another')"]),
+        (("late in m", "late in m"), ["start_bucket([x, y], (None, None), 'sum', 'another')"]),
         (("late", "urgent"), ["start_all_reduce(x, 'sum', 'another')", "start_all_reduce(y, 'sum', 'a third')"]),
     ],
 )
-def test_buckets_are_of_one_stream(streams: tuple[str, str], starts: list[str]) -> None:
-    forward = lower(Program.parse(TEXT.format(*streams)), GROUPS, bytes={"a": 16, "b": 16})["forward"]
+def test_messages_are_of_one_stream(streams: tuple[str, str], starts: list[str]) -> None:
+    forward = lower(Program.parse(TEXT.format(*streams)), GROUPS)["forward"]
     source = forward.graph.python_code("self").src.replace("_in_place", "")
     assert re.findall(r"start_(?:bucket|all_reduce)\(.*?'\)", source) == starts
 
 
 def test_a_stream_without_a_group() -> None:
     said = (
-        "a runs on late among the ranks [0, 1], which have no process group for that; all ranks make it before a "
+        "a_start runs on late among the ranks [0, 1], which have no process group for that; all ranks make it before a "
         "program is lowered, with groups_for(job, programs)"
     )
     with pytest.raises(SimulationError, match=f"^{re.escape(said)}$"):

@@ -31,7 +31,8 @@ def ops_of(text: str, **seconds: float) -> dict[str, Op]:
     """The ops of a program, with prices of the machine ``cpu``, some of which are replaced."""
     program = Program.parse(text)
     prices = {**durations(program, "cpu").seconds, **seconds}
-    return {op.name: op for op in program_ops(program, *functions_of(program, whole=True), prices)}
+    overwriting = {node for node in program.nodes if node.name == "add"}
+    return {op.name: op for op in program_ops(program, *functions_of(program, whole=True), prices, overwriting)}
 
 
 def test_collectives_have_streams_bytes_and_kinds() -> None:

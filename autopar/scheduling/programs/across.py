@@ -1,0 +1,146 @@
+"""Order a program in which collectives cross the end of its run: they are started in the run before.
+
+    one run                            what is ordered
+    finish: reduced, updated           backward, reductions, | finish: updated, forward
+    forward
+    backward                           the run
+                                       finish: wait, updated, forward, backward, start of the reductions
+
+What is ordered begins behind the forward: the backward computes gradients, the reductions run while the next forward
+has stay, and the forward waits for each parameter where it is first read. All that is not a crossing collective is over
+before the run ends, at the bar. Then the lines behind the bar go to the front. So a run takes the same time as what is
+ordered, and the collectives that the next forward needs first go first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.optimizers import IN_PLACE
+from autopar.scheduling.lines import Line
+from autopar.scheduling.op import COMPUTE, Op
+from autopar.scheduling.programs.ops import Reads
+
+END = "the end of a run"
+BEFORE_THE_BACKWARD = ("finish", "forward")
+
+
+def rotated_ops(program: Program, ops: Sequence[Op], across: Collection[str]) -> list[Op]:
+    """Return the ops of a rotated program: backward, reductions, end of the run, forward, each update before its first
+    reader. Linear in the ops.
+
+    Args:
+        ops: those of the program.
+        across: the collectives that are started in the run before.
+    """
+    phases = {node.name: record_of(node).phase for node in program.nodes}
+    crossing = {op.name for op in ops if op.name in across}
+    early = {op.name for op in ops if phases[op.name] in BEFORE_THE_BACKWARD} - crossing
+    operand_of = _next_operands(program, crossing)
+    others = early | crossing
+    late = [
+        replace(op, after=_among(op.after, others), behind=_among(op.behind, others))
+        for op in ops
+        if op.name not in others
+    ]
+    sent = [
+        replace(op, after=_among(operand_of[op.name], others), kind=("across", op.kind))
+        for op in ops
+        if op.name in crossing
+    ]
+    end = Op(END, COMPUTE, 0.0, tuple(op.name for op in late))
+    finish = [op for op in ops if op.name in early and phases[op.name] == "finish"]
+    forward = [op for op in ops if op.name in early and phases[op.name] != "finish"]
+    after = [replace(op, after=(END, *op.after)) for op in _just_in_time(finish, forward)]
+    return [*late, *sent, end, *after]
+
+
+def unrotated(lines: Sequence[Line], across: Collection[str]) -> list[Line]:
+    """Return the lines of one run: those behind its end come first, and all crossing collectives are started before
+    the waits at its end."""
+    bar = next(k for k, line in enumerate(lines) if line.parts[0].op == END)
+    begin, end = list(lines[bar + 1 :]), list(lines[:bar])
+    crossing = frozenset(across)
+    stay = [line.kind != "start" or line.parts[0].op not in crossing for line in begin]
+    started = [line for line, stays in zip(begin, stay, strict=True) if not stays]
+    waits = len(end)
+    while waits and end[waits - 1].kind == "wait":
+        waits -= 1
+    return [*(line for line, stays in zip(begin, stay, strict=True) if stays), *end[:waits], *started, *end[waits:]]
+
+
+def memory_of_run(program: Program, ops: Sequence[Op], lines: Sequence[Line], across: Collection[str]) -> int:
+    """Return the most bytes of results that are alive in a line of one run. Linear.
+
+    What the run before has started is there until its last reader; what the run starts for the next one stays. Updates
+    are in place.
+
+    Args:
+        ops: those of the program.
+        lines: of one run.
+    """
+    begin: dict[str, int] = {}
+    end: dict[str, int] = {}
+    for place, line in enumerate(lines):
+        for part in line.parts:
+            end[part.op] = place
+            if line.kind != "wait":
+                begin.setdefault(part.op, place)
+    last: dict[str, int] = {}
+    for op in ops:
+        for name in op.after:
+            last[name] = max(last.get(name, 0), end[op.name] if op.name not in across else begin[op.name])
+    updates = {node.name for node in program.nodes if node.target in IN_PLACE}
+    change = [0] * (len(lines) + 1)
+    for op in ops:
+        bytes = 0 if op.name in updates else op.memory
+        change[begin[op.name]] += bytes
+        if op.name in across:
+            change[0] += bytes
+        if op.name in last:
+            change[last[op.name] + 1] -= bytes
+    return max(itertools.accumulate(change))
+
+
+def next_values(program: Program) -> dict[str, fx.Node]:
+    """Return the next value of each state of a program, by placeholder."""
+    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
+    return {result.of: value for value, result in rows if result.kind == "state"}
+
+
+def _just_in_time(finish: Sequence[Op], forward: Sequence[Op]) -> list[Op]:
+    """Return the forward in its order, with each op that completes the run before in front of its first reader."""
+    left = {op.name: op for op in finish}
+    ordered: list[Op] = []
+    placed: set[str] = set()
+    for op in (*forward, *finish):
+        pending = [op]
+        while pending:
+            at = pending[-1]
+            unplaced = [left[name] for name in at.before if name in left and name != at.name]
+            if unplaced:
+                pending += unplaced
+            else:
+                pending.pop()
+                if at.name not in placed:
+                    placed.add(at.name)
+                    left.pop(at.name, None)
+                    ordered.append(at)
+    return ordered
+
+
+def _next_operands(program: Program, crossing: Collection[str]) -> Mapping[str, Sequence[str]]:
+    """Map each crossing collective to the ops that compute its operand for the next run."""
+    reads, nexts = Reads(program, ()), next_values(program)
+    nodes = {node.name: node for node in program.nodes}
+    return {name: reads.bases(nexts[operands(nodes[name])[0].name]) for name in crossing}
+
+
+def _among(names: Sequence[str], others: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name not in others)

@@ -1,0 +1,162 @@
+"""Keep what a step has left under way, hand it to the next step, and complete it where somebody needs the state.
+
+Between two such steps the parameters and the optimizer's state are those before the last update. So whatever reads or
+writes them completes the step first. What cannot be seen, as a write to a parameter itself, is found before the next
+update, and refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autopar.capture.guards import GuardedCall
+from autopar.capture.model_state import ModelState
+from autopar.model.calls import Calls
+from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.inputs import CallInputs
+from autopar.step.captures import StepCaptures
+from autopar.step.compiled_step import MicroBatch, StepUpdate
+from autopar.step.optimizer_state import OptimizerState
+from autopar.step.runs import Returned
+from autopar.step.turns import SimulatedTurns, TurnsOnProcess, UnderWay
+from autopar.torch_private import version_of, without_function_modes
+
+Runner = TurnsOnProcess | SimulatedTurns
+
+
+@dataclass
+class Crossing:
+    """What a step has left under way, if there is anything.
+
+    Attributes:
+        calls: the calls of the model, which complete the step before they read parameters.
+        optimizer_state: the optimizer and its state.
+        failed: whether a step has failed after it took what was under way.
+    """
+
+    calls: Calls
+    optimizer_state: OptimizerState
+    failed: bool = False
+    _left: tuple[Runner, UnderWay] | None = None
+    _facts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _updates: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        optimizer = self.optimizer_state.optimizer
+        optimizer.register_state_dict_pre_hook(lambda optimizer: self.finish())
+        optimizer.register_load_state_dict_pre_hook(lambda optimizer, state: self.finish())
+        optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: self.finish())
+
+    def prepare(self, runner: Runner, captured: StepCaptures, call: GuardedCall) -> None:
+        """Prepare a step: complete what other steps have left, or what this one has left for other programs.
+
+        Raises:
+            RuntimeError: a step has failed, or somebody has written to a tensor whose update is under way.
+        """
+        self.calls.complete(but=self)
+        self._refuse_failed()
+        if self._left is None:
+            return
+        self._refuse_written()
+        kind, left = self._left
+        same = kind is runner and call.known and captured.micros[call] is left.micro
+        if not same or self._updates != self._updates_now():
+            self.finish()
+
+    def run(self, runner: Runner, batch: Sequence[CallInputs], model: ModelState, micro: MicroBatch,
+            update: StepUpdate, state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
+        """Run a step behind what is under way."""
+        if self._left is not None and self._left[1].update is not update:
+            self.finish()
+        before = None if self._left is None else self._left[1]
+        try:
+            returned, left = runner(batch, model, micro, update, state, before)
+        except BaseException:
+            if before is not None and before.taken:
+                self._forget()
+                self.failed = True
+            raise
+        self._left = runner, left
+        self.calls.unfinished[id(self)] = self.finish
+        return returned
+
+    def watch(self) -> None:
+        """Note the state of parameters and optimizer after a step, to see whether somebody writes to it."""
+        if self._left is not None:
+            self._facts, self._updates = self._facts_now(), self._updates_now()
+
+    def finish(self) -> None:
+        """Complete what is under way. A second call does nothing. All ranks call it.
+
+        Raises:
+            RuntimeError: a step has failed, or somebody has written to a tensor whose update is under way.
+        """
+        self._refuse_failed()
+        if self._left is not None:
+            self._refuse_written()
+            self._complete()
+
+    def forget_failure(self) -> None:
+        """Complete what is under way, whoever wrote to it, because another state is loaded."""
+        if self._left is not None:
+            self._complete()
+        self.failed = False
+
+    def _complete(self) -> None:
+        assert self._left is not None
+        runner, left = self._left
+        self.calls.agreement.announce("finish the step before")
+        self._forget()
+        self.failed = True
+        with torch.inference_mode(False), without_function_modes(), torch.no_grad():
+            runner.finish(left)
+            self.optimizer_state.finish()
+        self.failed = False
+
+    def _forget(self) -> None:
+        self._left = None
+        self.calls.unfinished.pop(id(self), None)
+
+    def _refuse_failed(self) -> None:
+        if self.failed:
+            raise RuntimeError(
+                "a step has failed while the update of the step before was under way, so that some parameters are "
+                "updated and others are not: load a state with step.load_state_dict(state)"
+            )
+
+    def _refuse_written(self) -> None:
+        now = self._facts_now()
+        for what, before in self._facts.items():
+            if what in now and now[what] != before:
+                raise RuntimeError(
+                    f"{what} was written to or replaced while its update was under way: with across=True, call "
+                    f"step.finish() on all ranks before such a write. To go on, load a state with "
+                    f"step.load_state_dict(state)"
+                )
+
+    def _facts_now(self) -> dict[str, tuple[int, ...]]:
+        """Return what changes if somebody writes to a trained parameter or to the optimizer's state."""
+        optimizer, facts = self.optimizer_state.optimizer, dict[str, tuple[int, ...]]()
+        for name, (_, parameter) in self.optimizer_state.groups().items():
+            facts[f"the parameter {name}"] = _version(parameter)
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    facts[f"the state {key} of {name}"] = _version(value)
+        return facts
+
+    def _updates_now(self) -> list[Any]:
+        """Return how the optimizer updates each group now."""
+        definition, optimizer = self.optimizer_state.definition, self.optimizer_state.optimizer
+        return [definition.update(group) for group in optimizer.param_groups]
+
+
+def _version(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return what changes with a write to a tensor: its version, and that of its piece; and where its memory is."""
+    if not is_dtensor(tensor):
+        return version_of(tensor), tensor.data_ptr()
+    piece = local_of(tensor)
+    return version_of(tensor), version_of(piece), piece.data_ptr()

@@ -1,0 +1,253 @@
+"""Rotate a step: finish the step before, and run this one up to the collectives that cross its end.
+
+The reduction of a gradient crosses. The program has it where its result is read, at the beginning, and takes its
+operand from the run before:
+
+    micro:                                                   w : f32[8 4] = state(sgd, 'w')
+      w : f32[8 4] = param                                   w_before : f32[8 4] +dp = state(w_grad_sum, 'w.before')
+      …                                                      …
+      backward:                                              finish:
+        w_grad_sum : f32[8 4] +dp = add.Tensor(w_grad, mm) →   w_grad_dp : f32[8 4] = all_reduce(w_before, dp)
+    update:                                                    sgd : f32[8 4] = autopar::sgd(w, w_grad_dp, lr_0, …)
+      w_grad_dp : f32[8 4] = all_reduce(w_grad, dp)          forward:
+      sgd : f32[8 4] = autopar::sgd(w, w_grad_dp, lr_0, …)     … = … sgd …
+                                                             backward:
+                                                               w_grad_sum : f32[8 4] +dp = add.Tensor(w_grad, mm)
+
+The order of the program starts such a collective in the run before, as soon as there is its operand (software
+pipelining: Lam, PLDI 1988). Where each update depends on all gradients, the gathers of the updated parameters cross
+instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from autopar.ir import transfers
+from autopar.ir.nodes import name_of, operands, record_of, set_record, tensor_type
+from autopar.ir.program import Program
+from autopar.ir.record import Record, Requirement
+from autopar.ir.value_names import before_name, gradient_parameter
+from autopar.scheduling.programs.functions import is_collective
+from autopar.step.graph_builder import GraphBuilder
+from autopar.step.hoisted_counts import hoist_counts
+
+ADD = torch.ops.aten.add.Tensor
+
+
+@dataclass
+class Cut:
+    """What of an update runs in the next step.
+
+    Attributes:
+        finish: the nodes of the update that do.
+        handed: value of the update → what it is called between two runs; the next step reads it.
+        crossing: the collectives that read these values.
+        moved: value of the update → the reduction of ``micro`` that computes it in the next step.
+    """
+
+    finish: set[fx.Node] = field(default_factory=set)
+    handed: dict[fx.Node, str] = field(default_factory=dict)
+    crossing: list[fx.Node] = field(default_factory=list)
+    moved: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """A rotated step.
+
+    Attributes:
+        program: explicit; its phase ``finish`` completes the step before.
+        crossing: the names of the collectives that are started in the run before.
+    """
+
+    program: Program
+    crossing: tuple[str, ...]
+
+
+def reductions_cross(micro: Program, update: Program) -> Cut:
+    """Return the cut in front of the reduction of each gradient. Linear in both programs.
+
+    What the update returns, as the loss, must not depend on gradients.
+    """
+    cut, kept = Cut(), _ancestors(update, "return")
+    cut.finish = {node for node in update.nodes if _runs(node) and node not in kept}
+    sums = _next_values(micro)
+    for home in update.placeholders:
+        parameter = gradient_parameter(name_of(home)) if record_of(home).role == "buffer" else None
+        if parameter is None:
+            continue
+        path = _transfers_of(home)
+        last = max((k for k, node in enumerate(path) if _may_cross(node)), default=None)
+        handed = home if last is None else operands(path[last])[0]
+        cut.handed[handed] = before_name(parameter)
+        if last is not None:
+            cut.crossing.append(path[last])
+            cut.finish.difference_update(path[:last])
+        elif (reduction := _late_reduction(sums[name_of(home)])) is not None:
+            cut.moved[home] = reduction
+            cut.crossing.append(reduction)
+    return cut
+
+
+def gathers_cross(update: Program) -> Cut:
+    """Return the cut in front of the gathers of updated parameters, which nothing else reads."""
+    cut = Cut()
+    for node, result in zip(operands(update.output), record_of(update.output).results, strict=True):
+        gathers = node.target is transfers.all_gather and operands(node)[0].op == "call_function"
+        if result.kind == "state" and gathers and len(node.users) == 1 and node not in cut.finish:
+            home = next(home for home in update.placeholders if home.name == result.of)
+            cut.finish.add(node)
+            cut.handed[operands(node)[0]] = before_name(name_of(home))
+            cut.crossing.append(node)
+    return cut
+
+
+def rotate(micro: Program, update: Program, cut: Cut) -> Rotated:
+    """Return the rotated step of two explicit programs. Linear in both."""
+    return _Rotation(micro, update, cut).run()
+
+
+class _Rotation:
+    """Writes a rotated step.
+
+    Attributes:
+        homes: name → placeholder.
+        nexts: name of a state → its next value, so far.
+        needs: value → what its home requires of it.
+        befores: value that is handed to the next run → the placeholder of the run before.
+    """
+
+    def __init__(self, micro: Program, update: Program, cut: Cut) -> None:
+        self.micro, self.update, self.cut = micro, update, cut
+        self.builder = GraphBuilder(torch.device("cpu"))
+        self.nexts: dict[str, fx.Node] = {}
+        self.needs: dict[fx.Node, Requirement | None] = {}
+        self.returned: list[fx.Node] = []
+        self.crossing: list[fx.Node] = []
+        self.sums = _next_values(micro)
+        unused = {name_of(home) for home in cut.moved}
+        roles = {name_of(node): record_of(node) for program in (micro, update) for node in program.placeholders}
+        self.roles = {name: record.role for name, record in roles.items()}
+        self.homes = {
+            name: self.builder.placeholder(name, record._replace(name=name))
+            for name, record in roles.items()
+            if name not in unused
+        }
+        self.befores = {value: self._before(value, name) for value, name in cut.handed.items()}
+
+    def _before(self, value: fx.Node, name: str) -> fx.Node:
+        source = operands(self.cut.moved[value])[0] if value in self.cut.moved else value
+        return self.builder.placeholder(name, Record(record_of(source).type, role="state", name=name))
+
+    def run(self) -> Rotated:
+        update, finish = self.update, self.cut.finish
+        values = self._taken(update)
+        values |= self.befores
+        for home, reduction in self.cut.moved.items():
+            values[home] = self._copy(reduction, {operands(reduction)[0]: self.befores[home]}, self.micro, "finish")
+        self._run(update, [node for node in update.nodes if node in finish], values, "finish")
+        self._results(update, values)
+        in_micro = self._taken(self.micro)
+        dropped = {*self.cut.moved.values(), *(self.sums[name_of(home)] for home in self.cut.moved)}
+        self._run(self.micro, [node for node in self.micro.nodes if _runs(node) and node not in dropped], in_micro)
+        self._results(self.micro, in_micro)
+        values = self._taken(update)
+        self._run(update, [node for node in update.nodes if _runs(node) and node not in finish], values)
+        self._results(update, values)
+        states = {self.homes[name]: self.nexts[name] for name in self.homes if self.roles[name] == "state"}
+        for value, before in self.befores.items():
+            moved = self.cut.moved.get(value)
+            states[before] = handed = values[value] if moved is None else in_micro[operands(moved)[0]]
+            self.needs.setdefault(handed, Requirement(tensor_type(before).layout, tensor_type(before).dtype))
+        return Rotated(self._program(states), tuple(node.name for node in self.crossing))
+
+    def _taken(self, program: Program) -> dict[fx.Node, fx.Node]:
+        """Return what a program takes: the latest values of states."""
+        known = {**self.homes, **self.nexts}
+        return {node: known[name_of(node)] for node in program.placeholders if name_of(node) in known}
+
+    def _run(self, program: Program, nodes: Sequence[fx.Node], values: dict[fx.Node, fx.Node], phase: str = "") -> None:
+        for node in nodes:
+            values[node] = self._copy(node, values, program, phase)
+
+    def _copy(self, node: fx.Node, values: Mapping[fx.Node, fx.Node], program: Program, phase: str) -> fx.Node:
+        new = self.builder.copy(node, values, program.constants)
+        if phase:
+            set_record(new, record_of(new)._replace(phase=phase))
+            if node in self.cut.crossing:
+                self.crossing.append(new)
+        return new
+
+    def _results(self, program: Program, values: Mapping[fx.Node, fx.Node]) -> None:
+        """Take over the results of a program that are there."""
+        about = record_of(program.output)
+        names = {node.name: name_of(node) for node in program.placeholders}
+        uses = about.uses or (None,) * len(about.results)
+        for value, result, need in zip(operands(program.output), about.results, uses, strict=True):
+            if value not in values or (result.kind == "state" and names[result.of] in self.nexts):
+                continue
+            if result.kind == "state":
+                self.nexts[names[result.of]] = values[value]
+                self.needs[values[value]] = need
+            elif value.op != "placeholder":
+                self.returned.append(values[value])
+                self.needs[values[value]] = need
+
+    def _program(self, states: Mapping[fx.Node, fx.Node]) -> Program:
+        micro, update = self.micro, self.update
+        self.builder.arrange(hoist_counts)
+        tree = None if micro.tree and update.tree else micro.tree or update.tree
+        program = self.builder.program(self.returned, states, tree)
+        needs = tuple(self.needs.get(value) for value in operands(program.output))
+        set_record(program.output, record_of(program.output)._replace(uses=needs))
+        program.level, program.mesh, program.stages = micro.level, micro.mesh, dict(micro.stages)
+        return program
+
+
+def _runs(node: fx.Node) -> bool:
+    return node.op in ("call_function", "get_attr")
+
+
+def _next_values(program: Program) -> dict[str, fx.Node]:
+    """Return the next value of each state, by the user's names."""
+    names = {node.name: name_of(node) for node in program.placeholders}
+    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
+    return {names[result.of]: value for value, result in rows if result.kind == "state"}
+
+
+def _ancestors(program: Program, kind: str) -> set[fx.Node]:
+    """Return the nodes that results of a kind depend on."""
+    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
+    found = {value for value, result in rows if result.kind == kind}
+    for node in reversed(list(program.nodes)):
+        if node in found:
+            found.update(operands(node))
+    return found
+
+
+def _transfers_of(home: fx.Node) -> list[fx.Node]:
+    """Return the transfers through which a gradient goes first, one after the other, which nothing else reads."""
+    path, node = [], home
+    while len(node.users) == 1 and (user := next(iter(node.users))).target in transfers.BY_FUNCTION:
+        path.append(user)
+        node = user
+    return path
+
+
+def _may_cross(node: fx.Node) -> bool:
+    """Return whether a transfer may end in another run than it begins: a redistribute reads its operand at its end."""
+    return is_collective(node) and node.target is not transfers.redistribute
+
+
+def _late_reduction(sum: fx.Node) -> fx.Node | None:
+    """Return the reduction whose result is added to a sum of gradients that is zero, as with ZeRO 2, and to nothing
+    else; ``None`` if there is none."""
+    addend = sum.args[1] if sum.target is ADD and len(operands(sum)) == 2 else None
+    if not isinstance(addend, fx.Node) or not _may_cross(addend) or len(addend.users) > 1 or len(sum.users) > 1:
+        return None
+    return addend if tensor_type(addend) == tensor_type(sum) and operands(addend)[0].op == "call_function" else None

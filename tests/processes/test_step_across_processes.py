@@ -1,0 +1,50 @@
+"""On real gloo processes, steps whose communication crosses their end have the numbers of steps that end complete."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import crossing_steps
+import pytest
+from processes import ranks
+
+from autopar.scheduling import ByteScheduler
+
+CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
+    ("mlp", {"dp": 2}, {}),
+    ("mlp", {"dp": 2}, {"overlap": ByteScheduler(64, 256)}),
+    ("mlp", {"dp": 2}, {"zero": 1, "overlap": ByteScheduler(64, 256, fused=False)}),
+    ("mlp", {"dp": 2}, {"zero": 2, "ema": 0.9}),
+    ("mlp", {"dp": 2}, {"zero": 1, "clip_norm": 0.01, "overlap": ByteScheduler(64, 256)}),
+    ("mlp", {"dp": 2}, {"zero": 1, "offload": True}),
+    ("resnet", {"dp": 2}, {"zero": 3}),
+    ("mlp", {"dp": 4}, {"zero": 1, "overlap": "p3"}),
+    ("llama", {"dp": 2, "tp": 2}, {"zero": 1}),
+    ("mlp", {"dp": 3}, {"zero": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "sizes", "options"), CASES, ids=str)
+def test_equals_complete_steps(name: str, sizes: dict[str, int], options: dict[str, Any]) -> None:
+    ranks(math.prod(sizes.values())).run(crossing_steps.alike, name, sizes, options)
+
+
+@pytest.mark.parametrize("name", crossing_steps.BETWEEN)
+def test_between_steps(name: str) -> None:
+    ranks(2).run(crossing_steps.between, name)
+
+
+@pytest.mark.parametrize("options", [{}, {"zero": 1, "clip_norm": 1.0}], ids=str)
+def test_closed_under_way(options: dict[str, Any]) -> None:
+    ranks(2).run(crossing_steps.closed_under_way, options)
+
+
+@pytest.mark.parametrize("options", [{}, {"zero": 1, "clip_norm": 1.0}], ids=str)
+def test_saved_under_way(tmp_path: Path, options: dict[str, Any]) -> None:
+    ranks(2).run(crossing_steps.saved_under_way, str(tmp_path), options)
+
+
+def test_one_rank_alone() -> None:
+    ranks(2).run(crossing_steps.one_rank_alone)

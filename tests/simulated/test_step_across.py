@@ -1,0 +1,135 @@
+"""Steps whose communication crosses their end have the numbers of steps that end complete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import crossing_steps
+import pytest
+import torch
+
+import autopar
+from autopar import Mesh
+from autopar.scheduling import ByteScheduler
+from autopar.step.rank_step import RankStep
+
+CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
+    ("mlp", {"dp": 2}, {}),
+    ("mlp", {"dp": 2}, {"overlap": "today"}),
+    ("mlp", {"dp": 2}, {"overlap": "p3"}),
+    ("mlp", {"dp": 4}, {"overlap": ByteScheduler(64, 256)}),
+    ("mlp", {"dp": 4}, {"overlap": {"*_dp": 0}}),
+    ("mlp", {"dp": 2}, {"zero": 1}),
+    ("mlp", {"dp": 4}, {"zero": 2, "ema": 0.9}),
+    ("mlp", {"dp": 2}, {"zero": 3}),
+    ("mlp", {"dp": 2, "tp": 2}, {"zero": 1}),
+    ("mlp", {"dp": 3}, {"zero": 1}),
+    ("mlp", {"dp": 2}, {"zero": 1, "clip_norm": 0.01}),
+    ("mlp", {"dp": 2}, {"zero": 1, "amp": "fp16-O1"}),
+    ("mlp", {"dp": 2}, {"amp": "bf16-O1"}),
+    ("mlp", {"dp": 2}, {"recompute": "*"}),
+    ("mlp", {"dp": 2}, {"offload": True, "zero": 1}),
+    ("llama", {"dp": 2, "tp": 2}, {"zero": 1}),
+    ("llama sequence", {"dp": 2, "tp": 2}, {"returns": "outputs"}),
+    ("gpt2", {"dp": 2}, {"zero": 3}),
+    ("resnet", {"dp": 2}, {"zero": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "sizes", "options"), CASES, ids=str)
+def test_equals_complete_steps(name: str, sizes: dict[str, int], options: dict[str, Any]) -> None:
+    crossing_steps.alike(name, sizes, options)
+
+
+@pytest.mark.parametrize(("options", "why"), [
+    ({"clip_norm": 1.0}, "the norm of the gradients is measured"),
+    ({"grad_norm": True, "zero": 3}, "the norm of the gradients is measured"),
+    ({"amp": "fp16-O1"}, "the loss is scaled"),
+    ({"amp": "bf16-O2", "zero": 1}, "low-precision copies"),
+    ({"microbatches": 2}, "several micro-batches"),
+], ids=str)  # fmt: skip
+def test_nothing_crosses(options: dict[str, Any], why: str) -> None:
+    crossing_steps.nothing_crosses("mlp", {"dp": 2}, options, why)
+    crossing_steps.alike("mlp", {"dp": 2}, options, (2,))
+
+
+def test_one_rank_has_nothing_that_crosses() -> None:
+    crossing_steps.nothing_crosses("mlp", {"dp": 1}, {}, "no gradient is reduced")
+
+
+@pytest.mark.parametrize("name", crossing_steps.BETWEEN)
+def test_between_steps(name: str) -> None:
+    crossing_steps.between(name)
+
+
+def test_what_crosses_is_reported_and_printed() -> None:
+    step = crossing_steps.made("mlp", {"dp": 2}, {"across": True})
+    crossing_steps.taken(step, "mlp", 0, 1)
+    made = step.communication
+    (note,) = made.notes
+    assert note.startswith("12 reductions of gradients cross the end of a step") and note in str(step.reports)
+    assert made.parts[0].name == "turn: finish forward backward update" and made.makespan >= made.bound > 0
+    local = step.local(1)
+    assert list(local.programs) == ["turn"]
+    assert RankStep.parse(str(local)) == local
+    local.verify()
+    assert " = state(" in str(local) and "_next_start) on dp" in str(local)
+
+
+def test_only_gathers_cross_where_the_norm_is_measured() -> None:
+    step = crossing_steps.made("mlp", {"dp": 2}, {"across": True, "zero": 1, "clip_norm": 1.0})
+    crossing_steps.taken(step, "mlp", 0, 2)
+    (note,) = step.communication.notes
+    assert "gathers of parameters cross the end of a step, and no reductions" in note
+    assert step.grad_norm is not None
+
+
+def test_each_parameter_is_updated_before_its_first_reader() -> None:
+    """With a slow network, the last reductions are under way while the forward has begun."""
+    from autopar.costs.machine import machine_of
+
+    step = crossing_steps.made("mlp", {"dp": 2}, {"across": True, "overlap": "p3", "machine": machine_of("cpu")})
+    step.capture(crossing_steps.steps.vectors(0))
+    program = step.local(0)["turn"]
+    phases = [crossing_steps.phase(node) for node in program.nodes if node.op == "call_function"]
+    assert "finish" in phases[phases.index("forward") :], "an update stands behind an op of the forward"
+
+
+def test_a_parameter_of_the_model_itself_is_refused_too() -> None:
+    model = torch.nn.Linear(4, 4)
+    parallel = autopar.parallelize(Loss(model), Mesh(dp=2), "ddp")
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), across=True)
+    step.simulate(torch.ones(4, 4))
+    with pytest.raises(
+        RuntimeError, match="the parameter scale is read while the update of the last step is under way"
+    ):
+        _ = parallel.scale
+    step.finish()
+    step.finish()
+    assert parallel.scale.shape == ()
+
+
+class Loss(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner, self.scale = inner, torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.inner(x) * self.scale).square().mean()
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"across": "yes"}, r"across='yes': True lets communication cross the end of a step, False completes each step"),
+    ({"across": 1}, r"across=1: True lets"),
+    ({"across": True, "zero": "search"}, r'across=True needs steps that are known before: give zero= a value, and not'),
+], ids=str)  # fmt: skip
+def test_bad_options(options: dict[str, Any], text: str) -> None:
+    parallel = autopar.parallelize(torch.nn.Linear(4, 4), Mesh(dp=2))
+    with pytest.raises(ValueError, match=text):
+        parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), **options)
+
+
+def test_finish_without_across_does_nothing() -> None:
+    step = crossing_steps.made("mlp", {"dp": 2}, {})
+    crossing_steps.taken(step, "mlp", 0, 1)
+    step.finish()
