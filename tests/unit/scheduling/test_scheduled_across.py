@@ -43,7 +43,9 @@ def made(policy: str, text: str = EXPLICIT, **seconds: float) -> tuple[Program, 
     program = Program.parse(text)
     verify(program)
     times = {node.name: 3.0 if node.name in ACROSS else 1.0 for node in program.nodes} | seconds
-    order = decide(program, Execution(whole=True, across=ACROSS), Durations(times, {}, 0.0, 0.0, "test"), Overlap(policy))
+    order = decide(
+        program, Execution(whole=True, across=ACROSS), Durations(times, {}, 0.0, 0.0, "test"), Overlap(policy)
+    )
     local = LocalPrograms(program, lambda made: verify(made, "schedule"), order)
     return local[0], order.schedules[0]
 
@@ -109,7 +111,7 @@ def test_the_text_is_right() -> None:
      "w_dp_start is started and never waited for"),
     ("sub.Tensor(w, w_dp)", "sub.Tensor(w, w_dp_start)", "w_dp_start is only started here"),
     ("state(w_dp_next_start) on dp", "state(g) on dp", "is the start of the same collective"),
-    ("w_dp_start : f32[8] = state(w_dp_next_start) on dp", "w_dp_start : f32[8] = state(w_dp_next_start) on dp from 0 to 8",
+    ("state(w_dp_next_start) on dp", "state(w_dp_next_start) on dp from 0 to 8",
      "with the same stream and elements"),
     ("w_dp_start : f32[8] = state(w_dp_next_start) on dp", "w_dp_start : f32[8] = state(w_dp_next_start)",
      "w_dp_start is not started"),
