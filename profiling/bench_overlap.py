@@ -1,10 +1,11 @@
-"""Measure schedules of communication against computation, without a wire: makespans, and how far from the bound.
+"""Measure schedules of communication against computation: makespans, how far from the bound, and on an emulated wire.
 
-Known figures: PaddlePaddle's two examples, and ByteScheduler's. Published: one bandwidth fitted on the baseline of a
-row predicts ByteScheduler's rate, with its default sizes. Data parallelism: a step from its first gradient to the end
-of the next forward, six models on networks with two start-up costs; ByteScheduler's sizes are tuned by grid and by 15
-trials. Tensor and data parallelism: one stream, random seconds, 24 steps a row. Programs: the last micro-batch of a
-Llama of four layers merged with its update, on prices of a CPU, with communication scaled to a share of computation.
+Known figures: PaddlePaddle's two examples, and ByteScheduler's. Published: one bandwidth, fitted on the baseline of a
+row, predicts ByteScheduler's rate; its two sizes were chosen among seven pairs on these rows. Data parallelism: a step
+from its first gradient to the end of the next forward, six models on networks with two start-up costs; ByteScheduler's
+sizes are tuned by grid and by 15 trials. Tensor and data parallelism: one stream, random seconds, 24 steps a row.
+Programs: the last micro-batch of a Llama of four layers merged with its update, on prices of a CPU, with communication
+scaled to a share of computation. The wire: ``overlap_wire``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import overlap_wire
 from overlap_steps import MODELS, PUBLISHED, Published, data_parallel, networks, push_and_pull, tensor_parallel
 from rich.console import Console
 from rich.table import Table
@@ -140,7 +142,11 @@ def published() -> str:
                    f"{row.linear:.0f}")  # fmt: skip
 
     columns = ("images a second", "baseline", "ByteScheduler", "simulated", "difference", "longest tail", "linear")
-    return printed("Published, push and pull, P = 4 MiB, C = 16 MiB; fitted on the baseline", columns, rows())
+    return printed(
+        "Published, push and pull; the bandwidth fitted on the baseline, P = 4 MiB, C = 16 MiB chosen on these rows",
+        columns,
+        rows(),
+    )
 
 
 # -- data parallelism --------------------------------------------------------------------------------------------------
@@ -243,8 +249,17 @@ def programs() -> str:
     return printed("Programs, of the bound, enqueued, without start-up cost", columns, rows())
 
 
+# -- on the emulated wire ----------------------------------------------------------------------------------------------
+
+
+def wire() -> str:
+    columns = ("case", "order", "ms", "simulated", "/ simulated", "× today", "losses apart", "late", "MB/s")
+    title = "On the emulated wire: gloo processes, paced computation; medians of 8 steps in turns"
+    return printed(title, columns, iter(overlap_wire.rows(list(overlap_wire.CASES))))
+
+
 PARTS: dict[str, Callable[[], str]] = {
-    "known": known, "published": published, "data": plain, "tensor": mixed, "programs": programs,
+    "known": known, "published": published, "data": plain, "tensor": mixed, "programs": programs, "wire": wire,
 }  # fmt: skip
 
 

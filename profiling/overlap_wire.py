@@ -2,7 +2,7 @@
 
 Each case is a training step of a small Llama. Its machine is made up: ops take as long as on it (``pace``), which is
 longer than they really take here, and the bandwidth is such that communication takes a share of computation. The same
-figures decide the order. Policies run one after the other in the same processes, in turns.
+figures decide the order. Policies run one after the other in the same processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autopar.scheduling.programs.functions import is_collective
 
 OP_SECONDS, FLOPS = 150e-6, 4e9  # an op costs at least so much; operations a second
 LATENCY = 20e-6
-STEPS, WARM = 8, 2
+ROUNDS, STEPS, WARM = 2, 5, 2
 TODAY = "today"
 
 
@@ -57,8 +57,9 @@ class Case:
 
 
 ORDERS: dict[str, dict[str, Any]] = {TODAY: {"overlap": TODAY}, "longest-tail": {"overlap": "longest-tail"}}
+ACROSS: dict[str, dict[str, Any]] = {"longest-tail, across": {"overlap": "longest-tail", "across": True}}
 CASES = {
-    "dp": Case("dp=2, communication = compute", {"dp": 2}, "ddp", 1.0, ORDERS, rivals=("DDP",)),
+    "dp": Case("dp=2, communication = compute", {"dp": 2}, "ddp", 1.0, {**ORDERS, **ACROSS}, rivals=("DDP",)),
     "tp": Case("tp=2, communication = 2/3 of compute", {"tp": 2}, "megatron", 2 / 3, ORDERS),
     "dp tp": Case("dp=2 tp=2, communication = 2/3", {"dp": 2, "tp": 2}, "megatron", 2 / 3, ORDERS, slow=2.5),
     "zero": Case("dp=2, zero=3, communication = compute", {"dp": 2}, "ddp", 1.0, ORDERS, {"zero": 3}),
@@ -172,27 +173,30 @@ def _rank(rank: int, case: Case, store: str, bandwidth: float, told: Any) -> Non
     wire = autopar.emulate(on.inside.latency, bandwidth, links="axis", pace=on)
     distributed.init_process_group(init_method=f"file://{store}", rank=rank, world_size=case.ranks)
     steps: dict[str, Callable[[], Any]] = {}
+    finishing: dict[str, Callable[[], Any]] = {}
     predicted: dict[str, float] = {}
     for name, options in case.policies.items():
         step = made(case, on, options)
         step.capture(**batch())
         predicted[name] = step.communication.makespan
         steps[name] = lambda step=step: step(**batch())
+        finishing[name] = step.finish
     for name in case.rivals:
         steps[name] = RIVALS[name](case, on, wire)
     found: dict[str, list[float]] = {name: [] for name in steps}
     losses: dict[str, list[float]] = {name: [] for name in steps}
     late: dict[str, list[float]] = {name: [] for name in steps}
-    for k in range(WARM + STEPS):
-        for name, step in steps.items():
+    for _ in range(ROUNDS):
+        for name, step in steps.items():  # several steps one after the other, so that they may cross their end
             distributed.barrier()
-            wire.reset()
-            begun = now()
-            loss = float(step())
-            losses[name].append(loss)
-            if k >= WARM:
-                found[name].append(now() - begun)
-                late[name].append(wire.report().share_late)
+            for k in range(WARM + STEPS):
+                wire.reset()
+                begun = now()
+                losses[name].append(float(step()))
+                if k >= WARM:
+                    found[name].append(now() - begun)
+                    late[name].append(wire.report().share_late)
+            finishing.get(name, distributed.barrier)()
     if rank == 0:
         told.put((found, predicted, losses, late))
     distributed.barrier()

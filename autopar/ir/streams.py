@@ -9,11 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import fx
-
-from autopar.ir.nodes import operands, record_of
-from autopar.ir.program import Program
-
 Ranks = tuple[int, ...]
 Stream = tuple[Ranks, str]  # the ranks, in ascending order, and the name; the default stream of the ranks has none
 GroupKey = Ranks | Stream
@@ -38,10 +33,3 @@ def group_key(ranks: Ranks, stream: str) -> GroupKey:
     """Return what stands for a stream of some ranks, given in any order, in a mapping from groups to their names."""
     ranks = tuple(sorted(ranks))
     return ranks if stream == DEFAULT else (ranks, stream)
-
-
-def started_states(program: Program) -> dict[fx.Node, fx.Node]:
-    """Map each state that the run before has started to its next value: the start of the same collective."""
-    homes = {node.name: node for node in program.placeholders if record_of(node).started}
-    rows = zip(operands(program.output), record_of(program.output).results, strict=True) if homes else ()
-    return {homes[result.of]: value for value, result in rows if result.of in homes}

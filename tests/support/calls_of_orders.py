@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import loops
+import pytest
 import steps
 import torch
 from exchanges import groups
@@ -19,9 +21,10 @@ from torch import distributed
 
 import autopar
 from autopar import Mesh
-from autopar.errors import AutoparError
+from autopar.errors import AnomalyError, AutoparError
 from autopar.ir.nodes import operands
 from autopar.runtime.lowering.lower import lower
+from autopar.scheduling import ByteScheduler
 from autopar.scheduling.programs.order import OF_CALLS
 
 
@@ -130,3 +133,69 @@ def transfers_in_any_order(sizes: dict[str, int], seeds: range) -> int:
         for node, a, b in zip(operands(program.output), found, wanted, strict=True):
             assert a.shape == b.shape and same(a, b), (seed, node.name, a, b)
     return chunks
+
+
+TINY = ByteScheduler(40, 100, fused=False)
+
+
+def mlp(overlap: Any, **sizes: int) -> autopar.Parallel:
+    torch.manual_seed(0)
+    return autopar.parallelize(steps.MODELS["mlp"][0](), Mesh(sizes), "ddp", overlap=overlap)
+
+
+def a_call_in_chunks() -> None:
+    """Forward and backward, with several calls before the backwards."""
+    batches = [steps.vectors(k) for k in range(2)]
+    found = []
+    for overlap in ("today", TINY, "longest-tail"):
+        parallel = mlp(overlap, dp=2)
+        losses = [parallel(**batch) for batch in batches]
+        sum(losses).backward()  # type: ignore[union-attr]
+        found.append(whole({**dict(enumerate(losses)), **{n: p.grad for n, p in parallel.named_parameters()}}))
+        if overlap is TINY:
+            text = str(parallel.local(distributed.get_rank()))
+            assert text.count(" from ") > 20 and "join_chunks(" in text
+        parallel.close()
+    assert not alike(found[1], found[0], 0.0) and not alike(found[2], found[0], 0.0)
+
+
+def nan_in_a_chunk() -> None:
+    """Anomaly detection follows values through chunks and messages; the op that made the first NaN is named."""
+    for overlap in (TINY, ByteScheduler(64, 256)):
+        parallel = mlp(overlap, dp=2)
+        step = parallel.train_step(steps.adamw(parallel), overlap=overlap, zero=1)
+        x = steps.vectors(0)["x"]
+        with torch.autograd.set_detect_anomaly(True):
+            step(x)
+            with torch.no_grad():
+                x[:, 0] = math.nan  # on both ranks: one that fails ends the other
+            with pytest.raises(AnomalyError, match=r"the input x|x has NaN|x : f64\[6 8\] = input"):
+                step(x)
+        parallel.close()
+
+
+def two_models() -> None:
+    """On one mesh, in two orders; their calls alternate."""
+    first, second = mlp(TINY, dp=2), mlp("longest-tail", dp=2)
+    ours = [one.train_step(steps.adamw(one), overlap=o, zero=1) for one, o in ((first, TINY), (second, "longest-tail"))]
+    for k in range(3):
+        a, b = (step(steps.vectors(k)["x"]) for step in ours)
+        assert torch.equal(a, b)
+    for p, q in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(loops.whole(p), loops.whole(q))
+    first.close()
+    second.close()
+
+
+def other_orders_on_one_rank() -> None:
+    """All ranks are told, and none hangs."""
+    rank = distributed.get_rank()
+    parallel = mlp("today" if rank else "program", dp=2)
+    with pytest.raises(RuntimeError, match="the ranks"):
+        parallel(**steps.vectors(0)).backward()
+    parallel.close()
+    parallel = mlp("today", dp=2)
+    step = parallel.train_step(steps.adamw(parallel), overlap=TINY if rank else "ddp")
+    with pytest.raises(RuntimeError, match="the ranks"):
+        step(steps.vectors(0)["x"])
+    parallel.close()

@@ -22,6 +22,7 @@ from autopar.passes import Pass, Place, Reshard, run_passes
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import ANY_STRIDES, compile_phases, run_ranks
+from autopar.scheduling.programs.order import Order
 from autopar.verify.levels import verify
 
 RANKS = 16  # at most, of a golden file's mesh
@@ -84,9 +85,9 @@ def on_one_device(program: Program, given: Values) -> list[torch.Tensor]:
     return [values[node] for node in operands(program.output)]
 
 
-def on_simulated_ranks(program: Program, addends_of: Values) -> list[torch.Tensor]:
-    """The global results of an explicit program, from the local programs of all ranks."""
-    local = LocalPrograms(program, verify)
+def on_simulated_ranks(program: Program, addends_of: Values, order: Order | None = None) -> list[torch.Tensor]:
+    """The global results of an explicit program, from the local programs of all ranks, which an order schedules."""
+    local = LocalPrograms(program, verify, order)
     assert program.mesh is not None
     values: dict[int, Values] = {rank: {} for rank in program.mesh.ranks}
     for node in program.placeholders:

@@ -1,7 +1,8 @@
 """Read golden files: an input program, ``---``, and what the pass named by the folder makes of it.
 
 Comments on top of the input hold the options: ``# bf16-O1: …`` is the policy of ``amp``, ``# what min-cut`` the regions
-of ``recompute``, ``# at dp=1 tp=0`` the rank of ``localize``. A comment behind a value, ``# layers.0``, is its module.
+of ``recompute``, ``# at dp=1 tp=0`` the rank of ``localize``, ``# overlap today at dp=1`` the policy of ``schedule``
+and the rank. A comment behind a value, ``# layers.0``, is its module.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from autopar.costs.durations import durations
+from autopar.costs.machine import machine_of
 from autopar.ir.nodes import record_of, set_record
 from autopar.ir.program import Program
 from autopar.passes import (
@@ -30,7 +33,9 @@ from autopar.passes import (
     run_passes,
 )
 from autopar.report.passes import PassReport
-from autopar.runtime.localize import localize
+from autopar.runtime.localize import LocalPrograms, localize
+from autopar.scheduling.programs.order import OF_CALLS, Order, decide
+from autopar.scheduling.programs.overlap import overlap_of
 from autopar.verify.levels import verify
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -49,7 +54,7 @@ PASSES: dict[str, Callable[[str], Pass]] = {
     "fold": lambda text: Fold(),
     "share": lambda text: Share(),
 }
-FOLDERS = (*PASSES, "localize", "whole")
+FOLDERS = (*PASSES, "localize", "schedule", "whole")
 CASES = sorted(path for folder in FOLDERS for path in (GOLDEN / folder).glob("*.txt"))
 
 
@@ -83,6 +88,8 @@ def expected(folder: str, text: str) -> list[str]:
         local = localize(read(text), coordinates(text))
         verify(local)
         return [str(local)]
+    if folder == "schedule":
+        return [str(LocalPrograms(read(text), verify, order_of(text))[rank_of(text)])]
     if folder == "whole":
         program = read(text)
     else:
@@ -94,9 +101,21 @@ def expected(folder: str, text: str) -> list[str]:
     return made
 
 
+def order_of(text: str) -> Order:
+    """The order of a golden file's explicit program on a CPU, by the figures of the default machine."""
+    program, overlap = read(text), overlap_of(_option(r"# overlap (\S+)", text), "direct")
+    return decide(program, OF_CALLS, durations(program, machine_of("cpu")), overlap)
+
+
+def rank_of(text: str) -> int:
+    mesh = read(text).mesh
+    assert mesh is not None
+    return mesh.rank(coordinates(text))
+
+
 def coordinates(text: str) -> dict[str, int]:
-    """The rank for which ``localize`` makes the program."""
-    return {axis: int(index) for axis, index in (pair.split("=") for pair in _option(r"# at (.*)", text).split())}
+    """The rank for which ``localize`` and ``schedule`` make the program."""
+    return {axis: int(index) for axis, index in (pair.split("=") for pair in _option(r"# .*?at (.*)", text).split())}
 
 
 def _option(pattern: str, text: str) -> str:

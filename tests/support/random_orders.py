@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -105,7 +106,7 @@ class _Drawn:
         """One to five parts; they begin and end in the middle of elements."""
         count = min(self.r.randint(1, MOST), op.bytes) if op.bytes and self.r.random() < 0.6 else 1
         cuts = [0, *sorted(self.r.sample(range(1, op.bytes), count - 1)), op.bytes] if count > 1 else [0, op.bytes]
-        return [Part(op.name, begin, end) for begin, end in zip(cuts, cuts[1:], strict=False)]
+        return [Part(op.name, begin, end) for begin, end in itertools.pairwise(cuts)]
 
 
 def _with_elements(function: Function, lines: Sequence[Line]) -> list[Line]:

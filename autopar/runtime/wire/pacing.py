@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from autopar.costs.calls import EXCHANGE, kind_of
 from autopar.costs.durations import durations
 from autopar.ir.program import Program
 from autopar.runtime.wire.wire_groups import EMULATED
@@ -60,4 +61,9 @@ def pacing_of(explicit: Program, zeros: Iterable[str] = ()) -> Pacing | None:
     if wire is None or wire.figures is None:
         return None
     seconds = durations(explicit, wire.figures, zeros=zeros, strict=False).seconds
-    return Pacing(wire.pacer.begin, wire.pacer.computed, seconds)
+    computed = {
+        node.name: seconds[node.name]
+        for node in explicit.nodes
+        if node.op == "call_function" and kind_of(node) != EXCHANGE  # the join of a collective's chunks has its name
+    }
+    return Pacing(wire.pacer.begin, wire.pacer.computed, computed)

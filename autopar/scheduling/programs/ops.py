@@ -53,7 +53,7 @@ def _op(node: fx.Node, seconds: float, after: list[str], behind: list[str]) -> O
     stream = " ".join(axes)
     kind = transfers.BY_FUNCTION[node.target].name, arguments_of(node).get("op", "sum"), tensor_type(node).dtype
     size = piece_bytes(tensor_type(operands(node)[0])) if may_share(node) else 0
-    return Op(node.name, stream, seconds, after, size, kind, _held(node), behind)
+    return Op(node.name, stream, seconds, after, size, kind, 0 if is_view(node) else _held(node), behind)
 
 
 def arguments_of(node: fx.Node) -> dict[str, object]:
@@ -61,11 +61,20 @@ def arguments_of(node: fx.Node) -> dict[str, object]:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether the result of an op is in the memory of its first operand; a piece of dim 0 is."""
-    if node.target in transfers.BY_FUNCTION:
-        arguments = arguments_of(node)
-        return node.target is transfers.slice and arguments["dim"] == 0 and not arguments.get("parts")
-    return bind_node(node).rule.op in VIEWS
+    """Return whether the result of an op is in the memory of its first operand. A piece of dim 0 is, and an all-reduce
+    of what nothing else reads, which overwrites it."""
+    if node.target is transfers.all_reduce:
+        return _is_last_of(operands(node)[0])
+    if node.target is transfers.slice:
+        return arguments_of(node)["dim"] == 0 and not arguments_of(node).get("parts")
+    return node.target not in transfers.BY_FUNCTION and bind_node(node).rule.op in VIEWS
+
+
+def _is_last_of(value: fx.Node) -> bool:
+    """Return whether a value has its own memory and one reader."""
+    if value.op != "call_function" or is_getitem(value) or len(value.users) > 1:
+        return False
+    return not is_view(value) or _is_last_of(operands(value)[0])
 
 
 def _held(node: fx.Node) -> int:

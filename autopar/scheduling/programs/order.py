@@ -29,6 +29,7 @@ from autopar.scheduling.programs.across import memory_of_run, rotated_ops, unrot
 from autopar.scheduling.programs.donated import Donated, numbers_of
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import Function, functions_of
+from autopar.scheduling.programs.just_in_time import just_in_time
 from autopar.scheduling.programs.ops import program_ops
 from autopar.scheduling.programs.overlap import LONGEST_TAIL, TODAY, Overlap
 from autopar.scheduling.programs.today import today
@@ -145,7 +146,8 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
     made = []
     for function, lines in zip(functions, today(program, functions, donated), strict=True):
         ops = program_ops(program, function, durations.seconds, {*donated.updates, *donated.sums})
-        made.append(_Deciding(function, ops, lines, durations, overlap).run())
+        in_time = just_in_time(program, ops) if overlap.policy == LONGEST_TAIL else ops
+        made.append(_Deciding(function, ops, in_time, lines, durations, overlap).run())
     return Order(tuple(lines for lines, _ in made), tuple(schedule for _, schedule in made), durations.source)
 
 
@@ -182,11 +184,13 @@ class _Deciding:
     """Decides the order of one function.
 
     Attributes:
+        in_time: the ops as the default policy sees them: it needs less memory.
         lines: those of the policy ``today``.
     """
 
     function: Function
     ops: Sequence[Op]
+    in_time: Sequence[Op]
     lines: FunctionLines
     durations: Durations
     overlap: Overlap
@@ -200,13 +204,14 @@ class _Deciding:
         priorities = self.overlap.priorities_of(op.name for op in self.ops)
         memory = round(before.memory * MORE_MEMORY) if policy == LONGEST_TAIL else None
         try:
-            made = schedule(self.ops, policy, issue, startup=startup, interference=interference, memory=memory,
+            made = schedule(self.in_time, policy, issue, startup=startup, interference=interference, memory=memory,
                             priorities=priorities)  # fmt: skip
         except ScheduleError:
             if memory is None:
                 raise
             return self.lines, before  # no other order was found that needs as little
         if policy == LONGEST_TAIL:
+            made = judge(self.ops, made.lines, made.policy, issue, startup=startup, interference=interference)
             made = self.with_updates_together(made)
             if made.makespan > before.makespan:
                 return self.lines, before

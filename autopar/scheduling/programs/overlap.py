@@ -24,8 +24,7 @@ class Overlap:
     Attributes:
         policy: a name in ``POLICIES``, or ``ByteScheduler(…)``.
         priorities: for the policy ``priorities``: globs over names of values, and an integer for each; smaller goes
-            first. Each glob matches something in the call or the step (``check_priorities``), not in each of its
-            programs.
+            first. Each glob matches something in the call or the step (``check_priorities``), not in each program.
         issue: how the device issues lines.
     """
 

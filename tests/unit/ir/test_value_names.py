@@ -16,6 +16,7 @@ NAMES = {
     "up.weight.copy": (value_names.copy_name("up.weight"), ValueRole.COPY, "up.weight"),
     "up.weight.before": (value_names.before_name("up.weight"), ValueRole.BEFORE, "up.weight"),
     "up.weight.ema": (value_names.average_name("up.weight"), ValueRole.AVERAGE, "up.weight"),
+    "up.weight.before": (value_names.before_name("up.weight"), ValueRole.BEFORE, "up.weight"),
     "up.weight.exp_avg": (value_names.state_name("up.weight", "exp_avg"), ValueRole.STATE, "up.weight"),
     ".loss": (value_names.LOSS, ValueRole.LOSS, ""),
     ".scale": (value_names.SCALE, ValueRole.SCALE, ""),

@@ -1,4 +1,4 @@
-"""Scheduled programs of several ranks: one that starts in another order, in other messages or other chunks is refused."""
+"""Scheduled programs of several ranks: one that starts in another order, other messages or other chunks is refused."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from verified_programs import complaint
 
+from autopar.errors import TextError
 from autopar.ir.program import Program
 
 SCHEDULED = """\
@@ -46,8 +47,8 @@ SIDE_BY_SIDE = (
     "b_dp_start"
 )
 FOLLOW = (
-    "the chunks that are joined do not follow each other from element 0 to 16: list each chunk of the transfer once, in "
-    "the order of its elements"
+    "the chunks that are joined do not follow each other from element 0 to 16: list each chunk of the transfer once, "
+    "in the order of its elements"
 )
 ONE_TRANSFER = "only chunks of one transfer, which were waited for, are joined"
 ALONE = "start it whole, in a message of its own"
@@ -103,7 +104,8 @@ BROKEN = {
         "its result is the 7 elements of each rank that it sends",
     ),
     "a dtype that changes": (
-        "e_dp : f32[5 4] = wait", "e_dp : f64[5 4] = wait", "e_dp", "only cast converts: its result is of the dtype f32",
+        "e_dp : f32[5 4] = wait", "e_dp : f64[5 4] = wait", "e_dp",
+        "only cast converts: its result is of the dtype f32",
     ),
     "a chunk is missing": ("[d_dp_0, d_dp_1]", "[d_dp_0]", "d_dp", FOLLOW),
     "the first chunk is missing": ("[d_dp_0, d_dp_1]", "[d_dp_1]", "d_dp", FOLLOW),
@@ -148,7 +150,8 @@ def test_broken(name: str) -> None:
     old, new, at, why = BROKEN[name]
     assert SCHEDULED.count(old) == 1
     if why is None:
-        pytest.raises(Exception, Program.parse, SCHEDULED.replace(old, new)).match("a_dp is read before it is made")
+        with pytest.raises(TextError, match="a_dp is read before it is made"):
+            Program.parse(SCHEDULED.replace(old, new))
         return
     text = complaint(SCHEDULED.replace(old, new), "schedule")
     assert text.startswith(f"schedule left {at} inconsistent\n") and text.endswith(f"\n  {why}"), text
