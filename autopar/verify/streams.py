@@ -70,7 +70,7 @@ def check_under_way(of: Subject, output: fx.Node, record: Record) -> None:
         before = None if home is None or result.kind != "state" else record_of(home)
         if before is None or not before.started:
             if about.started:
-                raise of.error(output, f"{value.name} is only started here: read wait({value.name})", value)
+                raise of.error(output, f"{value.name} is only started here: return wait({value.name})", value)
             continue
         same = (about.type, about.stream, about.span) == (before.type, before.stream, before.span)
         if not about.started or not same or messages.setdefault(before.message, about.message) != about.message:
