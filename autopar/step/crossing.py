@@ -62,7 +62,7 @@ class Crossing:
         if self._left is None:
             return
         self._refuse_written()
-        kind, left = self._left
+        kind, left = self._left  # of another program, it is completed before parameters may move
         same = kind is runner and call.known and captured.micros[call] is left.micro
         if not same or self._updates != self._updates_now():
             self.finish()

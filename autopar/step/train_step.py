@@ -221,6 +221,7 @@ class TrainStep:
 
         Nothing is computed.
         """
+        self._calls.complete()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             inputs = self._inputs(self._agreed(args, kwargs))[0]
             self._captured.compiled(inputs, self._captured.call(inputs, model_state(self._calls.module)))

@@ -165,6 +165,16 @@ def another_batch_shape() -> None:
     assert_alike(state_of(crossing), state_of(complete), True)
 
 
+def captured_in_between() -> None:
+    """A capture may move parameters, so it completes the step before."""
+    crossing, complete = _pair()
+    for step in (crossing, complete):
+        step.capture({"x": steps.vectors(7)["x"][:8]})
+        assert not step._calls.unfinished
+        taken(step, "mlp", 2, 1)
+    assert_alike(state_of(crossing), state_of(complete), True)
+
+
 def other_numbers_of_the_optimizer() -> None:
     """Numbers that are part of the program belong to their own step, too."""
     crossing, complete = _pair()
@@ -254,14 +264,17 @@ def torch_step_beside() -> None:
     """The optimizer's own step comes behind the update that is under way."""
     crossing, complete = _pair()
     for step in (crossing, complete):
-        step.optimizer.step()  # without gradients, it changes nothing
+        for parameter in step._calls.module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        step.optimizer.step()
+        step.optimizer.zero_grad()
         taken(step, "mlp", 2, 1)
     assert_alike(state_of(crossing), state_of(complete), True)
 
 
 BETWEEN = {function.__name__: function for function in (
     completed_by_a_call, completed_by_state_dicts, loaded_in_the_middle, averaged, another_batch_shape,
-    other_numbers_of_the_optimizer, two_steps_of_a_model, reading_is_refused, writing_is_refused,
+    captured_in_between, other_numbers_of_the_optimizer, two_steps_of_a_model, reading_is_refused, writing_is_refused,
     an_exception_between_steps, an_exception_in_a_step, torch_step_beside,
 )}  # fmt: skip
 
