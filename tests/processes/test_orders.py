@@ -62,7 +62,8 @@ def test_simulated_steps_are_those_of_processes(overlap: Any) -> None:
     case = (overlap, "mlp", {"dp": 2}, {"zero": 1, "microbatches": 2})
     alone = calls_of_orders.step_in(*case, simulated=True)
     for found in ranks(2).run(calls_of_orders.step_in, *case):
-        assert not calls_of_orders.alike(found, alone, 0.0)
+        # products are computed by other numbers of threads there
+        assert not calls_of_orders.alike(found, alone, 1e-12)
 
 
 @pytest.mark.parametrize("call", ["a_call_in_chunks", "nan_in_a_chunk", "two_models", "other_orders_on_one_rank"])

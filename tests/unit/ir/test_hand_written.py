@@ -101,7 +101,7 @@ def test_a_state_must_keep_its_layout() -> None:
 
 def test_a_started_collective_is_only_read_by_its_wait() -> None:
     program, text = load("two_streams.txt")
-    with pytest.raises(VerifyError, match=r"mm_4_tp is only started here: read wait\(mm_4_tp\)"):
+    with pytest.raises(VerifyError, match=r"mm_4_tp is only started here: return wait\(mm_4_tp\)"):
         Program.parse(text.replace("grad x = wait\n", "grad x = mm_4_tp\n")).verify()
     with pytest.raises(VerifyError, match=r"mm_2_dp is started and never waited for: insert wait\(mm_2_dp\)"):
         Program.parse(

@@ -260,7 +260,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "returning what is only started": (
         edited("return wait", "return x_dp", SCHEDULED),
         "this scheduled program is inconsistent at output\n    x_dp : f32[2 4] = start all_reduce(x, dp) on comm\n  "
-        "x_dp is only started here: read wait(x_dp)",
+        "x_dp is only started here: return wait(x_dp)",
     ),
     "waiting for what is not started": (
         edited("wait(x_dp)", "wait(y)", SCHEDULED),
