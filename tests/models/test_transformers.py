@@ -140,7 +140,7 @@ def test_the_local_programs_of_all_ranks(preset: str) -> None:
     texts = set()
     for rank in range(mesh.size):
         local = parallel.local(rank)
-        assert (local.level, local.coordinates) == ("local", mesh.coordinates(rank))
+        assert (local.level, local.coordinates) == ("scheduled", mesh.coordinates(rank))
         local.verify()
         assert Program.parse(str(local)) == local
         texts.add(str(local).partition("\n")[2])
