@@ -173,7 +173,16 @@ class _Rotation:
 
     def _run(self, program: Program, nodes: Sequence[fx.Node], values: dict[fx.Node, fx.Node], phase: str = "") -> None:
         for node in nodes:
-            values[node] = self._copy(node, values, program, phase)
+            values[node] = new = self._copy(node, values, program, phase)
+            if not phase and node.target is transfers.slice and operands(new)[0] in self.crossing:
+                values[node] = self._own(new)
+
+    def _own(self, piece: fx.Node) -> fx.Node:
+        """Copy a piece of a gathered parameter, so that the update may write to it: the step returns the whole."""
+        new: fx.Node = self.builder.inline(torch.ops.aten.clone.default, piece, name=f"{piece.name}_own")
+        type = tensor_type(piece)
+        set_record(new, record_of(piece)._replace(uses=(Requirement(type.layout, type.dtype),)))
+        return new
 
     def _copy(self, node: fx.Node, values: Mapping[fx.Node, fx.Node], program: Program, phase: str) -> fx.Node:
         new = self.builder.copy(node, values, program.constants)

@@ -145,7 +145,7 @@ def _is_last(value: fx.Node, update: fx.Node, donated: frozenset[fx.Node], reade
     if is_getitem(value) or [readers.home[operand] for operand in operands(update)].count(home) != 1:
         return False
     others = [reader for reader in readers.of(value) if reader is not update]
-    if any(reader.op == "output" or record_of(reader).phase == "update" for reader in others):
+    if any(reader.op == "output" or record_of(reader).phase in ("finish", "update") for reader in others):
         return False
     if value is not home and value.target not in transfers.BY_FUNCTION:
         return False  # a view of it may be a copy
