@@ -137,21 +137,25 @@ def test_every_collective_on_every_dim(shape: tuple[int, ...]) -> None:
     check(cases)
 
 
-TEXT = """program local on dp=2 tp=2 at dp=0 tp=0
+TEXT = """program scheduled on dp=2 tp=2 at dp=0 tp=0
+stream tp
+stream dp
   x : f32[4 8] = input
   y : f32[8 4] = input
 forward:
   a : f32[4 8] = relu(x)
-  a_tp : f32[4 8] = all_reduce(a, tp)
+  a_tp_start : f32[4 8] = start all_reduce(a, tp) on tp
   b : f32[8 8] = mm(y, a)
+  a_tp : f32[4 8] = wait(a_tp_start)
   c : f32[4 8] = relu(a_tp)
-  c_dp : f32[4 8] = all_reduce(c, dp)
+  c_dp_start : f32[4 8] = start all_reduce(c, dp) on dp
+  c_dp : f32[4 8] = wait(c_dp_start)
   d : f32[8 8] = mm(y, c_dp)
   return (b, d)
 """
 
 
-def test_started_where_they_stand_and_waited_for_at_first_use() -> None:
+def test_started_and_waited_for_where_the_text_says() -> None:
     """And in place where nobody reads the operand again: c is reduced in its own memory, a is read by mm."""
     text = ranks(4).run(exchanges.text_of_lowered, TEXT, 0)[0]
     ops = [
