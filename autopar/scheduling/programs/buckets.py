@@ -93,7 +93,10 @@ class Buckets:
                 buckets.late[node] = next(iter(node.users))
                 buckets.due.setdefault(operand, []).append(node)
             elif operand in sums or (
-                node.target is transfers.all_reduce and operand in computed and set(node.users) == {output}
+                node.target is transfers.all_reduce
+                and operand in computed
+                and operand.target not in SHARED  # what reads another collective stays where it is
+                and set(node.users) == {output}
             ):
                 buckets.due.setdefault(operand, []).append(node)
             else:
