@@ -133,7 +133,7 @@ class Hunt:
         return self.scaled and record_of(node).phase != "forward"
 
     def _text(self, node: fx.Node, value: torch.Tensor, read: Mapping[fx.Node, Any]) -> str:
-        op, record, axes = op_of(node), record_of(node), _axes(node)
+        op, record, axes = op_of(node), record_of(node), _axes(op_of(node))
         during = f"the {record.phase}" + f" of {self.during}" * (bool(self.during) and record.phase != "update")
         during = "the end of the step before" if record.phase == "finish" else during
         of = f" of {_user_name(_first_input(op))}" if op.target in IN_PLACE else ""

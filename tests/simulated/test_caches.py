@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -46,6 +47,7 @@ def cached(name: str) -> nn.Module:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("shared_captures")
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")  # from transformers 5.30 on
 @pytest.mark.parametrize(
     ("which", "name"),
     [
@@ -70,7 +72,8 @@ def test_a_cache_comes_out_and_goes_in(name: str, which: str) -> None:
         cache = cache if which == "passed" else outputs.past_key_values
         ids = torch.randint(0, 32, (4, 1))
     assert parallel.captures == 3, "the length is part of the key"
-    assert "past_key_values=DynamicCache(layers=[Dynamic" in returned(parallel)
+    # newer versions of transformers call the field ``cache``
+    assert re.search(r"(past_key_values|cache)=DynamicCache\(layers=\[Dynamic", returned(parallel))
 
 
 @pytest.mark.long

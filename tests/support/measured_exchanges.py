@@ -35,7 +35,7 @@ program explicit on dp=2
 def job() -> Job:
     world, ranks = distributed.group.WORLD, tuple(range(distributed.get_world_size()))
     assert world is not None
-    return Job(distributed.get_rank(), None, {ranks: world.group_name}, torch.device("cpu"), world)  # type: ignore[arg-type]
+    return Job(distributed.get_rank(), None, {ranks: world.group_name}, set(), torch.device("cpu"), world)  # type: ignore[arg-type]
 
 
 def profiled() -> Profile:

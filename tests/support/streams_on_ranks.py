@@ -117,8 +117,10 @@ def made_when_a_call_is_compiled() -> None:
     parallel.capture(closing.X)
     local, count = parallel._current().local, len(process_groups())
     for number, program in local._made.items():
-        text = str(program).replace("program local", "program scheduled")
-        lines = [line + " on late" * ("all_reduce(" in line) for line in text.splitlines()]
+        lines = [
+            re.sub(r" on \w+( in \w+)?$", r" on late\1", line) if "all_reduce(" in line else line
+            for line in str(program).splitlines()
+        ]
         lines[1:1] = ["stream late"]
         local._made[number] = Program.parse("\n".join(lines) + "\n")
     with new_groups() as made:

@@ -191,6 +191,8 @@ def _span(node: fx.Node) -> Span:
 
 def _waited(started: fx.Node) -> str:
     """Return the name of the value that is there when a collective has been waited for."""
+    if not record_of(started).started:
+        return started.name
     reader = next(iter(started.users))
     return reader.name if reader.target is transfers.wait else started.name.removesuffix("_start")
 
