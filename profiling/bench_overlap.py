@@ -254,7 +254,7 @@ def programs() -> str:
 
 def wire() -> str:
     columns = ("case", "order", "ms", "simulated", "/ simulated", "× today", "losses apart", "late", "MB/s")
-    title = "On the emulated wire: gloo processes, paced computation; medians of 8 steps in turns"
+    title = "On the emulated wire: gloo processes, paced computation; medians of 10 steps"
     return printed(title, columns, iter(overlap_wire.rows(list(overlap_wire.CASES))))
 
 
