@@ -25,9 +25,9 @@ goes on:
       backward:                                                     …
         …
 
-The merged program has the ops of both. The reduction of a sum of gradients stands where the update reads it, and begins
-as soon as the sum is complete (``runtime.lowering.buckets``). The reductions of counts stand in the middle of the
-forward (``hoisted_counts``).
+The merged program has the ops of both. The reduction of a sum of gradients stands where the update reads it; the
+schedule starts it earlier (``scheduling.programs``). The reductions of counts stand in the middle of the forward
+(``hoisted_counts``).
 """  # noqa: E501
 
 from __future__ import annotations
