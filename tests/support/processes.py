@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import os
 import sys
 import tempfile
@@ -139,6 +140,7 @@ def _serve(rank: int, count: int, store: str, pipe: Any, prepare: Callable[[], A
             return
         try:
             torch.manual_seed(0)
+            gc.collect()  # else models of tests before this one would close their groups in the middle of it
             pipe.send(("done", function(*args)))
         except BaseException:
             pipe.send(("failed", traceback.format_exc()))
