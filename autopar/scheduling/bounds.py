@@ -1,6 +1,6 @@
 """Bound the seconds of every schedule from below: of any order, with any chunks and buckets, and with preemption.
 
-    bound = max(critical path, per stream: Jackson's preemptive bound)
+    bound = max(critical path, per stream: Jackson's preemptive bound, the bound with start-up costs)
 
 Jackson's bound is the makespan of one machine that may interrupt its jobs, where job i is there at head(i), takes p(i),
 and ends tail(i) before the end: the job with the longest tail always goes first (Jackson 1955, Horn 1974). Heads and
@@ -11,7 +11,7 @@ heads are h or more. The same holds for tails and descendants.
 A message pays the start-up cost θ once, however many collectives share it. Let it pay first and send then. So on the
 machine a collective takes its seconds without θ, and is there θ later. Two collectives of which one needs the other
 never share a message; so those along one path through a stream take all their seconds. Each collective by itself takes
-all its seconds too: paths use these.
+all its seconds too: paths use these. That many messages pay θ is counted in ``startup_bound``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy
 import numpy.typing
 
 from autopar.scheduling.graph import Graph
+from autopar.scheduling.startup_bound import startup_bound
 
 TWICE = 2000  # ops up to which heads and tails are raised a second time, with those of the first
 
@@ -117,7 +118,14 @@ def _of_stream(graph: Graph, stream: int, heads: list[float], tails: list[float]
         else (heads[i] + graph.fixed[i], graph.flow[i], tails[i])
         for i in own
     ]  # fmt: skip
-    return jackson(jobs)
+    cut = [i for i in own if graph.bytes[i] and graph.fixed[i]]
+    if not cut:
+        return jackson(jobs)
+    shared = startup_bound(
+        [heads[i] for i in cut], [graph.flow[i] for i in cut], [tails[i] for i in cut],
+        min(graph.fixed[i] for i in cut),
+    )  # fmt: skip
+    return max(jackson(jobs), shared)
 
 
 def _along_path(graph: Graph, stream: int) -> list[int]:

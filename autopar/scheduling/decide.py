@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from math import inf
 
 from autopar.errors import ScheduleError
@@ -11,7 +12,7 @@ from autopar.scheduling import buckets, dispatch
 from autopar.scheduling.bounds import bound
 from autopar.scheduling.exact import MOST, best_order
 from autopar.scheduling.graph import Graph
-from autopar.scheduling.lines import Draft, Line
+from autopar.scheduling.lines import COMPUTE, Draft, Line
 from autopar.scheduling.longest_tail import LongestTail
 from autopar.scheduling.memory import peak
 from autopar.scheduling.op import Op
@@ -23,7 +24,9 @@ from autopar.scheduling.simulation import Issue, Startup, Times, issue_of, numbe
 from autopar.scheduling.verify import draft_of
 
 EARLY = 0.01  # of the bound: a collective that can begin before it needs next to no computation
+PLAIN = 1e-3  # of the seconds: what the order of the program may take longer, because it is easier to read
 BELOW = 1e-9  # of the bound: sums of floats are not exact
+IN_ORDER = (dispatch.in_order, dispatch.just_in_time, buckets.fifo)  # policies that keep the order of the program
 
 
 @gc_paused()
@@ -96,14 +99,19 @@ class _Decision:
         self.smallest = inf
 
     def run(self, draft: Draft) -> tuple[Draft, Times]:
-        """Return the draft as it is issued, and its times; these are endless if it does not fit into the memory."""
-        if self.issue == "direct":
-            early = hoisted(draft)
-            draft = early if self.fits(early) else draft
-        return draft, self.times(draft)
+        """Return the draft as it is issued, and its times; these are endless if it does not fit into the memory. One
+        that does not fit has its gathers started later, just in time."""
+        issued = hoisted(draft) if self.issue == "direct" else draft
+        if not self.fits(issued):
+            later = self.later(issued, self.simulated(issued))
+            issued = later if later is not None and self.fits(later) else draft
+        return issued, self.times(issued)
+
+    def simulated(self, draft: Draft) -> Times:
+        return times(draft, self.issue, self.interference)
 
     def times(self, draft: Draft) -> Times:
-        found = times(draft, self.issue, self.interference)
+        found = self.simulated(draft)
         return found if self.fits(draft) else found._replace(makespan=inf)
 
     def fits(self, draft: Draft) -> bool:
@@ -137,11 +145,8 @@ class _Decision:
         tries = LongestTail(self.graph, self.bound, self.run, numbers, self.memory)
         best, seconds = tries.found(), tries.seconds
         if numbers is None or best is None:
-            for order in (dispatch.in_order, dispatch.just_in_time, buckets.fifo):
-                draft = order(self.graph)
-                for variant in (draft, self.run(draft)[0]):
-                    if (then := self.times(variant).makespan) < seconds * (1 - BELOW):
-                        best, seconds = variant, then
+            drafts = [] if best is None else [best]
+            best, seconds = self.plainest([*drafts, *self.plain(tries)])
         if numbers is None and len(self.graph) <= MOST and seconds > self.bound.seconds * (1 + BELOW):
             best = self.exact(seconds) or best
         if best is None:
@@ -151,6 +156,25 @@ class _Decision:
             )
         return self.deferred(best)
 
+    def plain(self, tries: LongestTail) -> Iterator[Draft]:
+        """Yield lines whose ops compute in the order of the program, as they are and as they are issued."""
+        for draft in (*(order(self.graph) for order in IN_ORDER), *tries.in_order()):
+            yield from (draft, self.run(draft)[0])
+
+    def plainest(self, drafts: Sequence[Draft]) -> tuple[Draft | None, float]:
+        """Return of the shortest drafts the one that is easiest to read, and its seconds; ``None`` if none fits into
+        the memory. It keeps the order of the program, or has the fewest messages, and is not longer than what runs in
+        the order of the program."""
+        found = [(draft, self.times(draft).makespan) for draft in drafts]
+        shortest = min(seconds for _, seconds in found)
+        if shortest == inf:
+            return None, inf
+        most = shortest * (1 + (BELOW if len(self.graph) <= MOST else PLAIN))
+        for order in IN_ORDER:
+            most = min(most, max(shortest, self.times(order(self.graph)).makespan))
+        near = [(draft, seconds) for draft, seconds in found if seconds <= most]
+        return min(near, key=lambda one: (not _keeps_order(one[0]), len(one[0].messages), one[1]))
+
     def exact(self, seconds: float) -> Draft | None:
         return best_order(
             self.graph, self.bound, self.issue == "direct", seconds, lambda draft: self.times(draft).makespan
@@ -158,15 +182,21 @@ class _Decision:
 
     def deferred(self, draft: Draft) -> Draft:
         """Return the lines with gathers started by deadline, if nothing takes longer."""
-        early = [
-            self.graph.stream[i] > 0 and self.graph.memory[i] > 0 and head <= EARLY * self.bound.seconds
-            for i, head in enumerate(self.bound.heads)
-        ]
-        if not any(early):
-            return draft
         before = self.times(draft)
-        later = by_deadline(draft, before, early)
+        later = self.later(draft, before)
+        if later is None:
+            return draft
         return later if self.times(later).makespan <= before.makespan * (1 + BELOW) else draft
+
+    @cached_property
+    def early(self) -> list[bool]:
+        """op → whether it is a collective that needs next to no computation, and whose result takes memory."""
+        graph, most = self.graph, EARLY * self.bound.seconds
+        return [graph.stream[i] > 0 and graph.memory[i] > 0 and head <= most for i, head in enumerate(self.bound.heads)]
+
+    def later(self, draft: Draft, found: Times) -> Draft | None:
+        """Return the lines with gathers started by deadline; ``None`` if there are none."""
+        return by_deadline(draft, found, self.early) if any(self.early) else None
 
     def finished(self, name: str, draft: Draft) -> Schedule:
         found = times(draft, self.issue, self.interference)
@@ -178,3 +208,8 @@ class _Decision:
         return Schedule(
             name, self.issue, draft.written(), spans_of(draft, found), self.bound.seconds, peak(draft)
         )  # fmt: skip
+
+
+def _keeps_order(draft: Draft) -> bool:
+    """Return whether ops compute in the order of the program."""
+    return [at for kind, at in draft.lines if kind == COMPUTE] == draft.graph.computations

@@ -14,8 +14,9 @@ The result is never longer than that of the policies it is compared with. It is 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -123,10 +124,17 @@ class LongestTail:
         if self.is_done:
             return
         self.left -= 1
-        try:
-            draft = joined(arrange(self.graph, keys, rule, self.memory))
-        except OutOfMemory:
-            return
+        for memory in dict.fromkeys((inf, self.memory)):
+            try:
+                draft = joined(arrange(self.graph, keys, rule, memory))
+            except OutOfMemory:
+                continue
+            if self.keep(draft, keys, rule):
+                return
+
+    def keep(self, draft: Draft, keys: Keys, rule: Rule) -> bool:
+        """Run a draft, share its start-up costs, and keep it if it is the shortest. Return whether it fits into the
+        memory."""
         draft, found = self.run(draft)
         while self.startup and found.makespan < min(inf, self.seconds * (1 + NEAR)):
             fewer, then = self.run(fused(draft, found))
@@ -135,6 +143,19 @@ class LongestTail:
             draft, found = fewer, then
         if found.makespan < self.seconds:
             self.best, self.seconds, self.won = draft, found.makespan, (keys, rule)
+        return found.makespan < inf
+
+    def in_order(self) -> Iterator[Draft]:
+        """Yield the drafts of the best rule in which ops compute in their order."""
+        rule = self.base if self.won is None else self.won[1]
+        for keys in (*([self.won[0]] if self.won else []), layer_keys(self.graph)):
+            for memory in dict.fromkeys((inf, self.memory)):
+                with contextlib.suppress(OutOfMemory):
+                    draft = joined(arrange(self.graph, keys, replace(rule, patience=0, program_order=True), memory))
+                    yield draft
+                    issued, found = self.run(draft)
+                    if self.startup and found.makespan < inf:
+                        yield fused(issued, found)
 
     def improve(self) -> None:
         """Schedule backwards from the ends of the best schedule, and forwards again, while that helps."""

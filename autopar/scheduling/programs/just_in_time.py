@@ -6,6 +6,8 @@
 
 Such an op is ready from the forward on: a factor of a derivative, or what is recomputed. It runs behind the gradient
 that its first reader also reads, or, if that is being communicated, behind what is sent: then it runs meanwhile.
+A gather of a parameter, and what computes only what it sends, are left free: several share a message, and the schedule
+starts it by its deadline.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import replace
 
 from torch import fx
 
+from autopar.capture.blocks import is_parameter
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.scheduling.op import Op
@@ -35,9 +38,13 @@ def _anchors(program: Program) -> Mapping[str, str]:
     gradients = _gradients(program)
     place = {node: k for k, node in enumerate(program.nodes)}
     behind: dict[fx.Node, fx.Node] = {}
+    free: set[fx.Node] = set()
     for node in reversed(list(program.nodes)):
         if node in gradients or node.op != "call_function" or record_of(node).phase != "backward":
             continue
+        gathers = is_collective(node) and is_parameter(operands(node)[0])
+        if gathers or (node.users and all(user in free for user in node.users)):
+            free.add(node)
         reader = min(node.users, key=place.__getitem__, default=program.output)
         anchor = behind.get(reader)
         if reader in gradients:
@@ -45,7 +52,7 @@ def _anchors(program: Program) -> Mapping[str, str]:
             anchor = max(read, key=place.__getitem__, default=None)
         if anchor is not None and place[anchor] < place[node]:  # so that nothing is behind itself
             behind[node] = anchor
-    return {node.name: _sent(anchor).name for node, anchor in behind.items()}
+    return {node.name: _sent(anchor).name for node, anchor in behind.items() if node not in free}
 
 
 def _gradients(program: Program) -> set[fx.Node]:

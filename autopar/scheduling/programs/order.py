@@ -21,7 +21,7 @@ from autopar.ir.nodes import is_getitem, name_of
 from autopar.ir.program import Program
 from autopar.ir.value_names import sums_in
 from autopar.optimizers import IN_PLACE
-from autopar.scheduling.decide import judge, schedule
+from autopar.scheduling.decide import PLAIN, judge, schedule
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
 from autopar.scheduling.policies import ByteScheduler
@@ -184,7 +184,7 @@ class _Deciding:
     """Decides the order of one function.
 
     Attributes:
-        in_time: the ops as the default policy sees them: it needs less memory.
+        in_time: the ops as the default policy sees them first: it needs less memory.
         lines: those of the policy ``today``.
     """
 
@@ -201,22 +201,31 @@ class _Deciding:
         before = self.judged(TODAY, self.known())
         if policy == TODAY:
             return self.lines, before
-        priorities = self.overlap.priorities_of(op.name for op in self.ops)
-        memory = round(before.memory * MORE_MEMORY) if policy == LONGEST_TAIL else None
-        try:
-            made = schedule(self.in_time, policy, issue, startup=startup, interference=interference, memory=memory,
-                            priorities=priorities)  # fmt: skip
-        except ScheduleError:
-            if memory is None:
-                raise
-            return self.lines, before  # no other order was found that needs as little
         if policy == LONGEST_TAIL:
-            made = judge(self.ops, made.lines, made.policy, issue, startup=startup, interference=interference)
-            made = self.with_updates_together(made)
-            if made.makespan > before.makespan:
+            made = self.longest_tail(round(before.memory * MORE_MEMORY))
+            if made is None or before.makespan <= made.makespan * (1 + PLAIN):
                 return self.lines, before
+            made = self.with_updates_together(made, before.makespan)
+        else:
+            priorities = self.overlap.priorities_of(op.name for op in self.ops)
+            made = schedule(self.ops, policy, issue, startup=startup, interference=interference, priorities=priorities)
         made = self.judged(made.policy, side_by_side(self.ops, made.lines, self.updates))
         return FunctionLines(self.function.phases, completed(self.function, made.lines)), made
+
+    def longest_tail(self, memory: int) -> Schedule | None:
+        """Return the shortest schedule within the bytes, of the ops as the default policy sees them and as they are;
+        ``None`` if no order was found that needs as little."""
+        durations, best = self.durations, None
+        for ops in (self.in_time, self.ops):
+            with contextlib.suppress(ScheduleError):
+                made = schedule(ops, LONGEST_TAIL, self.overlap.issue, startup=durations.startup,
+                                interference=durations.interference, memory=memory)  # fmt: skip
+                made = self.judged(made.policy, made.lines)
+                if best is None or made.makespan < best.makespan * (1 - PLAIN):
+                    best = made
+            if best is not None and best.makespan <= best.bound * (1 + PLAIN):
+                break
+        return best
 
     @property
     def updates(self) -> dict[str, object]:
@@ -229,16 +238,16 @@ class _Deciding:
         return judge(self.ops, lines, policy, self.overlap.issue, startup=durations.startup,
                      interference=durations.interference)  # fmt: skip
 
-    def with_updates_together(self, made: Schedule) -> Schedule:
+    def with_updates_together(self, made: Schedule, most: float) -> Schedule:
         """Return the schedule with all updates that nothing reads at the end, unless that takes longer than launching
-        each by itself."""
+        each by itself, or longer than ``most``."""
         updates = set(self.updates)
         updates -= {name for op in self.ops if op.name not in updates for name in op.before}  # they are read
         if len(updates) < 2:
             return made
         together = self.judged(made.policy, updates_last(self.ops, made.lines, updates))
         saved = (len(updates) - 1) * self.durations.launch
-        return together if together.makespan <= made.makespan * (1 + LITTLE) + saved else made
+        return together if together.makespan <= min(most, made.makespan * (1 + LITTLE) + saved) else made
 
     def known(self) -> list[Line]:
         """Return the lines of ops alone, with the bytes that the ops have; elements of results take no time."""

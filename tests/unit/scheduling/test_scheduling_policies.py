@@ -143,10 +143,10 @@ def test_every_policy_has_a_source_and_runs() -> None:
 
 
 def test_printing_names_chunks() -> None:
-    ops = [Op("late", "dp", 8.0, bytes=8), Op("op", "compute", 1.0), Op("soon", "dp", 1.0, ("op",), bytes=1),
+    ops = [Op("late", "dp", 12.0, bytes=12), Op("op", "compute", 1.0), Op("soon", "dp", 1.0, ("op",), bytes=1),
            Op("end", "compute", 9.0, ("soon",))]  # fmt: skip
     printed = str(schedule(ops))
-    assert "late[0:1]" in printed and "late[1:8]" in printed and "soon" in printed and "soon[" not in printed
+    assert "late[0:1]" in printed and "late[1:12]" in printed and "soon" in printed and "soon[" not in printed
     assert str(schedule([])).startswith("longest-tail, enqueue: makespan 0 s, bound 0 s, ratio 1.000")
 
 
