@@ -88,10 +88,13 @@ def by_deadline(draft: Draft, times: Times, early: Sequence[bool]) -> Draft:
             for i, *_ in parts:
                 for j in graph.before[i]:
                     reads[j] = min(reads[j], latest[at])
+    waited = [len(draft.lines)] * len(draft.messages)  # message → the other line that waits for it
     for kind, at in draft.lines:
         if kind == START:
             places[at] = kept
         else:
+            if kind == WAIT:
+                waited[at] = kept
             kept += 1
     begins, now = [0.0] * kept, times.makespan  # of other lines; a wait begins with the op behind it
     for place, (kind, at) in enumerate(reversed([line for line in draft.lines if line[0] != START])):
@@ -102,7 +105,7 @@ def by_deadline(draft: Draft, times: Times, early: Sequence[bool]) -> Draft:
             parts = draft.messages[message]
             if all(early[i] for i, *_ in parts):
                 due = latest[message] - graph.message_seconds(parts)
-                places[message] = max(places[message], min(bisect_right(begins, due) - 1, following))
+                places[message] = max(places[message], min(bisect_right(begins, due) - 1, following, waited[message]))
             following = places[message]
     return _placed(draft, places)
 

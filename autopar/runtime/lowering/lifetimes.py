@@ -33,12 +33,10 @@ class LoweredMemory(NamedTuple):
     Attributes:
         new: bytes of its results; ``None`` if they share the memory of its first operand.
         in_flight: bytes that it needs until something waits for the collective that it starts.
-        passing: bytes that it needs while it runs.
     """
 
     new: int | None
     in_flight: int = 0
-    passing: int = 0
 
 
 Args = tuple[Any, ...]
@@ -67,16 +65,15 @@ MEMORY: dict[
     buckets.start_bucket: lambda args, sizes, own: LoweredMemory(_sent(args, sizes)),
     buckets.finish_bucket: lambda args, sizes, own: LoweredMemory(None),
     buckets.start_scatter_bucket: lambda args, sizes, own: LoweredMemory(
-        sum(_of_span(sizes(piece), place[3]) for piece, place in zip(args[0], args[1], strict=True)),
-        passing=sum(sizes(piece) for piece, place in zip(args[0], args[1], strict=True) if place[1]),  # put in rows
+        sum(_of_span(sizes(piece), place[3]) for piece, place in zip(args[0], args[1], strict=True))
     ),
     buckets.finish_scatter_bucket: lambda args, sizes, own: LoweredMemory(sizes(args[0]) // _rows(args[1])),
     buckets.start_gather_bucket: lambda args, sizes, own: LoweredMemory(
         _sent(args, sizes) * args[2], _sent(args, sizes)
     ),
     buckets.join_chunks: lambda args, sizes, own: LoweredMemory(own),
-    buckets.join_gathered_chunks: lambda args, sizes, own: LoweredMemory(own, passing=own if args[2] else 0),
-    buckets.finish_gather_bucket: lambda args, sizes, own: LoweredMemory(None),  # its whole parts are new
+    buckets.join_gathered_chunks: lambda args, sizes, own: LoweredMemory(own),
+    buckets.finish_gather_bucket: lambda args, sizes, own: LoweredMemory(None),  # its parts are new
     operator.getitem: lambda args, sizes, own: LoweredMemory(own),
     collectives.start_all_reduce: lambda args, sizes, own: LoweredMemory(own),
     collectives.start_all_reduce_in_place: lambda args, sizes, own: LoweredMemory(None),
@@ -95,15 +92,6 @@ MEMORY: dict[
     torch.reshape: lambda args, sizes, own: LoweredMemory(None),
     aten.add_.Tensor: lambda args, sizes, own: LoweredMemory(None),
 }
-
-
-
-def _is_copied(element: fx.Node) -> bool:
-    """Return whether an element of a result has its own memory: a value that was gathered whole in a bucket. A chunk is
-    a view, which keeps all that its bucket received until the chunks are put together."""
-    value, k = element_of(element)
-    return value.target is buckets.finish_gather_bucket and value.args[1][k][3] is None  # type: ignore[index]
-
 
 GATHERS = (collectives.start_all_gather, buckets.start_gather_bucket, collectives.start_product)
 
@@ -201,7 +189,7 @@ class _Walk:
 
     def call(self, node: fx.Node, origin: fx.Node, position: int) -> None:
         values = node.all_input_nodes
-        if node.target is operator.getitem and not _is_copied(node):
+        if node.target is operator.getitem and values[0].target is not buckets.finish_gather_bucket:
             self.parts[node] = (self.part(node),)
             self.bytes[node] = sum(storage.bytes for storage in self.parts[node][0])
             return
@@ -222,8 +210,6 @@ class _Walk:
         # gloo's own buffer; gloo frees it when all data has arrived, mostly before something waits
         if self.on_cpu and node.target in GATHERS:
             self.store(origin, memory.new, "transfers", position, position)
-        if memory.passing:
-            self.store(origin, memory.passing, "transfers", position, position)
         if memory.in_flight:
             self.in_flight[node] = self.store(origin, memory.in_flight, "transfers", position, position)
 

@@ -66,6 +66,14 @@ def test_larger_steps_are_never_longer_than_program_and_today(seed: int) -> None
                 assert made.makespan <= other.makespan
 
 
+@pytest.mark.parametrize("issue", ISSUES)
+def test_what_takes_no_time_starts_before_it_is_waited_for(issue: Issue) -> None:
+    for seed in range(20):
+        ops = random_step(random.Random(seed), 20, whole=True)
+        made = schedule(ops, issue=issue)
+        assert simulate(ops, made.lines, issue) == made.simulation
+
+
 def test_a_schedule_is_a_function_of_its_input() -> None:
     ops = random_step(random.Random(0), 60, 0.5)
     assert schedule(ops, startup=0.5).lines == schedule(list(ops), startup=0.5).lines
