@@ -21,12 +21,14 @@ CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
     ("mlp", {"dp": 2}, {"zero": 1, "offload": True}),
     ("resnet", {"dp": 2}, {"zero": 3}),
     ("mlp", {"dp": 4}, {"zero": 1, "overlap": "p3"}),
-    ("llama", {"dp": 2, "tp": 2}, {"zero": 1}),
-    ("mlp", {"dp": 3}, {"zero": 1}),
+]
+MORE = [
+    pytest.param(*case, marks=pytest.mark.sweep("simulated ranks run it, and mlp runs on four processes"))
+    for case in [("llama", {"dp": 2, "tp": 2}, {"zero": 1}), ("mlp", {"dp": 3}, {"zero": 1})]
 ]
 
 
-@pytest.mark.parametrize(("name", "sizes", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "sizes", "options"), [*CASES, *MORE], ids=str)
 def test_equals_complete_steps(name: str, sizes: dict[str, int], options: dict[str, Any]) -> None:
     ranks(math.prod(sizes.values())).run(crossing_steps.alike, name, sizes, options)
 
