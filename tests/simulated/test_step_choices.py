@@ -94,7 +94,7 @@ def test_each_candidate_costs_what_a_closed_step_does(part: float) -> None:
 
 @pytest.mark.parametrize(("name", "part"), [
     ("microbatches", 0.5),
-    pytest.param("recompute", 0.77, marks=pytest.mark.sweep("test_step_processes chooses among all options in a limit")),
+    pytest.param("recompute", 0.77, marks=pytest.mark.sweep("test_step_processes chooses among all within a limit")),
 ])  # fmt: skip
 def test_a_binding_limit_cuts_the_batch_or_computes_again(name: str, part: float) -> None:
     x = torch.empty(4096, 256, device="meta")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -84,9 +85,17 @@ def test_the_numbers_are_those_of_a_single_device() -> None:
     assert step.memory().peak <= 1.6e6 == step.solution.memory
 
 
+def a_llama() -> tuple[nn.Module, Any]:
+    return transformers_models.llama(), transformers_models.batch()
+
+
 @pytest.mark.long
-def test_a_call_of_a_llama_keeps_the_limit() -> None:
-    model, batch = transformers_models.llama(), transformers_models.batch()
+@pytest.mark.parametrize("make", [
+    lambda: (Mlp(1), X),
+    pytest.param(a_llama, marks=pytest.mark.sweep("an MLP keeps the limit, and llamas are searched in other tests")),
+], ids=["mlp", "llama"])  # fmt: skip
+def test_a_call_keeps_the_limit(make: Callable[[], tuple[nn.Module, Any]]) -> None:
+    model, batch = make()
     free = autopar.parallelize(model, MESH, machine=H100, example=batch, memory=math.inf)
     most = memory_of(free.local(0)).peak
     limited = autopar.parallelize(model, MESH, machine=H100, example=batch, memory=0.7 * most, time_limit=12.0)

@@ -24,7 +24,7 @@ f32, bf16 = torch.float32, torch.bfloat16
 @pytest.mark.parametrize(("mesh", "machine"), [
     pytest.param(
         mesh, machine, id=f"{mesh}-{machine.name}",
-        marks=() if k % len(MACHINES) == m else pytest.mark.sweep("the machine has another mesh, the mesh another machine"),
+        marks=() if k % len(MACHINES) == m else pytest.mark.sweep("mesh and machine occur in other cases"),
     )
     for k, mesh in enumerate(MESHES) for m, machine in enumerate(MACHINES)
 ])  # fmt: skip
