@@ -121,7 +121,10 @@ CASES = [
     *[(Mesh(a=2), False, seed) for seed in range(3)],
     *[(Mesh(a=4), False, seed) for seed in range(3)],
     (Mesh(a=2, b=2), True, 0),
-    *[pytest.param(Mesh(a=2, b=2), True, seed, marks=pytest.mark.sweep("the first seed runs")) for seed in (1, 2)],
+    *[
+        pytest.param(Mesh(a=2, b=2), True, seed, marks=pytest.mark.sweep("the first seed runs on two axes"))
+        for seed in (1, 2)
+    ],
 ]
 
 
