@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def recorded(name: str, sizes: dict[str, int], options: dict[str, Any], folder: 
     kinds = Counter(line.kind for _, schedule in made.communication.in_turn() for line in schedule.lines)
     for runs in made.runs:
         lines = [line for run in runs for line in run.lines]
-        assert all(a.begin <= a.end <= b.begin for a, b in zip(lines, lines[1:], strict=False))
+        assert all(a.begin <= a.end <= b.begin for a, b in pairwise(lines))
         started = [line for line in lines if line.kind == "start"]
         assert sum(len(run.messages) for run in runs) == kinds["start"] > 0
         waits = {(line.name, line.stream): line.begin for line in lines if line.kind == "wait"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_random_schedules(policy: str, issue: str) -> None:
         assert exposed == approx(made.exposed, abs=1e-9)
         for thread in {slice.thread for slice in track.slices}:
             own = sorted((s.begin, s.end) for s in track.slices if s.thread == thread and s.end > s.begin)
-            assert all(before[1] <= after[0] + 1e-9 for before, after in zip(own, own[1:], strict=False))
+            assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(own))
 
 
 def test_messages_whose_ends_are_not_known_may_overlap() -> None:
