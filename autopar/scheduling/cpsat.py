@@ -1,8 +1,8 @@
 """Find the shortest order of up to 80 ops with a constraint solver, or bound what is left to gain (CP-SAT of OR-Tools).
 
 Collectives are whole: none is cut, and none share a message. Each op is an interval of time. Those of a stream do not
-overlap, and each begins behind what it reads. Where a CPU computes (``"direct"``), the issue of a collective is a moment
-of the host, which is not within an op, and the collective begins then or later.
+overlap, and each begins behind what it reads. Where a CPU computes (``"direct"``), a collective is issued in a moment
+of the host, which is not within an op, and begins then or later.
 
 Intervals have whole ticks, rounded down, so that the bound of the solver is a bound of the seconds. What is returned is
 simulated. The solver's effort is counted and not timed, so that the same input gives the same order.

@@ -102,10 +102,13 @@ class _Decision:
         """Return the draft as it is issued, and its times; these are endless if it does not fit into the memory. One
         that does not fit has its gathers started later, just in time."""
         issued = hoisted(draft) if self.issue == "direct" else draft
-        if not self.fits(issued):
-            later = self.later(issued, self.simulated(issued))
-            issued = later if later is not None and self.fits(later) else draft
-        return issued, self.times(issued)
+        found = self.simulated(issued)
+        if self.fits(issued):
+            return issued, found
+        later = self.later(issued, found)
+        if later is None or not self.fits(later):
+            later = draft
+        return later, self.times(later)
 
     def simulated(self, draft: Draft) -> Times:
         return times(draft, self.issue, self.interference)

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 from autopar.scheduling.bounds import Bound, longest_paths
 from autopar.scheduling.fusing import fused
@@ -66,6 +67,7 @@ class LongestTail:
         self.seconds = inf
         self.left = min(MOST, max(LEAST, BUDGET // max(1, len(graph))))
         self.won: tuple[Keys, Rule] | None = None
+        self._known: dict[tuple[Any, ...], bool] = {}  # lines and messages → whether they fit into the memory
 
     @property
     def is_done(self) -> bool:
@@ -135,6 +137,9 @@ class LongestTail:
     def keep(self, draft: Draft, keys: Keys, rule: Rule) -> bool:
         """Run a draft, share its start-up costs, and keep it if it is the shortest. Return whether it fits into the
         memory."""
+        written = tuple(draft.lines), tuple(map(tuple, draft.messages))
+        if written in self._known:  # many rules say the same of a small graph
+            return self._known[written]
         draft, found = self.run(draft)
         while self.startup and found.makespan < min(inf, self.seconds * (1 + NEAR)):
             fewer, then = self.run(fused(draft, found))
@@ -143,7 +148,8 @@ class LongestTail:
             draft, found = fewer, then
         if found.makespan < self.seconds:
             self.best, self.seconds, self.won = draft, found.makespan, (keys, rule)
-        return found.makespan < inf
+        self._known[written] = found.makespan < inf
+        return self._known[written]
 
     def in_order(self) -> Iterator[Draft]:
         """Yield the drafts of the best rule in which ops compute in their order."""

@@ -16,8 +16,8 @@ that begin at t - θ or later, and W <= F(t) + G(T - t + θ). This holds for eve
 
     T >= max over t of t - θ + (the smallest s with G(s) >= W - F(t))
 
-With θ = 0 it is weaker than Jackson's bound, which tells collectives apart. It counts what that one leaves out: that the
-first messages are small because little is there, the last ones because much waits for them, and that each pays θ.
+With θ = 0 it is weaker than Jackson's bound, which tells collectives apart. It counts what that one leaves out: the
+first messages are small because little is there, the last ones because much waits for them, and each pays θ.
 """
 
 from __future__ import annotations
