@@ -2,8 +2,8 @@
 
 A stream is a queue. What runs on it comes after all that was enqueued there before, and after the events that it waits
 for: this is a vector clock. Two accesses to one memory of which one writes, and neither comes after the other, are a
-race. Memory that is freed is reused by its own stream at once: so all that other streams do with it has to come before,
-unless ``record_stream`` said so. Ops run at once, in the order in which they are issued, so that numbers are right.
+race. The next kernel of a stream reuses the memory of that stream that is free: so all that other streams do with it
+has to come before, unless ``record_stream`` said so. Ops run at once, in the order in which they are issued, so that numbers are right.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Stream:
     name: str
     clock: Counter[str] = field(default_factory=Counter)
     time: float = 0.0
+    freed: list[Storage] = field(default_factory=list)
 
     def record_event(self) -> Event:
         self.cuda.log.append(f"record on {self.name}")
@@ -60,6 +61,9 @@ class Stream:
         self.time = max(self.time, event.time)
 
     def run(self, name: str, reads: set[int], writes: set[int], line: str = "") -> None:
+        for storage in self.freed:
+            storage.check_reused()
+        self.freed.clear()
         self.clock[self.name] += 1
         self.time += self.cuda.seconds.get(name, 0.0)
         for storage in reads | writes:
@@ -82,10 +86,11 @@ class Storage:
                 stream.cuda.races.append(f"{name} on {stream.name} beside {before} on {other.name}")
         self.accesses.append((stream, stream.clock[stream.name], name, writes))
 
-    def free(self) -> None:
+    def check_reused(self) -> None:
+        """Called when its stream may use it for something else."""
         for other, number, name, _ in self.accesses:
             if other.name not in self.recorded and self.home.clock[other.name] < number:
-                self.home.cuda.races.append(f"memory of {self.home.name} is freed beside {name} on {other.name}")
+                self.home.cuda.races.append(f"memory of {self.home.name} is reused beside {name} on {other.name}")
 
 
 class Cuda:
@@ -146,7 +151,7 @@ class Cuda:
         storage = self.storages[number]
         storage.tensors -= 1
         if not storage.tensors:
-            self.storages.pop(number).free()
+            storage.home.freed.append(self.storages.pop(number))
 
     # -- NCCL ----------------------------------------------------------------------------------------------------------
 

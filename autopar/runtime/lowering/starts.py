@@ -47,7 +47,7 @@ class Starts:
             before: the functions that are called on each.
         """
         body, last = self.body, self.overtaken(members)
-        with nullcontext() if last is None else body.graph.inserting_after(last):
+        with nullcontext() if last is None else body.graph.inserting_before(last.next):
             values = [body.calls(node, name, body.operand(node), before)
                       for node, name in zip(members, names, strict=True)]  # fmt: skip
             if last is None or self.sides is None:
