@@ -1,6 +1,8 @@
 """Bound the seconds of every schedule from below: of any order, with any chunks and buckets, and with preemption.
 
-    bound = max(critical path, per stream: Jackson's preemptive bound)
+    bound = max(critical path, per link: Jackson's preemptive bound)
+
+A link is a stream, or what several streams share: together they take no less time on it than one after the other.
 
 Jackson's bound is the makespan of one machine that may interrupt its jobs, where job i is there at head(i), takes p(i),
 and ends tail(i) before the end: the job with the longest tail always goes first (Jackson 1955, Horn 1974). Heads and
@@ -10,7 +12,7 @@ heads are h or more. The same holds for tails and descendants.
 
 A message pays the start-up cost θ once, however many collectives share it. Let it pay first and send then. So on the
 machine a collective takes its seconds without θ, and is there θ later. Two collectives of which one needs the other
-never share a message; so those along one path through a stream take all their seconds. Each collective by itself takes
+never share a message; so those along one path through a link take all their seconds. Each collective by itself takes
 all its seconds too: paths use these.
 """
 
@@ -41,7 +43,7 @@ def bound(graph: Graph) -> Bound:
     turned = graph.reversed()
     heads, tails = heads_of(graph), heads_of(turned)
     path = max([h + s + t for h, s, t in zip(heads, graph.seconds, tails, strict=True)], default=0.0)
-    return Bound(max(path, *(_of_stream(graph, s, heads, tails) for s in range(len(graph.streams)))), heads, tails)
+    return Bound(max(path, *(_of_link(graph, link, heads, tails) for link in set(graph.link))), heads, tails)
 
 
 def heads_of(graph: Graph) -> list[float]:
@@ -108,9 +110,9 @@ def _tables(
     return (each.reshape(size, 8) @ values.T.astype(float)).ravel(), earliest
 
 
-def _of_stream(graph: Graph, stream: int, heads: list[float], tails: list[float]) -> float:
-    own = [i for i in graph.order if graph.stream[i] == stream]
-    alone = own if not any(graph.fixed) else _along_path(graph, stream)
+def _of_link(graph: Graph, link: int, heads: list[float], tails: list[float]) -> float:
+    own = [i for i in graph.order if graph.link[graph.stream[i]] == link]
+    alone = own if not any(graph.fixed) else _along_path(graph, link)
     taken = set(alone)
     jobs = [
         (heads[i], graph.seconds[i], tails[i]) if i in taken or not graph.bytes[i]
@@ -120,18 +122,18 @@ def _of_stream(graph: Graph, stream: int, heads: list[float], tails: list[float]
     return jackson(jobs)
 
 
-def _along_path(graph: Graph, stream: int) -> list[int]:
-    """Return the collectives of a stream along the path on which their start-up costs are most."""
+def _along_path(graph: Graph, link: int) -> list[int]:
+    """Return the collectives of a link along the path on which their start-up costs are most."""
     best, last = [0.0] * len(graph), [-1] * len(graph)  # with the op itself; the op before it on the path
     for i in graph.order:
         for j in graph.before[i]:
             if best[j] > best[i]:
                 best[i], last[i] = best[j], j
-        if graph.stream[i] == stream:
+        if graph.link[graph.stream[i]] == link:
             best[i] += graph.fixed[i]
     path, at = [], max(range(len(graph)), key=best.__getitem__, default=-1)
     while at >= 0:
-        if graph.stream[at] == stream:
+        if graph.link[graph.stream[at]] == link:
             path.append(at)
         at = last[at]
     return path

@@ -142,7 +142,7 @@ class _Decision:
                 for variant in (draft, self.run(draft)[0]):
                     if (then := self.times(variant).makespan) < seconds * (1 - BELOW):
                         best, seconds = variant, then
-        if numbers is None and len(self.graph) <= MOST and seconds > self.bound.seconds * (1 + BELOW):
+        if numbers is None and len(self.graph) <= MOST and not self.graph.shares and seconds > self.bound.seconds * (1 + BELOW):
             best = self.exact(seconds) or best
         if best is None:
             raise ScheduleError(
