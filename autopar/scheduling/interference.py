@@ -69,7 +69,7 @@ class _Run:
                 del self.running[stream]
                 self._end_message(message)
             else:
-                self.running[stream] = message, left - passed / sharing[link[stream]]
+                self.running[stream] = message, max(0.0, left - passed / sharing[link[stream]])
         return True
 
     def _begin_messages(self) -> bool:

@@ -52,7 +52,9 @@ class Op:
         if not isinstance(self.link, str):
             raise TypeError(f"op {self.name!r}: link={shown(self.link)} is no word, such as 'dp'")
         if self.link and self.computes:
-            raise ScheduleError(f"op {self.name!r} computes, so that it has no link; give link={self.link!r} to collectives")
+            raise ScheduleError(
+                f"op {self.name!r} computes, so that it has no link; give link={self.link!r} to collectives"
+            )
         for label in ("after", "behind"):
             names = getattr(self, label)
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):

@@ -11,9 +11,12 @@ import torch
 from calls_of_orders import alike, step_in
 from cuda_streams import Cuda
 from random_orders import by_chance, decided
+from streams_on_ranks import new_groups
+from torch import distributed
 
 from autopar.runtime.lowering import side_streams, starts
 from autopar.runtime.lowering.side_streams import SideStreams
+from autopar.runtime.processes.groups import process_groups
 
 
 @contextlib.contextmanager
@@ -27,6 +30,18 @@ def on_side_streams() -> Iterator[Cuda]:
         mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None),
     ):
         yield cuda
+
+
+def late_streams_are_alike(name: str, sizes: dict[str, int], options: Mapping[str, Any], seeds: range) -> list[str]:
+    """Steps in random orders of which some collectives run on ``late``, beside ``today``. Return the groups' names."""
+    expected = step_in("today", name, sizes, options)
+    before = len(process_groups())
+    for seed in seeds:
+        with decided(by_chance(seed, late=0.5)), new_groups() as made:
+            found = step_in("today", name, sizes, options)
+        assert not (wrong := alike(found, expected, 0.0 if distributed.get_world_size() == 2 else 1e-12)), (seed, wrong)
+        assert made and len(process_groups()) == before
+    return [str(ranks) for ranks in made]
 
 
 def steps_are_alike(name: str, sizes: dict[str, int], options: Mapping[str, Any], overlaps: list[Any]) -> int:

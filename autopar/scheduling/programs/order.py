@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
@@ -22,6 +22,7 @@ from autopar.ir.program import Program
 from autopar.ir.value_names import sums_in
 from autopar.optimizers import IN_PLACE
 from autopar.scheduling.decide import judge, schedule
+from autopar.scheduling.late_streams import on_late_streams
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
 from autopar.scheduling.policies import ByteScheduler
@@ -31,7 +32,7 @@ from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import Function, functions_of
 from autopar.scheduling.programs.just_in_time import just_in_time
 from autopar.scheduling.programs.ops import program_ops
-from autopar.scheduling.programs.overlap import LONGEST_TAIL, TODAY, Overlap
+from autopar.scheduling.programs.overlap import TODAY, Overlap
 from autopar.scheduling.programs.today import today
 from autopar.scheduling.programs.updates import side_by_side, updates_last
 from autopar.scheduling.scheduled import Schedule
@@ -90,7 +91,9 @@ class Order:
     @property
     def text(self) -> str:
         """All lines; ranks compare them."""
-        return "\n".join(f"{line.kind} {line.parts}" for function in self.functions for line in function.lines)
+        lines = (f"{line.kind} {line.parts}" for function in self.functions for line in function.lines)
+        late = (f"late {name}" for function in self.functions for name in sorted(function.late))
+        return "\n".join((*lines, *late))
 
 
 def lines_of(program: Program, execution: Execution) -> tuple[FunctionLines, ...]:
@@ -146,7 +149,7 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
     made = []
     for function, lines in zip(functions, today(program, functions, donated), strict=True):
         ops = program_ops(program, function, durations.seconds, {*donated.updates, *donated.sums})
-        in_time = just_in_time(program, ops) if overlap.policy == LONGEST_TAIL else ops
+        in_time = just_in_time(program, ops) if overlap.is_searched else ops
         made.append(_Deciding(function, ops, in_time, lines, durations, overlap).run())
     return Order(tuple(lines for lines, _ in made), tuple(schedule for _, schedule in made), durations.source)
 
@@ -165,18 +168,18 @@ def _across(
         lines = unrotated(made.lines, across)
         return made, lines, memory_of_run(program, ops, lines, crossing)
 
-    if overlap.policy == LONGEST_TAIL:
+    if overlap.is_searched:
         made, lines, memory = made_by(TODAY)
         memory += sum(op.memory for op in ops if op.name in crossing)  # what crosses takes memory for longer
         for limit in (None, made.memory):
             with contextlib.suppress(ScheduleError):  # no other order was found that needs as little
-                other, others, needs = made_by(LONGEST_TAIL, memory=limit)
+                other, others, needs = made_by(overlap.policy, memory=limit)
                 if other.makespan < made.makespan and needs <= memory * MORE_MEMORY:
                     made, lines = other, others
                     break
     else:
         made, lines, _ = made_by(overlap.policy, priorities=overlap.priorities_of(op.name for op in rotated))
-    return FunctionLines(function.phases, completed(function, lines)), made
+    return FunctionLines(function.phases, completed(function, lines), made.late), made
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,7 @@ class _Deciding:
         if policy == TODAY:
             return self.lines, before
         priorities = self.overlap.priorities_of(op.name for op in self.ops)
-        memory = round(before.memory * MORE_MEMORY) if policy == LONGEST_TAIL else None
+        memory = round(before.memory * MORE_MEMORY) if self.overlap.is_searched else None
         try:
             made = schedule(self.in_time, policy, issue, startup=startup, interference=interference, memory=memory,
                             priorities=priorities)  # fmt: skip
@@ -210,13 +213,13 @@ class _Deciding:
             if memory is None:
                 raise
             return self.lines, before  # no other order was found that needs as little
-        if policy == LONGEST_TAIL:
-            made = judge(self.ops, made.lines, made.policy, issue, startup=startup, interference=interference)
-            made = self.with_updates_together(made)
+        own = replace(self, ops=on_late_streams(self.ops, made.late))
+        if self.overlap.is_searched:
+            made = own.with_updates_together(own.judged(made.policy, made.lines))
             if made.makespan > before.makespan:
                 return self.lines, before
-        made = self.judged(made.policy, side_by_side(self.ops, made.lines, self.updates))
-        return FunctionLines(self.function.phases, completed(self.function, made.lines)), made
+        made = own.judged(made.policy, side_by_side(self.ops, made.lines, self.updates))
+        return FunctionLines(self.function.phases, completed(self.function, made.lines), made.late), made
 
     @property
     def updates(self) -> dict[str, object]:

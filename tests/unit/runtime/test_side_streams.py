@@ -58,7 +58,9 @@ def code(lowered: Lowered) -> str:
 
 def test_the_code_records_starts_aside_and_waits() -> None:
     cuda, lines, _ = run(COMPUTE_FIRST)
-    assert lines == """\
+    assert (
+        lines
+        == """\
 y = torch.ops.aten.relu.default(x)
 y_ready = recorded()
 s = torch.ops.aten.sin.default(x)
@@ -68,6 +70,7 @@ wait_aside = wait_aside(y_dp_start, 'g')
 y_dp = wait(y_dp_start)
 z = torch.ops.aten.mul.Tensor(y_dp, c)
 return [z]"""
+    )
     assert cuda.log == ["record on compute", "side 1 waits for an event", "start on side 1", "compute waits for side 1",
                         "wait on side 1", "compute waits for side 1"]  # fmt: skip
     assert not cuda.races
