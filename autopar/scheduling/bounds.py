@@ -19,6 +19,7 @@ all its seconds too: paths use these.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy
@@ -43,7 +44,7 @@ def bound(graph: Graph) -> Bound:
     turned = graph.reversed()
     heads, tails = heads_of(graph), heads_of(turned)
     path = max([h + s + t for h, s, t in zip(heads, graph.seconds, tails, strict=True)], default=0.0)
-    return Bound(max(path, *(_of_link(graph, link, heads, tails) for link in set(graph.link))), heads, tails)
+    return Bound(max(path, *_of_machines(graph, heads, tails)), heads, tails)
 
 
 def heads_of(graph: Graph) -> list[float]:
@@ -110,9 +111,17 @@ def _tables(
     return (each.reshape(size, 8) @ values.T.astype(float)).ravel(), earliest
 
 
-def _of_link(graph: Graph, link: int, heads: list[float], tails: list[float]) -> float:
-    own = [i for i in graph.order if graph.link[graph.stream[i]] == link]
-    alone = own if not any(graph.fixed) else _along_path(graph, link)
+def _of_machines(graph: Graph, heads: list[float], tails: list[float]) -> Iterator[float]:
+    """Yield Jackson's bound of each stream, and of each link that several streams share."""
+    for machine_of in (list(range(len(graph.streams))), *([graph.link] if graph.shares else [])):
+        for machine in set(machine_of):
+            yield _of_machine(graph, [machine_of[stream] == machine for stream in graph.stream], heads, tails)
+
+
+def _of_machine(graph: Graph, on_it: list[bool], heads: list[float], tails: list[float]) -> float:
+    """Return Jackson's bound of some ops. ``on_it``: op → whether it is one of them."""
+    own = [i for i in graph.order if on_it[i]]
+    alone = own if not any(graph.fixed) else _along_path(graph, on_it)
     taken = set(alone)
     jobs = [
         (heads[i], graph.seconds[i], tails[i]) if i in taken or not graph.bytes[i]
@@ -122,18 +131,18 @@ def _of_link(graph: Graph, link: int, heads: list[float], tails: list[float]) ->
     return jackson(jobs)
 
 
-def _along_path(graph: Graph, link: int) -> list[int]:
+def _along_path(graph: Graph, on_it: list[bool]) -> list[int]:
     """Return the collectives of a link along the path on which their start-up costs are most."""
     best, last = [0.0] * len(graph), [-1] * len(graph)  # with the op itself; the op before it on the path
     for i in graph.order:
         for j in graph.before[i]:
             if best[j] > best[i]:
                 best[i], last[i] = best[j], j
-        if graph.link[graph.stream[i]] == link:
+        if on_it[i]:
             best[i] += graph.fixed[i]
     path, at = [], max(range(len(graph)), key=best.__getitem__, default=-1)
     while at >= 0:
-        if graph.link[graph.stream[at]] == link:
+        if on_it[at]:
             path.append(at)
         at = last[at]
     return path

@@ -82,7 +82,7 @@ def test_no_time_is_below_the_bound(seed: int, count: int, issue: Any, startup: 
     assert startup or shared.makespan >= moved - 1e-9
 
 
-# -- the policy ----------------------------------------------------------------------------------------------------------
+# -- the policy ----------------------------------------------------------------------------------------------------
 
 GAIN = [  # neither may be cut; in one stream one of them is late, and 7 is the shortest of all orders
     Op("long", "dp", 4.0), Op("m", "compute", 1.0), Op("short", "dp", 1.0, ("m",)),
