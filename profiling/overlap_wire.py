@@ -60,10 +60,12 @@ class Case:
 ORDERS: dict[str, dict[str, Any]] = {TODAY: {"overlap": TODAY}, "longest-tail": {"overlap": "longest-tail"}}
 ACROSS: dict[str, dict[str, Any]] = {"longest-tail, across": {"overlap": "longest-tail", "across": True}}
 CASES = {
-    "dp": Case("dp=2, communication = compute", {"dp": 2}, "ddp", 1.0, {**ORDERS, **ACROSS}, rivals=("DDP",)),
+    "dp": Case("dp=2, communication = compute", {"dp": 2}, "ddp", 1.0, {**ORDERS, **ACROSS}, rivals=("DDP",), slow=2),
     "tp": Case("tp=2, communication = 2/3 of compute", {"tp": 2}, "megatron", 2 / 3, ORDERS),
     "dp tp": Case("dp=2 tp=2, communication = 2/3", {"dp": 2, "tp": 2}, "megatron", 2 / 3, ORDERS, slow=2.5),
-    "zero": Case("dp=2, zero=3, communication = compute", {"dp": 2}, "ddp", 1.0, ORDERS, {"zero": 3}, rivals=("FSDP2",), slow=2),
+    "zero": Case(
+        "dp=2, zero=3, communication = compute", {"dp": 2}, "ddp", 1.0, ORDERS, {"zero": 3}, rivals=("FSDP2",), slow=2
+    ),
 }
 
 
@@ -169,8 +171,6 @@ def rival(name: str, case: Case, on: Machine, wire: Any) -> Callable[[], Any]:
         return whole / case.ranks
 
     return step
-
-
 
 
 def _rank(rank: int, case: Case, store: str, bandwidth: float, told: Any) -> None:

@@ -257,7 +257,7 @@ def test_what_an_update_has_overwritten_is_sent_behind_the_update() -> None:
     assert not cuda.races
 
 
-# -- the fake finds what is wrong ----------------------------------------------------------------------------------------
+# -- the fake finds what is wrong --------------------------------------------------------------------------------------
 
 
 class NoEvent(SideStreams):
