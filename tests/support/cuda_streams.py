@@ -3,8 +3,8 @@
 A stream is a queue. What runs on it comes after all that was enqueued there before, and after the events that it waits
 for: this is a vector clock. Two accesses to one memory of which one writes, and neither comes after the other, are a
 race. The next kernel of a stream reuses the memory of that stream that is free: so all that other streams do with it
-has to come before, unless ``record_stream`` said so. Ops run at once, in the order in which they are issued, so that numbers
-are right.
+has to come before, unless ``record_stream`` said so. Ops run at once, in the order in which they are issued, so that
+numbers are right.
 """
 
 from __future__ import annotations
