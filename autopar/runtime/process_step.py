@@ -33,6 +33,7 @@ class ProcessStep:
         specialize: returns the step for fewer gradients.
         groups: the names of the process groups.
         agreement: compares the calls of all ranks before the first collective of a step; ``None`` for one rank.
+        device: the device on which it runs; the default is the CPU.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ProcessStep:
         *,
         groups: Groups,
         agreement: Agreement | None,
+        device: torch.device | None = None,
     ) -> None:
         self.interface = Interface.of(explicit)
         self.specialize = specialize
@@ -50,7 +52,7 @@ class ProcessStep:
         self._constants = {
             name: constant.tensor for name, constant in explicit.constants.items() if constant.tensor is not None
         }
-        self._groups, self._agreement = groups, agreement
+        self._groups, self._agreement, self._device = groups, agreement, device
         self.tangents = frozenset(self.interface.tangents)
         scalars = frozenset(k for k in self.tangents if not self.interface.returned[k][1].shape)
         self.expected = scalars or self.tangents
@@ -60,13 +62,13 @@ class ProcessStep:
     def phases(self) -> Mapping[str, Lowered]:
         """The functions of the phases, lowered on first use: most steps only ever run for fewer gradients."""
         gate = None if self._agreement is None else self._agreement.finish
-        return lower(self._local, self._groups, gate, pacing=pacing_of(self._explicit))
+        return lower(self._local, self._groups, gate, self._device, pacing=pacing_of(self._explicit))
 
     @cached_property
     def checked_phases(self) -> Mapping[str, Lowered]:
         """The functions of the phases with checks for NaN."""
         gate = None if self._agreement is None else self._agreement.finish
-        return lower(self._local, self._groups, gate, hunt=anomaly.Hunt(self._local))
+        return lower(self._local, self._groups, gate, self._device, hunt=anomaly.Hunt(self._local))
 
     def __call__(self, pieces: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor], gradient: Gradient,
                  owners: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:  # fmt: skip
