@@ -23,6 +23,12 @@ CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
     ("mlp", {"dp": 4}, {"zero": 1, "overlap": "p3"}),
     ("llama", {"dp": 2, "tp": 2}, {"zero": 1}),
     ("mlp", {"dp": 3}, {"zero": 1}),
+    ("mlp", {"dp": 2}, {"microbatches": 3, "zero": 1}),
+    ("mlp", {"dp": 2}, {"microbatches": 2, "zero": 1, "clip_norm": 0.01}),
+    ("mlp", {"dp": 2}, {"microbatches": 2, "amp": "bf16-O2", "overlap": ByteScheduler(64, 256)}),
+    ("mlp", {"dp": 2}, {"amp": "fp16-O2", "zero": 1}),
+    ("llama", {"dp": 2, "tp": 2}, {"zero": 1, "microbatches": 2}),
+    ("resnet", {"dp": 4}, {"zero": 1, "microbatches": 2}),
 ]
 
 

@@ -8,7 +8,7 @@ from autopar import Program
 from autopar.costs.durations import Durations
 from autopar.errors import VerifyError
 from autopar.runtime.localize import LocalPrograms
-from autopar.scheduling.programs.functions import part_of
+from autopar.scheduling.programs.run_parts import part_of
 from autopar.scheduling.programs.order import Execution, decide
 from autopar.scheduling.programs.overlap import Overlap
 from autopar.verify.levels import verify
