@@ -275,7 +275,9 @@ class OptimizerState:
                 n: TensorType(type.shape if known[n].shape == parameter.shape else tuple(piece.shape), piece.dtype)
                 for n, piece in uncounted.items()
             }
-            trained.append(Trained(name, type, gradients[name], attr, update, types, number, steps))
+            trained.append(
+                Trained(name, type, gradients[name], attr, update, types, number, steps, type(self.optimizer).__name__)
+            )
         return tuple(trained)
 
     def _tensor(self, name: str, value: Any, parameter: torch.Tensor) -> Any:

@@ -6,10 +6,13 @@ from typing import Any
 
 import crossing_steps
 import pytest
+import steps
 import torch
 
 import autopar
 from autopar import Mesh
+from autopar.ir.nodes import record_of
+from autopar.ir.transfers import BY_FUNCTION
 from autopar.scheduling import ByteScheduler
 from autopar.step.rank_step import RankStep
 
@@ -141,3 +144,44 @@ def test_finish_without_across_does_nothing() -> None:
     step = crossing_steps.made("mlp", {"dp": 2}, {})
     crossing_steps.taken(step, "mlp", 0, 1)
     step.finish()
+
+
+def test_a_deleted_step_is_completed() -> None:
+    crossing_trainings.deleted_under_way()
+
+
+def test_counts_of_all_micro_batches_are_computed_in_the_first_one() -> None:
+    """A mean over tokens divides by the tokens of all micro-batches, as without ``across``."""
+    crossing, complete = counted(True), counted(False)
+    for k in range(3):
+        batch = steps.MODELS["llama"][1](k)
+        batch["labels"] = batch["labels"].clone()
+        batch["labels"][: len(batch["labels"]) // 2, : 2 + k] = -100
+        assert torch.equal(steps.run(crossing, batch), steps.run(complete, batch))
+    assert ".count.0" in str(crossing.local(0)["turn"]) and crossing._calls.unfinished
+    crossing_steps.assert_alike(crossing_steps.state_of(crossing), crossing_steps.state_of(complete), True)
+
+
+def counted(across: bool) -> Any:
+    torch.manual_seed(0)
+    parallel = autopar.parallelize(steps.MODELS["llama"][0](), Mesh(dp=2), "ddp")
+    return parallel.train_step(steps.adamw(parallel), microbatches=3, zero=1, across=across)
+
+
+def test_a_replaced_parameter_is_refused() -> None:
+    step = crossing_steps.made("mlp", {"dp": 2}, {"across": True})
+    crossing_steps.taken(step, "mlp", 0, 1)
+    name, parameter = next(iter(step._calls.module.named_parameters()))
+    parameter.data = parameter.data.clone()
+    with pytest.raises(RuntimeError, match=rf"{name} was written to or replaced while its update was under way"):
+        step.finish()
+
+
+@pytest.mark.parametrize("options", [{"zero": 1}, {"zero": 1, "amp": "bf16-O2"}], ids=str)
+def test_transfers_of_the_update_have_a_source(options: dict[str, Any]) -> None:
+    step = crossing_steps.made("mlp", {"dp": 2}, {"across": True, **options})
+    crossing_steps.taken(step, "mlp", 0, 1)
+    programs = [*step.program.programs.values(), *step.local(0).programs.values()]
+    transfers = [node for program in programs for node in program.nodes if node.target in BY_FUNCTION]
+    assert transfers and all(record_of(node).source for node in transfers)
+    assert any("by AdamW" in record_of(node).source for node in transfers)
