@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import crossing_steps
+import crossing_trainings
 import pytest
 from processes import ranks
 
@@ -54,3 +55,17 @@ def test_saved_under_way(tmp_path: Path, options: dict[str, Any]) -> None:
 
 def test_one_rank_alone() -> None:
     ranks(2).run(crossing_steps.one_rank_alone)
+
+
+def test_ranks_that_have_taken_no_step_go_on() -> None:
+    ranks(2).run(crossing_steps.all_but_one_finish)
+
+
+def test_ranks_disagree() -> None:
+    ranks(2).run(crossing_steps.ranks_disagree)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("options", crossing_trainings.OPTIONS, ids=str)
+def test_trainings(options: dict[str, Any], size: int) -> None:
+    ranks(size).run(crossing_trainings.alike, options, {"dp": size}, list(crossing_trainings.BETWEEN))

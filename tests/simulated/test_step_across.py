@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import crossing_steps
+import crossing_trainings
 import pytest
 import steps
 import torch
@@ -66,6 +67,12 @@ def test_nothing_crosses(options: dict[str, Any], why: str) -> None:
 
 def test_one_rank_has_nothing_that_crosses() -> None:
     crossing_steps.nothing_crosses("mlp", {"dp": 1}, {}, "no gradient is reduced")
+
+
+@pytest.mark.parametrize("name", crossing_trainings.BETWEEN)
+@pytest.mark.parametrize("options", crossing_trainings.OPTIONS, ids=str)
+def test_trainings(options: dict[str, Any], name: str) -> None:
+    crossing_trainings.alike(options, {"dp": 2}, [name])
 
 
 @pytest.mark.parametrize("name", crossing_steps.BETWEEN)
