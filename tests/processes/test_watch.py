@@ -41,7 +41,8 @@ FIRST, MIDDLE, LAST = (
     "in mm(x, t)   model.py:42  self.down(x)   in module layers.0.mlp",
     "in all_reduce(mm_2, dp)   model.py:43  x + y   in module layers.0",
 )
-RELU, CHUNK = "in relu(z)", "in wait(x_dp_0_start)"
+RELU = "in y : f32[4] = relu(z)   unknown line   in module the root"
+CHUNK = "in x_dp_0 : f32[4096] = all_reduce(x, dp)   unknown line   in module the root"
 HOLDS = "which holds the store of the job,"
 
 # case → the exit status of each rank, minus the signal that ended it; and the message, without its remedy
