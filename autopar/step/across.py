@@ -77,7 +77,7 @@ def _cut(micro: Program, update: Program, options: StepOptions) -> tuple[Cut | N
     if not waits:
         cut = reductions_cross(micro, update, alone=options.count == 1)
         note = f"{len(cut.crossing)} reductions of gradients cross the end of a step"
-        waits = "" if cut.crossing or options.count == 1 else "gradients are reduced in each micro-batch"
+        waits = "" if cut.crossing or options.count == 1 else "no gradient is reduced behind the last micro-batch"
     if waits:
         cut = gathers_cross(update)
         note = f"{len(cut.crossing)} gathers of parameters cross the end of a step, and no reductions: {waits}"

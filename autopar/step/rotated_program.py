@@ -237,7 +237,7 @@ class _Rotation:
             if result.kind == "state":
                 self.nexts[names[result.of]] = values[value]
                 self.needs[values[value]] = need
-            elif value.op != "placeholder":
+            elif values[value].op != "placeholder":  # the step before has returned it
                 self.returned.append(values[value])
                 self.needs[values[value]] = need
 

@@ -58,7 +58,7 @@ def test_equals_complete_steps(name: str, sizes: dict[str, int], options: dict[s
     ({"clip_norm": 1.0}, "the norm of the gradients is measured"),
     ({"grad_norm": True, "zero": 3}, "the norm of the gradients is measured"),
     ({"amp": "fp16-O1"}, "the loss is scaled"),
-    ({"microbatches": 2, "zero": 3}, "gradients are reduced in each micro-batch"),
+    ({"microbatches": 2, "zero": 3}, "no gradient is reduced behind the last micro-batch"),
 ], ids=str)  # fmt: skip
 def test_nothing_crosses(options: dict[str, Any], why: str) -> None:
     crossing_steps.nothing_crosses("mlp", {"dp": 2}, options, why)

@@ -27,8 +27,8 @@ class Noisy(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.norm, self.down = torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 8)
-        self.drop = torch.nn.Dropout(0.3)
+        self.up, self.norm = torch.nn.Linear(8, 16, bias=False), torch.nn.BatchNorm1d(16)  # a bias has none
+        self.down, self.drop = torch.nn.Linear(16, 8), torch.nn.Dropout(0.3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self.drop(torch.relu(self.norm(self.up(x))))).square().mean()
