@@ -311,7 +311,8 @@ def add_rows(table: Table, what: str, ranks: int, rows: list[Row], unit: float =
         if row.ours is not None:
             found = ratios(row.ours, row.seconds)
             low, high = interval(found)
-            cells += [f"{statistics.median(found):.3f}", f"{low:.3f} - {high:.3f}", *told(low, high, row.aim)]
+            cells += [f"{statistics.median(found):.3f}", f"{low:.3f} - {high:.3f}" if len(found) > 1 else ""]
+            cells += told(low, high, row.aim)
         table.add_row(*cells)
     table.add_section()
 
@@ -324,9 +325,11 @@ def interval(values: list[float]) -> tuple[float, float]:
     """Return the ends of the narrowest interval of order statistics that holds the median with ``SURE``.
 
     The k smallest and the k largest values are left out where a fair coin shows at most k heads of n with less than
-    half of the rest: the inversion of the sign test. Few values have all of them inside.
+    half of the rest: the inversion of the sign test. Fewer than six values bound nothing; one is no sample, but a count.
     """
     ordered, n = sorted(values), len(values)
+    if 1 < n and 1 / 2**n > (1 - SURE) / 2:
+        return -math.inf, math.inf
     left_out, below = 0, 1 / 2**n  # the probability of at most ``left_out`` heads
     while left_out < n // 2 and below + math.comb(n, left_out + 1) / 2**n <= (1 - SURE) / 2:
         left_out += 1

@@ -17,7 +17,7 @@ from torch import distributed, nn
 
 import autopar
 
-OURS, ZERO, TODAY = "autopar", "autopar, zero=3", "today"
+OURS, ZERO, LAYERS, TODAY = "autopar", "autopar, zero=3", "autopar, layers", "today"
 Batch = dict[str, torch.Tensor]
 Step = Callable[[], torch.Tensor]  # a whole training step; the loss
 # what a micro-batch runs in, which is the last one or not
@@ -27,6 +27,8 @@ ROWS, LENGTH, VOCABULARY = 2, 128, 1000  # rows of a micro-batch of a rank
 MICROBATCHES = 4  # where there are several
 RATE = 1e-4
 NO_SLOWER = 1 / 0.98  # than the order of ``today``, where nothing is gained by another one
+# Megatron's cuts of the layers, without the vocabulary
+ONLY_LAYERS: list[Any] = ["megatron", {"*.embed_tokens.weight": (), "lm_head.weight": ()}]
 KERNELS: dict[str, dict[str, bool]] = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {}}  # of AdamW
 
 
@@ -130,7 +132,7 @@ def ours(
     model: nn.Module,
     given: Batch,
     mesh: autopar.Mesh,
-    plan: str,
+    plan: Any,
     name: str = OURS,
     inputs: str = "global",
     beside: str = "",
@@ -246,9 +248,11 @@ def tensor_parallel(model: nn.Module) -> list[System]:
     mesh, layers, all_of_it = autopar.Mesh(tp=ranks), dict[str, int](), dict[str, int]()
     return [
         ours(model, batch(), mesh, "megatron"),
+        ours(model, batch(), mesh, ONLY_LAYERS, LAYERS),
         today(model, batch(), mesh, "megatron"),
         *loops("DTensor", lambda: dtensor(copy.deepcopy(model), ranks), batch(), aim=0.6 if ranks == 4 else None),
-        *loops("by hand, layers", lambda: by_hand(copy.deepcopy(model), layers), batch(), aim=1.05, cut=layers),
+        *loops("by hand, layers", lambda: by_hand(copy.deepcopy(model), layers), batch(), beside=LAYERS, aim=1.05,
+               cut=layers),
         *loops("by hand, vocabulary too", lambda: by_hand(copy.deepcopy(model), all_of_it, vocabulary=True), batch(),
                aim=1.05, cut=all_of_it),
     ]  # fmt: skip
