@@ -325,10 +325,10 @@ def interval(values: list[float]) -> tuple[float, float]:
     """Return the ends of the narrowest interval of order statistics that holds the median with ``SURE``.
 
     The k smallest and the k largest values are left out where a fair coin shows at most k heads of n with less than
-    half of the rest: the inversion of the sign test. Fewer than six values bound nothing; one is no sample, but a count.
+    half of the rest: the inversion of the sign test. Fewer than six values bound nothing, but one is a count.
     """
     ordered, n = sorted(values), len(values)
-    if 1 < n and 1 / 2**n > (1 - SURE) / 2:
+    if n > 1 and 1 / 2**n > (1 - SURE) / 2:
         return -math.inf, math.inf
     left_out, below = 0, 1 / 2**n  # the probability of at most ``left_out`` heads
     while left_out < n // 2 and below + math.comb(n, left_out + 1) / 2**n <= (1 - SURE) / 2:
