@@ -25,7 +25,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=positive, nargs="+", default=[1, 2, 4])
     parser.add_argument(
         "--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES), help="on more than one process"
+    )
+    parser.add_argument(
+        "--rivals", nargs="+", default=[""], metavar="WORD", help="time those with a word in their name"
     )
     parser.add_argument("--rounds", type=positive, default=20)
     parser.add_argument("--steps", type=positive, default=3, help="timed, of each system in each round")
@@ -171,10 +174,11 @@ def fastest(systems: list[System]) -> dict[str, System]:
     return found
 
 
-def timed(chosen: dict[str, System], rounds: int, steps: int) -> list[Row]:
+def timed(chosen: dict[str, System], rivals: Sequence[str], rounds: int, steps: int) -> list[Row]:
     """Time each rival in turn with ours."""
     rows, own = [], dict[str, list[float]]()
-    for name, system in chosen.items():
+    for name in rivals:
+        system = chosen[name]
         if system.beside:
             pair = {system.beside: chosen[system.beside].step, name: system.step}
             times = in_rounds(pair, rounds, steps)
@@ -266,7 +270,8 @@ def work(rank: int, ranks: int, folder: str, options: argparse.Namespace) -> Non
         chosen = fastest(systems)
         del systems
         steps = max(1, options.steps // MICROBATCHES) if family == "microbatches" else options.steps
-        rows = timed(chosen, options.rounds, steps)
+        rivals = [name for name in chosen if any(word in name for word in options.rivals)]
+        rows = timed(chosen, rivals, options.rounds, steps)
         found[title] = {"rows": [asdict(row) for row in rows]}
         if family == ONE:
             held = {name: [float(peak_bytes(system.step))] for name, system in chosen.items()}
