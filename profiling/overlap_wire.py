@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as multiprocessing
+from step_rivals import fsdp2
 from torch import distributed, nn
 
 import autopar
@@ -24,8 +25,8 @@ from autopar.costs.machine import Link, Machine
 from autopar.runtime.wire.clock import now
 from autopar.scheduling.programs.functions import is_collective
 
-OP_SECONDS, FLOPS = 150e-6, 4e9  # an op costs at least so much; operations a second
-LATENCY = 20e-6
+OP_SECONDS, FLOPS = 450e-6, 1.33e9  # an op costs at least so much; operations a second
+LATENCY = 60e-6
 ROUNDS, STEPS, WARM = 2, 5, 2
 TODAY = "today"
 
@@ -59,10 +60,12 @@ class Case:
 ORDERS: dict[str, dict[str, Any]] = {TODAY: {"overlap": TODAY}, "longest-tail": {"overlap": "longest-tail"}}
 ACROSS: dict[str, dict[str, Any]] = {"longest-tail, across": {"overlap": "longest-tail", "across": True}}
 CASES = {
-    "dp": Case("dp=2, communication = compute", {"dp": 2}, "ddp", 1.0, {**ORDERS, **ACROSS}, rivals=("DDP",)),
+    "dp": Case("dp=2, communication = compute", {"dp": 2}, "ddp", 1.0, {**ORDERS, **ACROSS}, rivals=("DDP",), slow=2),
     "tp": Case("tp=2, communication = 2/3 of compute", {"tp": 2}, "megatron", 2 / 3, ORDERS),
     "dp tp": Case("dp=2 tp=2, communication = 2/3", {"dp": 2, "tp": 2}, "megatron", 2 / 3, ORDERS, slow=2.5),
-    "zero": Case("dp=2, zero=3, communication = compute", {"dp": 2}, "ddp", 1.0, ORDERS, {"zero": 3}),
+    "zero": Case(
+        "dp=2, zero=3, communication = compute", {"dp": 2}, "ddp", 1.0, ORDERS, {"zero": 3}, rivals=("FSDP2",), slow=2
+    ),
 }
 
 
@@ -145,9 +148,15 @@ def paced(model: nn.Module, pacer: Any, on: Machine) -> nn.Module:
     return model
 
 
-def data_parallel(case: Case, on: Machine, wire: Any) -> Callable[[], Any]:
-    """DistributedDataParallel on this rank's rows."""
-    model = nn.parallel.DistributedDataParallel(paced(llama(), wire.pacer, on))
+RIVALS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "DDP": nn.parallel.DistributedDataParallel,
+    "FSDP2": lambda model: fsdp2(model, distributed.get_world_size()),
+}
+
+
+def rival(name: str, case: Case, on: Machine, wire: Any) -> Callable[[], Any]:
+    """A step of another system on this rank's rows."""
+    model = RIVALS[name](paced(llama(), wire.pacer, on))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     rank = distributed.get_rank()
     own = {name: value.chunk(case.ranks)[rank] for name, value in batch().items()}
@@ -162,9 +171,6 @@ def data_parallel(case: Case, on: Machine, wire: Any) -> Callable[[], Any]:
         return whole / case.ranks
 
     return step
-
-
-RIVALS: dict[str, Callable[[Case, Machine, Any], Callable[[], Any]]] = {"DDP": data_parallel}
 
 
 def _rank(rank: int, case: Case, store: str, bandwidth: float, told: Any) -> None:
@@ -182,7 +188,7 @@ def _rank(rank: int, case: Case, store: str, bandwidth: float, told: Any) -> Non
         steps[name] = lambda step=step: step(**batch())
         finishing[name] = step.finish
     for name in case.rivals:
-        steps[name] = RIVALS[name](case, on, wire)
+        steps[name] = rival(name, case, on, wire)
     found: dict[str, list[float]] = {name: [] for name in steps}
     losses: dict[str, list[float]] = {name: [] for name in steps}
     late: dict[str, list[float]] = {name: [] for name in steps}

@@ -21,6 +21,7 @@ from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.interface import Interface
 from autopar.runtime.lowering.lower import Lowered, lower_whole
 from autopar.runtime.modes import as_captured
+from autopar.runtime.recording import recorder
 from autopar.runtime.simulation.simulate import Instruction, Values, compile_whole, run_ranks
 from autopar.runtime.wire.pacing import Pacing, pacing_of
 from autopar.scheduling.programs.donated import Donated
@@ -126,7 +127,8 @@ class ProcessRun(Results):
         values.clear()
         current_op.tick()
         with as_captured():
-            results = lowered.run(boxed)
+            record = recorder()
+            results = lowered.run(boxed) if record is None else record.run(self._local, lowered, boxed)
         if self._gate is not None:
             self._gate()
         return self.of(dict(zip(lowered.gives, results, strict=True)))

@@ -4,8 +4,8 @@ Read the files in this order. `op` and `graph` define what is scheduled, `lines`
 checks lines, `simulation` and `interference` run them, `memory` counts what is alive, and `bounds` bounds every order
 from below. `dispatch`, `buckets`, `priorities` and `list_scheduling` make orders; `policies` lists who uses which.
 `longest_tail`, `fusing` and `exact` are the default; `placement` moves starts. `decide` has the function `schedule`,
-`scheduled` its result. `tuning` tunes ByteScheduler's sizes. `programs` does all this for
-programs; it alone needs torch.
+`scheduled` its result. `tuning` tunes ByteScheduler's sizes, and `trace` writes what Perfetto shows. `programs` does
+all this for programs; it alone needs torch.
 
 >>> ops = [Op("backward", "compute", 2.0), Op("reduce", "dp", 4.0, ("backward",)), Op("next", "compute", 2.0)]
 >>> made = schedule(ops)

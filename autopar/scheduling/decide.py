@@ -99,7 +99,8 @@ class _Decision:
         """Return the draft as it is issued, and its times; these are endless if it does not fit into the memory."""
         if self.issue == "direct":
             early = hoisted(draft)
-            draft = early if self.fits(early) else draft
+            if self.fits(early):
+                return early, times(early, self.issue, self.interference)
         return draft, self.times(draft)
 
     def times(self, draft: Draft) -> Times:

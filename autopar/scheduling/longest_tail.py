@@ -65,6 +65,7 @@ class LongestTail:
         self.seconds = inf
         self.left = min(MOST, max(LEAST, BUDGET // max(1, len(graph))))
         self.won: tuple[Keys, Rule] | None = None
+        self._known: set[tuple[object, object]] = set()  # the lines and messages of all drafts
 
     @property
     def is_done(self) -> bool:
@@ -127,6 +128,10 @@ class LongestTail:
             draft = joined(arrange(self.graph, keys, rule, self.memory))
         except OutOfMemory:
             return
+        written = tuple(draft.lines), tuple(map(tuple, draft.messages))
+        if written in self._known:  # many rules say the same of a small graph
+            return
+        self._known.add(written)
         draft, found = self.run(draft)
         while self.startup and found.makespan < min(inf, self.seconds * (1 + NEAR)):
             fewer, then = self.run(fused(draft, found))

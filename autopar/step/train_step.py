@@ -24,6 +24,7 @@ from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs, describe
 from autopar.report.passes import Reports
 from autopar.runtime.measuring.clock import Effort
+from autopar.runtime.recording import recording
 from autopar.runtime.whole import Pieces
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.solution import Solution, priced
@@ -47,6 +48,7 @@ from autopar.step.rank_step import RankStep, rank_step_of
 from autopar.step.runs import OnProcess, Returned, Simulated
 from autopar.step.solution import solution_of
 from autopar.step.state import TrainingState
+from autopar.step.timeline import Timeline
 from autopar.step.turns import SimulatedTurns, TurnsOnProcess
 from autopar.torch_private import without_function_modes
 
@@ -200,6 +202,30 @@ class TrainStep:
             return measured(
                 self._calls, micro, update, self._choices.latest.options.count, machine, effort, interference
             )
+
+    def timeline(self, *args: Any, **kwargs: Any) -> Timeline:
+        """Run one step and record when each line begins and ends on each rank, beside the simulated step.
+
+        All ranks call it, as they call the step: parameters change. ``print`` shows a table, and ``.save(path)`` writes
+        a trace for Perfetto.
+
+        Raises:
+            RuntimeError: the model is on an accelerator, where lines end later than Python calls them; use
+                ``torch.profiler`` there.
+        """
+        if self._calls.device.type != "cpu":
+            raise RuntimeError(
+                f"a timeline needs lines that have ended when Python goes on, and {self._calls.device.type} runs them "
+                "later; use torch.profiler there"
+            )
+        self.capture(*args, **kwargs)
+        together = self._calls.agreement.ranks
+        if together is not None:
+            together.agree("record a timeline")  # then the clocks of all ranks begin
+        with recording() as recorder:
+            self(*args, **kwargs)
+        runs = recorder.runs
+        return Timeline(self.communication, tuple(together.gathered(runs) if together is not None else [runs]))
 
     @property
     def _captured(self) -> StepCaptures:

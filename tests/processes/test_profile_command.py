@@ -96,9 +96,12 @@ def test_one_process_measures_the_ops_of_the_first_rank(model: str, tmp_path: Pa
     assert status == 0 and out.endswith("--save FILE writes these times to a file, from which durations are taken\n")
 
 
-def test_a_job_of_another_size_is_refused(model: str) -> None:
-    done = under_torchrun(model, "--mesh", "dp=2,tp=2")
-    assert done.returncode != 0 and "--mesh dp=2,tp=2 has 4 ranks, and the job has 2 processes; start it" in done.stderr
+def test_a_job_of_another_size_is_refused(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it meets the other processes."""
+    for name, value in zip(JOB, ("0", "2", "0", "2"), strict=True):
+        monkeypatch.setenv(name, value)
+    status, _, error = asked(model, "--mesh", "dp=2,tp=2")
+    assert status != 0 and "--mesh dp=2,tp=2 has 4 ranks, and the job has 2 processes; start it" in error
 
 
 @pytest.mark.parametrize(

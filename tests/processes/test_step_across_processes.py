@@ -21,17 +21,28 @@ CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
     ("mlp", {"dp": 2}, {"zero": 1, "offload": True}),
     ("resnet", {"dp": 2}, {"zero": 3}),
     ("mlp", {"dp": 4}, {"zero": 1, "overlap": "p3"}),
-    ("llama", {"dp": 2, "tp": 2}, {"zero": 1}),
-    ("mlp", {"dp": 3}, {"zero": 1}),
+]
+MORE = [
+    pytest.param(*case, marks=pytest.mark.sweep("simulated ranks run it, and mlp runs on four processes"))
+    for case in [("llama", {"dp": 2, "tp": 2}, {"zero": 1}), ("mlp", {"dp": 3}, {"zero": 1})]
 ]
 
 
-@pytest.mark.parametrize(("name", "sizes", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "sizes", "options"), [*CASES, *MORE], ids=str)
 def test_equals_complete_steps(name: str, sizes: dict[str, int], options: dict[str, Any]) -> None:
     ranks(math.prod(sizes.values())).run(crossing_steps.alike, name, sizes, options)
 
 
-@pytest.mark.parametrize("name", crossing_steps.BETWEEN)
+SIMULATED = pytest.mark.sweep("test_step_across does the same between steps of simulated ranks")
+WITH_JOB = (  # what ranks do together, or must not do alone
+    "completed_by_a_call", "completed_by_state_dicts", "loaded_in_the_middle", "another_batch_shape",
+    "an_exception_between_steps", "an_exception_in_a_step",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in WITH_JOB else SIMULATED) for name in crossing_steps.BETWEEN]
+)
 def test_between_steps(name: str) -> None:
     ranks(2).run(crossing_steps.between, name)
 

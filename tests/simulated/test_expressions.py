@@ -68,9 +68,12 @@ def moves(program: Any) -> list[Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("on", [H100, NODE_OF_TWO, machine("cpu"), machine("generic")], ids=lambda on: on.name)
-@pytest.mark.parametrize("plan", ["ddp", "fsdp"])
-def test_at_other_sizes_it_is_the_price_there(on: Machine, plan: str) -> None:
+@pytest.mark.parametrize(("plan", "on"), [
+    ("ddp", NODE_OF_TWO), ("fsdp", H100), ("fsdp", machine("cpu")), ("ddp", machine("generic")),
+    *(pytest.param(*case, marks=pytest.mark.sweep("each machine has the other plan"))
+      for case in [("fsdp", NODE_OF_TWO), ("ddp", H100), ("ddp", machine("cpu")), ("fsdp", machine("generic"))]),
+], ids=lambda value: getattr(value, "name", value))  # fmt: skip
+def test_at_other_sizes_it_is_the_price_there(plan: str, on: Machine) -> None:
     """With the same transfers, which presets have at all sizes."""
     with torch.device("meta"):
         model, mesh = Attention(), Mesh(dp=2, tp=2)

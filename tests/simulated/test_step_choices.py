@@ -63,7 +63,9 @@ def closed(row: Candidate, **options: Any) -> Any:
     return captured(microbatches=row.microbatches, recompute=row.recompute, zero=row.zero, **options)
 
 
-@pytest.mark.parametrize("part", [1.0, 0.4])
+@pytest.mark.parametrize(
+    "part", [1.0, pytest.param(0.4, marks=pytest.mark.sweep("other tests take a choice within a limit that binds"))]
+)
 def test_each_candidate_costs_what_a_closed_step_does(part: float) -> None:
     """Also those that a bound has left out: none of them is cheaper."""
     limit = part * captured().memory().peak
@@ -90,7 +92,10 @@ def test_each_candidate_costs_what_a_closed_step_does(part: float) -> None:
         assert str(step.program) == str(captured().program), "a limit that does not bind changes nothing"
 
 
-@pytest.mark.parametrize(("name", "part"), [("microbatches", 0.5), ("recompute", 0.77)])
+@pytest.mark.parametrize(("name", "part"), [
+    ("microbatches", 0.5),
+    pytest.param("recompute", 0.77, marks=pytest.mark.sweep("test_step_processes chooses among all within a limit")),
+])  # fmt: skip
 def test_a_binding_limit_cuts_the_batch_or_computes_again(name: str, part: float) -> None:
     x = torch.empty(4096, 256, device="meta")
     limit = part * captured(x).memory().peak
@@ -195,7 +200,9 @@ def test_the_file_keeps_the_choice(tmp_path: Any) -> None:
     assert replace(StepChoice(), candidates=(Candidate(1, ("*.up", "*.down"), least=math.inf),)).to_json()["candidates"]
 
 
-@pytest.mark.parametrize("memory", [None, 20e3, 12e3])
+@pytest.mark.parametrize(
+    "memory", [None, pytest.param(20e3, marks=pytest.mark.sweep("it has a smaller limit and none")), 12e3]
+)
 def test_the_numbers_are_those_of_a_single_device(memory: float | None) -> None:
     options = {**OPEN, "clip_norm": 0.1, **({} if memory is None else {"memory": memory})}
     steps.steps_alike("mlp", {"dp": 2, "tp": 2}, options, count=3, layers=1, searched_on=FAST)

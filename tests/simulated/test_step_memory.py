@@ -120,14 +120,15 @@ ROWS, TOKENS = (8, 64), (2, 8)  # most memory is that of activations; of paramet
 @pytest.mark.parametrize(
     ("options", "shape"),
     [
-        *(({"zero": zero, "microbatches": n}, ROWS) for zero, n in [(0, 1), (1, 2)]),
+        ({"zero": 1, "microbatches": 2}, ROWS),
         ({"zero": 3, "amp": "bf16-O1"}, TOKENS),
-        ({"zero": 2, "amp": "fp16-O2"}, ROWS),
         ({"zero": 1, "overlap": ByteScheduler(2**11, 2**11, fused=False)}, TOKENS),
         *(
             pytest.param(options, shape, marks=pytest.mark.sweep("each option and each shape runs with another one"))
             for options, shape in [
+                ({"zero": 0, "microbatches": 1}, ROWS),
                 ({"zero": 0, "microbatches": 2}, ROWS),
+                ({"zero": 2, "amp": "fp16-O2"}, ROWS),
                 ({"zero": 0, "overlap": ByteScheduler(2**11, 2**13)}, TOKENS),
                 ({"zero": 0, "overlap": "today"}, TOKENS),
                 ({"zero": 2, "microbatches": 2}, ROWS),

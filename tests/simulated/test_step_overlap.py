@@ -179,12 +179,13 @@ def in_small_buckets(name: str, sizes: dict[str, int], options: dict[str, Any]) 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "sizes", "options"), [
-    ("llama", {"dp": 2}, {"zero": 3, "microbatches": 2, "clip_norm": 0.5}),
+    ("mlp", {"dp": 2}, {"zero": 3, "microbatches": 2, "clip_norm": 0.5}),
     ("mlp", {"dp": 2, "tp": 2}, {"zero": 2, "microbatches": 2}),
     ("mlp", {"dp": 4}, {"zero": 0}),
     *(
         pytest.param(*case, marks=pytest.mark.sweep("each model, mesh and stage of ZeRO occurs in another case"))
         for case in [
+            ("llama", {"dp": 2}, {"zero": 3, "microbatches": 2, "clip_norm": 0.5}),
             ("llama", {"dp": 2, "tp": 2}, {"zero": 3, "microbatches": 2, "clip_norm": 0.5}),
             ("gpt2", {"dp": 4}, {"zero": 2, "microbatches": 2}),
             ("llama", {"dp": 4}, {"zero": 0}),

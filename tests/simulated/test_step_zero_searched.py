@@ -56,7 +56,9 @@ def with_states(solution: Solution, states: dict[str, str]) -> Solution:
     return replace(from_json(json.loads(json.dumps(solution.to_json()))), optimizer_states=states)
 
 
-@pytest.mark.parametrize("amp", [None, "bf16-O2"])
+@pytest.mark.parametrize(
+    "amp", [None, pytest.param("bf16-O2", marks=pytest.mark.sweep("steps in mixed precision are searched below"))]
+)
 def test_each_layout_of_a_state_has_the_price_of_what_runs(amp: str | None) -> None:
     """The oracle is the explicit program of the step, for some layouts of each state in each home that is found."""
     step = captured(zero="search", amp=amp)
@@ -79,8 +81,12 @@ def test_each_layout_of_a_state_has_the_price_of_what_runs(amp: str | None) -> N
     assert different >= 3
 
 
-@pytest.mark.parametrize("x", [LARGE, LARGE[:64]], ids=["large", "small"])
-@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize(("x", "microbatches"), [
+    pytest.param(LARGE, 1, id="large"),
+    pytest.param(LARGE[:64], 4, id="small in micro-batches"),
+    *(pytest.param(*case, marks=pytest.mark.sweep("both sizes run, with and without micro-batches"))
+      for case in [(LARGE, 4), (LARGE[:64], 1)]),
+])  # fmt: skip
 def test_no_stage_is_below_the_bound(x: torch.Tensor, microbatches: int) -> None:
     stages = [captured(x=x, zero=stage, microbatches=microbatches).solution.nanoseconds for stage in range(4)]
     found = captured(x=x, zero="search", microbatches=microbatches).solution

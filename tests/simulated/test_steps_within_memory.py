@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,9 +22,10 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 class Mlp(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 3) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3))
+        made = (nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(layers))
+        self.layers = nn.ModuleList(made)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -34,8 +36,8 @@ class Mlp(nn.Module):
 X = torch.randn(16, 64), torch.randn(16, 64)
 
 
-def captured(memory: float | None = None, machine: Any = H100, **options: Any) -> Any:
-    parallel = autopar.parallelize(Mlp(), MESH, machine=machine)
+def captured(memory: float | None = None, machine: Any = H100, layers: int = 3, **options: Any) -> Any:
+    parallel = autopar.parallelize(Mlp(layers), MESH, machine=machine)
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters()), memory=memory, **options)
     step.capture(*X)
     return step
@@ -43,10 +45,10 @@ def captured(memory: float | None = None, machine: Any = H100, **options: Any) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [
-    {}, {"zero": 2, "microbatches": 2}, {"zero": 3, "microbatches": 2}, {"zero": "search", "microbatches": 2},
-    {"amp": "bf16-O2"}, {"clip_norm": 1.0, "ema": 0.9},
-    *(pytest.param(options, marks=pytest.mark.sweep("stages 2 and 3, and O2, run in every test"))
-      for options in ({"microbatches": 2}, {"zero": 1}, {"amp": "bf16-O1"})),
+    {}, {"zero": 3, "microbatches": 2}, {"amp": "bf16-O2"},
+    *(pytest.param(options, marks=pytest.mark.sweep("stage 3 and O2 run in every test, and test_step_memory measures"))
+      for options in ({"microbatches": 2}, {"zero": 1}, {"amp": "bf16-O1"}, {"zero": 2, "microbatches": 2},
+                      {"zero": "search", "microbatches": 2}, {"clip_norm": 1.0, "ema": 0.9})),
 ], ids=str)  # fmt: skip
 def test_steps_keep_the_limit(options: dict[str, Any]) -> None:
     free = captured(math.inf, **options)
@@ -83,9 +85,17 @@ def test_the_numbers_are_those_of_a_single_device() -> None:
     assert step.memory().peak <= 1.6e6 == step.solution.memory
 
 
+def a_llama() -> tuple[nn.Module, Any]:
+    return transformers_models.llama(), transformers_models.batch()
+
+
 @pytest.mark.long
-def test_a_call_of_a_llama_keeps_the_limit() -> None:
-    model, batch = transformers_models.llama(), transformers_models.batch()
+@pytest.mark.parametrize("make", [
+    lambda: (Mlp(1), X),
+    pytest.param(a_llama, marks=pytest.mark.sweep("an MLP keeps the limit, and llamas are searched in other tests")),
+], ids=["mlp", "llama"])  # fmt: skip
+def test_a_call_keeps_the_limit(make: Callable[[], tuple[nn.Module, Any]]) -> None:
+    model, batch = make()
     free = autopar.parallelize(model, MESH, machine=H100, example=batch, memory=math.inf)
     most = memory_of(free.local(0)).peak
     limited = autopar.parallelize(model, MESH, machine=H100, example=batch, memory=0.7 * most, time_limit=12.0)
@@ -96,9 +106,9 @@ def test_a_call_of_a_llama_keeps_the_limit() -> None:
 
 def test_what_does_not_fit_is_refused_with_what_helps() -> None:
     with pytest.raises(MemoryLimitError) as error:
-        captured(1e5, time_limit=20.0)
+        captured(3e4, layers=1, time_limit=20.0)
     text = str(error.value)
-    assert text.startswith("no plan was found that fits into 100.0 kB a rank: the smallest one found takes ")
+    assert text.startswith("no plan was found that fits into 30.0 kB a rank: the smallest one found takes ")
     assert " kB too many\n" in text and "optimizer state " in text and "test_steps_within_memory.py" in text
     assert text.endswith(
         "most are optimizer state; use zero=3, offload=True, a mesh of more than 4 ranks, or a larger memory="
@@ -108,13 +118,13 @@ def test_what_does_not_fit_is_refused_with_what_helps() -> None:
 
 def test_options_that_are_used_already_are_no_remedy() -> None:
     with pytest.raises(MemoryLimitError, match="use offload=True, a mesh of more than 4 ranks") as error:
-        captured(1e5, zero=3, time_limit=20.0)
+        captured(3e4, layers=1, zero=3, time_limit=20.0)
     assert "zero=3" not in str(error.value)
 
 
 def test_a_call_that_does_not_fit_is_refused() -> None:
     with pytest.raises(MemoryLimitError, match=r"parallel.train_step can recompute activations"):
-        autopar.parallelize(Mlp(), MESH, machine=H100, example=X, memory=1000, time_limit=20.0)
+        autopar.parallelize(Mlp(1), MESH, machine=H100, example=X, memory=1000, time_limit=20.0)
 
 
 @pytest.mark.parametrize("memory", [0, -1.0, "80e9", True, math.nan])

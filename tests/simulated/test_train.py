@@ -166,7 +166,9 @@ def test_losses_that_are_not_finite_fail(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("one_layer")
-@pytest.mark.parametrize("mesh", ["dp=1", "tp=2,dp=3"])
+@pytest.mark.parametrize(
+    "mesh", [pytest.param("dp=1", marks=pytest.mark.sweep("presets run on it in the next test")), "tp=2,dp=3"]
+)
 def test_meshes(mesh: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(*SHORTER, "--mesh", mesh) == 0
     assert f"mesh {mesh.replace(',', ' ')}, plan {'megatron' if 'tp' in mesh else 'ddp'}" in capsys.readouterr().out
@@ -507,7 +509,7 @@ PROCESSES = {  # who starts them → the command, the mesh, the plan that it tak
 @pytest.mark.processes
 @pytest.mark.parametrize("start", [
     "the command",
-    "the command, searching",
+    pytest.param("the command, searching", marks=pytest.mark.sweep("ranks search a plan in test_step_processes")),
     pytest.param("torchrun", marks=pytest.mark.sweep("test_train_resume trains in a job, test_kills under torchrun")),
 ])  # fmt: skip
 def test_processes(start: str) -> None:

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autopar import Mesh
 from autopar.runtime.processes.groups import process_groups
+from autopar.scheduling import longest_tail
 
 LIMIT = 120  # seconds for one function
 PRELOADED = [  # before ranks are forked
@@ -34,6 +35,7 @@ PRELOADED = [  # before ranks are forked
     "weights",
     "warmed",
 ]
+TRIES = 8  # of orders on a rank; how good orders are is seen in one process
 THREADS = 300  # of a rank, above which it has made so many process groups that their idle loops slow down all tests
 
 
@@ -129,6 +131,7 @@ def _end() -> None:
 
 def _serve(rank: int, count: int, store: str, pipe: Any, prepare: Callable[[], Any] | None) -> None:
     torch.set_num_threads(1)
+    longest_tail.MOST = TRIES
     if prepare is not None:
         prepare()
     backend = "gloo" if prepare is None else None

@@ -68,6 +68,10 @@ class Communication:
         words = () if in_order else (APPROXIMATE,)
         return Communication(tuple(parts), ", ".join(filter(None, sources)), not in_order, (*words, *notes))
 
+    def in_turn(self) -> list[tuple[str, Schedule]]:
+        """Return each run of a function, in order: the name of the part, and its schedule."""
+        return [(part.name, part.schedule) for part in self.parts for _ in range(part.times)]
+
     @property
     def makespan(self) -> float:
         """Seconds of the whole."""

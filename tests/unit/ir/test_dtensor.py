@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import strategies
 import torch
-import torch.multiprocessing
 from equality import check_equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Block
+from processes import ranks
 from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
 
 import autopar
@@ -156,33 +156,24 @@ def test_device_meshes_need_processes_and_names() -> None:
 SHAPES = [(8, 8), (5, 7), (3, 1), (2, 9), (0, 4)]
 
 
-def on_each_rank(rank: int, store: str) -> None:
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
-    try:
-        for mesh in (Mesh(tp=4), Mesh(dp=2, tp=2), Mesh(dp=2, tp=2, ranks=[0, 2, 1, 3])):
-            theirs = device_mesh_of(mesh)
-            assert mesh_of(theirs) == mesh
-            model = Block()
-            assert autopar.parallelize(model, theirs, "megatron", example=(torch.randn(4, 8),)).mesh == mesh
-            for shape in SHAPES:
-                whole = torch.arange(shape[0] * shape[1]).reshape(shape)
-                choices = [Replicate(), Shard(0), Shard(1)]
-                for said in ([a] if len(mesh.names) == 1 else [a, b] for a in choices for b in choices):
-                    piece = distribute_tensor(whole, theirs, said).to_local()
-                    type = TensorType(shape, whole.dtype, Layout(mesh, attr_of(said, mesh, shape)))
-                    assert torch.equal(piece, cut(whole, type, mesh.coordinates(rank))), (rank, shape, said)
-        from torch.distributed.device_mesh import init_device_mesh
-
-        try:
-            mesh_of(init_device_mesh("cpu", (4,)))
-        except ValueError as error:
-            assert "mesh_dim_names" in str(error)
-        else:
-            raise AssertionError("a mesh without names was taken")
-    finally:
-        distributed.destroy_process_group()
+def on_each_rank() -> None:
+    rank = distributed.get_rank()
+    for mesh in (Mesh(tp=4), Mesh(dp=2, tp=2), Mesh(dp=2, tp=2, ranks=[0, 2, 1, 3])):
+        theirs = device_mesh_of(mesh)
+        assert mesh_of(theirs) == mesh
+        model = Block()
+        assert autopar.parallelize(model, theirs, "megatron", example=(torch.randn(4, 8),)).mesh == mesh
+        for shape in SHAPES:
+            whole = torch.arange(shape[0] * shape[1]).reshape(shape)
+            choices = [Replicate(), Shard(0), Shard(1)]
+            for said in ([a] if len(mesh.names) == 1 else [a, b] for a in choices for b in choices):
+                piece = distribute_tensor(whole, theirs, said).to_local()
+                type = TensorType(shape, whole.dtype, Layout(mesh, attr_of(said, mesh, shape)))
+                assert torch.equal(piece, cut(whole, type, mesh.coordinates(rank))), (rank, shape, said)
+    with pytest.raises(ValueError, match="mesh_dim_names"):
+        mesh_of(init_device_mesh("cpu", (4,)))
 
 
 @pytest.mark.processes
-def test_pieces_are_those_of_dtensor(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(on_each_rank, (str(tmp_path / "store"),), nprocs=4)
+def test_pieces_are_those_of_dtensor() -> None:
+    ranks(4).run(on_each_rank)

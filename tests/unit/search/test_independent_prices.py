@@ -38,9 +38,10 @@ def mlp() -> tuple[nn.Module, dict[str, torch.Tensor]]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "mesh"),
-    [(llama, Mesh(a=2, b=4)), (llama, Mesh(a=7)), (mlp, Mesh(a=2, b=4)), (mlp, Mesh(a=4, b=8)), (mlp, Mesh(a=7))],
+    [pytest.param(llama, Mesh(a=2, b=4), marks=pytest.mark.sweep("llama is on seven ranks, and mlp on this mesh")),
+     (llama, Mesh(a=7)), (mlp, Mesh(a=2, b=4)), (mlp, Mesh(a=4, b=8)), (mlp, Mesh(a=7))],
     ids=lambda value: getattr(value, "__name__", str(value)),
-)
+)  # fmt: skip
 def test_a_searched_plan_is_not_far_behind_the_best_preset(make: Any, mesh: Mesh) -> None:
     with torch.device("meta"):
         model, inputs = make()

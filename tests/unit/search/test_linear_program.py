@@ -53,9 +53,16 @@ def test_the_relaxation_of_a_triangle_is_not_its_least_cost() -> None:
     assert by_highs(graph, whole=True) == pytest.approx(1) == least_cost(graph)
 
 
+ONE_AXIS = pytest.mark.sweep("mlp on one axis has this machine")
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
-@pytest.mark.parametrize(("name", "mesh"), [("mlp", Mesh(a=2)), ("mlp", Mesh(a=2, b=2)), ("llama", Mesh(a=2))], ids=str)
+@pytest.mark.parametrize(("name", "mesh", "machine"), [
+    *(("mlp", Mesh(a=2), machine) for machine in MACHINES),
+    ("mlp", Mesh(a=2, b=2), MACHINES[-1]), ("llama", Mesh(a=2), MACHINES[0]),
+    *(pytest.param("mlp", Mesh(a=2, b=2), machine, marks=ONE_AXIS) for machine in MACHINES[:-1]),
+    *(pytest.param("llama", Mesh(a=2), machine, marks=ONE_AXIS) for machine in MACHINES[1:]),
+], ids=lambda value: getattr(value, "name", str(value)))  # fmt: skip
 def test_models(name: str, mesh: Mesh, machine: object) -> None:
     problem = build(Boundary(on_meta(name), mesh), machine)
     answer = solve(problem.graph, problem.order, problem.labels)

@@ -205,7 +205,9 @@ def test_numbers_of_opened_plans_from_a_file(mesh: Mesh, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "dear"])
+@pytest.mark.parametrize(
+    "name", ["NVIDIA H100 80GB HBM3", pytest.param("dear", marks=pytest.mark.sweep("no preset is cheaper on it below"))]
+)
 def test_no_preset_is_cheaper_for_a_large_vocabulary(name: str) -> None:
     """Presets are expanded, too. The classes of the loss are split, and so is the table where that is cheaper."""
     machine = DEAR if name == "dear" else name

@@ -41,8 +41,12 @@ class Heads(nn.Module):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
-@pytest.mark.parametrize("name", ["mlp", "llama"])
+@pytest.mark.parametrize(("name", "machine"), [
+    *(("mlp", machine) for machine in MACHINES),
+    ("llama", MACHINES[-1]),
+    *(pytest.param("llama", machine, marks=pytest.mark.sweep("mlp is on this machine, and llama on another"))
+      for machine in MACHINES[:-1]),
+], ids=lambda value: getattr(value, "name", value))  # fmt: skip
 def test_no_plan_costs_less_than_the_bound(name: str, machine: Machine) -> None:
     """1,000 plans at random, and 1,000 that differ from the answer by a few choices."""
     boundary = Boundary(on_meta(name), MESH)

@@ -1,0 +1,172 @@
+"""Write tracks of computation and communication as a trace in Chrome's format, which Perfetto (ui.perfetto.dev) shows.
+
+Each track is a process of the trace: a simulation, or a rank. Its thread ``compute`` shows what computes, and in a
+colour of its own where computation waits for a message. Each stream has a thread for its messages. An arrow leads from
+a message to the wait for it.
+
+Source: "Trace Event Format", the document of the Chromium project.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autopar.scheduling.lines import Line
+from autopar.scheduling.op import COMPUTE
+from autopar.scheduling.scheduled import Schedule
+
+Event = dict[str, Any]
+# What a slice shows → a name of Chrome's palette: blue, grey, orange, orange, red.
+COLOURS = {"compute": "rail_response", "start": "grey", "message": "rail_load", "under way": "rail_load",
+           "exposed": "terrible"}  # fmt: skip
+OVERLAPPING = "under way"  # messages of which only start and wait are known
+
+
+class Slice(NamedTuple):
+    """A span of time of a thread.
+
+    Attributes:
+        name: what is shown on it.
+        thread: ``compute``, or a stream.
+        begin, end: seconds.
+        shows: a key of ``COLOURS``.
+        about: more that is shown when the slice is selected.
+    """
+
+    name: str
+    thread: str
+    begin: float
+    end: float
+    shows: str
+    about: Mapping[str, Any] = {}
+
+
+class Arrow(NamedTuple):
+    """An arrow from one slice to another."""
+
+    begin: Slice
+    end: Slice
+
+
+@dataclass
+class Track:
+    """What one process of a trace shows. Slices of one thread do not overlap, but messages may."""
+
+    name: str
+    slices: list[Slice] = field(default_factory=list)
+    arrows: list[Arrow] = field(default_factory=list)
+
+
+def simulated_track(name: str, schedules: Iterable[tuple[str, Schedule]]) -> Track:
+    """Return the track of schedules that run one after the other, each with the name of what it schedules."""
+    track, since = Track(name), 0.0
+    for what, schedule in schedules:
+        _add(track, what, schedule, since)
+        since += schedule.makespan
+    return track
+
+
+def trace(tracks: Sequence[Track], about: Mapping[str, Any] | None = None) -> Event:
+    """Return the trace as a dict that ``json`` can write. Linear in the slices.
+
+    Args:
+        about: facts about the whole, for ``otherData``.
+    """
+    events: list[Event] = []
+    numbers = count(1)
+    for process, track in enumerate(tracks, 1):  # Perfetto takes process 0 for the idle one
+        threads = {name: k for k, name in enumerate(dict.fromkeys([COMPUTE, *(s.thread for s in track.slices)]), 1)}
+        events += _names(process, track, threads)
+        for slice in track.slices:
+            events += _events(process, threads, slice, numbers)
+        for arrow in track.arrows:
+            events += _arrow(process, threads, arrow, next(numbers))
+    return {"displayTimeUnit": "ms", "otherData": dict(about or {}), "traceEvents": events}
+
+
+def save_trace(tracks: Sequence[Track], path: str | os.PathLike[str], about: Mapping[str, Any] | None = None) -> None:
+    """Write the trace as JSON."""
+    text = json.dumps(trace(tracks, about), allow_nan=False, separators=(",", ":"))
+    Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def _add(track: Track, what: str, schedule: Schedule, since: float) -> None:
+    """Add a schedule that begins at a time. A wait that blocks is a slice up to what is computed next."""
+    spans = iter(schedule.spans)
+    messages: dict[Line, Slice] = {}
+    waited: list[Line] = []
+    free = since
+    for line in schedule.lines:
+        title = " ".join(dict.fromkeys(part.op for part in line.parts))
+        if line.kind == "wait":
+            waited.append(line)
+            continue
+        span = next(spans)
+        about = {"function": what, "bytes": sum(part.end - part.begin for part in line.parts)}
+        drawn = Slice(title, span.stream, since + span.begin, since + span.end, "message", about)
+        if line.kind == "start":
+            track.slices.append(drawn)
+            messages[Line("wait", line.parts)] = drawn
+            continue
+        _block(track, waited, messages, free, drawn.begin, what)
+        track.slices.append(drawn._replace(shows="compute", about={"function": what}))
+        free = drawn.end
+    _block(track, waited, messages, free, since + schedule.makespan, what)
+
+
+def _block(
+    track: Track, waited: list[Line], messages: Mapping[Line, Slice], begin: float, end: float, what: str
+) -> None:
+    """Add the slices of waits that block from ``begin`` to ``end``, one after the other as their messages arrive."""
+    for line in waited:
+        message = messages[line]
+        arrived = min(max(begin, message.end), end)
+        if arrived > begin:
+            wait = Slice(f"wait {message.name}", COMPUTE, begin, arrived, "exposed", {"function": what})
+            track.slices.append(wait)
+            track.arrows.append(Arrow(message, wait))
+            begin = arrived
+    waited.clear()
+
+
+def _names(process: int, track: Track, threads: Mapping[str, int]) -> Iterator[Event]:
+    yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": track.name}}
+    yield {"ph": "M", "pid": process, "name": "process_sort_index", "args": {"sort_index": process}}
+    for name, thread in threads.items():
+        yield {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": process, "tid": thread, "name": "thread_sort_index", "args": {"sort_index": thread}}
+
+
+def _events(process: int, threads: Mapping[str, int], slice: Slice, numbers: Iterator[int]) -> Iterator[Event]:
+    """Yield a slice; one that may overlap others of its thread is two events with a number of its own."""
+    begin, end = _nanoseconds(slice.begin), _nanoseconds(slice.end)
+    event = {"pid": process, "tid": threads[slice.thread], "name": slice.name, "cat": slice.shows,
+             "cname": COLOURS[slice.shows], "args": dict(slice.about)}  # fmt: skip
+    if slice.shows != OVERLAPPING:
+        yield {"ph": "X", **event, "ts": begin / 1000, "dur": (end - begin) / 1000}
+        return
+    number = next(numbers)
+    yield {"ph": "b", "id": number, **event, "cat": slice.thread, "ts": begin / 1000}
+    yield {"ph": "e", "id": number, **event, "cat": slice.thread, "ts": end / 1000}
+
+
+def _arrow(process: int, threads: Mapping[str, int], arrow: Arrow, number: int) -> Iterator[Event]:
+    """Yield both ends of an arrow, inside the slices: on their edges it might bind to the next ones."""
+    for ph, slice, part in (("s", arrow.begin, 1), ("f", arrow.end, 3)):
+        begin, end = _nanoseconds(slice.begin), _nanoseconds(slice.end)
+        flow = {
+            "ph": ph, "pid": process, "tid": threads[slice.thread], "ts": (begin + (end - begin) * part // 4) / 1000,
+            "id": number, "name": "wait", "cat": "wait",
+        }  # fmt: skip
+        yield {**flow, "bp": "e"} if ph == "f" else flow
+
+
+def _nanoseconds(seconds: float) -> int:
+    """Convert to whole nanoseconds, so that adjacent slices do not overlap by rounding."""
+    return round(seconds * 1e9)

@@ -1,0 +1,104 @@
+"""Lay the simulated step and a real one beside each other: when each op and message begins and ends, on each rank."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from autopar.runtime.recording import RecordedLine, RecordedRun
+from autopar.scheduling.op import COMPUTE
+from autopar.scheduling.programs.communication import Communication
+from autopar.scheduling.trace import Arrow, Slice, Track, save_trace, simulated_track, trace
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step, simulated and real.
+
+    Times are in seconds. Real ones are those of lines that were run one by one, which takes some microseconds more for
+    each line; the end of a real message is not known, only that it is not after its wait.
+
+    Attributes:
+        communication: the simulated step.
+        runs: for each rank, what it ran, with times since all ranks were ready.
+    """
+
+    communication: Communication
+    runs: tuple[Sequence[RecordedRun], ...]
+
+    @cached_property
+    def seconds(self) -> tuple[float, ...]:
+        """For each rank, the time to its last line."""
+        return tuple(max((line.end for line in _lines(runs)), default=0.0) for runs in self.runs)
+
+    @cached_property
+    def exposed(self) -> tuple[float, ...]:
+        """For each rank, the seconds in waits."""
+        return tuple(sum(line.end - line.begin for line in _lines(runs) if line.kind == "wait") for runs in self.runs)
+
+    def trace(self) -> dict[str, Any]:
+        """Return the trace in Chrome's format, which Perfetto shows: the simulation, and each rank."""
+        return trace(self._tracks(), self._about)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace as JSON; open it at ui.perfetto.dev."""
+        save_trace(self._tracks(), path, self._about)
+
+    def __str__(self) -> str:
+        table = Table("", *(Column(name, justify="right") for name in ("ms", "exposed ms", "lines", "messages")))
+        made = self.communication
+        lines = [line for _, schedule in made.in_turn() for line in schedule.lines]
+        starts = sum(line.kind == "start" for line in lines)
+        table.add_row("simulated", *_row(made.makespan, made.exposed, len(lines), starts))
+        for rank, runs in enumerate(self.runs):
+            count = sum(len(run.messages) for run in runs)
+            table.add_row(f"rank {rank}", *_row(self.seconds[rank], self.exposed[rank], len(_lines(runs)), count))
+        out = io.StringIO()
+        Console(file=out, width=120).print(table)
+        return out.getvalue()
+
+    def _tracks(self) -> list[Track]:
+        simulated = simulated_track("simulated", self.communication.in_turn())
+        return [simulated, *(_recorded_track(f"rank {rank}", runs) for rank, runs in enumerate(self.runs))]
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        made = self.communication
+        return {"makespan": made.makespan, "bound": made.bound, "exposed": made.exposed, "source": made.source}
+
+
+def _row(seconds: float, exposed: float, lines: int, messages: int) -> tuple[str, ...]:
+    return f"{seconds * 1e3:,.3f}", f"{exposed * 1e3:,.3f}", f"{lines}", f"{messages}"
+
+
+def _lines(runs: Sequence[RecordedRun]) -> list[RecordedLine]:
+    return [line for run in runs for line in run.lines]
+
+
+def _recorded_track(name: str, runs: Sequence[RecordedRun]) -> Track:
+    """Return the track of a rank. A message is under way from its start to the end of its wait."""
+    track = Track(name)
+    starts: dict[tuple[str, str], Slice] = {}
+    for run in runs:
+        for line in run.lines:
+            about = {"function": run.name, "line": line.text}
+            if line.kind == "compute":
+                track.slices.append(Slice(line.name, COMPUTE, line.begin, line.end, "compute", about))
+            elif line.kind == "start":
+                start = Slice(f"start {line.name}", COMPUTE, line.begin, line.end, "start", about)
+                starts.setdefault((line.name, line.stream), start)
+                track.slices.append(start)
+            else:
+                wait = Slice(f"wait {line.name}", COMPUTE, line.begin, line.end, "exposed", about)
+                track.slices.append(wait)
+                if (started := starts.pop((line.name, line.stream), None)) is not None:  # else the step before did
+                    track.slices.append(Slice(line.name, line.stream, started.begin, line.end, "under way", about))
+                    track.arrows.append(Arrow(started, wait))
+    return track
