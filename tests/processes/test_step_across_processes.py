@@ -34,7 +34,7 @@ MORE = [
         ("llama", {"dp": 2, "tp": 2}, {"zero": 1}),
         ("mlp", {"dp": 3}, {"zero": 1}),
         ("llama", {"dp": 2, "tp": 2}, {"zero": 1, "microbatches": 2}),
-    ]  # fmt: skip
+    ]
 ]
 
 
