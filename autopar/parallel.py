@@ -281,7 +281,10 @@ class Parallel(ModelProxy):
                 each parameter before it is first read there, with the numbers of its own step. Until then parameters
                 and ``optimizer.state`` are those before the update; ``step.finish()``, state dicts, checkpoints,
                 ``parallel(...)``, ``step.averaged()`` and ``close`` complete it. ``step.communication`` says what
-                crosses.
+                crosses. Of several micro-batches the first one updates the parameters. A tensor that you hold is not
+                watched: call ``step.finish()`` on all ranks before you read it, or write to it. A write to a trained
+                parameter raises at the next step, but one through ``p.data`` or memory that it shares cannot be seen,
+                and may be lost.
             machine, time_limit, memory: of the search of the step's plan; by default those of ``parallelize``. The
                 whole step keeps within ``memory``, as ``step.memory()`` reports it.
 

@@ -305,6 +305,19 @@ def without_function_modes() -> contextlib.AbstractContextManager[Any]:
     return torch._C.DisableTorchFunction()
 
 
+def below_autograd() -> contextlib.AbstractContextManager[None]:
+    """Skip the autograd kernels of ops in a block, where nothing needs a gradient. Tried on 2.13.
+
+    That of ``wait_tensor`` is Python, and takes longer than the wait for a small message that is there.
+    """
+    return cast(contextlib.AbstractContextManager[None], torch._C._AutoDispatchBelowAutograd())
+
+
+def kernel_of(op: OpOverload) -> Callable[..., Any]:
+    """Return what calling an overload calls, without the Python function around it. Tried on 2.13."""
+    return op._op if type(op).__call__ is OpOverload.__call__ else op
+
+
 def functional_name(op: OpOverload) -> tuple[str, str]:
     """Return packet and overload of an in-place op's functional form: ``("add", "Tensor")``. Tried on 2.13."""
     return op._opname.removesuffix("_"), op._overloadname

@@ -3,11 +3,14 @@
 They are eager, DistributedDataParallel, FSDP2, DTensor and a Megatron by hand. A step is forward, backward, AdamW and
 zero_grad of a Llama with two layers of 256 and two sequences of 128 tokens a rank, or four micro-batches of as many;
 gloo processes with one thread each. Before anything is timed, all systems give the loss and, after a step, the
-parameters of the plain model on the whole batch. Rivals take the fastest of AdamW's kernels, found by a race. Systems
-are timed in turn, in rounds: a barrier, one step that does not count, a barrier, some steps. A round's time is that of
-its slowest rank. Times and ratios are medians over the rounds, with quartiles; ratios are taken within a round. Floors
-are what no system does without: a rank's own work, and the all-reduce of the gradients; without overlap a step takes
-their sum. Under a tool, only autopar's steps run, and rank 0's are shown.
+parameters of the plain model on the whole batch. Rivals take the fastest of AdamW's kernels, found by a race. Each
+rival is timed in turn with ours, in rounds: a barrier, one step that does not count, a barrier, some steps; who is
+first changes from round to round. A round's time is that of its slowest rank. Times are medians over the rounds, with
+quartiles. Ratios are taken within a round: their median, with the interval that holds it with 95 % (of the sign test:
+order statistics, whatever the distribution). A figure is met if the whole interval is below what must be, and missed if
+the whole is above. Floors are what no system does without: a rank's own work, and the all-reduce of the gradients;
+without overlap a step takes their sum. Megatron by hand is there with whole embedding and head on each rank, and with
+the vocabulary cut as Megatron and our plan cut it. Under a tool, only autopar's steps run, and rank 0's are shown.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ import cProfile
 import gc
 import io
 import json
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,7 @@ import torch.multiprocessing as multiprocessing
 from profilers import positive
 from rich.console import Console
 from rich.table import Table
-from step_rivals import FAMILIES, MICROBATCHES, Numbers, System, batch, llama, loops, one_process
+from step_rivals import FAMILIES, MICROBATCHES, OURS, Numbers, System, batch, llama, loops, one_process
 from torch import distributed, nn
 
 import autopar
@@ -54,6 +58,9 @@ SAME = 1e-5  # the loss, and all gradients, relatively
 CHANGED = 1e-3  # of all parameters, relatively: the first is the sign of a gradient, also of one that is all rounding
 RACE = 5  # rounds in which the kernels of AdamW are compared
 TINY = 300  # ops forward
+NODE = 1.1  # a node on tiny tensors must not take more, relative to eager
+PEAK = 1.05  # nor the memory of one process
+SURE = 0.95  # the probability that an interval holds the median
 ONE = "one process"
 DDP = "DistributedDataParallel"
 
@@ -65,17 +72,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES), help="on more than one process"
     )
+    parser.add_argument(
+        "--rivals", nargs="+", default=[""], metavar="WORD", help="time those with a word in their name"
+    )
     parser.add_argument("--rounds", type=positive, default=20)
     parser.add_argument("--steps", type=positive, default=3, help="timed, of each system in each round")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A system's times: seconds in each round."""
+    """A system's times: seconds in each round. Those of ours have none beside."""
 
     name: str
     seconds: list[float]
-    beside: str = "autopar"
+    ours: list[float] | None = None  # of ours beside it, in the same rounds
     aim: float | None = None
 
 
@@ -164,6 +174,19 @@ def fastest(systems: list[System]) -> dict[str, System]:
     return found
 
 
+def timed(chosen: dict[str, System], rivals: Sequence[str], rounds: int, steps: int) -> list[Row]:
+    """Time each rival in turn with ours."""
+    rows, own = [], dict[str, list[float]]()
+    for name in rivals:
+        system = chosen[name]
+        if system.beside:
+            pair = {system.beside: chosen[system.beside].step, name: system.step}
+            times = in_rounds(pair, rounds, steps)
+            own.setdefault(system.beside, times[system.beside])
+            rows.append(Row(system.title, times[name], times[system.beside], system.aim))
+    return [Row(name, seconds) for name, seconds in own.items()] + rows
+
+
 def profiled(tool: str, call: Callable[[], Any], steps: int) -> str:
     """What a tool says of some steps; the other ranks run the same steps."""
     call()
@@ -221,7 +244,7 @@ def tiny(options: argparse.Namespace) -> tuple[dict[str, list[float]], int]:
 
     parallel.capture(x)
     nodes = sum(node.op == "call_function" for node in parallel.local(0).graph.nodes)
-    return in_rounds({"autopar": lambda: step(parallel), "eager": lambda: step(eager)}, options.rounds, 10), nodes
+    return in_rounds({OURS: lambda: step(parallel), "eager": lambda: step(eager)}, options.rounds, 10), nodes
 
 
 def work(rank: int, ranks: int, folder: str, options: argparse.Namespace) -> None:
@@ -247,16 +270,19 @@ def work(rank: int, ranks: int, folder: str, options: argparse.Namespace) -> Non
         chosen = fastest(systems)
         del systems
         steps = max(1, options.steps // MICROBATCHES) if family == "microbatches" else options.steps
-        seconds = in_rounds({name: system.step for name, system in chosen.items()}, options.rounds, steps)
-        rows = [Row(system.title, seconds[name], system.beside, system.aim) for name, system in chosen.items()]
+        rivals = [name for name in chosen if any(word in name for word in options.rivals)]
+        rows = timed(chosen, rivals, options.rounds, steps)
         found[title] = {"rows": [asdict(row) for row in rows]}
         if family == ONE:
             held = {name: [float(peak_bytes(system.step))] for name, system in chosen.items()}
             found[title]["bytes"] = [
-                asdict(Row(chosen[name].title, count, aim=chosen[name].aim)) for name, count in held.items()
+                asdict(Row(system.title, held[name], held.get(system.beside), PEAK if system.beside else None))
+                for name, system in chosen.items()
             ]
             times, found[title]["nodes"] = tiny(options)
-            found[title]["tiny"] = [asdict(Row(name, some)) for name, some in times.items()]
+            found[title]["tiny"] = [
+                asdict(Row(OURS, times[OURS])), asdict(Row("eager", times["eager"], times[OURS], NODE)),
+            ]  # fmt: skip
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     if ranks > 1:
@@ -283,17 +309,16 @@ def spread(values: list[float], digits: int) -> tuple[str, str]:
 
 def add_rows(table: Table, what: str, ranks: int, rows: list[Row], unit: float = 1e-3, digits: int = 1) -> None:
     """A row for each system. ``unit``: seconds of what the times are told in."""
-    seconds = {row.name: row.seconds for row in rows}
     ddp = next((row.seconds for row in rows if row.name.startswith(DDP)), None)
     for row in rows:
         cells = [what, str(ranks), row.name, *spread([t / unit for t in row.seconds], digits)]
-        cells.append("" if ddp is None else spread(ratios(row.seconds, ddp), 2)[0])
-        if row.name.startswith("autopar"):
-            table.add_row(*cells)
-            continue
-        ours = ratios(seconds[row.beside], row.seconds)
-        about = row.beside.removeprefix("autopar").removeprefix(", ")
-        table.add_row(*cells, *spread(ours, 2), f"{about}: " * bool(about) + told(statistics.median(ours), row.aim))
+        cells.append("" if ddp is None else f"{statistics.median(row.seconds) / statistics.median(ddp):.2f}")
+        if row.ours is not None:
+            found = ratios(row.ours, row.seconds)
+            low, high = interval(found)
+            cells += [f"{statistics.median(found):.3f}", f"{low:.3f} - {high:.3f}" if len(found) > 1 else ""]
+            cells += told(low, high, row.aim)
+        table.add_row(*cells)
     table.add_section()
 
 
@@ -301,16 +326,35 @@ def ratios(ours: list[float], theirs: list[float]) -> list[float]:
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
-def told(ratio: float, aim: float | None) -> str:
-    return "" if aim is None else f"<= {aim:.2f} {'met' if round(ratio, 2) <= aim else 'missed'}"
+def interval(values: list[float]) -> tuple[float, float]:
+    """Return the ends of the narrowest interval of order statistics that holds the median with ``SURE``.
+
+    The k smallest and the k largest values are left out where a fair coin shows at most k heads of n with less than
+    half of the rest: the inversion of the sign test. Fewer than six values bound nothing, but one is a count.
+    """
+    ordered, n = sorted(values), len(values)
+    if n > 1 and 1 / 2**n > (1 - SURE) / 2:
+        return -math.inf, math.inf
+    left_out, below = 0, 1 / 2**n  # the probability of at most ``left_out`` heads
+    while left_out < n // 2 and below + math.comb(n, left_out + 1) / 2**n <= (1 - SURE) / 2:
+        left_out += 1
+        below += math.comb(n, left_out) / 2**n
+    return ordered[left_out], ordered[n - 1 - left_out]
+
+
+def told(low: float, high: float, aim: float | None) -> tuple[str, str]:
+    """Return what must be, and whether it is."""
+    if aim is None:
+        return "", ""
+    return f"<= {aim:.2f}", "met" if high <= aim else "missed" if low > aim else "open"
 
 
 def run(options: argparse.Namespace) -> str:
     import transformers
 
     table = Table()
-    for column in ("", "ranks", "system", "median", "quartiles", "/ DDP", "ours / it", "quartiles", "aim"):
-        table.add_column(column, justify="left" if column in ("", "system", "aim") else "right")
+    for column in ("", "ranks", "system", "median", "quartiles", "/ DDP", "ours / it", "95 %", "must", ""):
+        table.add_column(column, justify="left" if column in ("", "system", "must") else "right")
     shown = ""
     for ranks in options.ranks:
         for what, found in on_processes(ranks, options).items():
@@ -335,7 +379,7 @@ def run(options: argparse.Namespace) -> str:
     if shown:
         return shown
     out = io.StringIO()
-    Console(file=out, width=160).print(table)
+    Console(file=out, width=170).print(table)
     return (
         f"transformers {transformers.__version__}; {options.rounds} rounds of {options.steps} steps; float32; "
         f"AdamW in the fastest of its kernels\n{out.getvalue()}"

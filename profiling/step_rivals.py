@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from megatron_by_hand import BY_COLUMNS, BY_ROWS, by_hand
 from torch import distributed, nn
 
 import autopar
 
+OURS, ZERO, LAYERS, TODAY = "autopar", "autopar, zero=3", "autopar, layers", "today"
 Batch = dict[str, torch.Tensor]
 Step = Callable[[], torch.Tensor]  # a whole training step; the loss
 # what a micro-batch runs in, which is the last one or not
@@ -24,7 +26,9 @@ Last = Callable[[Any, bool], contextlib.AbstractContextManager[Any]]
 ROWS, LENGTH, VOCABULARY = 2, 128, 1000  # rows of a micro-batch of a rank
 MICROBATCHES = 4  # where there are several
 RATE = 1e-4
-BY_COLUMNS, BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
+NO_SLOWER = 1 / 0.98  # than the order of ``today``, where nothing is gained by another one
+# Megatron's cuts of the layers, without the vocabulary
+ONLY_LAYERS: list[Any] = ["megatron", {"*.embed_tokens.weight": (), "lm_head.weight": ()}]
 KERNELS: dict[str, dict[str, bool]] = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {}}  # of AdamW
 
 
@@ -73,7 +77,8 @@ class System:
     Attributes:
         name: of the way.
         kernel: of AdamW; of those of one name the fastest is compared.
-        beside: the name of which of ours this one is compared with; ``aim``: of the time of that one over this one's.
+        beside: the name of which of ours this one is compared with; empty if it is ours itself.
+        aim: the time of ours over this one's must not be more.
         local: ``step`` gives this rank's loss, of which the global one is the mean over the ranks.
         alone: part of a step, or one that sends nothing: how fast a step could be, and not a training.
         cut: parameter → the dim of which each rank has a plain piece.
@@ -84,7 +89,7 @@ class System:
     optimizer: torch.optim.Optimizer
     step: Step
     kernel: str = ""
-    beside: str = "autopar"
+    beside: str = OURS
     aim: float | None = None
     local: bool = False
     alone: bool = False
@@ -127,15 +132,22 @@ def ours(
     model: nn.Module,
     given: Batch,
     mesh: autopar.Mesh,
-    plan: str,
-    name: str = "autopar",
+    plan: Any,
+    name: str = OURS,
     inputs: str = "global",
+    beside: str = "",
+    aim: float | None = None,
     **options: Any,
 ) -> System:
     parallel = autopar.parallelize(copy.deepcopy(model), mesh, plan, inputs=inputs)
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=RATE)
     step = parallel.train_step(optimizer, **options)
-    return System(name, parallel, optimizer, lambda: step(given))
+    return System(name, parallel, optimizer, lambda: step(given), beside=beside, aim=aim)
+
+
+def today(model: nn.Module, given: Batch, mesh: autopar.Mesh, plan: str, beside: str = OURS, **options: Any) -> System:
+    """Ours, with communication in the order of ``today``."""
+    return ours(model, given, mesh, plan, f"{beside}, {TODAY}", beside=beside, aim=NO_SLOWER, overlap=TODAY, **options)
 
 
 def loops(name: str, make: Callable[[], nn.Module], given: Batch, microbatches: int = 1, *,
@@ -180,7 +192,7 @@ def alike(model: nn.Module) -> list[dict[str, Any]]:
 def one_process(model: nn.Module) -> list[System]:
     return [
         ours(model, batch(), autopar.Mesh(dp=1), "ddp"),
-        *loops("eager", lambda: copy.deepcopy(model), batch(), aim=1.05),
+        *loops("eager", lambda: copy.deepcopy(model), batch(), aim=1.02),
     ]
 
 
@@ -190,12 +202,14 @@ def data_parallel(model: nn.Module, microbatches: int = 1) -> list[System]:
     mesh, options = autopar.Mesh(dp=ranks), {"inputs": "local", "microbatches": microbatches}
     return [
         ours(model, own, mesh, "ddp", **options),
-        ours(model, own, mesh, "ddp", "autopar, zero=3", zero=3, **options),
+        ours(model, own, mesh, "ddp", ZERO, zero=3, **options),
+        today(model, own, mesh, "ddp", **options),
+        today(model, own, mesh, "ddp", ZERO, zero=3, **options),
         *loops("DistributedDataParallel", lambda: nn.parallel.DistributedDataParallel(copy.deepcopy(model)), own,
-               microbatches, last=lambda model, last: contextlib.nullcontext() if last else model.no_sync(), aim=0.95,
-               local=True),
+               microbatches, last=lambda model, last: contextlib.nullcontext() if last else model.no_sync(),
+               aim=0.97 if microbatches == 1 else None, local=True),
         *loops("FSDP2", lambda: fsdp2(copy.deepcopy(model), ranks), own, microbatches,
-               last=_synchronized, beside="autopar, zero=3", aim=0.6, local=True),
+               last=_synchronized, beside=ZERO, aim=0.75, local=True),
         *loops("floor: nothing sent", lambda: copy.deepcopy(model), own, microbatches, local=True, alone=True),
         System("floor: all-reduce alone", model, torch.optim.AdamW(model.parameters()), all_reduce_of(model),
                alone=True),
@@ -231,12 +245,17 @@ def fsdp2(model: nn.Module, ranks: int) -> nn.Module:
 
 def tensor_parallel(model: nn.Module) -> list[System]:
     ranks = distributed.get_world_size()
-    cut: dict[str, int] = {}
+    mesh, layers, all_of_it = autopar.Mesh(tp=ranks), dict[str, int](), dict[str, int]()
     return [
-        ours(model, batch(), autopar.Mesh(tp=ranks), "megatron"),
+        ours(model, batch(), mesh, "megatron"),
+        ours(model, batch(), mesh, ONLY_LAYERS, LAYERS),
+        today(model, batch(), mesh, "megatron"),
         *loops("DTensor", lambda: dtensor(copy.deepcopy(model), ranks), batch(), aim=0.6 if ranks == 4 else None),
-        *loops("written by hand", lambda: written_by_hand(copy.deepcopy(model), cut), batch(), aim=1.1, cut=cut),
-    ]
+        *loops("by hand, layers", lambda: by_hand(copy.deepcopy(model), layers), batch(), beside=LAYERS, aim=1.05,
+               cut=layers),
+        *loops("by hand, vocabulary too", lambda: by_hand(copy.deepcopy(model), all_of_it, vocabulary=True), batch(),
+               aim=1.05, cut=all_of_it),
+    ]  # fmt: skip
 
 
 FAMILIES: dict[str, tuple[str, Callable[[nn.Module], list[System]]]] = {
@@ -256,54 +275,3 @@ def dtensor(model: nn.Module, ranks: int) -> nn.Module:
         if kind in BY_COLUMNS + BY_ROWS:
             plan[name] = ColwiseParallel() if kind in BY_COLUMNS else RowwiseParallel()
     return parallelize_module(model, init_device_mesh("cpu", (ranks,)), plan)
-
-
-class CopyToGroup(torch.autograd.Function):
-    """Megatron's f: the identity forward; the sum over the ranks backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        gradient = gradient.contiguous()
-        distributed.all_reduce(gradient)
-        return gradient
-
-
-class ReduceFromGroup(torch.autograd.Function):
-    """Megatron's g: the sum over the ranks forward; the identity backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.mark_dirty(x)
-        distributed.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
-
-
-def written_by_hand(model: nn.Module, cut: dict[str, int]) -> nn.Module:
-    """Tensor parallelism as in Megatron: two all-reduces a layer forward and two backward, each over all of a block.
-
-    ``cut`` is told of which dim each parameter is a piece.
-    """
-    rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    for name, linear in model.named_modules():
-        kind = name.rpartition(".")[2]
-        if kind in BY_COLUMNS + BY_ROWS:
-            dim = cut[f"{name}.weight"] = int(kind in BY_ROWS)
-            linear.weight = nn.Parameter(linear.weight.detach().chunk(ranks, dim)[rank].clone())
-        if kind in BY_ROWS:
-            linear.register_forward_hook(lambda _, args, out: ReduceFromGroup.apply(out))
-    for layer in model.model.layers:
-        layer.mlp.register_forward_pre_hook(lambda _, args: (CopyToGroup.apply(args[0]),))
-        layer.self_attn.register_forward_pre_hook(_copied_states, with_kwargs=True)
-    return model
-
-
-def _copied_states(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    return args, kwargs | {"hidden_states": CopyToGroup.apply(kwargs["hidden_states"])}

@@ -20,7 +20,7 @@ class CallAgreement:
     def __init__(self, ranks: Agreement | None) -> None:
         self.ranks = ranks
 
-    def announce(self, call: str, inputs: Sequence[CallInputs] = (), numbers: str = "") -> None:
+    def announce(self, call: str, inputs: Sequence[CallInputs] = (), numbers: str = "", remedy: str = "") -> None:
         """Send the other ranks a digest of the call that this rank makes.
 
         They compare it with theirs before the first collective of the call.
@@ -29,10 +29,14 @@ class CallAgreement:
             call: a description that is the same on all ranks that make the same call.
             inputs: the inputs of the call, or of all its micro-batches.
             numbers: a description of the numbers that change from call to call.
+            remedy: what to do if another rank makes another call; there is a general one.
         """
         if self.ranks is not None:
             self.ranks.begin(
-                call + numbers, [brought for call_inputs in inputs for brought in call_inputs.brought()], call
+                call + numbers,
+                [brought for call_inputs in inputs for brought in call_inputs.brought()],
+                call,
+                remedy=remedy,
             )
 
     def wait(self) -> None:

@@ -128,7 +128,8 @@ class Compiled:
         context = self.context
         assert context is not None
         return ProcessStep(self.program, self.local[context.rank], lambda positions: self.part(positions).here,
-                           groups=context.groups_for(self.local), agreement=context.agreement)  # fmt: skip
+                           groups=context.groups_for(self.local), agreement=context.agreement,
+                           device=None if context.job is None else context.job.device)  # fmt: skip
 
 
 ONE_RANK = "the mesh has one rank, so there is nothing to search, and solution is None"

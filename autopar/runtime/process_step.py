@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,10 +15,47 @@ from autopar.runtime import anomaly, current_op
 from autopar.runtime.interface import Interface
 from autopar.runtime.lowering.lower import Lowered, lower
 from autopar.runtime.modes import as_captured
+from autopar.runtime.picks import Pick, pick
 from autopar.runtime.processes.agreement import Agreement, Brought
 from autopar.runtime.wire.pacing import pacing_of
 
 Gradient = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Picks:
+    """What is handed from function to function, picked from rows of values.
+
+    Attributes:
+        taken: what the forward takes, from constants and arguments.
+        states, next_states: the states, from the arguments; and their next values, as below.
+        returned, saved: what is returned, and what the backward needs besides the gradients of outputs: from results of
+            the forward, constants and arguments.
+        boxed: what the backward takes, from the gradients of outputs and what was saved.
+    """
+
+    taken: Pick
+    states: Pick
+    next_states: Pick
+    returned: Pick
+    saved: Pick
+    boxed: Pick
+
+    @classmethod
+    def of(cls, interface: Interface, constants: Sequence[str], phases: Mapping[str, Lowered]) -> _Picks:
+        first, arguments = phases["forward"], interface.arguments
+        takes = phases["backward"].takes if "backward" in phases else ()
+        tangents = list(interface.tangents.values())
+        needed = [name for name in takes if name not in tangents]
+        row = [*first.gives, *constants, *arguments]
+        return cls(
+            taken=pick(first.takes, [*constants, *arguments]),
+            states=pick(list(interface.states), arguments),
+            next_states=pick([name for name, _ in interface.states.values()], row),
+            returned=pick([name for name, _ in interface.returned], row),
+            saved=pick(needed, row),
+            boxed=pick(takes, [*tangents, *needed]),
+        )
 
 
 class ProcessStep:
@@ -33,6 +71,7 @@ class ProcessStep:
         specialize: returns the step for fewer gradients.
         groups: the names of the process groups.
         agreement: compares the calls of all ranks before the first collective of a step; ``None`` for one rank.
+        device: the device on which it runs; the default is the CPU.
     """
 
     def __init__(
@@ -43,6 +82,7 @@ class ProcessStep:
         *,
         groups: Groups,
         agreement: Agreement | None,
+        device: torch.device | None = None,
     ) -> None:
         self.interface = Interface.of(explicit)
         self.specialize = specialize
@@ -50,7 +90,7 @@ class ProcessStep:
         self._constants = {
             name: constant.tensor for name, constant in explicit.constants.items() if constant.tensor is not None
         }
-        self._groups, self._agreement = groups, agreement
+        self._groups, self._agreement, self._device = groups, agreement, device
         self.tangents = frozenset(self.interface.tangents)
         scalars = frozenset(k for k in self.tangents if not self.interface.returned[k][1].shape)
         self.expected = scalars or self.tangents
@@ -60,13 +100,17 @@ class ProcessStep:
     def phases(self) -> Mapping[str, Lowered]:
         """The functions of the phases, lowered on first use: most steps only ever run for fewer gradients."""
         gate = None if self._agreement is None else self._agreement.finish
-        return lower(self._local, self._groups, gate, pacing=pacing_of(self._explicit))
+        return lower(self._local, self._groups, gate, self._device, pacing=pacing_of(self._explicit))
 
     @cached_property
     def checked_phases(self) -> Mapping[str, Lowered]:
         """The functions of the phases with checks for NaN."""
         gate = None if self._agreement is None else self._agreement.finish
-        return lower(self._local, self._groups, gate, hunt=anomaly.Hunt(self._local))
+        return lower(self._local, self._groups, gate, self._device, hunt=anomaly.Hunt(self._local))
+
+    @cached_property
+    def _picks(self) -> _Picks:
+        return _Picks.of(self.interface, tuple(self._constants), self.phases)
 
     def __call__(self, pieces: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor], gradient: Gradient,
                  owners: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:  # fmt: skip
@@ -87,28 +131,15 @@ class ProcessStep:
         self, pieces: Sequence[torch.Tensor], *, keep_states: bool = True
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the pieces of the returned values, and the values that the backward needs, in its order."""
-        phases, values = self.phases, dict(zip(self.interface.arguments, pieces, strict=True))
-        first = phases["forward"]
-        results = dict(
-            zip(
-                first.gives,
-                self._run("forward", [self._constants.get(n, values.get(n)) for n in first.takes]),
-                strict=True,
-            )
-        )
+        constants = list(self._constants.values())
+        results = self._run("forward", self._picks.taken([*constants, *pieces]))
         if self._agreement is not None:
             self._agreement.finish()
+        row = [*results, *constants, *pieces]
         if keep_states:
-            for state, (name, _) in self.interface.states.items():
-                values[state].copy_(results[name])
-        returned = [results[name] for name, _ in self.interface.returned]
-        if "backward" not in phases:
-            return _distinct(returned), []
-        tangents = set(self.interface.tangents.values())
-        saved: list[Any] = [
-            results.get(n, self._constants.get(n, values.get(n))) for n in phases["backward"].takes if n not in tangents
-        ]
-        return _distinct(returned), saved
+            for piece, value in zip(self._picks.states(pieces), self._picks.next_states(row), strict=True):
+                piece.copy_(value)
+        return _distinct(self._picks.returned(row)), self._picks.saved(row)
 
     def backward(self, saved: list[torch.Tensor], gradients: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the piece of each gradient, by placeholder. This empties ``saved``, to free memory early."""
@@ -116,13 +147,9 @@ class ProcessStep:
             if self._agreement is not None:
                 self._agreement.finish()
             return {}
-        tangents = {name: gradients[k].contiguous() for k, name in self.interface.tangents.items()}
-        last = self.phases["backward"]
-        saved_values = iter(saved)
-        boxed = [tangents[name] if name in tangents else next(saved_values) for name in last.takes]
+        boxed = self._picks.boxed([*(gradients[k].contiguous() for k in self.interface.tangents), *saved])
         saved.clear()
-        del saved_values
-        results = dict(zip(last.gives, self._run("backward", boxed), strict=True))
+        results = dict(zip(self.phases["backward"].gives, self._run("backward", boxed), strict=True))
         if self._agreement is not None:
             self._agreement.finish()
         return {placeholder: results[name] for placeholder, (name, _) in self.interface.gradients.items()}

@@ -6,26 +6,20 @@ run reads. A run takes them by placeholder, and returns them with the other stat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
 from autopar.ir.nodes import name_of, operands, record_of
 from autopar.ir.program import Program
-from autopar.ir.value_names import ValueRole, roles_in
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.modes import as_captured
 from autopar.runtime.simulation.simulate import Instruction, Values, compile_whole, run_ranks
 from autopar.runtime.whole import Pieces, ProcessRun, SimulatedRun
-from autopar.scheduling.programs.functions import RunPart
-
-
-def handed_over(local: Program) -> frozenset[str]:
-    """Return the states of a scheduled program that are under way between two runs."""
-    before = {name for name, (role, _) in roles_in(local).items() if role is ValueRole.BEFORE}
-    return frozenset(node.name for node in local.placeholders if record_of(node).started or name_of(node) in before)
+from autopar.scheduling.programs.run_parts import PIECES, RunPart, handed_over, selected
 
 
 def taken_by_finish(local: Program) -> frozenset[str]:
@@ -46,12 +40,30 @@ class ProcessTurn(ProcessRun):
 
     def of(self, values: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], Pieces]:
         """Return the returned values, and the next values of the states that the part replaces."""
-        returned = [] if self._part == "finish" else [values[name] for name in self.returned]
-        return returned, {state: values[name] for state, name in next_names(self._local).items() if name in values}
+        nexts = next_names(self._local)
+        if "end" not in PIECES[self._part]:
+            nexts = {state: name for state, name in nexts.items() if state not in self.handed}
+        states = {state: values[name] for state, name in nexts.items() if name in values}
+        states |= {of: values[name] for of, name in self._handed_sums.items() if name in values and self._hands_sums}
+        return [values[name] for name in self.returned if name in values and self._part != "finish"], states
+
+    @property
+    def _hands_sums(self) -> bool:
+        return self._part in ("first", "first alone")
 
 
 class SimulatedTurn(SimulatedRun):
-    """The parts of such a program on all ranks, simulated in this process."""
+    """The parts of such a program on all ranks, simulated in this process.
+
+    Args:
+        handed_sums: placeholder of a sum → the value that it becomes.
+    """
+
+    def __init__(self, explicit: Program, local: Mapping[int, Program], scaled: bool = False,
+                 handed_sums: Mapping[str, str] | None = None) -> None:  # fmt: skip
+        super().__init__(explicit, local, scaled)
+        self._handed_sums = handed_sums or {}
+        self._parts: dict[RunPart, dict[int, _SimulatedPart]] = {}
 
     @cached_property
     def handed(self) -> frozenset[str]:
@@ -61,49 +73,67 @@ class SimulatedTurn(SimulatedRun):
         self, part: RunPart, values: dict[int, Values], during: str = ""
     ) -> dict[int, tuple[list[torch.Tensor], Pieces]]:
         """Run a part on the pieces of each rank, by placeholder; ``during`` as of ``ProcessRun``."""
-        for rank, pieces in values.items() if part == "begin" else ():
-            pieces |= {value: pieces[state] for state, value in self._completed[rank].items() if state in pieces}
+        parts = self._part(part)
+        for rank, pieces in values.items():
+            pieces |= {value: pieces[home] for value, home in parts[rank].replaced.items() if home in pieces}
         if anomaly.is_on():
             values = {
                 rank: Watched(pieces, Hunt(self._local[rank], scaled=self._scaled, during=during))
                 for rank, pieces in values.items()
             }
         with as_captured():
-            run_ranks(self._meshes, self._codes[part], values)
-        results = {}
-        for rank, pieces in values.items():
-            completed = self._completed[rank]
-            names = {
-                state: name
-                for state, name in next_names(self._local[rank]).items()
-                if part == "whole" or (state in completed) == (part == "finish")
+            run_ranks(self._meshes, {rank: parts[rank].code for rank in values}, values)
+        return {
+            rank: (
+                [pieces[name] for name in parts[rank].returned],
+                {state: pieces[name] for state, name in parts[rank].states.items()},
+            )
+            for rank, pieces in values.items()
+        }
+
+    def _part(self, part: RunPart) -> dict[int, _SimulatedPart]:
+        """Rank → a part of its program; ranks of one class share it."""
+        if part not in self._parts:
+            made = {
+                id(program.graph): _SimulatedPart.of(
+                    program, self._compiled[id(program.graph)], part, self._handed_sums
+                )
+                for program in self._local.values()
             }
-            returned = [] if part == "finish" else [pieces[name] for name in self.returned]
-            results[rank] = returned, {state: pieces[name] for state, name in names.items()}
-        return results
+            self._parts[part] = {rank: made[id(program.graph)] for rank, program in self._local.items()}
+        return self._parts[part]
 
     @cached_property
-    def _completed(self) -> dict[int, dict[str, str]]:
-        """Rank → state that the phase ``finish`` replaces → its next value."""
-        completed = {}
-        for rank, local in self._local.items():
-            phases = {node.name: record_of(node).phase for node in local.nodes if node.op == "call_function"}
-            completed[rank] = {s: name for s, name in next_names(local).items() if phases.get(name) == "finish"}
-        return completed
+    def _compiled(self) -> dict[int, list[Instruction]]:
+        return {id(program.graph): compile_whole(program) for program in self._local.values()}
 
-    @cached_property
-    def _codes(self) -> dict[RunPart, dict[int, list[Instruction]]]:
-        """Part → rank → its instructions; ranks of one class share them."""
-        compiled = {id(program.graph): compile_whole(program) for program in self._local.values()}
-        parts: dict[RunPart, dict[int, list[Instruction]]] = {}
-        wanted: dict[RunPart, tuple[bool, ...]] = {"whole": (True, False), "begin": (False,), "finish": (True,)}
-        for part, finishes in wanted.items():
-            code = {
-                key: [step for step in steps if (record_of(step.node).phase == "finish") in finishes]
-                for key, steps in compiled.items()
-            }
-            parts[part] = {rank: code[id(program.graph)] for rank, program in self._local.items()}
-        return parts
+
+@dataclass(frozen=True)
+class _SimulatedPart:
+    """A part of the program of a rank.
+
+    Attributes:
+        code: its instructions.
+        returned: the values that it returns.
+        states: state that it replaces → its next value.
+        replaced: next value of a state that it leaves out → the state.
+    """
+
+    code: list[Instruction]
+    returned: list[str]
+    states: dict[str, str]
+    replaced: dict[str, str]
+
+    @staticmethod
+    def of(program: Program, code: Sequence[Instruction], part: RunPart, sums: Mapping[str, str]) -> _SimulatedPart:
+        chosen = selected(program, part, sums)
+        states = {result.of: value.name for value, result in chosen.results if result.kind == "state"}
+        return _SimulatedPart(
+            [step for step in code if step.node in chosen.nodes],
+            [value.name for value, result in chosen.results if result.kind != "state"],
+            states | {home.name: value.name for home, value in chosen.sums.items()},
+            {value.name: home.name for value, home in chosen.replaced.items()},
+        )
 
 
 def next_names(local: Program) -> dict[str, str]:

@@ -25,7 +25,7 @@ from autopar.runtime.recording import recorder
 from autopar.runtime.simulation.simulate import Instruction, Values, compile_whole, run_ranks
 from autopar.runtime.wire.pacing import Pacing, pacing_of
 from autopar.scheduling.programs.donated import Donated
-from autopar.scheduling.programs.functions import RunPart
+from autopar.scheduling.programs.run_parts import RunPart
 
 Pieces = dict[str, torch.Tensor]
 
@@ -67,13 +67,15 @@ class ProcessRun(Results):
         scaled: whether gradients are multiplied by a scale, with which they may overflow.
         offloaded: whether the optimizer's state is in host memory.
         part: what of the program runs.
+        handed_sums: placeholder of a sum → the value that it becomes, if the part hands sums to another micro-batch.
     """
 
     def __init__(self, explicit: Program, local: Program, groups: Groups,
                  gate: Callable[[], None] | None, device: torch.device, donated: Collection[str] = (),
-                 scaled: bool = False, offloaded: bool = False, part: RunPart = "whole") -> None:  # fmt: skip
+                 scaled: bool = False, offloaded: bool = False, part: RunPart = "whole",
+                 handed_sums: Mapping[str, str] | None = None) -> None:  # fmt: skip
         super().__init__(explicit)
-        self._part = part
+        self._part, self._handed_sums = part, handed_sums or {}
         self._explicit, self._local, self._groups, self._gate, self._device = explicit, local, groups, gate, device
         self._constants = {name: constant.tensor for name, constant in explicit.constants.items()}
         self._donated = frozenset(donated)
@@ -93,8 +95,9 @@ class ProcessRun(Results):
         if (zeros, hunt) not in self._lowered:
             donated = Donated.of(self._local, self._donated, zeros, self._offloaded)
             self._lowered[zeros, hunt] = lower_whole(
-                self._local, self._groups, self._gate, self._device, donated, hunt, self._pacing(zeros), self._part
-            )
+                self._local, self._groups, self._gate, self._device, donated, hunt, self._pacing(zeros), self._part,
+                self._handed_sums,
+            )  # fmt: skip
         return self._lowered[zeros, hunt]
 
     def _pacing(self, zeros: frozenset[str]) -> Pacing | None:

@@ -1,6 +1,8 @@
 """Bound the seconds of every schedule from below: of any order, with any chunks and buckets, and with preemption.
 
-    bound = max(critical path, per stream: Jackson's preemptive bound, the bound with start-up costs)
+    bound = max(critical path, per link: Jackson's preemptive bound, per stream: the bound with start-up costs)
+
+A link is a stream, or what several streams share: together they take no less time on it than one after the other.
 
 Jackson's bound is the makespan of one machine that may interrupt its jobs, where job i is there at head(i), takes p(i),
 and ends tail(i) before the end: the job with the longest tail always goes first (Jackson 1955, Horn 1974). Heads and
@@ -10,13 +12,15 @@ heads are h or more. The same holds for tails and descendants.
 
 A message pays the start-up cost θ once, however many collectives share it. Let it pay first and send then. So on the
 machine a collective takes its seconds without θ, and is there θ later. Two collectives of which one needs the other
-never share a message; so those along one path through a stream take all their seconds. Each collective by itself takes
-all its seconds too: paths use these. That many messages pay θ is counted in ``startup_bound``.
+never share a message; so those along one path through a link take all their seconds. Each collective by itself takes
+all its seconds too: paths use these. That many messages of a stream pay θ is counted in ``startup_bound``; those of
+several streams may pay it at once.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy
@@ -42,7 +46,7 @@ def bound(graph: Graph) -> Bound:
     turned = graph.reversed()
     heads, tails = heads_of(graph), heads_of(turned)
     path = max([h + s + t for h, s, t in zip(heads, graph.seconds, tails, strict=True)], default=0.0)
-    return Bound(max(path, *(_of_stream(graph, s, heads, tails) for s in range(len(graph.streams)))), heads, tails)
+    return Bound(max(path, *_of_machines(graph, heads, tails)), heads, tails)
 
 
 def heads_of(graph: Graph) -> list[float]:
@@ -109,37 +113,52 @@ def _tables(
     return (each.reshape(size, 8) @ values.T.astype(float)).ravel(), earliest
 
 
-def _of_stream(graph: Graph, stream: int, heads: list[float], tails: list[float]) -> float:
-    own = [i for i in graph.order if graph.stream[i] == stream]
-    alone = own if not any(graph.fixed) else _along_path(graph, stream)
+def _of_machines(graph: Graph, heads: list[float], tails: list[float]) -> Iterator[float]:
+    """Yield Jackson's bound of each stream, and of each link that several streams share."""
+    for stream in range(len(graph.streams)):
+        on_it = [own == stream for own in graph.stream]
+        yield _of_machine(graph, on_it, heads, tails)
+        yield _of_startups(graph, on_it, heads, tails)
+    for link in set(graph.link) if graph.shares else ():
+        yield _of_machine(graph, [graph.link[own] == link for own in graph.stream], heads, tails)
+
+
+def _of_machine(graph: Graph, on_it: list[bool], heads: list[float], tails: list[float]) -> float:
+    """Return Jackson's bound of some ops. ``on_it``: op → whether it is one of them."""
+    own = [i for i in graph.order if on_it[i]]
+    alone = own if not any(graph.fixed) else _along_path(graph, on_it)
     taken = set(alone)
     jobs = [
         (heads[i], graph.seconds[i], tails[i]) if i in taken or not graph.bytes[i]
         else (heads[i] + graph.fixed[i], graph.flow[i], tails[i])
         for i in own
     ]  # fmt: skip
-    cut = [i for i in own if graph.bytes[i] and graph.fixed[i]]
+    return jackson(jobs)
+
+
+def _of_startups(graph: Graph, on_it: list[bool], heads: list[float], tails: list[float]) -> float:
+    """Return the bound of the collectives of a stream that counts start-up costs; 0 if there are none."""
+    cut = [i for i in graph.order if on_it[i] and graph.bytes[i] and graph.fixed[i]]
     if not cut:
-        return jackson(jobs)
-    shared = startup_bound(
+        return 0.0
+    return startup_bound(
         [heads[i] for i in cut], [graph.flow[i] for i in cut], [tails[i] for i in cut],
         min(graph.fixed[i] for i in cut),
     )  # fmt: skip
-    return max(jackson(jobs), shared)
 
 
-def _along_path(graph: Graph, stream: int) -> list[int]:
-    """Return the collectives of a stream along the path on which their start-up costs are most."""
+def _along_path(graph: Graph, on_it: list[bool]) -> list[int]:
+    """Return the collectives of a link along the path on which their start-up costs are most."""
     best, last = [0.0] * len(graph), [-1] * len(graph)  # with the op itself; the op before it on the path
     for i in graph.order:
         for j in graph.before[i]:
             if best[j] > best[i]:
                 best[i], last[i] = best[j], j
-        if graph.stream[i] == stream:
+        if on_it[i]:
             best[i] += graph.fixed[i]
     path, at = [], max(range(len(graph)), key=best.__getitem__, default=-1)
     while at >= 0:
-        if graph.stream[at] == stream:
+        if on_it[at]:
             path.append(at)
         at = last[at]
     return path

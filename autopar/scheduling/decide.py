@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import inf
@@ -12,6 +13,7 @@ from autopar.scheduling import buckets, dispatch
 from autopar.scheduling.bounds import bound
 from autopar.scheduling.exact import MOST, best_order
 from autopar.scheduling.graph import Graph
+from autopar.scheduling.late_streams import WORTH, late_ones, on_late_streams, splits
 from autopar.scheduling.lines import COMPUTE, Draft, Line
 from autopar.scheduling.longest_tail import LongestTail
 from autopar.scheduling.memory import peak
@@ -65,8 +67,10 @@ def schedule(
         raise ScheduleError(f"the policy {name!r} takes no priorities; 'priorities' and 'longest-tail' do")
     limit = inf if memory is None else number("memory", memory)
     graph = Graph(ops, startup_of(startup))
-    made = _Decision(graph, issue_of(issue), number("interference", interference), limit)
+    made = _Decision(graph, issue_of(issue), number("interference", interference), limit, startup_of(startup))
     numbers = None if priorities is None else numbers_of(graph, priorities)
+    if name == "two-streams":
+        return made.two_streams()
     draft = made.longest_tail(numbers) if name == "longest-tail" else made.fixed(name, policy, numbers)
     return made.finished(name, draft)
 
@@ -93,7 +97,8 @@ class _Decision:
         smallest: bytes; the least that any order so far needs.
     """
 
-    def __init__(self, graph: Graph, issue: Issue, interference: float, memory: float) -> None:
+    def __init__(self, graph: Graph, issue: Issue, interference: float, memory: float, startup: Startup = 0.0) -> None:
+        self.startup = startup
         self.graph, self.issue, self.interference, self.memory = graph, issue, interference, memory
         self.bound = bound(graph)
         self.smallest = inf
@@ -150,7 +155,8 @@ class _Decision:
         if numbers is None or best is None:
             drafts = [] if best is None else [best]
             best, seconds = self.plainest([*drafts, *self.plain(tries)])
-        if numbers is None and len(self.graph) <= MOST and seconds > self.bound.seconds * (1 + BELOW):
+        few = len(self.graph) <= MOST and not self.graph.shares
+        if numbers is None and few and seconds > self.bound.seconds * (1 + BELOW):
             best = self.exact(seconds) or best
         if best is None:
             raise ScheduleError(
@@ -177,6 +183,20 @@ class _Decision:
             most = min(most, max(shortest, self.times(order(self.graph)).makespan))
         near = [(draft, seconds) for draft, seconds in found if seconds <= most]
         return min(near, key=lambda one: (not _keeps_order(one[0]), len(one[0].messages), one[1]))
+
+    def two_streams(self) -> Schedule:
+        """Return the shortest schedule of all that are tried with and without late streams."""
+        best = self.finished("two-streams", self.longest_tail(None))
+        for late in splits(self.graph, self.bound):
+            if best.makespan <= self.bound.seconds * (1 + WORTH):
+                break
+            graph = Graph(on_late_streams(self.graph.ops, late), self.startup)
+            split = _Decision(graph, self.issue, self.interference, self.memory, self.startup)
+            with contextlib.suppress(ScheduleError):  # no order was found that fits into the memory
+                other = split.finished("two-streams", split.longest_tail(None))
+                if other.makespan < best.makespan * (1 - WORTH * (not best.late)):
+                    best = other
+        return best
 
     def exact(self, seconds: float) -> Draft | None:
         return best_order(
@@ -209,7 +229,8 @@ class _Decision:
                 f"a defect of the simulation or of the bound; please report it with the ops"
             )
         return Schedule(
-            name, self.issue, draft.written(), spans_of(draft, found), self.bound.seconds, peak(draft)
+            name, self.issue, draft.written(), spans_of(draft, found), self.bound.seconds, peak(draft),
+            late_ones(self.graph),
         )  # fmt: skip
 
 

@@ -30,6 +30,8 @@ class Graph:
         order: a topological order, nearest to that of ``ops``.
         streams: the names of the streams; the first is that of computations.
         stream: op → the index of its stream.
+        link: stream → the index of the first stream that has its link; of computations 0.
+        shares: whether any two streams share a link.
         seconds, fixed, flow: op → its seconds; the part of them that each message pays; the rest.
         bytes: op → its bytes.
         kind: op → a number; only collectives with one number share a message.
@@ -57,6 +59,8 @@ class Graph:
         self.streams = (COMPUTE, *sorted({op.stream for op in self.ops} - {COMPUTE}))
         index = {name: s for s, name in enumerate(self.streams)}
         self.stream = [index[op.stream] for op in self.ops]
+        self.link = self._links(index)
+        self.shares = self.link != list(range(len(self.streams)))
         kinds: dict[object, int] = {}
         self.kind = [kinds.setdefault((op.stream, op.kind), len(kinds)) for op in self.ops]
         self.seconds = [float(op.seconds) for op in self.ops]
@@ -69,6 +73,23 @@ class Graph:
         self.flow = [s - f for s, f in zip(self.seconds, self.fixed, strict=True)]
         self.memory = [op.memory for op in self.ops]
         self.order = self._topological()
+
+    def _links(self, index: Mapping[str, int]) -> list[int]:
+        """Return stream → the index of the first stream with its link.
+
+        Raises:
+            ScheduleError: the ops of a stream have several links.
+        """
+        links: dict[str, str] = {}
+        for op in self.ops:
+            link = links.setdefault(op.stream, op.link or op.stream)
+            if link != (op.link or op.stream):
+                raise ScheduleError(
+                    f"the ops of the stream {op.stream!r} have the links {link!r} and {op.link or op.stream!r}, the "
+                    f"latter in {op.name!r}; a stream has one link"
+                )
+        first: dict[str, int] = {}
+        return [first.setdefault(links.get(name, name), index.get(name, 0)) for name in self.streams]
 
     def _numbers(self, op: Op, names: Sequence[str]) -> list[int]:
         try:

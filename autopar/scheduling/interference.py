@@ -1,10 +1,18 @@
-"""Simulate lines where communication slows computation down: while a message is under way, ops take longer.
+"""Simulate lines that slow each other down: ops beside messages, and messages of several streams on one link.
 
-The pace of an op changes whenever the first message begins or the last one ends. So time goes from event to event: the
-end of a message, or the end of the op at the present pace.
+While a message is under way, ops take longer. Messages on one link share its bandwidth equally (processor sharing), all
+of their seconds, the start-up cost included: n of them take n times as long each. So a second stream never moves more
+bytes, and what it gains is that a short message need not wait for the end of a long one. The source: two process groups
+over the same ranks are two communicators of NCCL, whose kernels run at the same time, or two sets of gloo's sockets,
+and in both cases the connections of one network card get equal shares.
+
+Paces change whenever a message begins or ends. So time goes from event to event: the end of a message, or the end of
+the op, at the present pace.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 from autopar.scheduling.lines import COMPUTE, START, Draft
 
@@ -26,7 +34,7 @@ class _Run:
         self.queues = draft.of_stream()
         self.issued = set() if is_direct else set(range(len(draft.messages)))
         self.at, self.heads = 0, [0] * len(self.queues)
-        self.running: dict[int, tuple[int, float]] = {}  # stream → message, its end
+        self.running: dict[int, tuple[int, float]] = {}  # stream → message, its seconds that are left
         self.left = -1.0  # work of the op that runs; negative: none
         self.unsent = list(self.graph.bytes)
         self.done = [False] * len(self.graph)
@@ -40,25 +48,28 @@ class _Run:
         while self._begin_messages() or self._go_on():
             pass
         pace = self.slow if self.running else 1.0
-        ends = [end for _, end in self.running.values()]
-        if self.left >= 0:
-            ends.append(self.now + self.left * pace)
-        if not ends:
+        link = self.graph.link
+        sharing = Counter(link[stream] for stream in self.running)
+        ends = {stream: self.now + left * sharing[link[stream]] for stream, (_, left) in self.running.items()}
+        then = min([*ends.values(), *([self.now + self.left * pace] if self.left >= 0 else [])], default=None)
+        if then is None:
             return False
-        then = min(ends)
         if self.left >= 0:
             finishes = self.now + self.left * pace <= then
             self.left = 0.0 if finishes else max(0.0, self.left - (then - self.now) / pace)
         else:
             finishes = False
             self.exposed += then - self.now
-        self.now = then
+        passed, self.now = then - self.now, then
         if finishes:
             self._end_op()
-        for stream, (message, end) in list(self.running.items()):
+        for stream, end in ends.items():
+            message, left = self.running[stream]
             if end <= then:
                 del self.running[stream]
                 self._end_message(message)
+            else:
+                self.running[stream] = message, max(0.0, left - passed / sharing[link[stream]])
         return True
 
     def _begin_messages(self) -> bool:
@@ -69,10 +80,9 @@ class _Run:
             message = queue[self.heads[stream]]
             parts = self.draft.messages[message]
             if message in self.issued and all(self.done[j] for i, _, _ in parts for j in self.graph.before[i]):
-                end = self.now + self.graph.message_seconds(parts)
-                self.messages[message] = self.now, end
+                self.messages[message] = self.now, self.now
                 self.heads[stream] += 1
-                self.running[stream] = message, end
+                self.running[stream] = message, self.graph.message_seconds(parts)
                 began = True
         return began
 
@@ -102,6 +112,7 @@ class _Run:
 
     def _end_message(self, message: int) -> None:
         self.over.add(message)
+        self.messages[message] = self.messages[message][0], self.now
         for i, begin, end in self.draft.messages[message]:
             self.unsent[i] -= end - begin
             self.done[i] = not self.unsent[i]

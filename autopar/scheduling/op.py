@@ -27,6 +27,8 @@ class Op:
             nobody reads is a result of the step, and stays.
         behind: the names of further ops that must be over before it begins, whose results it does not read: it
             overwrites what they read.
+        link: of a collective: what carries it. Messages of several streams on one link share its bandwidth. By default
+            a stream has a link of its own.
 
     Raises:
         ScheduleError: a number is negative or not finite.
@@ -41,11 +43,18 @@ class Op:
     kind: Any = ""
     memory: int = 0
     behind: Sequence[str] = ()
+    link: str = ""
 
     def __post_init__(self) -> None:
         for label in ("name", "stream"):
             if not isinstance(getattr(self, label), str) or not getattr(self, label):
                 raise TypeError(f"the {label} of an op is a word, not {shown(getattr(self, label))}")
+        if not isinstance(self.link, str):
+            raise TypeError(f"op {self.name!r}: link={shown(self.link)} is no word, such as 'dp'")
+        if self.link and self.computes:
+            raise ScheduleError(
+                f"op {self.name!r} computes, so that it has no link; give link={self.link!r} to collectives"
+            )
         for label in ("after", "behind"):
             names = getattr(self, label)
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):

@@ -83,6 +83,7 @@ POLICIES: Mapping[str, Policy] = {
     "bytescheduler": Policy("pieces of gradients, those that are read first go first, within a credit (ByteScheduler, "
                             "Peng et al. 2019)", lambda graph: by_layer(graph, ByteScheduler().rule), by_time=True),
     "longest-tail": Policy("what the most seconds depend on goes first; messages near √(θBS)"),
+    "two-streams": Policy("the same, and late collectives in a second process group, where that is faster"),
 }  # fmt: skip
 
 

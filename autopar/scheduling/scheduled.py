@@ -26,6 +26,7 @@ class Schedule:
         simulation: when everything begins and ends.
         bound: seconds; no order, whatever its chunks and buckets, takes less.
         memory: the most bytes of results alive in a line.
+        late: the collectives that run on a second stream over the same ranks.
     """
 
     policy: str
@@ -34,6 +35,7 @@ class Schedule:
     simulation: Simulation
     bound: float
     memory: int = 0
+    late: frozenset[str] = frozenset()
 
     @property
     def makespan(self) -> float:

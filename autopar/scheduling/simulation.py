@@ -6,7 +6,7 @@ after it. ``"direct"``, as on a CPU: the host computes itself. A line is issued 
 begins then, or when its stream is free; a wait blocks the host.
 
 For a fixed order each line is final as soon as all before it are: one addition and a few comparisons a line. Only where
-communication slows computation down (``interference``) does it take an event queue.
+communication slows computation down (``interference``), or streams share a link, does it take an event queue.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def number(name: str, value: object) -> float:
 
 def times(draft: Draft, issue: Issue, interference: float = 0.0) -> Times:
     """Return when everything runs. The draft is known to be right. Linear in the lines."""
-    if interference:
+    if interference or draft.graph.shares:
         return Times(*slowed(draft, issue == "direct", interference))
     graph, is_direct = draft.graph, issue == "direct"
     before, stream, seconds = graph.before, graph.stream, graph.seconds

@@ -9,14 +9,18 @@ the optimizer and not the parameters.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.gc_pause import gc_paused
+from autopar.ir.nodes import operands
 from autopar.ir.program import Program
+from autopar.ir.value_names import count_name
 from autopar.model.compiled import Compiler
 from autopar.report.passes import PassReport
 from autopar.scheduling.programs.order import Execution
 from autopar.step.compiled_step import MicroBatch, Placed, about
+from autopar.step.merged_programs import merge_programs
 from autopar.step.options import StepOptions
 from autopar.step.rotated_program import Cut, gathers_cross, reductions_cross, rotate
 from autopar.verify.levels import verify
@@ -31,11 +35,13 @@ class Turn:
     Attributes:
         placed: its program and its local programs.
         crossing: the names of the collectives that are started in the step before.
+        sums: placeholder of a sum of gradients or losses → the value that it becomes in a micro-batch.
         reports: what each pass did.
     """
 
     placed: Placed
     crossing: tuple[str, ...]
+    sums: Mapping[str, str]
     reports: tuple[PassReport, ...]
 
 
@@ -48,38 +54,42 @@ def turn_of(
         update: explicit.
         written: the names of the states that the update replaces.
     """
-    cut, note = _cut(micro, update, options)
-    if cut is None:
-        return None, note
     start = time.perf_counter()
     with gc_paused():
-        rotated = rotate(micro.program, update, cut)
+        program = micro.program if micro.first is None else micro.first[0]  # the counts of all, and the first of them
+        ending = update if micro.copy is None else merge_programs(update, micro.copy[0])
+        cut, note = _cut(program, ending, options)
+        if cut is None:
+            return None, note
+        counts = [] if micro.first is None or micro.count is None else operands(micro.count[0].output)
+        rotated = rotate(program, ending, cut, [count_name(k) for k in range(len(counts))])
     ms = (time.perf_counter() - start) * 1e3
     verify(rotated.program, "rotate")
-    execution = Execution(whole=True, written=written, from_zero=True, across=rotated.crossing)
+    execution = Execution(whole=True, written=written, from_zero=options.count == 1, across=rotated.crossing)
     local, reports = compiler.localize(rotated.program, execution)
     rows = PassReport("rotate", ms, notes=(note,)), *about("rotate", reports)
-    return Turn((rotated.program, local), rotated.crossing, rows), note
+    return Turn((rotated.program, local), rotated.crossing, rotated.sums, rows), note
 
 
-def _cut(micro: MicroBatch, update: Program, options: StepOptions) -> tuple[Cut | None, str]:
+def _cut(micro: Program, update: Program, options: StepOptions) -> tuple[Cut | None, str]:
     """Return what of the update runs in the next step, if anything does, and a note."""
-    if options.count > 1:
-        return None, f"{NOTHING}: several micro-batches run before its update"
-    if micro.copy is not None:
-        return None, f"{NOTHING}: the low-precision copies of all parameters are made before the forward"
-    if not options.measured and not options.scaled:
-        cut = reductions_cross(micro.program, update)
+    waits = _why_updates_wait(options)
+    if not waits:
+        cut = reductions_cross(micro, update, alone=options.count == 1)
         note = f"{len(cut.crossing)} reductions of gradients cross the end of a step"
-    else:
+        waits = "" if cut.crossing or options.count == 1 else "no gradient is reduced behind the last micro-batch"
+    if waits:
         cut = gathers_cross(update)
-        why = "the loss is scaled" if options.scaled else "the norm of the gradients is measured"
-        note = f"{len(cut.crossing)} gathers of parameters cross the end of a step, and no reductions: {why}, so that "
-        note += "each update depends on all gradients"
+        note = f"{len(cut.crossing)} gathers of parameters cross the end of a step, and no reductions: {waits}"
         if not cut.crossing:
-            return None, (
-                f"{NOTHING}: {why}, so that each update depends on all gradients, and no updated parameter is gathered"
-            )
+            return None, f"{NOTHING}: {waits}, and no updated parameter is gathered"
     if not cut.crossing:
         return None, f"{NOTHING}: no gradient is reduced over ranks"
     return cut, f"{note}; times are those of a step behind another one"
+
+
+def _why_updates_wait(options: StepOptions) -> str:
+    """Return why each update must wait for all gradients; empty if it need not."""
+    reasons = {"the loss is scaled": options.scaled, "the norm of the gradients is measured": options.measured}
+    found = next((reason for reason, holds in reasons.items() if holds), "")
+    return found and f"{found}, so that each update depends on all gradients"

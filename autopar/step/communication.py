@@ -12,9 +12,14 @@ def running(micro: MicroBatch, update: StepUpdate, microbatches: int) -> dict[st
     """Return the programs that a step runs, by name, in order, and how often each runs.
 
     They are the low-precision copies, the first micro-batch with the counts of all, the inner micro-batches, and the
-    last one joined with the update. Where anything crosses the end of a step, there is the rotated step, ``turn``.
+    last one joined with the update. Where anything crosses the end of a step, there is the rotated step, ``turn``. Its
+    begin is the first micro-batch, and its end is the last one, so that it counts as one of them.
     """
     programs: dict[str, tuple[LocalPrograms, int]] = {}
+    if update.crossing:
+        first_step = {"copy": (micro.copy[1], 0)} if micro.copy is not None else {}
+        inner = {"inner": (micro.local, microbatches - 1)} if microbatches > 1 else {}
+        return {**first_step, "turn": (update.last[1], 1), **inner}
     if micro.copy is not None:
         programs["copy"] = micro.copy[1], 1
     others = microbatches - 1
@@ -23,7 +28,7 @@ def running(micro: MicroBatch, update: StepUpdate, microbatches: int) -> dict[st
         others -= 1
     if others:
         programs["inner"] = micro.local, others
-    return programs | {"turn" if update.crossing else "last": (update.last[1], 1)}
+    return programs | {"last": (update.last[1], 1)}
 
 
 def communication_of(micro: MicroBatch, update: StepUpdate, microbatches: int, in_order: bool = True) -> Communication:

@@ -37,7 +37,7 @@ def compile_update(
     if turn is not None:
         reports += turn.reports
         about = StepUpdate(ending.program, local, turn.placed, states, ending.returns, tuple(reports))
-        return replace(about, crossing=turn.crossing, note=note)
+        return replace(about, crossing=turn.crossing, note=note, sums=turn.sums)
     of_last = Execution(whole=True, written=states, from_zero=options.count == 1)
     last, more = merged(compiler, micro.program, ending.program, execution=of_last)
     reports += [replace(more[0], notes=(note,)), *more[1:]] if note else more

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autopar.capture import Captured
 from autopar.gc_pause import gc_paused
@@ -76,6 +76,7 @@ class StepUpdate:
         reports: what each pass did.
         crossing: the collectives of ``last`` that are started in the step before.
         note: what crosses the end of a step, in words; empty if nothing may.
+        sums: of the rotated step: placeholder of a sum of gradients or losses → the value that it becomes.
     """
 
     program: Program
@@ -86,6 +87,7 @@ class StepUpdate:
     reports: tuple[PassReport, ...]
     crossing: tuple[str, ...] = ()
     note: str = ""
+    sums: Mapping[str, str] = field(default_factory=dict)
 
 
 def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:

@@ -39,7 +39,9 @@ def copy_program(
     constraints: dict[str, DistAttr] = {}
     replaced = {}
     sources = {
-        name: builder.placeholder(name, Record(TensorType(type.shape, type.dtype), role="param", name=name))
+        name: builder.placeholder(
+            name, _about(name)._replace(type=TensorType(type.shape, type.dtype), role="param", name=name)
+        )
         for name, type in parameters.items()
     }
     targets = {
@@ -49,6 +51,11 @@ def copy_program(
         for name, t in copies.items()
     }
     for name, copy in targets.items():
+        builder.about = _about(name)
         constraints |= {sources[name].name: parameters[name].attr, copy.name: copies[name].attr}
         replaced[copy] = builder.inline(torch.Tensor.to, sources[name], copies[name].dtype, name=f"{copy.name}_next")
     return builder.program((), replaced), constraints
+
+
+def _about(parameter: str) -> Record:
+    return Record(None, module=parameter.rpartition(".")[0], source=f"low-precision copy of {parameter}")

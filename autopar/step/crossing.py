@@ -26,6 +26,10 @@ from autopar.step.turns import SimulatedTurns, TurnsOnProcess, UnderWay
 from autopar.torch_private import version_of, without_function_modes
 
 Runner = TurnsOnProcess | SimulatedTurns
+ALIKE = (
+    "step.finish() and what completes a step are for all ranks: let all of them, or none, do that between two steps "
+    "(a call of the model, state dicts, checkpoints, step.ema, step.averaged(), parallel.close())"
+)
 
 
 @dataclass
@@ -35,13 +39,14 @@ class Crossing:
     Attributes:
         calls: the calls of the model, which complete the step before they read parameters.
         optimizer_state: the optimizer and its state.
-        failed: whether a step has failed after it took what was under way.
+        failed: why a step has failed after it took what was under way.
     """
 
     calls: Calls
     optimizer_state: OptimizerState
-    failed: bool = False
+    failed: BaseException | None = None
     _left: tuple[Runner, UnderWay] | None = None
+    _dropped: tuple[Runner, UnderWay] | None = None
     _facts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _updates: list[Any] = field(default_factory=list)
 
@@ -75,12 +80,12 @@ class Crossing:
         before = None if self._left is None else self._left[1]
         try:
             returned, left = runner(batch, model, micro, update, state, before)
-        except BaseException:
+        except BaseException as error:
             if before is not None and before.taken:
                 self._forget()
-                self.failed = True
+                self.failed = error
             raise
-        self._left = runner, left
+        self._left, self._dropped = (runner, left), None
         self.calls.unfinished[id(self)] = self.finish
         return returned
 
@@ -101,32 +106,41 @@ class Crossing:
             self._complete()
 
     def forget_failure(self) -> None:
-        """Complete what is under way, whoever wrote to it, because another state is loaded."""
+        """Complete what is under way, whoever wrote to it, because another state is loaded. Drop it if other ranks have
+        nothing under way. All ranks call it."""
+        ranks = self.calls.agreement.ranks
+        if ranks is not None and ranks.differ("load a state", str(self._left is None)):
+            self._dropped = self._left  # its collectives may still write to its memory
+            self._forget()
         if self._left is not None:
             self._complete()
-        self.failed = False
+        self.failed = None
 
     def _complete(self) -> None:
         assert self._left is not None
         runner, left = self._left
-        self.calls.agreement.announce("finish the step before")
+        self.calls.agreement.announce("finish the step before (across=True)", remedy=ALIKE)
+        self.calls.agreement.wait()  # before anything is taken, so that the ranks may go on alike
         self._forget()
-        self.failed = True
-        with torch.inference_mode(False), without_function_modes(), torch.no_grad():
-            runner.finish(left)
-            self.optimizer_state.finish()
-        self.failed = False
+        try:
+            with torch.inference_mode(False), without_function_modes(), torch.no_grad():
+                runner.finish(left)
+                self.optimizer_state.finish()
+        except BaseException as error:
+            self.failed = error
+            raise
 
     def _forget(self) -> None:
         self._left = None
         self.calls.unfinished.pop(id(self), None)
 
     def _refuse_failed(self) -> None:
-        if self.failed:
+        if self.failed is not None:
             raise RuntimeError(
                 "a step has failed while the update of the step before was under way, so that some parameters are "
-                "updated and others are not: load a state with step.load_state_dict(state)"
-            )
+                "updated and others are not: load a state with step.load_state_dict(state). It has failed with "
+                f"{type(self.failed).__name__}: {self.failed}"
+            ) from self.failed
 
     def _refuse_written(self) -> None:
         now = self._facts_now()

@@ -22,7 +22,7 @@ def memory_of_programs(
     """Return the memory of a step on one rank. ``on_cpu``: whether the ranks are on CPU."""
     lowered = lowered_of(*update.last, rank, update.states, options.count, options.offload)
     memory = memory_of_step(update.last[1][rank], lowered, options.count, options.offload, on_cpu)
-    if micro.copy is None:
+    if micro.copy is None or update.crossing:
         return memory
     program, local = micro.copy
     return with_copies(memory, local[rank], lowered_of(program, local, rank, (), options.count), on_cpu)

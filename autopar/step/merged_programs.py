@@ -62,7 +62,10 @@ def merge_programs(first: Program, second: Program, handed: Sequence[str] = ()) 
         node: name if types.get(name, record_of(node).type) == record_of(node).type else copy_name(name)
         for node, name in names.items()
     }
-    roles = {name: record_of(node).role for node, name in (*first_names.items(), *second_names.items())}
+    roles: dict[str, str] = {}
+    for node, name in (*first_names.items(), *second_names.items()):
+        if name not in roles or record_of(node).role != "param":  # what one program replaces is a state of both
+            roles[name] = record_of(node).role
     homes: dict[str, fx.Node] = {}
     for node, name in (*first_names.items(), *second_names.items()):
         if name not in homes and name not in handed:

@@ -245,7 +245,7 @@ class OptimizerState:
             number, parameter = groups[name]
             self.check(parameter, self.optimizer.param_groups[number], self.optimizer.state.get(parameter, {}))
         self.pieces, self._counted = {}, {}
-        trained = []
+        trained, by = [], self.optimizer.__class__.__name__
         counters: dict[float, int] = {}
         for name, type in parameters.items():
             number, parameter = groups[name]
@@ -275,7 +275,7 @@ class OptimizerState:
                 n: TensorType(type.shape if known[n].shape == parameter.shape else tuple(piece.shape), piece.dtype)
                 for n, piece in uncounted.items()
             }
-            trained.append(Trained(name, type, gradients[name], attr, update, types, number, steps))
+            trained.append(Trained(name, type, gradients[name], attr, update, types, number, steps, by))
         return tuple(trained)
 
     def _tensor(self, name: str, value: Any, parameter: torch.Tensor) -> Any:

@@ -22,8 +22,10 @@ class RankStep:
         programs: by name: ``copy`` makes low-precision copies of parameters, ``first`` is the first micro-batch with
             the counts of all, ``inner`` runs for the others but the last, and ``last`` is the last micro-batch joined
             with the update. A step without the one or the other has no such program. Where anything crosses the end of
-            a step, there is ``turn`` alone: its phase ``finish`` completes the step before. The first step runs the
-            other phases, and ``step.finish()`` runs ``finish``.
+            a step, there is ``turn``: its phase ``finish`` completes the step before. The first step runs the other
+            phases, and ``step.finish()`` runs ``finish``. Of several micro-batches, the first one runs ``turn`` up to
+            the backward, and the last one its forward, backward and update, and starts what crosses; ``inner`` runs
+            between them. ``copy`` runs in the first step alone.
     """
 
     microbatches: int
@@ -72,4 +74,6 @@ class RankStep:
 def rank_step_of(micro: MicroBatch, update: StepUpdate, microbatches: int, rank: int) -> RankStep:
     """Return what one rank runs."""
     programs = running(micro, update, microbatches)
+    if update.crossing and microbatches <= 2:
+        programs.pop("inner", None)  # ``turn`` runs for both
     return RankStep(microbatches, {name: local[rank] for name, (local, _) in programs.items()})

@@ -31,7 +31,7 @@ from autopar.ir import transfers
 from autopar.ir.nodes import name_of, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement
-from autopar.ir.value_names import before_name, gradient_parameter
+from autopar.ir.value_names import ValueRole, before_name, copy_name, gradient_parameter, roles_in, sums_in
 from autopar.scheduling.programs.functions import is_collective
 from autopar.step.graph_builder import GraphBuilder
 from autopar.step.hoisted_counts import hoist_counts
@@ -63,16 +63,21 @@ class Rotated:
     Attributes:
         program: explicit; its phase ``finish`` completes the step before.
         crossing: the names of the collectives that are started in the run before.
+        sums: placeholder of a sum of gradients or losses → the value that it becomes in a micro-batch.
     """
 
     program: Program
     crossing: tuple[str, ...]
+    sums: Mapping[str, str]
 
 
-def reductions_cross(micro: Program, update: Program) -> Cut:
+def reductions_cross(micro: Program, update: Program, *, alone: bool) -> Cut:
     """Return the cut in front of the reduction of each gradient. Linear in both programs.
 
     What the update returns, as the loss, must not depend on gradients.
+
+    Args:
+        alone: whether the micro-batch is the only one. Then also a reduction crosses whose result is added to a sum.
     """
     cut, kept = Cut(), _ancestors(update, "return")
     cut.finish = {node for node in update.nodes if _runs(node) and node not in kept}
@@ -88,28 +93,44 @@ def reductions_cross(micro: Program, update: Program) -> Cut:
         if last is not None:
             cut.crossing.append(path[last])
             cut.finish.difference_update(path[:last])
-        elif (reduction := _late_reduction(sums[name_of(home)])) is not None:
+        elif alone and (reduction := _late_reduction(sums[name_of(home)])) is not None:
             cut.moved[home] = reduction
             cut.crossing.append(reduction)
     return cut
 
 
 def gathers_cross(update: Program) -> Cut:
-    """Return the cut in front of the gathers of updated parameters, which nothing else reads."""
-    cut = Cut()
+    """Return the cut in front of the gathers of updated parameters, or of their low-precision copies, which nothing
+    else reads. Copies that are not gathered are made in the next step. Linear."""
+    cut, roles = Cut(), roles_in(update)
+    names, nexts = {node.name: name_of(node) for node in update.placeholders}, set(_next_values(update).values())
+    nexts -= {value for name, value in _next_values(update).items() if roles.get(name, ("",))[0] is ValueRole.COPY}
     for node, result in zip(operands(update.output), record_of(update.output).results, strict=True):
         gathers = node.target is transfers.all_gather and operands(node)[0].op == "call_function"
-        if result.kind == "state" and gathers and len(node.users) == 1 and node not in cut.finish:
-            home = next(home for home in update.placeholders if home.name == result.of)
+        if result.kind != "state" or node in cut.finish:
+            continue
+        name = names[result.of]
+        if gathers and len(node.users) == 1:
             cut.finish.add(node)
-            cut.handed[operands(node)[0]] = before_name(name_of(home))
+            cut.handed[operands(node)[0]] = before_name(name)
             cut.crossing.append(node)
+        elif name in roles and roles[name][0] is ValueRole.COPY:
+            while _runs(node) and node not in nexts:
+                cut.finish.add(node)
+                node = operands(node)[0]
     return cut
 
 
-def rotate(micro: Program, update: Program, cut: Cut) -> Rotated:
-    """Return the rotated step of two explicit programs. Linear in both."""
-    return _Rotation(micro, update, cut).run()
+def rotate(micro: Program, update: Program, cut: Cut, counts: Sequence[str] = ()) -> Rotated:
+    """Return the rotated step of two explicit programs. Linear in both.
+
+    Where ``micro`` takes a low-precision copy in the place of a parameter ``w``, ``update`` makes it as the state
+    ``w.copy``.
+
+    Args:
+        counts: the names of the first values that ``micro`` returns, the counts of all micro-batches. They are states.
+    """
+    return _Rotation(micro, update, cut, counts).run()
 
 
 class _Rotation:
@@ -118,12 +139,15 @@ class _Rotation:
     Attributes:
         homes: name → placeholder.
         nexts: name of a state → its next value, so far.
+        names: placeholder of both programs → its name in the rotated step.
+        counted: name of a count → the value of ``micro``.
         needs: value → what its home requires of it.
         befores: value that is handed to the next run → the placeholder of the run before.
     """
 
-    def __init__(self, micro: Program, update: Program, cut: Cut) -> None:
+    def __init__(self, micro: Program, update: Program, cut: Cut, counts: Sequence[str]) -> None:
         self.micro, self.update, self.cut = micro, update, cut
+        self.counted = dict(zip(counts, operands(micro.output), strict=False))
         self.builder = GraphBuilder(torch.device("cpu"))
         self.nexts: dict[str, fx.Node] = {}
         self.needs: dict[fx.Node, Requirement | None] = {}
@@ -131,11 +155,13 @@ class _Rotation:
         self.crossing: list[fx.Node] = []
         self.sums = _next_values(micro)
         unused = {name_of(home) for home in cut.moved}
-        roles = {name_of(node): record_of(node) for program in (micro, update) for node in program.placeholders}
-        self.roles = {name: record.role for name, record in roles.items()}
+        self.names = _names(micro, update)
+        records = {name: record_of(node) for node, name in self.names.items()}
+        records |= {name: Record(record_of(value).type, role="state") for name, value in self.counted.items()}
+        self.roles = {name: record.role for name, record in records.items()}
         self.homes = {
             name: self.builder.placeholder(name, record._replace(name=name))
-            for name, record in roles.items()
+            for name, record in records.items()
             if name not in unused
         }
         self.befores = {value: self._before(value, name) for value, name in cut.handed.items()}
@@ -150,8 +176,10 @@ class _Rotation:
         values |= self.befores
         for home, reduction in self.cut.moved.items():
             values[home] = self._copy(reduction, {operands(reduction)[0]: self.befores[home]}, self.micro, "finish")
-        self._run(update, [node for node in update.nodes if node in finish], values, "finish")
-        self._results(update, values)
+        behind_it = {value: self.homes[name] for name, value in _next_values(update).items()}
+        finished = {**behind_it, **values}  # of the step before, what is not in ``finish`` has become states
+        self._run(update, [node for node in update.nodes if node in finish], finished, "finish")
+        self._results(update, {node: new for node, new in finished.items() if node in finish or node in values})
         in_micro = self._taken(self.micro)
         dropped = {*self.cut.moved.values(), *(self.sums[name_of(home)] for home in self.cut.moved)}
         self._run(self.micro, [node for node in self.micro.nodes if _runs(node) and node not in dropped], in_micro)
@@ -164,12 +192,13 @@ class _Rotation:
             moved = self.cut.moved.get(value)
             states[before] = handed = values[value] if moved is None else in_micro[operands(moved)[0]]
             self.needs.setdefault(handed, Requirement(tensor_type(before).layout, tensor_type(before).dtype))
-        return Rotated(self._program(states), tuple(node.name for node in self.crossing))
+        sums = {self.homes[n].name: in_micro[self.sums[n]].name for n in sums_in(self.micro) if n in self.homes}
+        return Rotated(self._program(states), tuple(node.name for node in self.crossing), sums)
 
     def _taken(self, program: Program) -> dict[fx.Node, fx.Node]:
         """Return what a program takes: the latest values of states."""
         known = {**self.homes, **self.nexts}
-        return {node: known[name_of(node)] for node in program.placeholders if name_of(node) in known}
+        return {node: known[self.names[node]] for node in program.placeholders if self.names[node] in known}
 
     def _run(self, program: Program, nodes: Sequence[fx.Node], values: dict[fx.Node, fx.Node], phase: str = "") -> None:
         for node in nodes:
@@ -195,15 +224,20 @@ class _Rotation:
     def _results(self, program: Program, values: Mapping[fx.Node, fx.Node]) -> None:
         """Take over the results of a program that are there."""
         about = record_of(program.output)
-        names = {node.name: name_of(node) for node in program.placeholders}
+        names = {node.name: self.names[node] for node in program.placeholders}
         uses = about.uses or (None,) * len(about.results)
+        counts = {value: name for name, value in self.counted.items()} if program is self.micro else {}
         for value, result, need in zip(operands(program.output), about.results, uses, strict=True):
+            if value in counts:
+                self.nexts[counts[value]] = values[value]
+                self.needs[values[value]] = need
+                continue
             if value not in values or (result.kind == "state" and names[result.of] in self.nexts):
                 continue
             if result.kind == "state":
                 self.nexts[names[result.of]] = values[value]
                 self.needs[values[value]] = need
-            elif value.op != "placeholder":
+            elif values[value].op != "placeholder":  # the step before has returned it
                 self.returned.append(values[value])
                 self.needs[values[value]] = need
 
@@ -216,6 +250,18 @@ class _Rotation:
         set_record(program.output, record_of(program.output)._replace(uses=needs))
         program.level, program.mesh, program.stages = micro.level, micro.mesh, dict(micro.stages)
         return program
+
+
+def _names(micro: Program, update: Program) -> dict[fx.Node, str]:
+    """Map the placeholders of both programs to their names in the rotated step."""
+    names = {node: name_of(node) for node in update.placeholders}
+    types = {name: record_of(node).type for node, name in names.items()}
+    of_micro = {}
+    for node in micro.placeholders:
+        name = name_of(node)
+        is_copy = copy_name(name) in types and types.get(name) != record_of(node).type
+        of_micro[node] = copy_name(name) if is_copy else name
+    return {**of_micro, **names}
 
 
 def _runs(node: fx.Node) -> bool:

@@ -78,7 +78,7 @@ class OnProcess:
             state: the other inputs and states of the update, by the user's names; states are updated in place.
         """
         calls, rank = self.calls, self.calls.context().rank
-        run, end = self._run(micro.program, micro.local), self._run(*update.last, update.states)
+        run, end = self.run_of(micro.program, micro.local), self.run_of(*update.last, update.states)
         pieces = [calls.tensors.pieces(inputs, model, run.interface, rank).tensors for inputs in batch]
         names = [run.names[of] for of in run.interface.arguments]
         count = len(model.parameters) + len(model.buffers)
@@ -87,7 +87,7 @@ class OnProcess:
         if anomaly.is_on():
             anomaly.refuse_nan(model, dict(zip(names[:count], pieces[0], strict=False)), inputs, state, rank)
         del pieces
-        copies = self._copies(micro, pieces_by_name)
+        copies = self.copies(micro, pieces_by_name)
         with_copies = {**pieces_by_name, **copies}
         low_copies = {name: copies[copy_name(name)] for name in pieces_by_name if copy_name(name) in copies}
         *others, last = inputs
@@ -99,8 +99,8 @@ class OnProcess:
         )
         del inputs, copies
         for k, values in enumerate(others, 1):
-            beginning = self._run(*micro.first) if micro.first and k == 1 else run
-            returned, states = self._called(
+            beginning = self.run_of(*micro.first) if micro.first and k == 1 else run
+            returned, states = self.called(
                 beginning,
                 {**with_copies, **low_copies, **values, **calls.computed(micro.captured), **sums, **counted},
                 counted,
@@ -114,7 +114,7 @@ class OnProcess:
                 pieces_by_name[name].copy_(tensor)
             del states
         low_copies.clear()
-        returned, states = self._called(
+        returned, states = self.called(
             end,
             {**with_copies, **last, **calls.computed(micro.captured), **sums},
             with_copies,
@@ -133,7 +133,7 @@ class OnProcess:
         ]
         return returned[output_count:], joined
 
-    def _called(
+    def called(
         self, run: ProcessRun, values: Pieces, *emptied: Pieces, during: str
     ) -> tuple[list[torch.Tensor], Pieces]:
         """Run a program on pieces, by the user's names.
@@ -148,14 +148,14 @@ class OnProcess:
         returned, states = run(operands, zeros, during)
         return returned, {run.names[of]: tensor for of, tensor in states.items()}
 
-    def _copies(self, micro: MicroBatch, held: Pieces) -> Pieces:
+    def copies(self, micro: MicroBatch, held: Pieces) -> Pieces:
         """Make the low-precision copies of parameters, by their names: ``w.copy``."""
         if micro.copy is None:
             return {}
-        _, copies = self._called(self._run(*micro.copy), dict(held), during=COPIES)
+        _, copies = self.called(self.run_of(*micro.copy), dict(held), during=COPIES)
         return copies
 
-    def _run(self, program: Program, local: LocalPrograms, written: Collection[str] = ()) -> ProcessRun:
+    def run_of(self, program: Program, local: LocalPrograms, written: Collection[str] = ()) -> ProcessRun:
         """Return the program of this rank as a function.
 
         ``written``: the states that it may write to besides the sums, by the user's names.
@@ -203,15 +203,15 @@ class Simulated:
     def __call__(self, batch: Sequence[CallInputs], model: ModelState, micro: MicroBatch, update: StepUpdate,
                  state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
         """Run the step of a batch on all ranks. Arguments and results are as those of ``OnProcess``."""
-        run, end = self._run(micro.program, micro.local), self._run(update.program, update.local)
+        run, end = self.run_of(micro.program, micro.local), self.run_of(update.program, update.local)
         ranks = self.calls.mesh.ranks
         full: dict[str, torch.Tensor] = {name: tensor.detach() for name, tensor in (*model.parameters, *model.buffers)}
         names = [run.names[of] for of in run.interface.arguments[len(full) :]]
         inputs = [dict(zip(names, call.arguments.tensors, strict=False)) for call in batch]
         if anomaly.is_on():
             anomaly.refuse_nan(model, full, inputs, state)
-        counts = self._counts(micro, run, inputs, full)
-        copies = self._copies(micro, run, full)
+        counts = self.counts(micro, run, inputs, full)
+        copies = self.copies(micro, run, full)
         pieces_of = {
             rank: {**cut_pieces(run, {**full, **state}, rank), **zero_sums(run, rank), **copies[rank]} for rank in ranks
         }
@@ -249,7 +249,7 @@ class Simulated:
             join_whole(output, parts) for output, *parts in zip(micro.outputs, *outputs, strict=True)
         ]
 
-    def _copies(self, micro: MicroBatch, to: SimulatedRun, full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
+    def copies(self, micro: MicroBatch, to: SimulatedRun, full: Mapping[str, torch.Tensor]) -> dict[int, Pieces]:
         """Make the low-precision copies that ``micro`` takes in the place of parameters.
 
         Returns rank → name in ``to`` → piece.
@@ -257,7 +257,7 @@ class Simulated:
         ranks = self.calls.mesh.ranks
         if micro.copy is None:
             return {rank: {} for rank in ranks}
-        run = self._run(*micro.copy)
+        run = self.run_of(*micro.copy)
         results = run({rank: cut_pieces(run, full, rank) for rank in ranks}, COPIES)
         return {
             rank: {
@@ -266,7 +266,7 @@ class Simulated:
             for rank, (_, states) in results.items()
         }
 
-    def _counts(
+    def counts(
         self,
         micro: MicroBatch,
         to: SimulatedRun,
@@ -277,7 +277,7 @@ class Simulated:
         ranks = self.calls.mesh.ranks
         if micro.count is None:
             return {rank: {} for rank in ranks}
-        run = self._run(*micro.count)
+        run = self.run_of(*micro.count)
         tensors = {
             **full,
             **{batch_input_name(name, k): tensor for k, values in enumerate(inputs) for name, tensor in values.items()},
@@ -288,7 +288,7 @@ class Simulated:
             for rank, (returned, _) in results.items()
         }
 
-    def _run(self, program: Program, local: Any) -> SimulatedRun:
+    def run_of(self, program: Program, local: Any) -> SimulatedRun:
         if id(program) not in self._runs:
             self._runs[id(program)] = SimulatedRun(program, local, SCALE in Results(program).named)
         return self._runs[id(program)]

@@ -93,7 +93,7 @@ class TrainStep:
         self._described_options = describe_options(options)
         self._here, self._simulated = OnProcess(calls, options.offload), Simulated(calls)
         self._crossing = Crossing(calls, self.optimizer_state) if options.across else None
-        self._turns_here, self._turns_simulated = TurnsOnProcess(calls, options.offload), SimulatedTurns(calls)
+        self._turns_here, self._turns_simulated = TurnsOnProcess(self._here), SimulatedTurns(self._simulated)
         self._training_state = TrainingState(
             parallel, calls, self.optimizer_state, self.averages, self.scaler, options.loss_scale
         )

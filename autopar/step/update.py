@@ -45,6 +45,8 @@ from autopar.optimizers.update import COUNTED, RATE, Update
 from autopar.plan.loss_scaling import LossScaling, updated_scale
 from autopar.step.graph_builder import GraphBuilder
 
+NOWHERE = Record(None)  # of ops that belong to no parameter
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -59,6 +61,7 @@ class Trained:
         types: the types of its states, without the counts of steps.
         group: the number of its parameter group.
         steps: the number of the counter of its steps.
+        by: the name of the optimizer's class, in sources.
     """
 
     name: str
@@ -69,6 +72,12 @@ class Trained:
     types: Mapping[str, TensorType]
     group: int
     steps: int = 0
+    by: str = "the optimizer"
+
+    @property
+    def about(self) -> Record:
+        """The module and the source of the ops that update it."""
+        return Record(None, module=self.name.rpartition(".")[0], source=f"update of {self.name} by {self.by}")
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,11 @@ class Untrained:
     name: str
     gradient: TensorType
     state: DistAttr
+
+    @property
+    def about(self) -> Record:
+        """The module and the source of the ops that measure its gradient."""
+        return Record(None, module=self.name.rpartition(".")[0], source=f"norm of the gradient of {self.name}")
 
 
 @dataclass(frozen=True)
@@ -139,13 +153,18 @@ class _Update:
         self.constraints: dict[str, DistAttr] = {}
 
     def run(self) -> UpdateProgram:
-        parameters = [self._state(t.name, t.type, t.type.attr) for t in self.trained]
+        parameters = [self._state(t.name, t.type, t.type.attr, t.about) for t in self.trained]
         states = [
-            {n: self._state(state_name(t.name, n), type, self._state_layout(t, type)) for n, type in t.types.items()}
+            {
+                n: self._state(state_name(t.name, n), type, self._state_layout(t, type), t.about)
+                for n, type in t.types.items()
+            }
             for t in self.trained
         ]
         averages = (
-            [] if self.ema is None else [self._state(average_name(t.name), t.type, t.state) for t in self.trained]
+            []
+            if self.ema is None
+            else [self._state(average_name(t.name), t.type, t.state, t.about) for t in self.trained]
         )
         count = None if self.ema is None else self._input(AVERAGES, torch.int64, "state")
         steps = {
@@ -199,13 +218,16 @@ class _Update:
         }
         replaced |= {steps[k]: node for k, node in counted.items()}
         for t, parameter, gradient, own_states in zip(self.trained, parameters, gradients, states, strict=True):
+            self.builder.about = t.about
             new = self._updated(
                 t, parameter, gradient, own_states, counted.get(t.steps), numbers[t.group], divisor, found_inf
             )
             replaced |= dict(zip((parameter, *own_states.values()), new, strict=True))
+        self.builder.about = NOWHERE
         if count is not None:  # after all updates, which run as one kernel, as the averages do
             replaced[count] = self.builder.inline(COUNTED, count, found_inf, name=f"{count.name}_next")
-            for parameter, average in zip(parameters, averages, strict=True):
+            for t, parameter, average in zip(self.trained, parameters, averages, strict=True):
+                self.builder.about = t.about
                 operands = average, replaced[parameter], replaced[count], found_inf
                 replaced[average] = self.builder.inline(
                     AVERAGED, *operands, name=f"{average.name}_next", decay=self.ema
@@ -240,9 +262,11 @@ class _Update:
         """
         alike: dict[frozenset[str], list[fx.Node]] = {}
         for t, gradient in zip(of, gradients, strict=True):
+            self.builder.about = t.about
             alike.setdefault(frozenset(t.state.axes), []).append(
                 self.builder.inline(SUM_OF_SQUARES, gradient, name="squares")
             )
+        self.builder.about = Record(None, source="norm of the gradients")
         return self._added([self._added(squares) for squares in alike.values()])
 
     def _added(self, values: Sequence[fx.Node]) -> fx.Node:
@@ -251,8 +275,9 @@ class _Update:
             total = self.builder.inline(torch.ops.aten.add.Tensor, total, value, name="squares")
         return total
 
-    def _state(self, name: str, type: TensorType, attr: DistAttr) -> fx.Node:
-        node = self.builder.placeholder(name, Record(TensorType(type.shape, type.dtype), role="state", name=name))
+    def _state(self, name: str, type: TensorType, attr: DistAttr, about: Record) -> fx.Node:
+        record = about._replace(type=TensorType(type.shape, type.dtype), role="state", name=name)
+        node = self.builder.placeholder(name, record)
         self.constraints[node.name] = attr
         return node
 
@@ -264,16 +289,16 @@ class _Update:
 
         ``micro`` returns it in a layout of its own.
         """
-        return self._sum_of(gradient_name(t.name), t.gradient, t.state)
+        return self._sum_of(gradient_name(t.name), t.gradient, t.state, t.about)
 
-    def _sum_of(self, name: str, type: TensorType, reduced: DistAttr) -> fx.Node:
+    def _sum_of(self, name: str, type: TensorType, reduced: DistAttr, about: Record = NOWHERE) -> fx.Node:
         """Return a sum over micro-batches.
 
         ``reduced``: the layout in which the update reads it, where it is still a partial sum over ranks.
         """
         waits = bool(type.attr.pending)
         node = self.builder.placeholder(
-            name, Record(type if waits else TensorType(type.shape, type.dtype), role="buffer", name=name)
+            name, about._replace(type=type if waits else TensorType(type.shape, type.dtype), role="buffer", name=name)
         )
         self.constraints[node.name] = reduced if waits else type.attr
         return node

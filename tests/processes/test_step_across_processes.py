@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import crossing_steps
+import crossing_trainings
 import pytest
 from processes import ranks
 
@@ -21,10 +22,19 @@ CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
     ("mlp", {"dp": 2}, {"zero": 1, "offload": True}),
     ("resnet", {"dp": 2}, {"zero": 3}),
     ("mlp", {"dp": 4}, {"zero": 1, "overlap": "p3"}),
+    ("mlp", {"dp": 2}, {"microbatches": 3, "zero": 1}),
+    ("mlp", {"dp": 2}, {"microbatches": 2, "zero": 1, "clip_norm": 0.01}),
+    ("mlp", {"dp": 2}, {"microbatches": 2, "amp": "bf16-O2", "overlap": ByteScheduler(64, 256)}),
+    ("mlp", {"dp": 2}, {"amp": "fp16-O2", "zero": 1}),
+    ("resnet", {"dp": 4}, {"zero": 1, "microbatches": 2}),
 ]
 MORE = [
     pytest.param(*case, marks=pytest.mark.sweep("simulated ranks run it, and mlp runs on four processes"))
-    for case in [("llama", {"dp": 2, "tp": 2}, {"zero": 1}), ("mlp", {"dp": 3}, {"zero": 1})]
+    for case in [
+        ("llama", {"dp": 2, "tp": 2}, {"zero": 1}),
+        ("mlp", {"dp": 3}, {"zero": 1}),
+        ("llama", {"dp": 2, "tp": 2}, {"zero": 1, "microbatches": 2}),
+    ]  # fmt: skip
 ]
 
 
@@ -59,3 +69,17 @@ def test_saved_under_way(tmp_path: Path, options: dict[str, Any]) -> None:
 
 def test_one_rank_alone() -> None:
     ranks(2).run(crossing_steps.one_rank_alone)
+
+
+def test_ranks_that_have_taken_no_step_go_on() -> None:
+    ranks(2).run(crossing_steps.all_but_one_finish)
+
+
+def test_ranks_disagree() -> None:
+    ranks(2).run(crossing_steps.ranks_disagree)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("options", crossing_trainings.OPTIONS, ids=str)
+def test_trainings(options: dict[str, Any], size: int) -> None:
+    ranks(size).run(crossing_trainings.alike, options, {"dp": size}, list(crossing_trainings.BETWEEN))

@@ -60,6 +60,10 @@ def test_after_a_refusal() -> None:
     ranks(2).run(calls_of_steps.after_a_refusal)
 
 
+def test_messages_of_a_step() -> None:
+    ranks(4).run(calls_of_steps.messages_of_a_step)
+
+
 IN_GATHERS = pytest.mark.sweep("test_no_gather_is_coalesced runs it")
 
 

@@ -41,6 +41,8 @@ FIRST, MIDDLE, LAST = (
     "in mm(x, t)   model.py:42  self.down(x)   in module layers.0.mlp",
     "in all_reduce(mm_2, dp)   model.py:43  x + y   in module layers.0",
 )
+RELU = "in y : f32[4] = relu(z)   unknown line   in module the root"
+CHUNK = "in x_dp_0 : f32[4096] = all_reduce(x, dp)   unknown line   in module the root"
 HOLDS = "which holds the store of the job,"
 
 # case → the exit status of each rank, minus the signal that ended it; and the message, without its remedy
@@ -85,6 +87,15 @@ CASES: dict[str, tuple[list[int], str | None]] = {
     ),
     "early end of rank 0": ([0, 1, 1], f"rank 0, {HOLDS} ended; rank 1 was {FIRST}"),
     "rank 0 leaves first": ([0, 0, 0], None),
+    "exception in chunks": ([1, 1, 1], f"rank 2 failed {RELU}: ValueError: a bad value"),
+    "exception in a bucket": ([1, 1, 1], f"rank 2 failed {RELU}: ValueError: a bad value"),
+    "kill in chunks": ([1, 1, -9], f"rank 2 was lost (killed or crashed); it was last seen {RELU}"),
+    "kill in a bucket": ([1, 1, -9], f"rank 2 was lost (killed or crashed); it was last seen {RELU}"),
+    "stop in chunks": ([1, 1, -9], f"rank 2 was stopped (SIGSTOP); it was last seen {RELU}; ranks 0 1 wait {CHUNK}"),
+    "kill in chunks of rank 0": (
+        [-9, 1, 1],
+        f"rank 0, {HOLDS} was lost (killed or crashed); it was last seen {RELU}; rank 1 was {CHUNK}",
+    ),
 }
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import crossing_steps
+import crossing_trainings
 import pytest
+import steps
 import torch
 
 import autopar
 from autopar import Mesh
+from autopar.ir.nodes import record_of
+from autopar.ir.transfers import BY_FUNCTION
 from autopar.scheduling import ByteScheduler
 from autopar.step.rank_step import RankStep
 
@@ -33,6 +37,15 @@ CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
     ("llama sequence", {"dp": 2, "tp": 2}, {"returns": "outputs"}),
     ("gpt2", {"dp": 2}, {"zero": 3}),
     ("resnet", {"dp": 2}, {"zero": 1}),
+    ("mlp", {"dp": 2}, {"microbatches": 2}),
+    ("mlp", {"dp": 2}, {"microbatches": 3, "zero": 1, "overlap": ByteScheduler(64, 256)}),
+    ("mlp", {"dp": 2}, {"microbatches": 4, "zero": 2, "ema": 0.9}),
+    ("mlp", {"dp": 2}, {"microbatches": 3, "zero": 1, "clip_norm": 0.01}),
+    ("mlp", {"dp": 2}, {"amp": "bf16-O2"}),
+    ("mlp", {"dp": 2}, {"amp": "bf16-O2", "zero": 1, "microbatches": 3}),
+    ("mlp", {"dp": 2}, {"amp": "fp16-O2", "zero": 1, "microbatches": 2}),
+    ("llama", {"dp": 2, "tp": 2}, {"microbatches": 2, "zero": 1, "returns": "outputs"}),
+    ("resnet", {"dp": 2}, {"microbatches": 2, "zero": 1}),
 ]
 
 
@@ -45,8 +58,7 @@ def test_equals_complete_steps(name: str, sizes: dict[str, int], options: dict[s
     ({"clip_norm": 1.0}, "the norm of the gradients is measured"),
     ({"grad_norm": True, "zero": 3}, "the norm of the gradients is measured"),
     ({"amp": "fp16-O1"}, "the loss is scaled"),
-    ({"amp": "bf16-O2", "zero": 1}, "low-precision copies"),
-    ({"microbatches": 2}, "several micro-batches"),
+    ({"microbatches": 2, "zero": 3}, "no gradient is reduced behind the last micro-batch"),
 ], ids=str)  # fmt: skip
 def test_nothing_crosses(options: dict[str, Any], why: str) -> None:
     crossing_steps.nothing_crosses("mlp", {"dp": 2}, options, why)
@@ -55,6 +67,12 @@ def test_nothing_crosses(options: dict[str, Any], why: str) -> None:
 
 def test_one_rank_has_nothing_that_crosses() -> None:
     crossing_steps.nothing_crosses("mlp", {"dp": 1}, {}, "no gradient is reduced")
+
+
+@pytest.mark.parametrize("name", crossing_trainings.BETWEEN)
+@pytest.mark.parametrize("options", crossing_trainings.OPTIONS, ids=str)
+def test_trainings(options: dict[str, Any], name: str) -> None:
+    crossing_trainings.alike(options, {"dp": 2}, [name])
 
 
 @pytest.mark.parametrize("name", crossing_steps.BETWEEN)
@@ -133,3 +151,44 @@ def test_finish_without_across_does_nothing() -> None:
     step = crossing_steps.made("mlp", {"dp": 2}, {})
     crossing_steps.taken(step, "mlp", 0, 1)
     step.finish()
+
+
+def test_a_deleted_step_is_completed() -> None:
+    crossing_trainings.deleted_under_way()
+
+
+def test_counts_of_all_micro_batches_are_computed_in_the_first_one() -> None:
+    """A mean over tokens divides by the tokens of all micro-batches, as without ``across``."""
+    crossing, complete = counted(True), counted(False)
+    for k in range(3):
+        pieces = [steps.MODELS["llama"][1](2 * k + half) for half in range(2)]
+        batch = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        batch["labels"][: len(batch["labels"]) // 2, : 2 + k] = -100
+        assert torch.equal(steps.run(crossing, batch), steps.run(complete, batch))
+    assert ".count.0" in str(crossing.local(0)["turn"]) and crossing._calls.unfinished
+    crossing_steps.assert_alike(crossing_steps.state_of(crossing), crossing_steps.state_of(complete), True)
+
+
+def counted(across: bool) -> Any:
+    torch.manual_seed(0)
+    parallel = autopar.parallelize(steps.MODELS["llama"][0](), Mesh(dp=2), "ddp")
+    return parallel.train_step(steps.adamw(parallel), microbatches=2, zero=1, across=across)
+
+
+def test_a_replaced_parameter_is_refused() -> None:
+    step = crossing_steps.made("mlp", {"dp": 2}, {"across": True})
+    crossing_steps.taken(step, "mlp", 0, 1)
+    name, parameter = next(iter(step._calls.module.named_parameters()))
+    parameter.data = parameter.data.clone()
+    with pytest.raises(RuntimeError, match=rf"{name} was written to or replaced while its update was under way"):
+        step.finish()
+
+
+@pytest.mark.parametrize("options", [{"zero": 1}, {"zero": 1, "amp": "bf16-O2"}], ids=str)
+def test_transfers_of_the_update_have_a_source(options: dict[str, Any]) -> None:
+    step = crossing_steps.made("mlp", {"dp": 2}, {"across": True, **options})
+    crossing_steps.taken(step, "mlp", 0, 1)
+    programs = [*step.program.programs.values(), *step.local(0).programs.values()]
+    transfers = [node for program in programs for node in program.nodes if node.target in BY_FUNCTION]
+    assert transfers and all(record_of(node).source for node in transfers)
+    assert any("by AdamW" in record_of(node).source for node in transfers)

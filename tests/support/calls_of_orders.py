@@ -91,6 +91,7 @@ def step_in(overlap: Any, name: str, sizes: dict[str, int], options: Mapping[str
         batch = steps.narrow(batches(k)) if low else batches(k)
         found[f"loss {k}"] = (step.simulate if simulated else step)(batch)
         found[f"norm {k}"] = step.grad_norm
+    step.finish()
     found |= dict(parallel.named_parameters()) | dict(parallel.named_buffers())
     for k, state in step.optimizer.state_dict()["state"].items():
         found |= {f"{k}.{what}": value for what, value in state.items()}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
+from collections import Counter
+from types import FrameType
 from typing import Any
 
 import loops
@@ -22,6 +25,7 @@ CALLS = ["pieces_of_each_rank", "loaded_states", "moved_by_zero", "beside_the_lo
          "evaluation_between", "optimizers", "pieces_of_unlike_sizes", "calls_of_unlike_sizes",
          "micro_batches_of_unlike_sizes"]  # fmt: skip
 SIZES = {"dp": 2, "tp": 2}
+SENDING = ("all_", "broadcast", "barrier", "reduce", "gather", "scatter", "send", "isend", "recv", "irecv")
 
 
 def _made(**options: Any) -> tuple[Any, Single, Any]:
@@ -320,3 +324,29 @@ class Scaled(steps.Pair):
     def forward(self, x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> Any:
         out = self.predicted(x) * scale.sum()
         return torch.nn.functional.mse_loss(out, y), out
+
+
+def messages_of_a_step() -> None:
+    """A step sends one message beside its collectives, and calls little Python around them.
+
+    The message is the digest of the call. Waits skip torch's Python kernel for autograd.
+    """
+    step, _, batches = _made(microbatches=2)
+    run(step, batches(0))
+    sent, slow = Counter[str](), Counter[str]()
+    control, functions = step._calls.job.control, distributed.distributed_c10d.__file__
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            slow[frame.f_code.co_name] += frame.f_code.co_filename.endswith("_library/autograd.py")
+            if frame.f_code.co_filename == functions and frame.f_locals.get("group") is control:
+                sent[frame.f_code.co_name] += 1
+
+    sys.setprofile(count)
+    try:
+        step(batches(1))
+    finally:
+        sys.setprofile(None)
+    assert sent.pop("all_gather", 0) == 1, "all ranks compare the call once, and not before each micro-batch"
+    assert not [name for name in sent if name.startswith(SENDING)]
+    assert slow["autograd_impl"] <= 1, "the waits of the step's many collectives skip it"

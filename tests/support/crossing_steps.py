@@ -312,10 +312,43 @@ def saved_under_way(folder: str, options: dict[str, Any]) -> None:
 
 
 def one_rank_alone() -> None:
-    """A rank that completes a step alone is refused, and so are the others."""
-    crossing, _ = _pair({"zero": 1})
-    with pytest.raises(RuntimeError, match="finish the step before"):
+    """A rank that completes a step alone is refused, and so are the others. They go on from a state."""
+    crossing, complete = _pair({"zero": 1})
+    state = copy.deepcopy(complete.state_dict())
+    words = (
+        r"(?s)the ranks make different calls\n    rank 0: finish the step before \(across=True\)\n"
+        r"    rank 1: train step"
+        r".*step\.finish\(\) and what completes a step are for all ranks: let all of them, or none, do that"
+    )
+    with pytest.raises(RuntimeError, match=words):
         if distributed.get_rank() == 0:
             crossing.finish()
         else:
             taken(crossing, "mlp", 2, 1)
+    if distributed.get_rank() == 1:
+        with pytest.raises(RuntimeError, match=r"(?s)step\.load_state_dict.*It has failed with.*for all ranks"):
+            crossing.finish()
+    crossing.load_state_dict(state)
+    for step in (crossing, complete):
+        taken(step, "mlp", 2, 2)
+    assert_alike(state_of(crossing), state_of(complete), True)
+
+
+def all_but_one_finish() -> None:
+    """Where no rank has taken a step, the ranks go on when they complete it alike."""
+    crossing, complete = _pair({"zero": 1})
+    with pytest.raises(RuntimeError, match=r"(?s)finish the step before.*forward"):
+        if distributed.get_rank() == 0:
+            crossing.finish()
+        else:
+            crossing._calls.agreement.announce("forward")
+            crossing._calls.agreement.wait()
+    crossing.finish()
+    assert_alike(state_of(crossing), state_of(complete), True)
+
+
+def ranks_disagree() -> None:
+    """An option ``across`` of some ranks alone is named, in the first step."""
+    step = made("mlp", {"dp": 2}, {"across": distributed.get_rank() == 0})
+    with pytest.raises(RuntimeError, match=r"(?s)rank 0: .*, across=True\n    rank 1: .*the same options"):
+        taken(step, "mlp", 0, 1)

@@ -18,11 +18,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
+from autopar.ir.program import Program
 from autopar.runtime import current_op
+from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.processes.launch import store_of_job
 from autopar.runtime.processes.watch.watch import INTERVAL, Watch
 
@@ -43,6 +46,51 @@ OPS = {
 }
 
 
+# something happens in ``relu``, while chunks or a bucket are under way
+UNDER_WAY = {
+    "chunks": """
+  x_dp_0_start : f32[4096] = start all_reduce(x, dp) on dp from 0 to 4096
+  x_dp_1_start : f32[4096] = start all_reduce(x, dp) on dp from 4096 to 8192
+  y : f32[4] = relu(z)
+  x_dp_0 : f32[4096] = wait(x_dp_0_start)
+  x_dp_1 : f32[4096] = wait(x_dp_1_start)
+  x_dp : f32[8192] = join_chunks([x_dp_0, x_dp_1], shape=(8192))
+  return x_dp, y
+""",
+    "bucket": """
+  x_dp_start : f32[8192] = start all_reduce(x, dp) on dp in dp_0
+  z_dp_start : f32[4] = start all_reduce(z, dp) on dp in dp_0
+  y : f32[4] = relu(z)
+  x_dp : f32[8192] = wait(x_dp_start)
+  z_dp : f32[4] = wait(z_dp_start)
+  return x_dp, z_dp, y
+""",
+}
+HEAD = """program scheduled on dp={ranks} at dp={rank}
+stream dp
+  x : f32[8192] = input
+  z : f32[4] = input
+forward:"""
+
+
+def scheduled_step(lines: str, rank: int, ranks: int) -> Callable[..., Any]:
+    """A step whose lines are those of a scheduled program."""
+    program = Program.parse(HEAD.format(rank=rank, ranks=ranks) + lines)
+    lowered = lower_whole(program, {tuple(range(ranks)): dist.group.WORLD.group_name})  # type: ignore[union-attr]
+    relu = torch.ops.aten.relu.default
+    values = {"x": torch.ones(8192), "z": torch.ones(4)}
+
+    def run(x: torch.Tensor, compute: Callable[[], None], reduce: Any) -> None:
+        def computed(z: torch.Tensor) -> torch.Tensor:
+            compute()
+            return relu(z)
+
+        with mock.patch.object(torch.ops.aten.relu, "default", computed):
+            lowered.run([values[name] for name in lowered.takes])
+
+    return run
+
+
 def step() -> Callable[..., torch.Tensor]:
     scope: dict[str, Callable[..., torch.Tensor]] = {}
     exec(compile(STEP, "<step>", "exec"), scope)
@@ -52,7 +100,9 @@ def step() -> Callable[..., torch.Tensor]:
 
 def train(case: str, watch: Watch, rank: int, ranks: int, timeout: float) -> None:
     """Five steps, and in the third something happens on the last rank, or on rank 0."""
-    forward, x = step(), torch.ones(4)
+    lines = next((text for what, text in UNDER_WAY.items() if what in case), "")
+    forward: Callable[..., Any] = scheduled_step(lines, rank, ranks) if lines else step()
+    x = torch.ones(4)
     culprit = rank == (0 if case.endswith("of rank 0") else ranks - 1)
     watch.start()
     for k in range(5):

@@ -14,6 +14,7 @@ from torch import fx
 from autopar.ir.nodes import is_getitem
 from autopar.ir.program import Program
 from autopar.runtime.localize import LocalPrograms
+from autopar.scheduling.late_streams import on_late_streams
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
 from autopar.scheduling.programs.donated import Donated
@@ -27,11 +28,17 @@ from autopar.verify.levels import verify
 MOST = 5  # chunks of one collective
 
 
-def random_order(program: Program, execution: Execution, r: random.Random) -> Order:
-    """A valid order of an explicit program; no policy would decide most of them."""
-    functions = functions_of(program, execution.whole)
-    lines = [FunctionLines(f.phases, tuple(_with_elements(f, _Drawn(program_ops(program, f, {}), r).run())))
-             for f in functions]  # fmt: skip
+def random_order(program: Program, execution: Execution, r: random.Random, late: float = 0.0) -> Order:
+    """A valid order of an explicit program; no policy would decide most of them.
+
+    ``late``: the share of collectives that run on the stream ``late``.
+    """
+    lines = []
+    for function in functions_of(program, execution.whole):
+        ops = program_ops(program, function, {})
+        names = frozenset(op.name for op in ops if late and not op.computes and r.random() < late)
+        drawn = _with_elements(function, _Drawn(on_late_streams(ops, names), r).run())
+        lines.append(FunctionLines(function.phases, tuple(drawn), names))
     return Order(tuple(lines), (), "")
 
 
@@ -132,6 +139,6 @@ def decided(make: Callable[[Program, Execution], Order]) -> Iterator[None]:
         yield
 
 
-def by_chance(seed: int) -> Callable[[Program, Execution], Order]:
+def by_chance(seed: int, late: float = 0.0) -> Callable[[Program, Execution], Order]:
     """Orders that depend on the program and the seed alone, so that all ranks draw the same."""
-    return lambda program, execution: random_order(program, execution, random.Random(f"{seed} {program}"))
+    return lambda program, execution: random_order(program, execution, random.Random(f"{seed} {program}"), late)

@@ -6,7 +6,7 @@ belongs to. With a hunt, a line that looks for NaN follows each value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -32,6 +32,9 @@ class Body:
         values: node of the program → its value in the function.
         fresh: nodes whose values have their own memory.
         origins: name of a value of the function → the node of the program that it computes, wholly or in part.
+        lines: call → its number among the calls.
+        writers: value → the call that has overwritten it.
+        last_placeholder: none of them is written behind it.
     """
 
     def __init__(
@@ -46,13 +49,15 @@ class Body:
         self.values: dict[fx.Node, fx.Node] = {}
         self.fresh = set(own_memory)
         self.origins: dict[str, fx.Node] = {}
+        self.lines: dict[fx.Node, int] = {}
+        self.writers: dict[fx.Node, fx.Node] = {}
         if hunt is not None:  # bound once, because generated code refers to an object by its identity
             self.look, self.look_at_updates = hunt.look, hunt.look_at_updates
 
     def take(self, nodes: Sequence[fx.Node]) -> None:
         """Write the placeholders; constants are checked for NaN."""
         for node in nodes:
-            self.values[node] = self.graph.placeholder(node.name)
+            self.values[node] = self.last_placeholder = self.graph.placeholder(node.name)
         for node in nodes:
             if node.op == "get_attr":
                 self._check_for_nan(node, self.values[node])
@@ -85,6 +90,7 @@ class Body:
         """Write the call of a function that computes a node; pass another ``name`` if it computes only a part of it."""
         new = self.graph.create_node("call_function", target, args, dict(kwargs or {}), name=name)
         self.origins[new.name] = node
+        self.lines[new] = len(self.lines)
         if name == node.name:
             self._check_for_nan(node, new)
         return new
@@ -105,6 +111,11 @@ class Body:
         if self.gate is not None:
             self.graph.call_function(self.gate)
             self.gate = None
+
+    def written_by(self, values: Iterable[fx.Node]) -> fx.Node:
+        """Return the call behind which values are there; the last placeholder if they are given."""
+        last = max((self.writers.get(value, value) for value in values), key=lambda call: self.lines.get(call, -1))
+        return last if last in self.lines else self.last_placeholder
 
     def is_last_of(self, value: fx.Node) -> bool:
         """Whether a value has its own memory and one reader, which may overwrite it."""

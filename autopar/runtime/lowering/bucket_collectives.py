@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from autopar.runtime.lowering.collectives import own_row, start_scatter
+from autopar.runtime.lowering.collectives import own_row, start_scatter, wait
 from autopar.torch_private import FUNCTIONAL, start_gather
 
 Span = tuple[int, int, int] | None
@@ -32,7 +32,7 @@ def _flat(pieces: Sequence[torch.Tensor], spans: Sequence[Span]) -> torch.Tensor
 
 def finish_bucket(started: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Wait for a bucket; return its members as views of the flat tensor."""
-    flat = FUNCTIONAL.wait_tensor(started)
+    flat = wait(started)
     return [
         piece.view(shape)
         for piece, shape in zip(flat.split([math.prod(shape) for shape in shapes]), shapes, strict=True)
@@ -68,7 +68,7 @@ def start_gather_bucket(pieces: list[torch.Tensor], spans: Sequence[Span], ranks
 
 def finish_gather_bucket(started: torch.Tensor, places: Sequence[Place]) -> list[torch.Tensor]:
     """Wait for a bucket; return its members, and of a chunk the elements of each rank in a row."""
-    rows = FUNCTIONAL.wait_tensor(started)  # [ranks, all pieces]
+    rows = wait(started)  # [ranks, all pieces]
     columns = rows.split([math.prod(view) if span is None else span[1] - span[0] for view, _, _, span in places], 1)
     return [
         column if span is not None else gathered(column, view, dim, shape)

@@ -24,7 +24,7 @@ from autopar.ir import transfers
 from autopar.runtime.lowering.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
 from autopar.runtime.lowering.reduction import Calls, Reduction
 from autopar.runtime.wire.wire_groups import WIRE_GROUPS
-from autopar.torch_private import FUNCTIONAL, start_gather
+from autopar.torch_private import FUNCTIONAL, below_autograd, start_gather
 
 Shape = Sequence[int]
 
@@ -56,7 +56,8 @@ class Exchange:
 
 def wait(started: torch.Tensor) -> torch.Tensor:
     """Wait for a collective, and return its result."""
-    return FUNCTIONAL.wait_tensor(started)
+    with below_autograd():
+        return FUNCTIONAL.wait_tensor(started)
 
 
 def start_all_reduce(x: torch.Tensor, op: str, group: str) -> torch.Tensor:

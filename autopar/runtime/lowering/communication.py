@@ -43,6 +43,7 @@ from autopar.runtime.lowering.collectives import (
 from autopar.runtime.lowering.packing import packing
 from autopar.runtime.lowering.point_to_point import exchange_between_stages
 from autopar.runtime.lowering.reduction import Reduction
+from autopar.runtime.lowering.starts import Starts
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function, and its arguments after the tensor
 
@@ -52,11 +53,12 @@ class Communication:
 
     Args:
         groups: the names of the process groups.
-        device: the device that receives values of another stage.
+        device: the device on which collectives run, and that receives values of another stage.
     """
 
     def __init__(self, body: Body, groups: Groups, device: torch.device) -> None:
         self.body, self.groups, self.device, self.program = body, groups, device, body.program
+        self.starts = Starts(body, device)
         self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}
         self.buckets: dict[fx.Node, fx.Node] = {}  # the first member of a bucket that was started → its flat tensor
         # state that the run before has started → the start of the same collective, which replaces it
@@ -69,6 +71,7 @@ class Communication:
             if node not in self.nexts:
                 continue
             value = self.buckets[node] = self.body.values[node]
+            self.starts.take_under_way(value)
             if _is_whole([node]) and not record_of(node).message:
                 self.started[node] = value, exchange_of(self.program, self.nexts[node], self.groups)
 
@@ -83,6 +86,7 @@ class Communication:
         """Write the wait for a message. ``members``: the lines that started it; ``waits``: those that wait for them."""
         if _is_whole(members):
             started, collective = self.started.pop(members[0])
+            self._wait(started, members[0])
             self.body.receive(waits[0], collective.finish, (started, *collective.finish_args), collective.after)
             self.body.fresh.add(waits[0])
         else:
@@ -101,7 +105,7 @@ class Communication:
     def _start_one(self, node: fx.Node) -> None:
         body, (operand,) = self.body, operands(node)
         collective = exchange_of(self.program, node, self.groups)
-        x = body.calls(node, f"{_waited(node)}_operand", body.values[operand], collective.before)
+        sent = (x,), _ = self.starts.sent([node], [f"{_waited(node)}_operand"], collective.before)
         start = collective.start
         if start is start_all_reduce and (collective.before or (body.is_last_of(operand) and body.hunt is None)):
             start = start_all_reduce_in_place
@@ -109,8 +113,13 @@ class Communication:
             collective = replace(collective, finish_args=(x, *collective.finish_args))
         body.open_gate()
         name = f"{_waited(node)}_start"
-        value = body.values[node] = body.call(node, name, start, (x, *collective.start_args))
+        value = body.values[node] = self.starts.call(node, name, start, (x, *collective.start_args), sent)
         self.started[node] = value, collective
+
+    def _wait(self, started: fx.Node, node: fx.Node) -> None:
+        if started in self.starts.aside:
+            _, group = self._group(self.nexts.get(node, node))
+            self.starts.wait(started, group)
 
     def _group(self, node: fx.Node) -> tuple[Ranks, str]:
         return group_of(self.program, node, self.groups)
@@ -126,18 +135,20 @@ class Communication:
 
     def _start_bucket(self, members: Sequence[fx.Node]) -> None:
         body, first = self.body, members[0]
-        before = self._reduction(first).before
-        pieces = [body.calls(node, f"{_waited(node)}_operand", body.operand(node), before) for node in members]
+        names = (f"{_waited(node)}_operand" for node in members)
+        sent = pieces, _ = self.starts.sent(members, names, self._reduction(first).before)
         body.open_gate()
         start, args = self._starting(members)
-        bucket = body.call(first, f"{_waited(first)}_bucket", start, (pieces, *args))
+        bucket = self.starts.call(first, f"{_waited(first)}_bucket", start, (pieces, *args), sent)
         self.buckets[first] = body.values[first] = bucket
 
     def _finish_bucket(self, members: Sequence[fx.Node], waits: Sequence[fx.Node]) -> None:
         body, first = self.body, members[0]
         started = [self.nexts.get(node, node) for node in members]
         finish, args = self._finishing(started)
-        pieces = body.call(first, f"{waits[0].name}_pieces", finish, (self.buckets.pop(first), *args))
+        bucket = self.buckets.pop(first)
+        self._wait(bucket, first)
+        pieces = body.call(first, f"{waits[0].name}_pieces", finish, (bucket, *args))
         for k, (node, wait) in enumerate(zip(started, waits, strict=True)):
             body.receive(wait, operator.getitem, (pieces, k), self._reduction(node).after)
             body.fresh.add(wait)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -37,7 +38,8 @@ def write_updates(body: Body, donated: Donated, nodes: Sequence[fx.Node]) -> Non
     parameters, gradients, *states = map_operands(columns, body.values.__getitem__)
     shared, numbers = map_operands((shared_arguments, dict(first.kwargs)), body.values.__getitem__)
     update = (OFFLOADED if donated.offloaded else IN_PLACE)[called_op(first)]
-    body.call(first, f"{first.name}_in_place", update, (parameters, gradients, states, *shared), numbers)
+    call = body.call(first, f"{first.name}_in_place", update, (parameters, gradients, states, *shared), numbers)
+    body.writers |= dict.fromkeys(itertools.chain(parameters, *states), call)
     if body.hunt is not None:
         names = [node.name for node in nodes]
         body.graph.call_function(body.look_at_updates, (names, gradients, [parameters, *states]))

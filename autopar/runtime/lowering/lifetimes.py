@@ -22,6 +22,7 @@ from autopar.report.liveness import HIDDEN_VIEWS, START, Lifetimes, Storage, siz
 from autopar.runtime.lowering import bucket_collectives as buckets
 from autopar.runtime.lowering import collectives, local_transfers
 from autopar.runtime.lowering.lower import Lowered
+from autopar.runtime.lowering.side_streams import started_by
 from autopar.torch_private import OpOverload, returns_alias
 
 aten = torch.ops.aten
@@ -214,7 +215,7 @@ class _Walk:
             self.in_flight[node] = self.store(origin, memory.in_flight, "transfers", position, position)
 
     def memory(self, node: fx.Node, result_bytes: int) -> LoweredMemory:
-        row = MEMORY.get(node.target)
+        row = MEMORY.get(started_by(node.target))
         if row is not None:
             return row(node.args, self.size, result_bytes)
         if node.target is torch.Tensor.to:

@@ -36,7 +36,8 @@ from autopar.runtime.lowering.source import Run, compiled
 from autopar.runtime.wire.pacing import Pacing
 from autopar.scheduling.programs.apply import communicates
 from autopar.scheduling.programs.donated import Donated
-from autopar.scheduling.programs.functions import MESSAGES, Function, RunPart, functions_of, part_of
+from autopar.scheduling.programs.functions import MESSAGES, Function, functions_of
+from autopar.scheduling.programs.run_parts import RunPart, part_of
 
 
 @dataclass(frozen=True)
@@ -91,17 +92,19 @@ def lower_whole(
     hunt: Hunt | None = None,
     pacing: Pacing | None = None,
     part: RunPart = "whole",
+    handed_sums: Mapping[str, str] | None = None,
 ) -> Lowered:
     """Lower all phases of a rank's scheduled program to one function, which returns the program's results.
 
     Args:
         donated: the memory that the function may write to; it puts the next values of these placeholders there.
         part: what of the program runs.
+        handed_sums: placeholder of a sum → the value that it becomes, if the part hands sums to another micro-batch.
 
     The other arguments are those of ``lower``.
     """
     donated = donated or Donated()
-    function = part_of(program, part)
+    function = part_of(program, part, handed_sums)
     return _function(function, Body(program, gate, hunt, donated.placeholders), groups, device, donated, pacing)
 
 

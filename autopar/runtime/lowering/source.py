@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -12,8 +14,11 @@ from torch import fx
 from autopar.ir.program import Program
 from autopar.runtime import current_op
 from autopar.runtime.simulation.simulate import line_of
+from autopar.torch_private import OpOverload, kernel_of
 
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+OP_CALL = re.compile(r"(?<= = )torch\.ops\.([\w.]+)(?=\()")  # in a line ``y = torch.ops.aten.relu.default(x)``
 
 _NUMBERS = itertools.count()
 
@@ -28,7 +33,7 @@ def compiled(graph: fx.Graph, title: str, program: Program, origins: Mapping[str
     code = graph.python_code("self")
     file = f"<autopar {title} {next(_NUMBERS)}>"
     scope = dict(code.globals)
-    exec(compile(code.src, file, "exec"), scope)
+    exec(compile(with_bound_ops(code.src, graph, scope), file, "exec"), scope)
     function = scope["forward"]
     lines = code.src.splitlines(keepends=True)
     linecache.cache[file] = (len(code.src), None, lines, file)
@@ -42,6 +47,19 @@ def compiled(graph: fx.Graph, title: str, program: Program, origins: Mapping[str
             raise
 
     return run
+
+
+def with_bound_ops(source: str, graph: fx.Graph, scope: dict[str, Any]) -> str:
+    """Bind the kernel of each op in ``scope``, and return the source with these names, line for line.
+
+    A call then looks up one name, and not the five of ``torch.ops.aten.relu.default``, and calls no Python function.
+    """
+    names: dict[str, str] = {}
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload) and str(node.target) not in names:
+            names[str(node.target)] = name = f"op_{len(names)}_{node.target.__name__.replace('.', '_')}"
+            scope[name] = kernel_of(node.target)
+    return OP_CALL.sub(lambda call: names.get(call[1], call[0]), source)
 
 
 class _Lines(Mapping[int, str]):

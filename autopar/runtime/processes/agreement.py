@@ -37,6 +37,25 @@ class Brought:
     axes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """A call that this rank has sent.
+
+    Attributes:
+        work: the exchange.
+        rows: what each rank sends.
+        call: a description of this rank's call.
+        remedy: what to do if another rank makes another call.
+        names: axes → the tensors whose checksum is that of the axes.
+    """
+
+    work: distributed.Work
+    rows: list[torch.Tensor]
+    call: str
+    remedy: str
+    names: dict[tuple[str, ...], list[str]]
+
+
 class Agreement:
     """Compares the calls of this rank with the calls of the other ranks.
 
@@ -47,7 +66,7 @@ class Agreement:
 
     def __init__(self, control: distributed.ProcessGroup, mesh: Mesh) -> None:
         self._control, self._mesh = control, mesh
-        self._pending: tuple[distributed.Work, list[torch.Tensor], str, dict[tuple[str, ...], list[str]]] | None = None
+        self._pending: _Sent | None = None
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -55,7 +74,9 @@ class Agreement:
         self._history = hashlib.blake2b(digest_size=6)  # exact as a float
         self._counts: dict[str, int] = {}
 
-    def begin(self, call: str, brought: Sequence[Brought] = (), kind: str = "", fact: float = 0.0) -> None:
+    def begin(
+        self, call: str, brought: Sequence[Brought] = (), kind: str = "", fact: float = 0.0, remedy: str = ""
+    ) -> None:
         """Send the other ranks a digest of a call that this rank makes. ``finish`` compares it with theirs.
 
         Args:
@@ -63,6 +84,7 @@ class Agreement:
             brought: the tensors of the call, which ranks must agree on.
             kind: calls of one kind are counted together.
             fact: a number that may differ between ranks; it is sent in place of the first checksum.
+            remedy: what to do if another rank makes another call; there is a general one.
         """
         self._history.update(call.encode())
         count = self._counts[kind or call] = self._counts.get(kind or call, 0) + 1
@@ -80,7 +102,8 @@ class Agreement:
         rows = list(torch.zeros(self._control.size(), len(row), dtype=torch.float64))
         work = distributed.all_gather(rows, row, self._control, async_op=True)
         assert work is not None
-        self._pending = (work, rows, call, {axes: [tensor.name for tensor in by_axes[axes]] for axes in kinds})
+        names = {axes: [tensor.name for tensor in by_axes[axes]] for axes in kinds}
+        self._pending = _Sent(work, rows, call, remedy, names)
 
     def agree(self, call: str) -> None:
         """Wait until all ranks make this call. ``RuntimeError`` if one of them makes another call."""
@@ -101,7 +124,7 @@ class Agreement:
         self.finish()
         self.begin(call, fact=zlib.crc32(fact.encode()))
         assert self._pending is not None
-        rows = self._pending[1]
+        rows = self._pending.rows
         self.finish()
         return any(row[1] != rows[0][1] for row in rows)
 
@@ -159,12 +182,12 @@ class Agreement:
         """
         if self._pending is None:
             return
-        (work, gathered, call, names), self._pending = self._pending, None
-        work.wait()
-        rows = [row.tolist() for row in gathered]
+        sent, self._pending = self._pending, None
+        sent.work.wait()
+        rows = [row.tolist() for row in sent.rows]
         if len({row[0] for row in rows}) > 1:
-            self._refuse_calls(call)
-        for k, (axes, names_of_axes) in enumerate(names.items()):
+            self._refuse_calls(sent.call, sent.remedy)
+        for k, (axes, names_of_axes) in enumerate(sent.names.items()):
             first: dict[tuple[int, ...], int] = {}
             for rank, row in enumerate(rows):
                 at = self._mesh.coordinates(rank)
@@ -173,8 +196,9 @@ class Agreement:
                 if not (a == b or abs(a - b) <= max(a_error, b_error) or (a != a and b != b)):
                     raise RuntimeError(other_values(names_of_axes, axes, other, rank, self._mesh))
 
-    def _refuse_calls(self, call: str) -> None:
-        calls: list[str] = self.gathered(call)
+    def _refuse_calls(self, call: str, remedy: str) -> None:
+        sent: list[tuple[str, str]] = self.gathered((call, remedy))
+        calls = [made for made, _ in sent]
         self._begin_anew()
         ranks_by_call: dict[str, list[int]] = {}
         for rank, made in enumerate(calls):
@@ -185,6 +209,8 @@ class Agreement:
                 f"the ranks have not made the same calls before this one{lines}\n  let all ranks call forward and "
                 f"backward alike, also in the last step"
             )
+        if remedies := dict.fromkeys(own for _, own in sent if own):
+            raise RuntimeError(f"the ranks make different calls{lines}\n  {'; '.join(remedies)}")
         raise RuntimeError(
             f"the ranks make different calls{lines}\n  let all ranks call forward and backward alike, in the same "
             f"mode, with the same options, learning rates and optimizer states, with tensors of the same shapes: "

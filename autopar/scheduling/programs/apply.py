@@ -24,6 +24,8 @@ started is a state; its next value is the start:
       w_grad_sum : f32[8] = add.Tensor(a, b)           w_grad_sum : f32[8] = add.Tensor(a, b)
                                                        w_dp_next_start : f32[8] = start all_reduce(w_grad_sum, dp) on dp
 
+A late collective is started ``on late``, which is a process group of its own over the same ranks.
+
 The lines of a schedule name values of the explicit program, so that one schedule fits the programs of all ranks. A
 value that a rank does not have is skipped. Chunks are ranges of bytes of the largest piece; each rank cuts its own
 piece in the same proportions, which are equal within a group.
@@ -58,6 +60,7 @@ def scheduled(local: Program, order: Sequence[FunctionLines], across: Collection
 
 
 Span = tuple[int, int]
+LATE = "late"  # the stream of late collectives
 
 
 class _Writer:
@@ -69,6 +72,7 @@ class _Writer:
         started: part of a collective → the node that starts it.
         chunks: collective that is cut → its chunks that were waited for.
         messages: how many messages of several members a stream has.
+        late: the collectives that run on the stream ``late``.
         across: collective that was started in the run before → the state that is its operand.
         under_way: start that crosses the end of the run → the state that it replaces.
         nexts: state → its next value.
@@ -84,6 +88,7 @@ class _Writer:
         self.chunks: dict[fx.Node, list[fx.Node]] = {}
         self.messages: dict[str, int] = {}
         self.phase = "forward"
+        self.late = frozenset[str]().union(*(function.late for function in order))
         self.across = {self.nodes[name]: operands(self.nodes[name])[0] for name in across if name in self.nodes}
         self.under_way: dict[fx.Node, fx.Node] = {}
         rows = zip(operands(local.output), record_of(local.output).results, strict=True)
@@ -101,7 +106,7 @@ class _Writer:
                 self.phase = phase
                 self.line(line)
         self.results(replaced)
-        streams = tuple(dict.fromkeys(stream_name(node) for node, _ in self.started))
+        streams = tuple(dict.fromkeys(self.stream_of(node) for node, _ in self.started))
         return Program(self.graph, "scheduled", local.mesh, stages=local.stages, streams=streams,
                        coordinates=local.coordinates, tree=local.tree, constants=local.constants)  # fmt: skip
 
@@ -111,7 +116,7 @@ class _Writer:
         for function in self.order:
             for line in function.lines:
                 members = [row for row in self.present(line) if row[0] in self.across] if line.kind == "start" else []
-                message = f"{stream_name(members[0][0])}_before_{messages}" if len(members) > 1 else ""
+                message = f"{self.stream_of(members[0][0])}_before_{messages}" if len(members) > 1 else ""
                 messages += bool(message)
                 for node, part in members:
                     self.started[node, part] = self.under_way_before(node, part, message)
@@ -121,7 +126,7 @@ class _Writer:
         span = self.span(node, part)
         type = record_of(node).type if span is None else chunk_type(node, span)
         name = self.unused(self.start_name(node, part))
-        record = Record(type, role="state", stream=stream_name(node), started=True, message=message, span=span)
+        record = Record(type, role="state", stream=self.stream_of(node), started=True, message=message, span=span)
         home = make_node(self.graph, name, "placeholder", name, (), {})
         set_record(home, record)
         return home
@@ -178,7 +183,7 @@ class _Writer:
             if line.kind != "wait" and (node, part) not in members:  # it computes, or exchanges nothing on this rank
                 self.compute(node)
         if line.kind == "start" and members:
-            message = self.message(stream_name(members[0][0])) if len(members) > 1 else ""
+            message = self.message(self.stream_of(members[0][0])) if len(members) > 1 else ""
             for node, part in members:
                 if node in self.across:
                     self.start_for_the_next(node, part, message)
@@ -213,7 +218,7 @@ class _Writer:
         name = self.start_name(node, part)
         phase = self.phase_of(node, [self.values[value] for value in operands(node)])
         record = record_of(node)._replace(
-            type=type, phase=phase, stream=stream_name(node), started=True, message=message, span=span
+            type=type, phase=phase, stream=self.stream_of(node), started=True, message=message, span=span
         )
         self.started[node, part] = self.add(node, self.unused(name), node.op, node.target, record)
 
@@ -228,7 +233,7 @@ class _Writer:
         self.values[state] = self.values[self.nexts[state.name]]
         phase = self.phase_of(node, [self.values[state]])
         record = record_of(node)._replace(
-            type=record_of(home).type, phase=phase, stream=stream_name(node), started=True, message=message,
+            type=record_of(home).type, phase=phase, stream=self.stream_of(node), started=True, message=message,
             span=record_of(home).span,
         )  # fmt: skip
         name = self.unused(f"{home.name.removesuffix('_start')}_next_start")
@@ -292,6 +297,9 @@ class _Writer:
             name += "_"
         self.names.add(name)
         return name
+
+    def stream_of(self, node: fx.Node) -> str:
+        return LATE if node.name in self.late else stream_name(node)
 
     def message(self, stream: str) -> str:
         """Return a name for a message of several members."""

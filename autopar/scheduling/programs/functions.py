@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
 
 from torch import fx
 
@@ -13,9 +12,6 @@ from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 
 MESSAGES = (transfers.send, transfers.recv)
-RunPart = Literal["whole", "begin", "finish"]
-"""What runs of a program whose phase ``finish`` completes the run before: all of it; all but ``finish``, if there was
-no run before; or ``finish`` alone, if no run comes next."""
 
 
 @dataclass(frozen=True)
@@ -65,39 +61,6 @@ def functions_of(program: Program, whole: bool) -> list[Function]:
     saved = _read_from_outside(nodes.get("backward", []), gives["backward"])
     gives["forward"] += [node for node in saved if record_of(node).phase == "forward" and node.op == "call_function"]
     return [Function.of(part, gives[phase], (phase,)) for phase, part in nodes.items()]
-
-
-def part_of(program: Program, part: RunPart) -> Function:
-    """Return a part of a program as a function. Linear in the graph.
-
-    Of a message that crosses the end of a run, only the first member is passed: it stands for all.
-    """
-    nodes = [node for node in program.nodes if _runs(node)]
-    rows = list(zip(operands(program.output), record_of(program.output).results, strict=True))
-    replaced: dict[fx.Node, fx.Node] = {}
-    if part != "whole":
-        finish = {node for node in nodes if record_of(node).phase == "finish"}
-        nodes = [node for node in nodes if (node in finish) == (part == "finish")]
-        rows = [(value, result) for value, result in rows if (value in finish) == (part == "finish")]
-        homes = {node.name: node for node in program.placeholders}
-        if part == "begin":
-            nexts = zip(operands(program.output), record_of(program.output).results, strict=True)
-            replaced = {value: homes[result.of] for value, result in nexts if value in finish}
-    function = Function.of(nodes, [value for value, _ in rows])
-    takes = dict.fromkeys(replaced.get(value, value) for value in function.takes)
-    return replace(function, takes=_first_members(takes), gives=_first_members(function.gives), replaced=replaced)
-
-
-def _first_members(values: Collection[fx.Node]) -> tuple[fx.Node, ...]:
-    """Return values without those that are started in a message of another one."""
-    known: set[str] = set()
-    kept = []
-    for value in values:
-        message = record_of(value).message
-        if message not in known:
-            kept.append(value)
-        known |= {message} - {""}
-    return tuple(kept)
 
 
 def is_collective(node: fx.Node) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
@@ -22,6 +22,7 @@ from autopar.ir.program import Program
 from autopar.ir.value_names import sums_in
 from autopar.optimizers import IN_PLACE
 from autopar.scheduling.decide import PLAIN, judge, schedule
+from autopar.scheduling.late_streams import on_late_streams
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
 from autopar.scheduling.policies import ByteScheduler
@@ -31,7 +32,7 @@ from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import Function, functions_of
 from autopar.scheduling.programs.just_in_time import just_in_time
 from autopar.scheduling.programs.ops import program_ops
-from autopar.scheduling.programs.overlap import LONGEST_TAIL, TODAY, Overlap
+from autopar.scheduling.programs.overlap import TODAY, Overlap
 from autopar.scheduling.programs.today import today
 from autopar.scheduling.programs.updates import side_by_side, updates_last
 from autopar.scheduling.scheduled import Schedule
@@ -90,7 +91,9 @@ class Order:
     @property
     def text(self) -> str:
         """All lines; ranks compare them."""
-        return "\n".join(f"{line.kind} {line.parts}" for function in self.functions for line in function.lines)
+        lines = (f"{line.kind} {line.parts}" for function in self.functions for line in function.lines)
+        late = (f"late {name}" for function in self.functions for name in sorted(function.late))
+        return "\n".join((*lines, *late))
 
 
 def lines_of(program: Program, execution: Execution) -> tuple[FunctionLines, ...]:
@@ -146,7 +149,7 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
     made = []
     for function, lines in zip(functions, today(program, functions, donated), strict=True):
         ops = program_ops(program, function, durations.seconds, {*donated.updates, *donated.sums})
-        in_time = just_in_time(program, ops) if overlap.policy == LONGEST_TAIL else ops
+        in_time = just_in_time(program, ops) if overlap.is_searched else ops
         made.append(_Deciding(function, ops, in_time, lines, durations, overlap).run())
     return Order(tuple(lines for lines, _ in made), tuple(schedule for _, schedule in made), durations.source)
 
@@ -165,18 +168,18 @@ def _across(
         lines = unrotated(made.lines, across)
         return made, lines, memory_of_run(program, ops, lines, crossing)
 
-    if overlap.policy == LONGEST_TAIL:
+    if overlap.is_searched:
         made, lines, memory = made_by(TODAY)
         memory += sum(op.memory for op in ops if op.name in crossing)  # what crosses takes memory for longer
         for limit in (None, made.memory):
             with contextlib.suppress(ScheduleError):  # no other order was found that needs as little
-                other, others, needs = made_by(LONGEST_TAIL, memory=limit)
+                other, others, needs = made_by(overlap.policy, memory=limit)
                 if other.makespan < made.makespan and needs <= memory * MORE_MEMORY:
                     made, lines = other, others
                     break
     else:
         made, lines, _ = made_by(overlap.policy, priorities=overlap.priorities_of(op.name for op in rotated))
-    return FunctionLines(function.phases, completed(function, lines)), made
+    return FunctionLines(function.phases, completed(function, lines), made.late), made
 
 
 @dataclass(frozen=True)
@@ -201,26 +204,31 @@ class _Deciding:
         before = self.judged(TODAY, self.known())
         if policy == TODAY:
             return self.lines, before
-        if policy == LONGEST_TAIL:
-            made = self.longest_tail(round(before.memory * MORE_MEMORY))
+        if self.overlap.is_searched:
+            made = self.searched(round(before.memory * MORE_MEMORY))
             if made is None or before.makespan <= made.makespan * (1 + PLAIN):
                 return self.lines, before
-            made = self.with_updates_together(made, before.makespan)
+            made = self.with_streams(made).with_updates_together(made, before.makespan)
         else:
             priorities = self.overlap.priorities_of(op.name for op in self.ops)
             made = schedule(self.ops, policy, issue, startup=startup, interference=interference, priorities=priorities)
-        made = self.judged(made.policy, side_by_side(self.ops, made.lines, self.updates))
-        return FunctionLines(self.function.phases, completed(self.function, made.lines)), made
+        lines = side_by_side(self.ops, made.lines, self.updates)
+        made = self.with_streams(made).judged(made.policy, lines)
+        return FunctionLines(self.function.phases, completed(self.function, made.lines), made.late), made
 
-    def longest_tail(self, memory: int) -> Schedule | None:
+    def with_streams(self, made: Schedule) -> _Deciding:
+        """Return the same ops with the late streams of a schedule."""
+        return replace(self, ops=on_late_streams(self.ops, made.late)) if made.late else self
+
+    def searched(self, memory: int) -> Schedule | None:
         """Return the shortest schedule within the bytes, of the ops as the default policy sees them and as they are;
         ``None`` if no order was found that needs as little."""
         durations, best = self.durations, None
         for ops in (self.in_time, self.ops):
             with contextlib.suppress(ScheduleError):
-                made = schedule(ops, LONGEST_TAIL, self.overlap.issue, startup=durations.startup,
+                made = schedule(ops, self.overlap.policy, self.overlap.issue, startup=durations.startup,
                                 interference=durations.interference, memory=memory)  # fmt: skip
-                made = self.judged(made.policy, made.lines)
+                made = self.with_streams(made).judged(made.policy, made.lines)
                 if best is None or made.makespan < best.makespan * (1 - PLAIN):
                     best = made
             if best is not None and best.makespan <= best.bound * (1 + PLAIN):

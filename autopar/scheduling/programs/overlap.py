@@ -13,7 +13,7 @@ from autopar.scheduling.policies import ByteScheduler, named
 from autopar.scheduling.priorities import matches_nothing
 from autopar.scheduling.simulation import Issue
 
-TODAY, LONGEST_TAIL, PRIORITIES = "today", "longest-tail", "priorities"
+TODAY, LONGEST_TAIL, TWO_STREAMS, PRIORITIES = "today", "longest-tail", "two-streams", "priorities"
 Given = str | ByteScheduler | Mapping[str, int]  # what ``overlap=`` takes
 
 
@@ -31,6 +31,11 @@ class Overlap:
     policy: str | ByteScheduler = LONGEST_TAIL
     priorities: tuple[tuple[str, int], ...] | None = None
     issue: Issue = "direct"
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether many orders are tried, and the shortest is taken that needs no more memory than it may."""
+        return self.policy in (LONGEST_TAIL, TWO_STREAMS)
 
     def __str__(self) -> str:
         return str(self.policy if self.priorities is None else dict(self.priorities))

@@ -8,9 +8,9 @@ from autopar import Program
 from autopar.costs.durations import Durations
 from autopar.errors import VerifyError
 from autopar.runtime.localize import LocalPrograms
-from autopar.scheduling.programs.functions import part_of
 from autopar.scheduling.programs.order import Execution, decide
 from autopar.scheduling.programs.overlap import Overlap
+from autopar.scheduling.programs.run_parts import part_of
 from autopar.verify.levels import verify
 
 # two layers: what a run computes for its end is reduced in the next one, before its reader

@@ -1,0 +1,112 @@
+"""Start collectives on CUDA from side streams, so that each waits for what it sends and for nothing that comes later.
+
+A collective of ProcessGroupNCCL runs on a stream of its group, and waits for all that the calling stream has been given
+(``syncStream`` in torch's ProcessGroupNCCL.cpp). So an event is recorded where the operand is there, and the collective
+is called from another stream, which waits for that event alone:
+
+    mm = torch.ops.aten.mm.default(x, w)
+    mm_tp_ready = recorded()
+    z = torch.ops.aten.relu.default(v)                                     # the all-reduce runs beside it
+    mm_tp_start = start_all_reduce_aside(mm, 'sum', '3', ready=mm_tp_ready)
+    wait_aside(mm_tp_start, '3')
+    mm_tp = wait(mm_tp_start)
+
+Each process group has one side stream, as its collectives run one after the other. A start right behind its operand
+needs none: there the two are the same, and the memory is of one stream.
+
+Memory is reused in the order of the stream that it was allocated on. So
+
+* copies and results are made on the side stream, which uses them first. In memory of the calling stream they could
+  overwrite what a computation behind the event still reads.
+* behind each start the calling stream waits for the side stream: for its copies, not for the collective. Then the
+  operand may be freed. What NCCL itself reads and writes, torch keeps until the wait (pytorch#148590).
+* the side stream waits for the collective first, because the wait lets go of the copies, whose memory it may reuse. The
+  calling stream then waits for the side stream.
+* results are read on the calling stream, hence ``record_stream``: their memory is reused when the readers are over.
+
+Checked with streams that are recorded and simulated on a CPU, as ``tests/unit/runtime/test_side_streams.py`` does; the
+tests that need a GPU have not been run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autopar.torch_private import FUNCTIONAL
+
+Start = Callable[..., torch.Tensor]
+
+
+class SideStreams:
+    """The side streams of a process.
+
+    Args:
+        cuda: ``torch.cuda``, or what stands for it.
+    """
+
+    def __init__(self, cuda: Any = torch.cuda) -> None:
+        self.cuda = cuda
+        self._streams: dict[str, Any] = {}  # name of a process group → its side stream
+        self._starts: dict[Start, Start] = {}
+        # bound once, because generated code refers to an object by its identity
+        self.record, self.wait = self.recorded, self.wait_aside
+
+    def recorded(self) -> Any:
+        """Record an event on the calling stream."""
+        return self.cuda.current_stream().record_event()
+
+    def aside(self, start: Start) -> Start:
+        """Return a function that starts a collective from the side stream of its group, its last argument.
+
+        It takes one argument more: ``ready``, the event that the side stream waits for.
+        """
+        if start not in self._starts:
+            self._starts[start] = _Aside(self, start)
+        return self._starts[start]
+
+    def wait_aside(self, started: torch.Tensor, group: str) -> None:
+        """Let the calling stream wait for a collective, through the side stream. The host does not wait."""
+        side, calling = self.of(group), self.cuda.current_stream()
+        with self.cuda.stream(side):
+            FUNCTIONAL.wait_tensor(started)  # the next one finds nothing to wait for
+        calling.wait_stream(side)
+        started.record_stream(calling)
+
+    def of(self, group: str) -> Any:
+        """Return the side stream of a process group."""
+        if group not in self._streams:
+            self._streams[group] = self.cuda.Stream()
+        return self._streams[group]
+
+
+class _Aside:
+    """A function that starts a collective from a side stream. ``start``: one that starts it from the calling stream."""
+
+    def __init__(self, sides: SideStreams, start: Start) -> None:
+        self.sides, self.start = sides, start
+        self.__name__, self.__module__ = f"{start.__name__}_aside", start.__module__
+        self.__qualname__ = self.__name__
+
+    def __call__(self, *args: Any, ready: Any) -> torch.Tensor:
+        cuda, side = self.sides.cuda, self.sides.of(args[-1])
+        side.wait_event(ready)
+        with cuda.stream(side):
+            started = self.start(*args)
+        cuda.current_stream().wait_stream(side)
+        return started
+
+
+SIDES = SideStreams()
+
+
+def side_streams_of(device: torch.device) -> SideStreams | None:
+    """Return what starts collectives aside on a device; ``None`` where nothing does: a CPU has no streams."""
+    return SIDES if device.type == "cuda" else None
+
+
+def started_by(target: Any) -> Any:
+    """Return the function that starts a collective from the calling stream, of one that starts it aside."""
+    return target.start if isinstance(target, _Aside) else target

@@ -1,0 +1,132 @@
+"""Choose what runs of a program that completes the run before: all of it, or some of its pieces.
+
+Such a program has one micro-batch. A step of several runs it in two parts, with other micro-batches between them:
+
+    part           finish   counts   micro-batch   end
+    whole            x        x          x          x      one micro-batch, behind another step
+    begin                     x          x          x      one micro-batch, and no step before
+    first            x        x          x                 the first of several, behind another step
+    first alone               x          x                 the first of several, and no step before
+    last                                 x          x      the last of several
+    finish           x                                     no step comes next
+
+A part that leaves out what replaces a state reads the state as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import fx
+
+from autopar.ir.nodes import behind, name_of, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import Result
+from autopar.ir.value_names import ValueRole, roles_in
+from autopar.scheduling.programs.functions import Function
+
+RunPart = Literal["whole", "begin", "first", "first alone", "last", "finish"]
+Piece = Literal["finish", "counts", "micro-batch", "end"]
+
+PIECES: Mapping[RunPart, frozenset[Piece]] = {
+    "whole": frozenset({"finish", "counts", "micro-batch", "end"}),
+    "begin": frozenset({"counts", "micro-batch", "end"}),
+    "first": frozenset({"finish", "counts", "micro-batch"}),
+    "first alone": frozenset({"counts", "micro-batch"}),
+    "last": frozenset({"micro-batch", "end"}),
+    "finish": frozenset({"finish"}),
+}
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A part of a program.
+
+    Attributes:
+        nodes: its ops and transfers, and all constants.
+        results: the results of the program that it computes.
+        replaced: next value of a state that it leaves out → the state.
+        sums: sum of gradients or losses that it hands to the next micro-batch → the value.
+    """
+
+    nodes: frozenset[fx.Node]
+    results: tuple[tuple[fx.Node, Result], ...]
+    replaced: Mapping[fx.Node, fx.Node]
+    sums: Mapping[fx.Node, fx.Node]
+
+
+def handed_over(program: Program) -> frozenset[str]:
+    """Return the states of a scheduled program that are under way between two runs."""
+    before = {name for name, (role, _) in roles_in(program).items() if role is ValueRole.BEFORE}
+    return frozenset(node.name for node in program.placeholders if record_of(node).started or name_of(node) in before)
+
+
+def selected(program: Program, part: RunPart, sums: Mapping[str, str] | None = None) -> Selected:
+    """Return what runs in a part of a scheduled program. Linear in the graph.
+
+    Args:
+        sums: placeholder of a sum → the value that it becomes.
+    """
+    rows = list(zip(operands(program.output), record_of(program.output).results, strict=True))
+    homes, pieces = {node.name: node for node in program.placeholders}, _pieces(program)
+    runs = PIECES[part]
+    nodes = frozenset(node for node in program.nodes if node.op == "get_attr" or pieces.get(node) in runs)
+    unchanged = part != "finish"  # a value that no piece computes
+    results = [row for row in rows if row[0] in nodes or (unchanged and row[0] not in pieces)]
+    handed = frozenset[str]() if "end" in runs or part == "finish" else handed_over(program)
+    named = {node.name: node for node in nodes}
+    return Selected(
+        nodes,
+        tuple((value, result) for value, result in results if result.of not in handed),
+        {value: homes[result.of] for value, result in rows if result.of in homes and value not in nodes},
+        {homes[of]: named[value] for of, value in (sums or {}).items()} if part in ("first", "first alone") else {},
+    )
+
+
+def part_of(program: Program, part: RunPart, sums: Mapping[str, str] | None = None) -> Function:
+    """Return a part of a program as a function; its arguments are those of ``selected``. Linear in the graph.
+
+    Of a message that crosses the end of a run, only the first member is passed: it stands for all.
+    """
+    chosen = selected(program, part, sums)
+    nodes = [node for node in program.nodes if node in chosen.nodes]
+    function = Function.of(nodes, [*(value for value, _ in chosen.results), *chosen.sums.values()])
+    replaced = chosen.replaced
+    takes = dict.fromkeys(replaced.get(value, value) for value in function.takes)
+    return replace(function, takes=_first_members(takes), gives=_first_members(function.gives), replaced=replaced)
+
+
+def _pieces(program: Program) -> dict[fx.Node, Piece]:
+    """Map each op and transfer to its piece."""
+    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
+    roles, names = roles_in(program), {node.name: name_of(node) for node in program.placeholders}
+    states = [(value, names[result.of]) for value, result in rows if result.kind == "state"]
+    counts = behind([value for value, of in states if of in roles and roles[of][0] is ValueRole.COUNT])
+    crossing = {value for value, _ in states if record_of(value).started}
+    pieces: dict[fx.Node, Piece] = {}
+    for node in reversed(list(program.nodes)):
+        if node.op != "call_function":
+            continue
+        about = record_of(node)
+        ends = about.started and all(pieces.get(user) == "end" for user in node.users)
+        if about.phase == "update" or node in crossing or ends:
+            pieces[node] = "end"
+        elif about.phase == "finish":
+            pieces[node] = "finish"
+        else:
+            pieces[node] = "counts" if node in counts else "micro-batch"
+    return pieces
+
+
+def _first_members(values: Collection[fx.Node]) -> tuple[fx.Node, ...]:
+    """Return values without those that are started in a message of another one."""
+    known: set[str] = set()
+    kept = []
+    for value in values:
+        message = record_of(value).message
+        if message not in known:
+            kept.append(value)
+        known |= {message} - {""}
+    return tuple(kept)
