@@ -41,6 +41,7 @@ class Durations:
         launch: the seconds that a call costs beside its work.
         interference: how much slower ops compute while a collective runs: 0.5 means 1.5 times as long.
         source: where the figures are from, in words.
+        start: the seconds of the host for each start of a collective, where it computes itself.
     """
 
     seconds: Mapping[str, float] = field(repr=False)
@@ -48,6 +49,7 @@ class Durations:
     launch: float
     interference: float
     source: str
+    start: float = 0.0
 
     def together(self, names: Collection[str]) -> float:
         """Return the seconds of one kernel that does the work of several ops: it is launched once.
@@ -62,7 +64,8 @@ class Durations:
     @property
     def digest(self) -> str:
         """The digest of all figures: equal durations have equal digests."""
-        figures = json.dumps([dict(self.seconds), dict(self.startup), self.launch, self.interference], sort_keys=True)
+        figures = json.dumps([dict(self.seconds), dict(self.startup), self.launch, self.interference, self.start],
+                             sort_keys=True)  # fmt: skip
         return hashlib.blake2b(figures.encode(), digest_size=16).hexdigest()
 
 
@@ -92,12 +95,12 @@ def durations(
         startup = {node.name: row.startup for node, row in rows}
         words = f"{figures.name}, measured on {figures.measured_on}"
         return Durations({**seconds, **free}, {**startup, **dict.fromkeys(free, 0.0)}, figures.launch,
-                         figures.interference, words)  # fmt: skip
+                         figures.interference, words, figures.machine.start)  # fmt: skip
     prices = list(node_prices(program, figures))
     seconds = {node.name: cost / 1e9 for node, cost in prices}
     startup = {node.name: min(startup_of(node, figures), seconds[node.name]) for node, _ in prices}
     return Durations({**seconds, **free}, {**startup, **dict.fromkeys(free, 0.0)}, figures.memory.latency,
-                     figures.interference, f"the figures of {figures.name}")  # fmt: skip
+                     figures.interference, f"the figures of {figures.name}", figures.start)  # fmt: skip
 
 
 def startup_of(node: fx.Node, machine: Machine) -> float:

@@ -90,6 +90,8 @@ class Machine:
         note: a remark that is printed with prices.
         interference: how much slower an op computes while a collective runs: 0.5 means 1.5 times as long. By default
             it is 0, no slower.
+        start: the seconds of a host that computes itself for each start of a collective: packing, and the threads that
+            it wakes, which share its cores. By default it is 0.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Machine:
     note: str = ""
     capacity: float | None = None
     interference: float = 0.0
+    start: float = 0.0
 
     def flops(self, dtype: torch.dtype) -> float:
         """Return the floating point operations a second in a dtype: its peak, or that of the dtype of ``stand_in``.
@@ -162,8 +165,9 @@ class Machine:
         fields |= {"peak": dict(self.peak), "measured": [*fields["measured"]], "aliases": [*self.aliases]}
         if self.capacity is None:
             del fields["capacity"]
-        if not self.interference:
-            del fields["interference"]
+        for name in ("interference", "start"):
+            if not fields[name]:
+                del fields[name]
         return {"version": VERSION, "machines": [fields]}
 
     @staticmethod
@@ -329,10 +333,12 @@ def _peak(value: Any, at: str) -> tuple[tuple[str, float], ...]:
 
 def _machine(value: Any, at: str) -> Machine:
     fields = fields_of(
-        value, at, {"peak": (), "measured": [], "aliases": [], "note": "", "capacity": None, "interference": 0.0},
+        value, at, {"peak": (), "measured": [], "aliases": [], "note": "", "capacity": None, "interference": 0.0,
+                    "start": 0.0},
         name=text, kind=one_of(("cpu", "cuda", "any")), ranks_per_node=whole(1), inside=_link, outside=_link,
         memory=_link, peak=_peak, measured=array(_measured), aliases=array(text), source=text, note=text,
         capacity=number(True), interference=number(False, most=MOST_INTERFERENCE),
+        start=number(False, most=LONGEST_LATENCY),
     )  # fmt: skip
     operations = [fit.operation for fit in fields["measured"]]
     if twice := next((name for name in operations if operations.count(name) > 1), None):

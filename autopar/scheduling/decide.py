@@ -41,6 +41,7 @@ def schedule(
     priorities: Mapping[str, int] | None = None,
     memory: int | None = None,
     interference: float = 0.0,
+    start_seconds: float = 0.0,
 ) -> Schedule:
     """Return the schedule of a policy. Up to 8 ops, ``"longest-tail"`` finds the shortest order of whole collectives.
 
@@ -54,6 +55,8 @@ def schedule(
             ``"longest-tail"``, which then decides among equal ones.
         memory: the most bytes of results that may be alive in a line.
         interference: while a collective is under way, an op takes (1 + interference) times as long.
+        start_seconds: what each start of a message takes of the host, for ``"direct"``: packing, and the threads that
+            it wakes. With it, few messages are better, and nothing is exact.
 
     Raises:
         ScheduleError: a name, number or glob is wrong, priorities contradict each other or the order, or the memory is
@@ -66,7 +69,7 @@ def schedule(
     if priorities is not None and name not in ("priorities", "longest-tail"):
         raise ScheduleError(f"the policy {name!r} takes no priorities; 'priorities' and 'longest-tail' do")
     limit = inf if memory is None else number("memory", memory)
-    graph = Graph(ops, startup_of(startup))
+    graph = Graph(ops, startup_of(startup), number("start_seconds", start_seconds) * (issue == "direct"))
     made = _Decision(graph, issue_of(issue), number("interference", interference), limit, startup_of(startup))
     numbers = None if priorities is None else numbers_of(graph, priorities)
     if name == "two-streams":
@@ -77,7 +80,7 @@ def schedule(
 
 @gc_paused()
 def judge(ops: Iterable[Op], lines: Iterable[Line], policy: str, issue: Issue = "enqueue", *, startup: Startup = 0.0,
-          interference: float = 0.0) -> Schedule:  # fmt: skip
+          interference: float = 0.0, start_seconds: float = 0.0) -> Schedule:  # fmt: skip
     """Return the schedule with the given lines: they are verified, simulated and compared with the bound.
 
     Args:
@@ -85,7 +88,7 @@ def judge(ops: Iterable[Op], lines: Iterable[Line], policy: str, issue: Issue = 
 
     The others are those of ``schedule`` and of ``simulate``, and so are the errors.
     """
-    graph = Graph(ops, startup_of(startup))
+    graph = Graph(ops, startup_of(startup), number("start_seconds", start_seconds) * (issue == "direct"))
     made = _Decision(graph, issue_of(issue), number("interference", interference), inf)
     return made.finished(policy, draft_of(graph, lines))
 
@@ -155,7 +158,7 @@ class _Decision:
         if numbers is None or best is None:
             drafts = [] if best is None else [best]
             best, seconds = self.plainest([*drafts, *self.plain(tries)])
-        few = len(self.graph) <= MOST and not self.graph.shares
+        few = len(self.graph) <= MOST and not self.graph.shares and not self.graph.start_seconds
         if numbers is None and few and seconds > self.bound.seconds * (1 + BELOW):
             best = self.exact(seconds) or best
         if best is None:
@@ -190,7 +193,7 @@ class _Decision:
         for late in splits(self.graph, self.bound):
             if best.makespan <= self.bound.seconds * (1 + WORTH):
                 break
-            graph = Graph(on_late_streams(self.graph.ops, late), self.startup)
+            graph = Graph(on_late_streams(self.graph.ops, late), self.startup, self.graph.start_seconds)
             split = _Decision(graph, self.issue, self.interference, self.memory, self.startup)
             with contextlib.suppress(ScheduleError):  # no order was found that fits into the memory
                 other = split.finished("two-streams", split.longest_tail(None))
@@ -230,7 +233,7 @@ class _Decision:
             )
         return Schedule(
             name, self.issue, draft.written(), spans_of(draft, found), self.bound.seconds, peak(draft),
-            late_ones(self.graph),
+            late_ones(self.graph), self.graph.start_seconds,
         )  # fmt: skip
 
 

@@ -37,14 +37,20 @@ class Graph:
         kind: op → a number; only collectives with one number share a message.
     """
 
-    def __init__(self, ops: Iterable[Op], startup: float | Mapping[str, float] = 0.0) -> None:
-        """Index the ops. ``startup``: the fixed seconds of each collective, of all of them or by name.
+    def __init__(
+        self, ops: Iterable[Op], startup: float | Mapping[str, float] = 0.0, start_seconds: float = 0.0
+    ) -> None:
+        """Index the ops.
+
+        Args:
+            startup: the fixed seconds of each collective, of all of them or by name.
+            start_seconds: of the host for each start of a message, where the host computes itself.
 
         Raises:
             ScheduleError: names that are doubled or unknown, or ops that read each other in a circle.
             TypeError: ``ops`` has something else than ops.
         """
-        self.ops = tuple(ops)
+        self.ops, self.start_seconds = tuple(ops), start_seconds
         for op in self.ops:
             if not isinstance(op, Op):
                 raise TypeError(f"ops are Op(name, stream, seconds, …), not {shown(op)}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from autopar.scheduling.lines import COMPUTE, START, Draft
+from autopar.scheduling.lines import COMPUTE, START, WAIT, Draft
 
 Interval = tuple[float, float]
 
@@ -35,7 +35,7 @@ class _Run:
         self.issued = set() if is_direct else set(range(len(draft.messages)))
         self.at, self.heads = 0, [0] * len(self.queues)
         self.running: dict[int, tuple[int, float]] = {}  # stream → message, its seconds that are left
-        self.left = -1.0  # work of the op that runs; negative: none
+        self.left = -1.0  # work of the op or start that the host is busy with; negative: none
         self.unsent = list(self.graph.bytes)
         self.done = [False] * len(self.graph)
         self.over: set[int] = set()  # messages that have ended
@@ -62,7 +62,7 @@ class _Run:
             self.exposed += then - self.now
         passed, self.now = then - self.now, then
         if finishes:
-            self._end_op()
+            self._end_line()
         for stream, end in ends.items():
             message, left = self.running[stream]
             if end <= then:
@@ -91,23 +91,27 @@ class _Run:
         if self.left >= 0 or self.at == len(self.host):
             return False
         kind, ref = self.host[self.at]
-        if kind == COMPUTE:
-            self.left = self.graph.seconds[ref]
-            self.compute[ref] = self.now, self.now
-            if not self.left:
-                self._end_op()
+        if kind == WAIT:
+            if ref not in self.over:
+                return False
+            self.at += 1
             return True
-        if kind == START:
-            self.issued.add(ref)
-        elif ref not in self.over:
-            return False
-        self.at += 1
+        self.left = self.graph.start_seconds if kind == START else self.graph.seconds[ref]
+        if kind == COMPUTE:
+            self.compute[ref] = self.now, self.now
+        if not self.left:
+            self._end_line()
         return True
 
-    def _end_op(self) -> None:
-        _, i = self.host[self.at]
-        self.compute[i] = self.compute[i][0], self.now
-        self.done[i], self.left = True, -1.0
+    def _end_line(self) -> None:
+        """End the op or the start that the host is busy with."""
+        kind, ref = self.host[self.at]
+        if kind == START:
+            self.issued.add(ref)
+        else:
+            self.compute[ref] = self.compute[ref][0], self.now
+            self.done[ref] = True
+        self.left = -1.0
         self.at += 1
 
     def _end_message(self, message: int) -> None:

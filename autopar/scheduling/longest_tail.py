@@ -5,8 +5,8 @@ and the shortest schedule is kept:
 
 * keys: the longest path that follows an op; the same with tails raised by load; and the ends of the best schedule so
   far, made from its end backwards, then its begins (forward-backward improvement, Li and Willis 1992);
-* sizes: chunks and buckets near √(θBS), where θ is the start-up cost, B the bandwidth and S the bytes of a kind; a
-  message of unurgent bytes is cut where an urgent one can start;
+* sizes: chunks and buckets near √(θBS), where θ is what a message costs beside its bytes, B the bandwidth and S the
+  bytes of a kind; a message of unurgent bytes is cut where an urgent one can start;
 * patience: whether computation waits for an urgent op that comes soon, instead of beginning a long unurgent one.
 
 The result is never longer than that of the policies it is compared with. It is a function of its input alone.
@@ -62,7 +62,7 @@ class LongestTail:
         """
         self.graph, self.bound, self.run, self.numbers, self.memory = graph, bound, run, numbers, memory
         self.sizes = sizes(graph)
-        self.startup = max(graph.fixed, default=0.0)
+        self.startup = max(graph.fixed, default=0.0) + graph.start_seconds
         self.best: Draft | None = None
         self.seconds = inf
         self.left = min(MOST, max(LEAST, BUDGET // max(1, len(graph))))
@@ -196,7 +196,7 @@ def sizes(graph: Graph) -> dict[int, float]:
             kind = graph.kind[i]
             total[kind] = total.get(kind, 0) + graph.bytes[i]
             flow[kind] = flow.get(kind, 0.0) + graph.flow[i]
-            fixed[kind] = max(fixed.get(kind, 0.0), graph.fixed[i])
+            fixed[kind] = max(fixed.get(kind, 0.0), graph.fixed[i] + graph.start_seconds)
     return {
         kind: max(1.0, math.sqrt(fixed[kind] * size / flow[kind] * size)) if flow[kind] else float(size)
         for kind, size in total.items()

@@ -27,6 +27,7 @@ class Schedule:
         bound: seconds; no order, whatever its chunks and buckets, takes less.
         memory: the most bytes of results alive in a line.
         late: the collectives that run on a second stream over the same ranks.
+        start_seconds: what each start takes of the host.
     """
 
     policy: str
@@ -36,6 +37,7 @@ class Schedule:
     bound: float
     memory: int = 0
     late: frozenset[str] = frozenset()
+    start_seconds: float = 0.0
 
     @property
     def makespan(self) -> float:

@@ -61,7 +61,7 @@ class Times(NamedTuple):
 
 
 def simulate(ops: Iterable[Op], lines: Iterable[Line], issue: Issue = "enqueue", *, startup: Startup = 0.0,
-             interference: float = 0.0) -> Simulation:  # fmt: skip
+             interference: float = 0.0, start_seconds: float = 0.0) -> Simulation:  # fmt: skip
     """Simulate any sequence of lines, after it has been verified.
 
     Args:
@@ -70,11 +70,12 @@ def simulate(ops: Iterable[Op], lines: Iterable[Line], issue: Issue = "enqueue",
         issue: how lines are issued.
         startup: the fixed seconds of each message, of all collectives or by name.
         interference: while a message is under way, an op takes (1 + interference) times as long.
+        start_seconds: what each start of a message takes of the host, for ``"direct"``; it computes later by as much.
 
     Raises:
         ScheduleError: a line is missing, doubled or misplaced, or an option has a wrong value.
     """
-    graph = Graph(ops, startup_of(startup))
+    graph = Graph(ops, startup_of(startup), number("start_seconds", start_seconds))
     draft = draft_of(graph, lines)
     return spans_of(draft, times(draft, issue_of(issue), number("interference", interference)))
 
@@ -121,6 +122,7 @@ def times(draft: Draft, issue: Issue, interference: float = 0.0) -> Times:
             own = stream[parts[0][0]]
             begin = free[own]
             if is_direct:
+                now += graph.start_seconds
                 begin = max(begin, now)
             for i, _, _ in parts:
                 for j in before[i]:

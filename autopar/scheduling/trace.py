@@ -100,39 +100,35 @@ def _add(track: Track, what: str, schedule: Schedule, since: float) -> None:
     """Add a schedule that begins at a time. A wait that blocks is a slice up to what is computed next."""
     spans = iter(schedule.spans)
     messages: dict[Line, Slice] = {}
-    waited: list[Line] = []
     free = since
     for line in schedule.lines:
-        title = " ".join(dict.fromkeys(part.op for part in line.parts))
         if line.kind == "wait":
-            waited.append(line)
+            free = _wait(track, messages[line], free, what)
             continue
         span = next(spans)
-        about = {"function": what, "bytes": sum(part.end - part.begin for part in line.parts)}
-        drawn = Slice(title, span.stream, since + span.begin, since + span.end, "message", about)
-        if line.kind == "start":
-            track.slices.append(drawn)
-            messages[Line("wait", line.parts)] = drawn
+        title = " ".join(dict.fromkeys(part.op for part in line.parts))
+        about: dict[str, Any] = {"function": what}
+        if line.kind == "compute":
+            track.slices.append(Slice(title, COMPUTE, since + span.begin, since + span.end, "compute", about))
+            free = since + span.end
             continue
-        _block(track, waited, messages, free, drawn.begin, what)
-        track.slices.append(drawn._replace(shows="compute", about={"function": what}))
-        free = drawn.end
-    _block(track, waited, messages, free, since + schedule.makespan, what)
+        if schedule.start_seconds:
+            track.slices.append(Slice(f"start {title}", COMPUTE, free, free + schedule.start_seconds, "start", about))
+            free += schedule.start_seconds
+        about |= {"bytes": sum(part.end - part.begin for part in line.parts)}
+        message = Slice(title, span.stream, since + span.begin, since + span.end, "message", about)
+        track.slices.append(message)
+        messages[Line("wait", line.parts)] = message
 
 
-def _block(
-    track: Track, waited: list[Line], messages: Mapping[Line, Slice], begin: float, end: float, what: str
-) -> None:
-    """Add the slices of waits that block from ``begin`` to ``end``, one after the other as their messages arrive."""
-    for line in waited:
-        message = messages[line]
-        arrived = min(max(begin, message.end), end)
-        if arrived > begin:
-            wait = Slice(f"wait {message.name}", COMPUTE, begin, arrived, "exposed", {"function": what})
-            track.slices.append(wait)
-            track.arrows.append(Arrow(message, wait))
-            begin = arrived
-    waited.clear()
+def _wait(track: Track, message: Slice, begin: float, what: str) -> float:
+    """Add the wait for a message, if it blocks what is computed next. Return when it ends."""
+    if message.end <= begin:
+        return begin
+    wait = Slice(f"wait {message.name}", COMPUTE, begin, message.end, "exposed", {"function": what})
+    track.slices.append(wait)
+    track.arrows.append(Arrow(message, wait))
+    return message.end
 
 
 def _names(process: int, track: Track, threads: Mapping[str, int]) -> Iterator[Event]:

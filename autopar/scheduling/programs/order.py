@@ -164,7 +164,7 @@ def _across(
 
     def made_by(policy: str | ByteScheduler, **options: Any) -> tuple[Schedule, list[Line], int]:
         made = schedule(rotated, policy, overlap.issue, startup=durations.startup,
-                        interference=durations.interference, **options)  # fmt: skip
+                        interference=durations.interference, start_seconds=durations.start, **options)  # fmt: skip
         lines = unrotated(made.lines, across)
         return made, lines, memory_of_run(program, ops, lines, crossing)
 
@@ -211,7 +211,8 @@ class _Deciding:
             made = self.with_streams(made).with_updates_together(made, before.makespan)
         else:
             priorities = self.overlap.priorities_of(op.name for op in self.ops)
-            made = schedule(self.ops, policy, issue, startup=startup, interference=interference, priorities=priorities)
+            made = schedule(self.ops, policy, issue, startup=startup, interference=interference,
+                            start_seconds=durations.start, priorities=priorities)  # fmt: skip
         lines = side_by_side(self.ops, made.lines, self.updates)
         made = self.with_streams(made).judged(made.policy, lines)
         return FunctionLines(self.function.phases, completed(self.function, made.lines), made.late), made
@@ -227,7 +228,8 @@ class _Deciding:
         for ops in (self.in_time, self.ops):
             with contextlib.suppress(ScheduleError):
                 made = schedule(ops, self.overlap.policy, self.overlap.issue, startup=durations.startup,
-                                interference=durations.interference, memory=memory)  # fmt: skip
+                                interference=durations.interference, start_seconds=durations.start,
+                                memory=memory)  # fmt: skip
                 made = self.with_streams(made).judged(made.policy, made.lines)
                 if best is None or made.makespan < best.makespan * (1 - PLAIN):
                     best = made
@@ -244,7 +246,7 @@ class _Deciding:
         """Return the schedule with these lines."""
         durations = self.durations
         return judge(self.ops, lines, policy, self.overlap.issue, startup=durations.startup,
-                     interference=durations.interference)  # fmt: skip
+                     interference=durations.interference, start_seconds=durations.start)  # fmt: skip
 
     def with_updates_together(self, made: Schedule, most: float) -> Schedule:
         """Return the schedule with all updates that nothing reads at the end, unless that takes longer than launching

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autopar.errors import ScheduleError
-from autopar.scheduling import POLICIES, ByteScheduler, Op, Schedule, schedule
+from autopar.scheduling import POLICIES, ByteScheduler, Op, Schedule, schedule, simulate
 from autopar.scheduling.tuning import CREDITS, PARTITIONS, bayesian, grid
 
 MIB = 2**20
@@ -187,3 +187,32 @@ def without_optuna(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_missing_library_names_the_extra() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"install autopar\[tune\], or tune by grid"):
         bayesian(gradients([1]))
+
+
+def test_starts_take_time_of_a_host_that_computes_itself() -> None:
+    """A start of 1 s moves all that is computed behind it, and its own message."""
+    ops = [Op("first", "compute", 1.0), Op("reduce", "dp", 4.0, ("first",), bytes=8), Op("other", "compute", 2.0)]
+    made = schedule([*ops, Op("read", "compute", 1.0, ("reduce",))], "program", "direct", start_seconds=1.0)
+    spans = {span.parts[0].op: (span.begin, span.end) for span in made.spans}
+    assert spans == {"first": (0, 1), "reduce": (2, 6), "other": (2, 4), "read": (6, 7)}
+    assert (made.makespan, made.exposed, made.start_seconds) == (7, 2, 1)
+    enqueued = schedule([*ops, Op("read", "compute", 1.0, ("reduce",))], "program", start_seconds=1.0)
+    assert (enqueued.makespan, enqueued.start_seconds) == (6, 0)
+
+
+@pytest.mark.parametrize("policy", ["program", "today", "longest-tail", "p3"])
+def test_slowed_and_plain_simulations_of_starts_are_alike(policy: str) -> None:
+    ops = gradients([1, 2, 3, 4, 5], startup=0.5)
+    made = schedule(ops, policy, "direct", startup=0.5, start_seconds=0.25)
+    for interference in (0.0, 1e-12):
+        simulated = simulate(ops, made.lines, "direct", startup=0.5, start_seconds=0.25, interference=interference)
+        assert [span.end for span in simulated.spans] == pytest.approx([span.end for span in made.spans])
+        assert simulated.exposed == pytest.approx(made.exposed)
+
+
+def test_the_default_sends_few_messages_where_starts_are_dear() -> None:
+    ops = [Op("forward", "compute", 100.0), *gradients([1] * 20)]
+    counts = [len(messages(schedule(ops, issue="direct", start_seconds=cost))) for cost in (0.0, 0.5, 5.0)]
+    assert counts[0] > counts[1] >= counts[2] == 1
+    with pytest.raises(ScheduleError, match=r"start_seconds=-1; give a finite number from 0"):
+        schedule(ops, start_seconds=-1)
