@@ -39,7 +39,7 @@ class Effort:
 
     def calls(self, seconds: float) -> int:
         """Return how often a call of so many seconds is timed."""
-        return max(self.least, min(self.most, int(self.seconds / max(seconds, 1e-9))))
+        return int(max(self.least, min(self.most, self.seconds / max(seconds, 1e-9))))
 
 
 class Clock:

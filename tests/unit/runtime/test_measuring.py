@@ -128,3 +128,7 @@ def test_an_effort_that_makes_no_sense_is_refused() -> None:
 def test_seconds_are_those_of_this_process() -> None:
     assert len(Clock(CPU).each(lambda: None, 4)) == 4
     assert Clock(CPU).agreed([1.0, 2.0]) == [1.0, 2.0]
+
+
+def test_endless_seconds_time_the_most_calls() -> None:
+    assert Effort(seconds=float("inf"), most=7).calls(0.1) == 7
