@@ -12,8 +12,9 @@ from functools import cached_property
 
 import torch
 
-from autopar.ir.nodes import name_of, operands, record_of
+from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
+from autopar.ir.states import next_values
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.modes import as_captured
@@ -40,7 +41,7 @@ class ProcessTurn(ProcessRun):
 
     def of(self, values: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], Pieces]:
         """Return the returned values, and the next values of the states that the part replaces."""
-        nexts = next_names(self._local)
+        nexts = {state: value.name for state, value in next_values(self._local).items()}
         if "end" not in PIECES[self._part]:
             nexts = {state: name for state, name in nexts.items() if state not in self.handed}
         states = {state: values[name] for state, name in nexts.items() if name in values}
@@ -134,9 +135,3 @@ class _SimulatedPart:
             states | {home.name: value.name for home, value in chosen.sums.items()},
             {value.name: home.name for value, home in chosen.replaced.items()},
         )
-
-
-def next_names(local: Program) -> dict[str, str]:
-    """Map each state of a program to its next value, by name."""
-    rows = zip(operands(local.output), record_of(local.output).results, strict=True)
-    return {result.of: value.name for value, result in rows if result.kind == "state"}

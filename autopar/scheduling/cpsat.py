@@ -136,10 +136,7 @@ class _Model:
         heapq.heapify(ready)
         while ready:
             *_, i = heapq.heappop(ready)
-            if graph.stream[i]:
-                draft.start([graph.whole(i)])
-            else:
-                draft.compute(i)
+            draft.issue(i)
             for j in graph.readers[i]:
                 missing[j] -= 1
                 if not missing[j]:

@@ -18,10 +18,7 @@ def in_order(graph: Graph) -> Draft:
     """Return the lines in the order of the ops."""
     draft = Draft(graph)
     for i in graph.order:
-        if graph.stream[i]:
-            draft.start([graph.whole(i)])
-        else:
-            draft.compute(i)
+        draft.issue(i)
     return draft.finished()
 
 
@@ -91,10 +88,7 @@ class _Dispatch:
             dispatched[i] = True
             for j in graph.before[i]:
                 self.wait(j)
-            if graph.stream[i]:
-                draft.start([graph.whole(i)])
-            else:
-                draft.compute(i)
+            draft.issue(i)
             for j in graph.readers[i]:
                 self.missing[j] -= 1
                 if not self.missing[j]:

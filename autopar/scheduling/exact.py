@@ -85,10 +85,7 @@ class _Search:
     def finish(self, order: tuple[int, ...]) -> None:
         draft = Draft(self.graph)
         for i in order:
-            if self.graph.stream[i]:
-                draft.start([self.graph.whole(i)])
-            else:
-                draft.compute(i)
+            draft.issue(i)
         draft.finished()
         seconds = self.value(draft)
         if seconds < self.most:

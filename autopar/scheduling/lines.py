@@ -74,6 +74,13 @@ class Draft:
         self.lines.append((START, message))
         return message
 
+    def issue(self, i: int) -> None:
+        """Append an op: its computation, or the start of the whole collective."""
+        if self.graph.stream[i]:
+            self.start([self.graph.whole(i)])
+        else:
+            self.compute(i)
+
     def read(self, i: int) -> None:
         """Append the waits for what an op reads."""
         for j in self.graph.before[i]:

@@ -7,40 +7,18 @@ A collective that is taken may become a chunk, a bucket with others, or whole, a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 from autopar.scheduling.graph import Graph, PartOf
 from autopar.scheduling.lines import Draft
+from autopar.scheduling.rule import Rule, aligned
 
 Keys = Sequence[Any]  # op → what decides who goes first; the smallest does
 
 LOOKED_AT, LOOKED_AT_FOR_MEMORY = 8, 64  # ready ops that are tried, where one is wanted that fits
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a stream takes what is ready.
-
-    Attributes:
-        chunk: the most bytes of one collective in a message; for all, or kind → bytes.
-        window: a message is filled up to these bytes, with further collectives of its kind; likewise.
-        piece: bytes; what does not fit into a window whole is cut after a multiple of them. 0: it is left out.
-        credit: bytes that may be started and not yet done; a message that is alone may have more.
-        cut: a message is cut where a more urgent one can start, if it has at least these seconds left.
-        patience: computation waits for a more urgent op that comes within this share of the seconds of what is ready.
-        program_order: whether ops compute in their order.
-    """
-
-    chunk: float | Mapping[int, float] = inf
-    window: float | Mapping[int, float] = 0
-    piece: int = 0
-    credit: float = 0
-    cut: float = inf
-    patience: float = 0.0
-    program_order: bool = False
 
 
 class OutOfMemory(Exception):
@@ -255,13 +233,13 @@ class _Arrangement:
         first = stream.ready[0][2]
         credit = rule.credit - stream.bytes if stream.running else inf
         kind = graph.kind[first]
-        size = min(graph.bytes[first] - self.sent[first], max(1, of_kind(rule.chunk, kind)))
+        size = min(graph.bytes[first] - self.sent[first], max(1, rule.chunk_of(kind)))
         if size > credit:
             return []
         parts = [self.part(stream, int(size))]
         if not graph.bytes[first]:
             return parts
-        room = int(min(of_kind(rule.window, kind), credit) - size)
+        room = int(min(rule.window_of(kind), credit) - size)
         aside: list[tuple[Any, int, int]] = []
         while room > 0 and stream.ready and len(aside) < LOOKED_AT:
             i = stream.ready[0][2]
@@ -322,12 +300,3 @@ def layer_keys(graph: Graph) -> list[int]:
     for i in reversed(graph.collectives):  # that of the first op that needs it, through other collectives too
         keys[i] = min([keys[j] for j in graph.readers[i]], default=len(graph))
     return keys
-
-
-def of_kind(size: float | Mapping[int, float], kind: int) -> float:
-    return size.get(kind, 0.0) if isinstance(size, Mapping) else size
-
-
-def aligned(size: int) -> int:
-    """Return the bytes of which a chunk of a collective is a multiple: whole elements of any dtype, if it has many."""
-    return 16 if size >= 4096 else 1

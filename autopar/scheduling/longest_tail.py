@@ -25,8 +25,9 @@ from autopar.scheduling.bounds import Bound, longest_paths
 from autopar.scheduling.fusing import fused
 from autopar.scheduling.graph import Graph
 from autopar.scheduling.lines import Draft
-from autopar.scheduling.list_scheduling import Keys, OutOfMemory, Rule, arrange, layer_keys
+from autopar.scheduling.list_scheduling import Keys, OutOfMemory, arrange, layer_keys
 from autopar.scheduling.placement import joined
+from autopar.scheduling.rule import Rule
 from autopar.scheduling.simulation import Times, times
 
 BUDGET = 60_000  # ops that are placed by all tries together

@@ -10,7 +10,8 @@ from autopar.errors import ScheduleError, shown
 from autopar.scheduling import buckets, dispatch
 from autopar.scheduling.graph import Graph
 from autopar.scheduling.lines import Draft
-from autopar.scheduling.list_scheduling import Rule, arrange, layer_keys
+from autopar.scheduling.list_scheduling import arrange, layer_keys
+from autopar.scheduling.rule import Rule
 
 P3_SLICE = 200_000  # bytes: 50,000 parameters of float32
 

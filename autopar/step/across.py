@@ -20,9 +20,10 @@ from autopar.model.compiled import Compiler
 from autopar.report.passes import PassReport
 from autopar.scheduling.programs.order import Execution
 from autopar.step.compiled_step import MicroBatch, Placed, about
+from autopar.step.cut import Cut, gathers_cross, reductions_cross
 from autopar.step.merged_programs import merge_programs
 from autopar.step.options import StepOptions
-from autopar.step.rotated_program import Cut, gathers_cross, reductions_cross, rotate
+from autopar.step.rotated_program import rotate
 from autopar.verify.levels import verify
 
 NOTHING = "nothing crosses the end of a step"

@@ -19,7 +19,7 @@ from autopar.errors import SimulationError
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
-from autopar.ir.started_states import started_states
+from autopar.ir.states import started_states
 from autopar.ir.streams import DEFAULT, Groups, Ranks, group_key, stream_of
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.bucket_collectives import (

@@ -18,10 +18,9 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from torch import fx
-
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
+from autopar.ir.states import next_values
 from autopar.optimizers import IN_PLACE
 from autopar.scheduling.lines import Line
 from autopar.scheduling.op import COMPUTE, Op
@@ -106,12 +105,6 @@ def memory_of_run(program: Program, ops: Sequence[Op], lines: Sequence[Line], ac
         if op.name in last:
             change[last[op.name] + 1] -= bytes
     return max(itertools.accumulate(change))
-
-
-def next_values(program: Program) -> dict[str, fx.Node]:
-    """Return the next value of each state of a program, by placeholder."""
-    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
-    return {result.of: value for value, result in rows if result.kind == "state"}
 
 
 def _just_in_time(finish: Sequence[Op], forward: Sequence[Op]) -> list[Op]:

@@ -43,6 +43,7 @@ from autopar.ir import transfers
 from autopar.ir.nodes import make_node, map_operands, node_at, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES, Record, Result, TensorType
+from autopar.ir.states import next_values
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import MESSAGES
@@ -91,8 +92,7 @@ class _Writer:
         self.late = frozenset[str]().union(*(function.late for function in order))
         self.across = {self.nodes[name]: operands(self.nodes[name])[0] for name in across if name in self.nodes}
         self.under_way: dict[fx.Node, fx.Node] = {}
-        rows = zip(operands(local.output), record_of(local.output).results, strict=True)
-        self.nexts = {result.of: value for value, result in rows if result.kind == "state"}
+        self.nexts = next_values(local)
 
     def run(self) -> Program:
         local = self.local

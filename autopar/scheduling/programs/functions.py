@@ -48,10 +48,10 @@ def functions_of(program: Program, whole: bool) -> list[Function]:
             that the backward reads.
     """
     if whole:
-        return [Function.of([node for node in program.nodes if _runs(node)], operands(program.output))]
+        return [Function.of([node for node in program.nodes if runs(node)], operands(program.output))]
     nodes: dict[str, list[fx.Node]] = {"forward": []}
     for node in program.nodes:
-        if _runs(node):
+        if runs(node):
             nodes.setdefault(record_of(node).phase, []).append(node)
     rows = list(zip(operands(program.output), record_of(program.output).results, strict=True))
     gives = {
@@ -76,7 +76,8 @@ def is_collective(node: fx.Node) -> bool:
     return transfers.received(row.function, tensor_type(operands(node)[0]), {}, tensor_type(node)) > 0
 
 
-def _runs(node: fx.Node) -> bool:
+def runs(node: fx.Node) -> bool:
+    """Return whether a node is an op, a transfer or a constant, and not an input or the output."""
     return node.op in ("call_function", "get_attr")
 
 
