@@ -33,7 +33,6 @@ piece in the same proportions, which are equal within a group.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -42,9 +41,10 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import make_node, map_operands, node_at, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
-from autopar.ir.record import PHASES, Record, Result, TensorType
+from autopar.ir.record import PHASES, Record, Result
 from autopar.ir.states import next_values
 from autopar.scheduling.lines import Line, Part
+from autopar.scheduling.programs.chunks import Span, chunk_type, cuts_of
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import MESSAGES
 
@@ -60,7 +60,6 @@ def scheduled(local: Program, order: Sequence[FunctionLines], across: Collection
     return _Writer(local, order, across).run()
 
 
-Span = tuple[int, int]
 LATE = "late"  # the stream of late collectives
 
 
@@ -84,7 +83,7 @@ class _Writer:
         self.nodes = {node.name: node for node in local.nodes}
         self.names = set(self.nodes)
         self.values: dict[fx.Node, fx.Node] = {}
-        self.cuts = self.cut()
+        self.cuts = cuts_of(order, self.nodes)
         self.started: dict[tuple[fx.Node, Part], fx.Node] = {}
         self.chunks: dict[fx.Node, list[fx.Node]] = {}
         self.messages: dict[str, int] = {}
@@ -150,25 +149,6 @@ class _Writer:
         """Return the parts of a line that this rank has."""
         found = [(self.nodes[part.op], part) for part in line.parts if part.op in self.nodes]
         return [(node, part) for node, part in found if part in self.cuts.get(node, (part,))]
-
-    def cut(self) -> dict[fx.Node, dict[Part, Span]]:
-        """Return the parts of each collective that is sent in several, with the elements of this rank's piece; a part
-        without elements is left out."""
-        parts: dict[str, list[Part]] = {}
-        for function in self.order:
-            for line in function.lines:
-                if line.kind == "start":
-                    for part in line.parts:
-                        parts.setdefault(part.op, []).append(part)
-        cuts: dict[fx.Node, dict[Part, Span]] = {}
-        for name, own in parts.items():
-            if len(own) > 1 and name in self.nodes:
-                node, total = self.nodes[name], max(part.end for part in own)
-                elements = elements_sent(node)
-                spans = {part: (part.begin * elements // total, part.end * elements // total) for part in own}
-                spans = {part: span for part, span in spans.items() if span[0] < span[1]} or {own[0]: (0, 0)}
-                cuts[node] = spans
-        return cuts
 
     def line(self, line: Line) -> None:
         present = self.present(line)
@@ -318,16 +298,3 @@ def communicates(node: fx.Node) -> bool:
     if row is None or not row.collective or row.function in MESSAGES:
         return False
     return bool(transfers.arguments(node.target, node.args, node.kwargs)["axis"])
-
-
-def elements_sent(node: fx.Node) -> int:
-    """Return the elements that a chunk of a collective is cut from: of its operand, or of each row of a scatter."""
-    kept = tensor_type(node) if node.target is transfers.reduce_scatter else tensor_type(operands(node)[0])
-    return math.prod(kept.shape)
-
-
-def chunk_type(node: fx.Node, span: Span) -> TensorType:
-    """Return the type of a chunk of a collective: its elements in a row, of a gather a row for each rank."""
-    type = tensor_type(node)
-    rows = () if node.target is not transfers.all_gather else (len(node.kwargs["sizes"]),)  # type: ignore[arg-type]
-    return TensorType((*rows, span[1] - span[0]), type.dtype)
