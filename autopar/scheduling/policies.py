@@ -1,4 +1,4 @@
-"""List the policies: what decides the order, each with its source."""
+"""List the policies that decide an order, each with its source."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class ByteScheduler:
 
     @property
     def rule(self) -> Rule:
+        """The rule of list scheduling with these sizes."""
         if self.fused:
             window = self.credit // self.partition * self.partition
             return Rule(chunk=window, window=window, piece=self.partition, program_order=True)
@@ -50,12 +51,13 @@ class ByteScheduler:
 
 @dataclass(frozen=True)
 class Policy:
-    """One row.
+    """One policy.
 
     Attributes:
         title: what it does, and its source.
         order: the ops → the lines; ``None`` where ``decide`` makes them.
-        by_time: whether the lines come from times, so that on a CPU starts are moved to the places where they begin.
+        by_time: whether the lines come from simulated times. Then, on a CPU, each start is moved to its operand
+            (``placement.hoisted``).
     """
 
     title: str
@@ -64,7 +66,7 @@ class Policy:
 
 
 def by_layer(graph: Graph, rule: Rule) -> Draft:
-    """Return the lines where collectives go first that are read first, and ops compute in their order."""
+    """Return the lines in which the collective that is read first goes first, and ops compute in program order."""
     return arrange(graph, layer_keys(graph), rule)
 
 

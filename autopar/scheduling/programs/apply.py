@@ -14,8 +14,8 @@ A collective that is cut is started chunk by chunk, and its chunks are joined:
                                                      w_dp_1 : f32[28] = wait(w_dp_1_start)
                                                      w_dp : f32[32 4] = join_chunks([w_dp_0, w_dp_1], shape=(32, 4))
 
-A collective that crosses the end of a run is started before the run ends, and the next run waits for it. What was
-started is a state; its next value is the start:
+A collective that crosses the end of a run is started before the run ends, and the next run waits for it. The started
+collective is a state, whose next value is the start:
 
     w_grad : f32[8] = state(w_grad_sum)         →    w_dp_start : f32[8] = state(w_dp_next_start) on dp
     finish:                                          finish:
@@ -27,8 +27,7 @@ started is a state; its next value is the start:
 A late collective is started ``on late``, which is a process group of its own over the same ranks.
 
 The lines of a schedule name values of the explicit program, so that one schedule fits the programs of all ranks. A
-value that a rank does not have is skipped. Chunks are ranges of bytes of the largest piece; each rank cuts its own
-piece in the same proportions, which are equal within a group.
+rank skips the values that it does not have. ``chunks`` cuts each rank's pieces.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def scheduled(local: Program, order: Sequence[FunctionLines], across: Collection
 
     Args:
         local: the program of one rank, which does not change.
-        order: all ops and transfers of the explicit program that it was made from.
+        order: the lines of each function, with all ops and transfers of the explicit program.
         across: the collectives that are started in the run before.
     """
     return _Writer(local, order, across).run()
@@ -71,7 +70,7 @@ class _Writer:
         cuts: collective that is cut → the parts in which it is sent.
         started: part of a collective → the node that starts it.
         chunks: collective that is cut → its chunks that were waited for.
-        messages: how many messages of several members a stream has.
+        messages: stream → the number of its messages with several members, so far.
         late: the collectives that run on the stream ``late``.
         across: collective that was started in the run before → the state that is its operand.
         under_way: start that crosses the end of the run → the state that it replaces.
@@ -131,7 +130,7 @@ class _Writer:
         return home
 
     def results(self, replaced: Collection[fx.Node]) -> None:
-        """Write the results. What crosses the end of the run takes the place of its operand."""
+        """Write the results. The state of a collective that crosses replaces the state of its operand."""
         output = self.local.output
         gone = {home.name for home in replaced}
         rows = [
@@ -171,7 +170,7 @@ class _Writer:
                     self.start(node, part, message)
 
     def phases(self, function: FunctionLines) -> list[str]:
-        """Return the phase in which each line stands: where a function has several, that of the last op."""
+        """Return the phase in which each line stands: that of the latest computation up to it."""
         phases, phase = [], function.phases[0] if function.phases else self.phase
         for line in function.lines:
             node = self.nodes.get(line.parts[0].op)
@@ -181,7 +180,7 @@ class _Writer:
         return phases
 
     def compute(self, node: fx.Node) -> None:
-        """Write an op; before it, what only local programs have: the seeds of a rank's pieces."""
+        """Write an op, and before it the operands that only local programs have, such as seeds of random numbers."""
         if node in self.values:
             return
         for operand in operands(node):
@@ -252,8 +251,11 @@ class _Writer:
         return new
 
     def phase_of(self, node: fx.Node, read: Sequence[fx.Node]) -> str:
-        """Return the phase of a line of a collective: that in which it stands, but none before what it reads, and none
-        after that of its transfer, whose readers may be in the same one. What completes the run before is apart."""
+        """Return the phase of a line of a collective: the phase in which the line stands, limited by two others.
+
+        It is not before the phases of its operands, and not after that of its transfer, whose readers may be in the
+        same phase. Only transfers of ``finish`` are in ``finish``.
+        """
         if record_of(node).phase != "finish" and self.phase == "finish":
             return self.phase_of_lines(node, read, "forward")
         return self.phase_of_lines(node, read, self.phase)
