@@ -234,8 +234,10 @@ class _Decision:
                 f"{name}: the simulated {found.makespan!r} s are below the bound of {self.bound.seconds!r} s, which is "
                 f"a defect of the simulation or of the bound; please report it with the ops"
             )
+        lines = draft.written()
+        draft_of(self.graph, lines)  # what no verifier has seen is not given to anybody
         return Schedule(
-            name, self.issue, draft.written(), spans_of(draft, found), self.bound.seconds, peak(draft),
+            name, self.issue, lines, spans_of(draft, found), self.bound.seconds, peak(draft),
             late_ones(self.graph), self.graph.start_seconds,
         )  # fmt: skip
 
