@@ -1,7 +1,7 @@
-"""Rotate a step: finish the step before, and run this one up to the collectives that cross its end.
+"""Rotate a step: write one program that finishes the step before, and runs this one up to the cut (``cut``).
 
-The reduction of a gradient crosses. The program has it where its result is read, at the beginning, and takes its
-operand from the run before:
+Here the reduction of a gradient crosses. In the rotated program it stands where its result is read, in the phase
+``finish``, and its operand is a state that the run before has computed:
 
     micro:                                                   w : f32[8 4] = state(sgd, 'w')
       w : f32[8 4] = param                                   w_before : f32[8 4] +dp = state(w_grad_sum, 'w.before')
@@ -14,9 +14,8 @@ operand from the run before:
                                                              backward:
                                                                w_grad_sum : f32[8 4] +dp = add.Tensor(w_grad, mm)
 
-The order of the program starts such a collective in the run before, as soon as there is its operand (software
-pipelining: Lam, PLDI 1988). Where each update depends on all gradients, the gathers of the updated parameters cross
-instead.
+The schedule of the program starts such a collective in the run before, as soon as its operand is computed (software
+pipelining: Lam, PLDI 1988).
 """
 
 from __future__ import annotations
@@ -72,12 +71,12 @@ class _Rotation:
     """Writes a rotated step.
 
     Attributes:
-        homes: name → placeholder.
+        homes: name → placeholder of the rotated step.
         nexts: name of a state → its next value, so far.
         names: placeholder of both programs → its name in the rotated step.
         counted: name of a count → the value of ``micro``.
-        needs: value → what its home requires of it.
-        befores: value that is handed to the next run → the placeholder of the run before.
+        needs: value → the layout and the dtype that its home requires.
+        befores: value that is handed to the next run → the placeholder with the value of the run before.
     """
 
     def __init__(self, micro: Program, update: Program, cut: Cut, counts: Sequence[str]) -> None:
@@ -111,8 +110,8 @@ class _Rotation:
         values |= self.befores
         for home, reduction in self.cut.moved.items():
             values[home] = self._copy(reduction, {operands(reduction)[0]: self.befores[home]}, self.micro, "finish")
-        behind_it = {value: self.homes[name] for name, value in next_values_by_name(update).items()}
-        finished = {**behind_it, **values}  # of the step before, what is not in ``finish`` has become states
+        updated = {value: self.homes[name] for name, value in next_values_by_name(update).items()}
+        finished = {**updated, **values}  # values of the step before that are not in ``finish`` are states now
         self._run(update, [node for node in update.nodes if node in finish], finished, "finish")
         self._results(update, {node: new for node, new in finished.items() if node in finish or node in values})
         in_micro = self._taken(self.micro)
@@ -131,7 +130,7 @@ class _Rotation:
         return Rotated(self._program(states), tuple(node.name for node in self.crossing), sums)
 
     def _taken(self, program: Program) -> dict[fx.Node, fx.Node]:
-        """Return what a program takes: the latest values of states."""
+        """Return placeholder of a program → its value here: the latest one of a state."""
         known = {**self.homes, **self.nexts}
         return {node: known[self.names[node]] for node in program.placeholders if self.names[node] in known}
 
@@ -157,7 +156,7 @@ class _Rotation:
         return new
 
     def _results(self, program: Program, values: Mapping[fx.Node, fx.Node]) -> None:
-        """Take over the results of a program that are there."""
+        """Take over the results of a program whose values are computed."""
         about = record_of(program.output)
         names = {node.name: self.names[node] for node in program.placeholders}
         uses = about.uses or (None,) * len(about.results)

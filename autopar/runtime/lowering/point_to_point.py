@@ -1,7 +1,7 @@
 """Run messages between ranks: post receives, launch sends, and wait for them, each as a call of its own.
 
-``post`` and ``launch`` return a handle at once, and ``wait`` blocks until the messages of a handle are done. Callers rely
-on this behaviour of torch 2.13:
+``post`` and ``launch`` return a handle at once, and ``wait`` blocks until the messages of a handle are done. Callers
+must know how torch 2.13 behaves in between:
 
 * gloo never buffers: a send is done when the other rank has received it, whatever its size. So all ranks must be shown
   to finish without buffers (``autopar.verify.channels``).
