@@ -1,6 +1,7 @@
 """Bound the seconds of every schedule from below: of any order, with any chunks and buckets, and with preemption.
 
-    bound = max(critical path, per link: Jackson's preemptive bound, per stream: the bound with start-up costs)
+    bound = max(critical path, per link: Jackson's preemptive bound, per stream: the bound with start-up costs, the
+                bound of a host that computes itself)
 
 A link is a stream, or what several streams share: together they take no less time on it than one after the other.
 
@@ -14,7 +15,7 @@ A message pays the start-up cost θ once, however many collectives share it. Let
 machine a collective takes its seconds without θ, and is there θ later. Two collectives of which one needs the other
 never share a message; so those along one path through a link take all their seconds. Each collective by itself takes
 all its seconds too: paths use these. That many messages of a stream pay θ is counted in ``startup_bound``; those of
-several streams may pay it at once.
+several streams may pay it at once. What starts take of a host that computes itself is counted in ``host_bound``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy
 import numpy.typing
 
 from autopar.scheduling.graph import Graph
+from autopar.scheduling.host_bound import host_bound
 from autopar.scheduling.startup_bound import startup_bound
 
 TWICE = 2000  # ops up to which heads and tails are raised a second time, with those of the first
@@ -46,7 +48,7 @@ def bound(graph: Graph) -> Bound:
     turned = graph.reversed()
     heads, tails = heads_of(graph), heads_of(turned)
     path = max([h + s + t for h, s, t in zip(heads, graph.seconds, tails, strict=True)], default=0.0)
-    return Bound(max(path, *_of_machines(graph, heads, tails)), heads, tails)
+    return Bound(max(path, host_bound(graph), *_of_machines(graph, heads, tails)), heads, tails)
 
 
 def heads_of(graph: Graph) -> list[float]:

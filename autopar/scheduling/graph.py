@@ -50,6 +50,8 @@ class Graph:
             ScheduleError: names that are doubled or unknown, or ops that read each other in a circle.
             TypeError: ``ops`` has something else than ops.
         """
+        if not isinstance(ops, Iterable):
+            raise TypeError(f"ops are a sequence of Op(name, stream, seconds, …), not {shown(ops)}")
         self.ops, self.start_seconds = tuple(ops), start_seconds
         for op in self.ops:
             if not isinstance(op, Op):
