@@ -164,7 +164,7 @@ class Mesh:
             return self._coordinates[rank]
         except KeyError:
             raise ValueError(
-                f"rank {rank} is not on the mesh ({self}), whose ranks are {_ranges(self.ranks)}"
+                f"rank {shown(rank)} is not on the mesh ({self}), whose ranks are {_ranges(self.ranks)}"
             ) from None
 
     def rank(self, coordinates: Mapping[str, int]) -> int:

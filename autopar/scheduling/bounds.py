@@ -1,6 +1,7 @@
 """Bound the seconds of every schedule from below: of any order, with any chunks and buckets, and with preemption.
 
-    bound = max(critical path, per link: Jackson's preemptive bound, per stream: the bound with start-up costs)
+    bound = max(critical path, per link: Jackson's preemptive bound, per stream: the bound with start-up costs, the
+                bound of a host that computes itself)
 
 A link carries the messages of one stream, or of several streams that share it. Messages that share a link take
 together no less time than one after the other.
@@ -15,7 +16,7 @@ A message pays the start-up cost θ once, however many collectives share it. Let
 machine a collective takes its seconds without θ, and is released θ later. Two collectives of which one depends on the
 other never share a message; so those along one path through a link take all their seconds. The critical path counts
 all seconds of each collective. ``startup_bound`` counts that many messages of one stream pay θ. Messages of several
-streams may pay it at the same time.
+streams may pay it at the same time. ``host_bound`` counts what starts take of a host that computes itself.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import numpy
 import numpy.typing
 
 from autopar.scheduling.graph import Graph
+from autopar.scheduling.host_bound import host_bound
 from autopar.scheduling.startup_bound import startup_bound
 
 TWICE = 2000  # ops up to which heads and tails are raised a second time, from those that were raised once
@@ -47,7 +49,7 @@ def bound(graph: Graph) -> Bound:
     turned = graph.reversed()
     heads, tails = heads_of(graph), heads_of(turned)
     path = max([h + s + t for h, s, t in zip(heads, graph.seconds, tails, strict=True)], default=0.0)
-    return Bound(max(path, *_of_machines(graph, heads, tails)), heads, tails)
+    return Bound(max(path, host_bound(graph), *_of_machines(graph, heads, tails)), heads, tails)
 
 
 def heads_of(graph: Graph) -> list[float]:

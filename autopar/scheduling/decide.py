@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import inf
 
-from autopar.errors import ScheduleError
+from autopar.errors import ScheduleError, shown
 from autopar.gc_pause import gc_paused
 from autopar.scheduling import buckets, dispatch
 from autopar.scheduling.bounds import bound
@@ -15,7 +15,7 @@ from autopar.scheduling.exact import MOST, best_order
 from autopar.scheduling.graph import Graph
 from autopar.scheduling.late_streams import WORTH, late_ones, on_late_streams, splits
 from autopar.scheduling.lines import COMPUTE, Draft, Line
-from autopar.scheduling.longest_tail import LongestTail
+from autopar.scheduling.longest_tail import LongestTail, least_need
 from autopar.scheduling.memory import peak
 from autopar.scheduling.op import Op
 from autopar.scheduling.placement import by_deadline, hoisted
@@ -50,7 +50,7 @@ def schedule(
         policy: a name in ``POLICIES``, or ``ByteScheduler(partition, credit)``.
         issue: ``"enqueue"``, as a GPU runs lines, or ``"direct"``, as a CPU does; see ``simulation``.
         startup: θ, the fixed seconds of each collective, for all or by name, which are part of its seconds. A bucket
-            pays θ once, and each chunk pays it again.
+            pays θ once, and each chunk pays it again. Names of other ops count for nothing.
         priorities: glob over names of ops → an integer; smaller goes first. For ``"priorities"``, and for
             ``"longest-tail"``, which then orders ops of equal priority by their tails.
         memory: the most bytes of results that may be alive in a line.
@@ -68,7 +68,7 @@ def schedule(
         raise ScheduleError("the policy 'priorities' needs priorities={glob: int}")
     if priorities is not None and name not in ("priorities", "longest-tail"):
         raise ScheduleError(f"the policy {name!r} takes no priorities; 'priorities' and 'longest-tail' do")
-    limit = inf if memory is None else number("memory", memory)
+    limit = inf if memory is None else _bytes(memory)
     graph = Graph(ops, startup_of(startup), number("start_seconds", start_seconds) * (issue == "direct"))
     made = _Decision(graph, issue_of(issue), number("interference", interference), limit, startup_of(startup))
     numbers = None if priorities is None else numbers_of(graph, priorities)
@@ -163,9 +163,10 @@ class _Decision:
         if numbers is None and few and seconds > self.bound.seconds * (1 + BELOW):
             best = self.exact(seconds) or best
         if best is None:
+            needs = least_need(self.graph, self.memory, self.smallest)
             raise ScheduleError(
-                f"no order fits into {self.memory:,.0f} bytes; the smallest that was found needs {self.smallest:,} "
-                f"bytes: raise the limit, or recompute"
+                f"no order fits into {self.memory:,.0f} bytes; the smallest that was found needs {needs:,} bytes: "
+                f"raise the limit, or recompute"
             )
         return self.deferred(best)
 
@@ -240,6 +241,13 @@ class _Decision:
             name, self.issue, lines, spans_of(draft, found), self.bound.seconds, peak(draft),
             late_ones(self.graph), self.graph.start_seconds,
         )  # fmt: skip
+
+
+def _bytes(memory: object) -> float:
+    """Return a limit of memory, or raise."""
+    if isinstance(memory, float) and not memory.is_integer():
+        raise TypeError(f"memory={shown(memory)} is no whole number of bytes")
+    return number("memory", memory)
 
 
 def _keeps_order(draft: Draft) -> bool:

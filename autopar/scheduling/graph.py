@@ -51,6 +51,8 @@ class Graph:
             ScheduleError: a name is given twice or unknown, or ops read each other in a circle.
             TypeError: an item of ``ops`` is no ``Op``.
         """
+        if not isinstance(ops, Iterable):
+            raise TypeError(f"ops are a sequence of Op(name, stream, seconds, …), not {shown(ops)}")
         self.ops, self.start_seconds = tuple(ops), start_seconds
         for op in self.ops:
             if not isinstance(op, Op):

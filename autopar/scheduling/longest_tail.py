@@ -26,6 +26,7 @@ from autopar.scheduling.fusing import fused
 from autopar.scheduling.graph import Graph
 from autopar.scheduling.lines import Draft
 from autopar.scheduling.list_scheduling import Keys, OutOfMemory, arrange, layer_keys
+from autopar.scheduling.memory import peak
 from autopar.scheduling.placement import joined
 from autopar.scheduling.rule import Rule
 from autopar.scheduling.simulation import Times, times
@@ -35,6 +36,7 @@ LEAST, MOST = 8, 160  # tries
 PIECES = 8  # of a window; what does not fit is cut after one of them
 NEAR = 0.05  # of the shortest: a draft that is so much longer may become the shortest when it is fused
 CLOSE = 1e-9  # of the bound: a draft that is so near is optimal
+PRECISE = 0.01  # of the bytes that an error names
 
 
 class LongestTail:
@@ -203,3 +205,16 @@ def sizes(graph: Graph) -> dict[int, float]:
         kind: max(1.0, math.sqrt(fixed[kind] * size / flow[kind] * size)) if flow[kind] else float(size)
         for kind, size in total.items()
     }
+
+
+def least_need(graph: Graph, too_few: float, enough: float) -> float:
+    """Return bytes that an order is known to need at most, for an error: between a limit that none was found for, and
+    what some order needs. By bisection, to a hundredth."""
+    most_urgent = layer_keys(graph)
+    while enough - too_few > max(1.0, PRECISE * enough):
+        limit = (too_few + enough) // 2
+        try:
+            enough = min(peak(joined(arrange(graph, most_urgent, Rule(), limit))), enough)
+        except OutOfMemory:
+            too_few = limit
+    return enough

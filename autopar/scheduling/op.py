@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,8 @@ class Op:
             )
         for label in ("after", "behind"):
             names = getattr(self, label)
-            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            is_sequence = isinstance(names, Iterable) and not isinstance(names, str)
+            if not is_sequence or not all(isinstance(name, str) for name in names):
                 raise TypeError(f"op {self.name!r}: {label}={shown(names)} is no sequence of names, such as ('loss',)")
             object.__setattr__(self, label, tuple(names))
         try:

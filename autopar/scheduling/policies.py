@@ -14,6 +14,7 @@ from autopar.scheduling.list_scheduling import arrange, layer_keys
 from autopar.scheduling.rule import Rule
 
 P3_SLICE = 200_000  # bytes: 50,000 parameters of float32
+MOST_MESSAGES = 1_000_000  # of one schedule: more take minutes and gigabytes
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,10 @@ class ByteScheduler:
             if value < 1:
                 raise ScheduleError(f"{label}={value}; give at least 1 byte")
         if self.credit < self.partition:
-            raise ScheduleError(f"a credit of {self.credit} bytes is less than a partition of {self.partition}")
+            raise ScheduleError(
+                f"credit={self.credit} is less than partition={self.partition}, so that no piece could start; give a "
+                f"credit of at least a partition"
+            )
 
     @property
     def rule(self) -> Rule:
@@ -66,7 +70,20 @@ class Policy:
 
 
 def by_layer(graph: Graph, rule: Rule) -> Draft:
-    """Return the lines in which the collective that is read first goes first, and ops compute in program order."""
+    """Return the lines in which the collective that is read first goes first, and ops compute in program order.
+
+    Raises:
+        ScheduleError: the rule cuts the collectives into more messages than can be scheduled.
+    """
+    assert isinstance(rule.chunk, int)
+    messages = {i: -(-graph.bytes[i] // rule.chunk) for i in graph.collectives}
+    if sum(messages.values()) > MOST_MESSAGES:
+        most = max(messages, key=messages.__getitem__)
+        raise ScheduleError(
+            f"messages of {rule.chunk:,} bytes are {sum(messages.values()):,}, the most of them for "
+            f"{graph.ops[most].name!r} with {graph.bytes[most]:,} bytes; at most {MOST_MESSAGES:,} are scheduled: give "
+            f"ByteScheduler(partition, credit) with larger sizes"
+        )
     return arrange(graph, layer_keys(graph), rule)
 
 

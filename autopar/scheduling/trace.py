@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from autopar.errors import shown
 from autopar.scheduling.lines import Line
 from autopar.scheduling.op import COMPUTE
 from autopar.scheduling.scheduled import Schedule
@@ -66,7 +67,12 @@ class Track:
 def simulated_track(name: str, schedules: Iterable[tuple[str, Schedule]]) -> Track:
     """Return the track of schedules that run one after the other, each with the name of its function."""
     track, since = Track(name), 0.0
-    for what, schedule in schedules:
+    if isinstance(schedules, Schedule):
+        raise TypeError(f"give pairs of a name and a schedule, such as [({schedules.policy!r}, schedule)]")
+    for pair in schedules:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise TypeError(f"{shown(pair)} is no pair of a name and a schedule, such as ('step', schedule)")
+        what, schedule = pair
         _add(track, what, schedule, since)
         since += schedule.makespan
     return track

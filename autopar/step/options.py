@@ -160,6 +160,8 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
         keywords["machine"] = machine_from(keywords["machine"])
     if "profile" in keywords:
         given = keywords["profile"]
+        if not isinstance(given, (Profile, str, Path)):
+            raise TypeError(f"profile={shown(given)} is neither a Profile nor the path of a file that one was saved in")
         keywords["profile"] = given if isinstance(given, Profile) else Profile.load(given)
     if "overlap" in keywords:
         overlap_of(keywords["overlap"], "direct")  # refused here if it means nothing

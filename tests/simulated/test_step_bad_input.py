@@ -119,6 +119,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         RuleError,
         "torch has no op 'aten::sillu'; write it as 'add.Tensor' or 'library::op'",
     ),
+    ({"profile": 3}, TypeError, "profile=3 is neither a Profile nor the path of a file that one was saved in"),
     *(
         (
             {"amp": "bf16", "reduce_dtype": n},

@@ -122,6 +122,7 @@ def test_a_mesh_without_axes_is_one_rank() -> None:
         ),
         (lambda: Mesh(dp=2).group(0, "tp"), "the mesh (dp=2) has no axis 'tp'; its axes are dp"),
         (lambda: Mesh(dp=2).coordinates(2), "rank 2 is not on the mesh (dp=2), whose ranks are 0 1"),
+        (lambda: Mesh(dp=2).coordinates("0"), "rank '0' is not on the mesh (dp=2), whose ranks are 0 1"),
         (
             lambda: Mesh(dp=6, ranks=[0, 1, 2, 3, 8, 9]).group(4, "dp"),
             "rank 4 is not on the mesh (dp=6), whose ranks are 0-3 8 9",

@@ -35,6 +35,7 @@ def test_wrong_steps(ops: list[Op], text: str) -> None:
         (TypeError, "op 'a': seconds='1' is no number", {"seconds": "1"}),
         (TypeError, "op 'a': bytes=1.5 is no int", {"bytes": 1.5}),
         (TypeError, "op 'a': after='loss' is no sequence of names", {"after": "loss"}),
+        (TypeError, "op 'a': after=None is no sequence of names", {"after": None}),
         (TypeError, "the stream of an op is a word, not 3", {"stream": 3}),
         (TypeError, "op 'a': kind=[] cannot be hashed", {"kind": []}),
     ],
@@ -53,6 +54,7 @@ def test_wrong_ops(kind: type[Exception], text: str, fields: dict[str, Any]) -> 
         (ScheduleError, "startup=-1; give a finite number from 0", {"startup": -1}),
         (TypeError, "interference='much' is no number", {"interference": "much"}),
         (TypeError, "memory='1 GB' is no number", {"memory": "1 GB"}),
+        (TypeError, "memory=1.5 is no whole number of bytes", {"memory": 1.5}),
         (ScheduleError, "'priorities' needs priorities={glob: int}", {"policy": "priorities"}),
         (ScheduleError, "'ddp' takes no priorities", {"policy": "ddp", "priorities": {"*": 1}}),
         (ScheduleError, "the priority 'los' matches no op; near it: loss", {"priorities": {"los": 1}}),
@@ -77,11 +79,29 @@ def test_wrong_options(kind: type[Exception], text: str, options: dict[str, Any]
 def test_something_else_than_ops() -> None:
     with pytest.raises(TypeError, match=r"ops are Op\(name, stream, seconds, …\), not 'loss'"):
         schedule(["loss"])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"ops are a sequence of Op\(name, stream, seconds, …\), not None"):
+        schedule(None)  # type: ignore[arg-type]
+
+
+def test_pieces_that_are_too_small() -> None:
+    ops = [Op("loss", "compute", 1.0), Op("sum", "dp", 2.0, ("loss",), bytes=2_000_000)]
+    text = "messages of 1 bytes are 2,000,000, the most of them for 'sum' with 2,000,000 bytes; at most 1,000,000 are"
+    with pytest.raises(ScheduleError, match=text):
+        schedule(ops, ByteScheduler(1, 1))
+
+
+def test_the_memory_that_an_error_names_is_enough_and_nearly_the_least() -> None:
+    ops = [Op(f"grad{i}", "compute", 1.0, (f"grad{i - 1}",) if i else (), memory=10) for i in range(4)]
+    ops += [Op(f"sum{i}", "dp", 1.5, (f"grad{i}",), bytes=10, memory=10) for i in range(4)]
+    ops += [Op(f"update{i}", "compute", 0.5, (f"sum{i}",)) for i in range(4)]
+    with pytest.raises(ScheduleError, match="fits into 10 bytes; the smallest that was found needs 30 bytes: raise"):
+        schedule(ops, memory=10)
+    assert schedule(ops, memory=30).memory == 30
 
 
 @pytest.mark.parametrize(
     ("text", "partition", "credit"),
-    [("give at least 1 byte", 0, 1), ("a credit of 1 bytes is less than a partition of 2", 2, 1)],
+    [("give at least 1 byte", 0, 1), ("credit=1 is less than partition=2, so that .* credit of at", 2, 1)],
 )
 def test_wrong_sizes(text: str, partition: int, credit: int) -> None:
     with pytest.raises(ScheduleError, match=text):

@@ -76,3 +76,15 @@ def test_messages_whose_ends_are_not_known_may_overlap() -> None:
     ]  # fmt: skip
     assert len({e["id"] for e in events}) == 2 and {e["cat"] for e in events} == {"dp"}
     assert set(COLOURS) == {"compute", "start", "message", "under way", "exposed"}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (schedule(OPS), r"give pairs of a name and a schedule, such as \[\('longest-tail', schedule\)\]"),
+        ([schedule(OPS)], r"is no pair of a name and a schedule, such as \('step', schedule\)"),
+    ],
+)
+def test_schedules_without_names(given: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        simulated_track("simulated", given)
