@@ -194,9 +194,9 @@ def mixed() -> str:
             for policy in ("today", ByteScheduler(200_000, 800_000), "longest-tail"):
                 ratios = [schedule(ops, policy, startup=startup).ratio for ops in steps]
                 is_ours = policy == "longest-tail"
-                told = f"<= {aim} {'met' if max(ratios) <= aim else 'missed'}" if is_ours else ""
+                verdict = f"<= {aim} {'met' if max(ratios) <= aim else 'missed'}" if is_ours else ""
                 name = policy if isinstance(policy, str) else "ByteScheduler"
-                yield f"{share:.0%}", name, f"{statistics.mean(ratios):.3f}", f"{max(ratios):.3f}", told
+                yield f"{share:.0%}", name, f"{statistics.mean(ratios):.3f}", f"{max(ratios):.3f}", verdict
 
     columns = ("start-up cost", "policy", "mean", "worst", "aim")
     return printed("Tensor and data parallelism on one stream, of the bound", columns, rows())

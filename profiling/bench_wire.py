@@ -115,24 +115,24 @@ def overlapped(wire: Any, rounds: int) -> str:
     )
 
 
-def _rank(rank: int, ranks: int, store: str, wire: tuple[float, float], what: str, rounds: int, told: Any) -> None:
+def _rank(rank: int, ranks: int, store: str, wire: tuple[float, float], what: str, rounds: int, results: Any) -> None:
     torch.set_num_threads(1)
     autopar.emulate(*wire)
     distributed.init_process_group(init_method=f"file://{store}", rank=rank, world_size=ranks)
     found = {"overhead": overhead, "beside_price": beside_price}[what](rounds)
     if rank == 0:
-        told.put(found)
+        results.put(found)
     distributed.barrier()
     distributed.destroy_process_group()
 
 
 def on_ranks(options: argparse.Namespace, wire: tuple[float, float], what: str) -> Any:
-    """What a function finds on rank 0 of new processes."""
-    told = multiprocessing.get_context("spawn").SimpleQueue()
+    """Return the result of a function on rank 0 of new processes."""
+    results = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        given = (options.ranks, os.path.join(folder, "store"), wire, what, options.rounds, told)
+        given = (options.ranks, os.path.join(folder, "store"), wire, what, options.rounds, results)
         processes = multiprocessing.spawn(_rank, given, options.ranks, join=False)
-        found = told.get()
+        found = results.get()
         while not processes.join():
             pass
     return found
@@ -153,7 +153,7 @@ def run(options: argparse.Namespace) -> str:
     free = on_ranks(options, (0.0, math.inf), "overhead")
     priced, overlap = on_ranks(options, (options.latency, options.bandwidth), "beside_price")
     return (
-        f"{options.ranks} ranks; medians of {options.rounds}; ms, and µs for what lies between\n\n"
+        f"{options.ranks} ranks; medians of {options.rounds}; ms, and µs for differences\n\n"
         f"a wire without latency and limit, beside gloo\n{table(('gloo', 'wire', 'added'), free)}\n\n"
         f"a wire of {options.latency * 1e6:g} µs and {options.bandwidth / 1e6:g} MB/s: from the begin of a transfer "
         f"until the caller goes on\n{table(('price', 'measured', 'after'), priced)}\n\n{overlap}\n"

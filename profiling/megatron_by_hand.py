@@ -77,7 +77,7 @@ def by_hand(model: nn.Module, cut: dict[str, int], *, vocabulary: bool = False) 
     """Cut a model in place, and return it.
 
     Args:
-        cut: is told of which dim each parameter is a piece.
+        cut: gets for each parameter that is cut the dim of which it has a piece.
         vocabulary: whether the vocabulary is cut, too.
     """
     for name, linear in model.named_modules():

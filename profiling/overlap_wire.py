@@ -1,8 +1,8 @@
 """Measure schedules on the emulated wire: real gloo processes, paced computing, transfers that take their price.
 
-Each case is a training step of a small Llama. Its machine is made up: ops take as long as on it (``pace``), which is
-longer than they really take here, and the bandwidth is such that communication takes a share of computation. The same
-figures decide the order. Policies run one after the other in the same processes.
+Each case is a training step of a small Llama on an invented machine. Ops are paced by its figures, which are longer
+than the ops really take here. The bandwidth is such that communication takes a given share of computation. The same figures
+decide the order. Policies run one after the other in the same processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autopar.costs.machine import Link, Machine
 from autopar.runtime.wire.clock import now
 from autopar.scheduling.programs.functions import is_collective
 
-OP_SECONDS, FLOPS = 450e-6, 1.33e9  # an op costs at least so much; operations a second
+OP_SECONDS, FLOPS = 450e-6, 1.33e9  # the least seconds of an op; operations a second
 LATENCY = 60e-6
 ROUNDS, STEPS, WARM = 2, 5, 2
 TODAY = "today"
@@ -173,7 +173,7 @@ def rival(name: str, case: Case, on: Machine, wire: Any) -> Callable[[], Any]:
     return step
 
 
-def _rank(rank: int, case: Case, store: str, bandwidth: float, told: Any) -> None:
+def _rank(rank: int, case: Case, store: str, bandwidth: float, results: Any) -> None:
     torch.set_num_threads(1)
     on = machine(bandwidth, case.slow)
     wire = autopar.emulate(on.inside.latency, bandwidth, links="axis", pace=on)
@@ -204,7 +204,7 @@ def _rank(rank: int, case: Case, store: str, bandwidth: float, told: Any) -> Non
                     late[name].append(wire.report().share_late)
             finishing.get(name, distributed.barrier)()
     if rank == 0:
-        told.put((found, predicted, losses, late))
+        results.put((found, predicted, losses, late))
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -212,11 +212,11 @@ def _rank(rank: int, case: Case, store: str, bandwidth: float, told: Any) -> Non
 def measured(case: Case) -> Any:
     """Seconds, predicted seconds, losses and late shares by policy, on rank 0 of new processes."""
     bandwidth = bandwidth_of(case)
-    told = multiprocessing.get_context("spawn").SimpleQueue()
+    results = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        given = (case, os.path.join(folder, "store"), bandwidth, told)
+        given = (case, os.path.join(folder, "store"), bandwidth, results)
         processes = multiprocessing.spawn(_rank, given, case.ranks, join=False)
-        found = told.get()
+        found = results.get()
         while not processes.join():
             pass
     return bandwidth, *found

@@ -1,12 +1,12 @@
-"""Write what each op and transfer of an explicit program calls, as one line of text: equal lines cost the same.
+"""Describe the call of each op and transfer of an explicit program as one line of text: equal lines cost the same.
 
     mm(f32[256 512], f32[512 1024] by t of f32[1024 512]) -> f32[256 1024]
     sum.dim_IntList(f32[256 1024], [0], True) -> f32[1 1024]
     all_reduce(f32[256 1024], tp) -> f32[256 1024]
 
-Types are those of the largest pieces, which the first rank has. An operand that is a view of another value says so,
-where its elements do not lie in their order: kernels take longer on such operands. Arguments that are sizes are left
-out, for the types say them.
+Types are those of the largest pieces, which the first rank has. Where an operand is a view whose elements are not in
+memory order, the line names the view, because kernels take longer on such operands. Arguments that are sizes are left
+out, because the types have them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from autopar.ir.text.printer import print_literal, print_type, target_name
 from autopar.rules.registry import rule_of
 from autopar.torch_private import OpOverload, returns_alias
 
-# views that keep elements in their order
+# views that keep the elements in memory order
 ORDERED = frozenset({
     "alias", "detach", "view", "reshape", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims", "positive",
 })  # fmt: skip
-# their results of four dims lie with the heads behind the sequence: transposed, they are in order (torch 2.13)
+# in memory, their results of four dims have the heads after the sequence: transposed, they are in order (torch 2.13)
 ATTENTION = ("aten::_scaled_dot_product_", "autopar::causal_attention")
-MOST_VIEWS = 6  # of views of views: an operand behind more of them counts as one whose elements lie in their order
+MOST_VIEWS = 6  # of views of views: an operand behind more of them counts as one in memory order
 BY_LAYOUT = (transfers.redistribute, transfers.send, transfers.recv)  # the layouts decide which ranks exchange what
 OP, LOCAL, EXCHANGE = KINDS = ("op", "local", "exchange")
 
@@ -54,18 +54,18 @@ def group_of(node: fx.Node) -> str:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether a value has the memory of another one, whose elements may lie in another order."""
+    """Return whether a value is a view of another one, so that its elements may not be in memory order."""
     op = node_at(node) if is_getitem(node) else node
     return op.op == "call_function" and isinstance(op.target, OpOverload) and returns_alias(op.target)
 
 
 def viewed(node: fx.Node) -> fx.Node:
-    """Return the value whose memory a view has."""
+    """Return the value that a view views."""
     return operands(node_at(node) if is_getitem(node) else node)[0]
 
 
 def lies_by_sequence(node: fx.Node) -> bool:
-    """Return whether a value is a result of an attention, in memory with its heads behind the sequence."""
+    """Return whether a value is a result of an attention, with the heads after the sequence in memory."""
     if not is_getitem(node) or not isinstance(op := node_at(node).target, OpOverload):
         return False
     type = record_of(node).type
@@ -73,7 +73,7 @@ def lies_by_sequence(node: fx.Node) -> bool:
 
 
 def views_behind(node: fx.Node) -> int:
-    """Return how many views lie between a value and one whose elements lie in their order; 0 for such a value itself.
+    """Return the number of views between a value and one in memory order; 0 if the value itself is in memory order.
 
     At most ``MOST_VIEWS`` are counted.
     """
@@ -93,7 +93,7 @@ def _is_ordered(view: fx.Node) -> bool:
 def calls_of(program: Program) -> Iterator[tuple[fx.Node, str]]:
     """Yield each op and transfer of an explicit program with the text of its call. Linear in the graph.
 
-    Elements of results with several values call nothing.
+    Elements of results with several values are left out: they call nothing.
     """
     for node in program.nodes:
         if node.op == "call_function" and not is_getitem(node):
@@ -101,7 +101,7 @@ def calls_of(program: Program) -> Iterator[tuple[fx.Node, str]]:
 
 
 def call_text(node: fx.Node) -> str:
-    """Return what a node of an explicit program calls, as text."""
+    """Return the call of a node of an explicit program, as text."""
     result = local_type(record_of(node).type)
     if node.target in transfers.BY_FUNCTION:
         return _transfer_text(node, result)
@@ -141,7 +141,7 @@ def _argument(value: Any) -> str:
 
 
 def _operand(node: fx.Node) -> str:
-    """Return the type of an operand, and the views that it is behind if its elements do not lie in their order."""
+    """Return the type of an operand, and the views of which it is the result if it is not in memory order."""
     text, names = print_type(local_type(record_of(node).type)), list[str]()
     for _ in range(views_behind(node)):
         names.append(_view_text(node))
@@ -151,7 +151,7 @@ def _operand(node: fx.Node) -> str:
 
 
 def _view_text(view: fx.Node) -> str:
-    """Return a view with its arguments that are no sizes: ``transpose.int(1, 2)``."""
+    """Return a view with those arguments that are not sizes: ``transpose.int(1, 2)``."""
     op = node_at(view) if is_getitem(view) else view
     sizes = rule_of(op.target).sizes
     args = [_argument(value) for k, value in enumerate(op.args[1:], 1) if k not in sizes]
@@ -160,7 +160,7 @@ def _view_text(view: fx.Node) -> str:
 
 
 def local_type(type: ValueType) -> ValueType:
-    """Return the type of the first rank's piece, which is a largest one."""
+    """Return the type of the first rank's piece, which no other piece exceeds."""
     return tuple(map(_piece, type)) if isinstance(type, tuple) else _piece(type)
 
 

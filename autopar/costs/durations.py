@@ -1,10 +1,10 @@
-"""Give the seconds of each op and transfer of an explicit program: by a machine's figures, or measured.
+"""Return the seconds of each op and transfer of an explicit program: by a machine's figures, or measured.
 
     found = durations(program, "profile.json")       # or a machine, its name or file
     found.seconds["mm_1"], found.seconds["mm_1_tp"], found.startup["mm_1_tp"]
 
-What orders communication asks here and nowhere else. The durations are those of the largest pieces, a pure function of
-the program and the figures, and so the same on all ranks. Linear in the graph.
+All scheduling takes its durations from here. They are those of the largest pieces, a pure function of the program and
+the figures, and so the same on all ranks. Linear in the graph.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Durations:
     """The seconds of the ops and transfers of a program.
 
     Attributes:
-        seconds: value → the seconds of what computes it; 0 for elements of results with several values.
-        startup: value → θ, the seconds before the first byte of an exchange: what a further piece of it costs. It is
-            0 for ops and local transfers, and never more than ``seconds``.
-        launch: the seconds that a call costs beside its work.
+        seconds: value → the seconds of the op that computes it; 0 for elements of results with several values.
+        startup: value → θ, the start-up seconds of an exchange, which each further chunk costs again. It is 0 for ops
+            and local transfers, and at most ``seconds``.
+        launch: the seconds of launching one call.
         interference: how much slower ops compute while a collective runs: 0.5 means 1.5 times as long.
         source: where the figures are from, in words.
-        start: the seconds of the host for each start of a collective, where it computes itself.
+        start: the seconds of the host for each start of a collective, where the host computes itself.
     """
 
     seconds: Mapping[str, float] = field(repr=False)
@@ -52,10 +52,10 @@ class Durations:
     start: float = 0.0
 
     def together(self, names: Collection[str]) -> float:
-        """Return the seconds of one kernel that does the work of several ops: it is launched once.
+        """Return the seconds of one kernel that does the work of several ops with a single launch.
 
-        An optimizer updates many parameters so. The work of each op is what it takes beside a launch, and not less
-        than nothing.
+        An optimizer updates many parameters in this way. The work of each op is its seconds without a launch, and at
+        least 0.
         """
         longest = max((self.seconds[name] for name in names), default=0.0)
         work = sum(max(self.seconds[name] - self.launch, 0.0) for name in names)
@@ -76,8 +76,8 @@ def durations(
 
     Args:
         source: a machine or a profile, or the name of a machine, or the path of a file of either.
-        zeros: the names of states that begin as zeros, as sums of gradients do in the first micro-batch: adding to one
-            takes no time, because the first gradient takes its place.
+        zeros: the names of states that begin as zeros, as sums of gradients do in the first micro-batch. Adding to one
+            takes no time, because the first gradient takes the place of the sum.
         strict: whether to refuse a profile of another program; else equal calls have its times.
 
     Raises:
@@ -106,7 +106,7 @@ def durations(
 def startup_of(node: fx.Node, machine: Machine) -> float:
     """Return the start-up seconds θ of a node of an explicit program: the price of its transfer without bytes.
 
-    It is 0 for all that is no exchange.
+    It is 0 for ops and local transfers.
     """
     if kind_of(node) != EXCHANGE:
         return 0.0
@@ -128,7 +128,7 @@ def figures_from(source: Machine | Profile | str | Path) -> Machine | Profile:
 
 
 def _has_rows(path: Path) -> bool:
-    """Return whether a JSON file has what profiles have and machines have not. Readers report what is damaged."""
+    """Return whether a file is JSON with ``rows``, as profiles are and machines are not. Damage is reported later."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):

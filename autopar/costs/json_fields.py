@@ -1,6 +1,6 @@
-"""Read the fields of JSON files by tables of readers; an error names the field at fault, and what is wanted.
+"""Read the fields of JSON files by tables of readers; an error names the field at fault, and the value it needs.
 
-A reader is a function of a value and the name of its field. It returns what the field means, or raises ``Malformed``.
+A reader is a function of a value and the name of its field. It returns the parsed value, or raises ``Malformed``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from autopar.errors import shown
 from autopar.ir.mesh import MOST_RANKS
 
-HIGHEST = 1e30  # prices of tensors then are nanoseconds that sums of integers can hold
+HIGHEST = 1e30  # prices of tensors are then nanoseconds that sums of integers can hold
 
-Reader = Callable[[Any, str], Any]  # (value, the field's name) → the field's meaning
+Reader = Callable[[Any, str], Any]  # (value, the field's name) → the parsed value
 
 
 class Malformed(Exception):
@@ -27,7 +27,12 @@ class Malformed(Exception):
 def fields_of(value: Any, at: str, optional: Mapping[str, Any] | None = None, **readers: Reader) -> dict[str, Any]:
     """Read the fields of an object, each by its reader.
 
-    Fields without a default are required; unknown ones raise ``Malformed``.
+    Args:
+        at: the name of the object in errors.
+        optional: field → its default; the others are required.
+
+    Raises:
+        Malformed: a field is missing, unknown, or has a wrong value.
     """
     if not isinstance(value, dict):
         raise Malformed(at, f"an object is wanted, not {shown(value)}")
@@ -43,12 +48,15 @@ def fields_of(value: Any, at: str, optional: Mapping[str, Any] | None = None, **
 
 
 def text(value: Any, at: str) -> str:
+    """Read a string."""
     if not isinstance(value, str):
         raise Malformed(at, f"a string is wanted, not {shown(value)}")
     return value
 
 
 def one_of(names: Sequence[str]) -> Reader:
+    """Read one of the given strings."""
+
     def read(value: Any, at: str) -> str:
         if value not in names:
             raise Malformed(at, f"{shown(value)} is none of {', '.join(names)}")
@@ -71,7 +79,7 @@ def whole(least: int, most: int = MOST_RANKS, of: str = "machines") -> Reader:
 
 
 def number(positive: bool, least: float = 0.0, most: float = HIGHEST, of: str = "machines") -> Reader:
-    """Read a number between bounds; one that is positive is no 0."""
+    """Read a number between bounds. ``positive``: whether 0 is refused; ``of`` as in ``whole``."""
 
     def read(value: Any, at: str) -> float:
         if type(value) not in (int, float) or not (value > 0 if positive else value >= 0) or value == math.inf:
@@ -84,6 +92,8 @@ def number(positive: bool, least: float = 0.0, most: float = HIGHEST, of: str = 
 
 
 def array(read: Reader) -> Reader:
+    """Read a list whose items have one reader."""
+
     def read_all(value: Any, at: str) -> list[Any]:
         if not isinstance(value, list):
             raise Malformed(at, f"a list is wanted, not {shown(value)}")
@@ -93,7 +103,7 @@ def array(read: Reader) -> Reader:
 
 
 def mapping(read: Reader) -> Reader:
-    """Read an object with any names, whose values are alike."""
+    """Read an object with any names, whose values have one reader."""
 
     def read_all(value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, dict):

@@ -90,8 +90,8 @@ class Machine:
         note: a remark that is printed with prices.
         interference: how much slower an op computes while a collective runs: 0.5 means 1.5 times as long. By default
             it is 0, no slower.
-        start: the seconds of a host that computes itself for each start of a collective: packing, and the threads that
-            it wakes, which share its cores. By default it is 0.
+        start: the seconds of the host for each start of a collective, where it computes itself: packing, and the
+            threads that it wakes, which share its cores. By default it is 0.
     """
 
     name: str

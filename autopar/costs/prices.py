@@ -257,7 +257,7 @@ def step_price(
 
     Args:
         function, source, given, result: the transfer, its operand's type, its arguments by name, and its result's type.
-        empty: whether to price only its messages and no bytes: what ``startup`` is for a group.
+        empty: whether to price the transfer without bytes: its start-up seconds.
 
     Raises:
         ValueError: the transfer exchanges data, and a type has no Layout.

@@ -1,7 +1,7 @@
-"""Hold measured times of the distinct calls of a training step, a profile, and look up those of a program.
+"""Hold a profile, the measured times of the distinct calls of a training step, and look up those of a program.
 
-``autopar profile step --save FILE`` and ``step.measure()`` make profiles. A profile belongs to the programs that it was
-made of. It is plain data, so all ranks that load one file have the same durations.
+``autopar profile step --save FILE`` and ``step.measure()`` make profiles. A profile belongs to the programs whose calls
+were measured. It is plain data, so all ranks that load one file have the same durations.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Profile:
     """Measured times of the calls of a training step. Prints as a table of the dearest calls.
 
     Attributes:
-        machine: the machine whose prices stand beside the times, and in the place of what was not measured.
+        machine: the machine whose prices stand beside the times, and replace those that were not measured.
         device: the device that was measured: ``cpu``, ``NVIDIA H100 80GB HBM3``.
-        backend: of the process group: ``gloo``; "" if one process has measured, and no exchange.
-        ranks: how many processes measured together.
-        threads: torch's threads in each of them.
+        backend: that of the process group, such as ``gloo``; "" if one process has measured, without exchanges.
+        ranks: the number of processes that measured together.
+        threads: the number of torch's threads in each of them.
         torch: the version of torch.
         mesh: the mesh of the step, as programs print it.
         programs: name → digest of the explicit programs.
-        launch: the seconds of an op on one number: what a call costs beside its work.
+        launch: the seconds of launching one call: those of an op on one number.
         interference: how much slower ops compute while a collective runs: 0.5 means 1.5 times as long.
         rows: call → its time.
         source: the file that it was read from, or "".
@@ -145,7 +145,7 @@ class Profile:
         return self.rows[text]
 
     def _differs(self, program: Program, texts: Sequence[str]) -> str:
-        """Say in what a program differs from those of the profile, and what to do."""
+        """Return how a program differs from those of the profile, and the remedy."""
         head = f"{self.name} was made of another program: "
         if self.mesh != str(program.mesh):
             return f"{head}that is on the mesh ({self.mesh}), and this one on ({program.mesh}); {REMEDY}"

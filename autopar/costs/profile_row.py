@@ -13,12 +13,12 @@ class ProfileRow:
     Attributes:
         call: what is called, as ``costs.calls`` writes it.
         kind: ``op``, ``exchange`` for transfers in which ranks communicate, ``local`` for the others.
-        seconds: of one call: the median, on the slowest rank; the price if it was not measured.
+        seconds: the median seconds of one call on the slowest rank; the price if it was not measured.
         price: the seconds of one call by the machine's figures.
         times: phase → how often a step runs the call.
-        group: of an exchange, the transfer and its axes: ``all_reduce over tp``; else "".
-        startup: of an exchange, the seconds before its first byte, θ; never more than ``seconds``.
-        why: why the call was not measured; "" if it was.
+        group: the transfer and the axes of an exchange: ``all_reduce over tp``; else "".
+        startup: θ, the start-up seconds of an exchange; at most ``seconds``.
+        why: the reason why the call was not measured; "" if it was.
     """
 
     call: str

@@ -1,4 +1,4 @@
-"""Print a profile as a table: its dearest calls beside their prices, and the sums by phase."""
+"""Print a profile as a table: the calls that take most of a step, beside their prices, and the sums by phase."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = 160
 
 
 def table_of(rows: Sequence[ProfileRow], by_phase: Mapping[str, float], machine: str) -> str:
-    """Return the dearest calls, the sum of the others, and the sums by phase, as text.
+    """Return the calls that take most of a step, the sum of the others, and the sums by phase, as text.
 
     Args:
         rows: all calls.

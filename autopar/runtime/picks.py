@@ -1,4 +1,4 @@
-"""Pick values by name from a row of values, with the places looked up once and not in each call."""
+"""Pick values by name from a row of values; the places of the names are looked up once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Pick = Callable[[Sequence[Any]], list[Any]]
 
 
 def pick(names: Sequence[str], row: Sequence[str]) -> Pick:
-    """Return a function from the values of a row to those with the given names, in their order.
+    """Return a function from the values of a row to those with the given names, in the order of the names.
 
     Args:
-        row: the names of the values in the row. The first of a name counts. A name that is missing has ``None``.
+        row: the names of the values in the row. Of equal names the first counts. A missing name gives ``None``.
 
     Raises:
-        ValueError: the function has been given another number of values.
+        ValueError: from the returned function: the row has another number of values.
     """
     places: dict[str, int] = {}
     for place, name in enumerate(row):

@@ -1,11 +1,11 @@
-"""Record when each line of what a process runs begins and ends.
+"""Record when each line that a process runs begins and ends.
 
     y_start : f32[16 256] = start all_gather(h, tp) on tp        start   y_start   tp   0.8 ms – 0.9 ms
     u : f32[16 64] = mm(x, w)                                →   compute u              0.9 ms – 2.1 ms
     y : f32[16 256] = wait(y_start)                              wait    y_start   tp   2.1 ms – 2.6 ms
 
-In the ``with`` block of ``recording()``, functions are interpreted line by line instead of called. The numbers are the
-same; Python takes some microseconds more for each line.
+In the ``with`` block of ``recording()``, functions are interpreted line by line instead of called. The results are the
+same, bit for bit; Python takes some microseconds more for each line.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class RecordedLine(NamedTuple):
 
     Attributes:
         name: the value of the line; for a start and its waits, the message, or the started value.
-        kind: what the line does.
-        stream: that of the message; empty for a line that computes.
+        kind: whether it computes, starts or waits.
+        stream: the stream of the message; empty for a line that computes.
         begin, end: seconds since the recorder was made.
         text: the line of the program, with the user's line.
     """
@@ -96,9 +96,9 @@ class _Lines(fx.Interpreter):
         return value
 
     def _add(self, node: fx.Node, begin: float, end: float) -> None:
-        """Add a line; one that several nodes compute in a row is one line.
+        """Record a line. Consecutive nodes of one line of the program are recorded as one.
 
-        What is of no line of the program, such as the wait until the ranks agree, has the name of its function.
+        A call that belongs to no line of the program, such as the agreement of the ranks, has the name of its function.
         """
         origin = self._origins.get(node.name)
         if origin is None:
@@ -116,7 +116,7 @@ class _Lines(fx.Interpreter):
 
 
 def _kind_of(node: fx.Node) -> tuple[LineKind, fx.Node | None]:
-    """Return what a line of a program does, and the start of its message, if it has one."""
+    """Return the kind of a line of a program, and the start of its message, if it has one."""
     if node.target is transfers.wait:
         return "wait", node_at(node)
     if record_of(node).started:
@@ -128,7 +128,7 @@ _RECORDER: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 
 
 def recorder() -> Recorder | None:
-    """Return the recorder of the ``with`` block that this thread is in."""
+    """Return the recorder of the present ``with`` block; ``None`` outside."""
     return _RECORDER.get()
 
 

@@ -1,7 +1,7 @@
-"""Run a program that completes the run before and leaves something under way: all of it, its begin, or its finish.
+"""Run the parts of a rotated program, which completes the run before and leaves collectives for the next run.
 
-What is under way between two runs are states of the scheduled program: started collectives, and values that the next
-run reads. A run takes them by placeholder, and returns them with the other states.
+The started collectives, and the values that the next run reads, are states of the scheduled program. A run takes them
+by placeholder, and returns them with the other states. ``scheduling.programs.run_parts`` lists the parts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from functools import cached_property
 
 import torch
 
-from autopar.ir.nodes import name_of, operands, record_of
+from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
+from autopar.ir.states import next_values
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.modes import as_captured
@@ -23,7 +24,8 @@ from autopar.scheduling.programs.run_parts import PIECES, RunPart, handed_over, 
 
 
 def taken_by_finish(local: Program) -> frozenset[str]:
-    """Return the user's names of the inputs that the phase ``finish`` reads: numbers of the step before."""
+    """Return the user's names of the inputs that the phase ``finish`` reads, such as the learning rate of the step
+    before."""
     return frozenset(
         name_of(node)
         for node in local.placeholders
@@ -32,15 +34,16 @@ def taken_by_finish(local: Program) -> frozenset[str]:
 
 
 class ProcessTurn(ProcessRun):
-    """A part of such a program on this rank. Its arguments are those of ``ProcessRun``."""
+    """A part of a rotated program on this rank. Its arguments are those of ``ProcessRun``."""
 
     @cached_property
     def handed(self) -> frozenset[str]:
+        """The states that one run hands to the next."""
         return handed_over(self._local)
 
     def of(self, values: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], Pieces]:
         """Return the returned values, and the next values of the states that the part replaces."""
-        nexts = next_names(self._local)
+        nexts = {state: value.name for state, value in next_values(self._local).items()}
         if "end" not in PIECES[self._part]:
             nexts = {state: name for state, name in nexts.items() if state not in self.handed}
         states = {state: values[name] for state, name in nexts.items() if name in values}
@@ -53,7 +56,7 @@ class ProcessTurn(ProcessRun):
 
 
 class SimulatedTurn(SimulatedRun):
-    """The parts of such a program on all ranks, simulated in this process.
+    """The parts of a rotated program on all ranks, simulated in this process.
 
     Args:
         handed_sums: placeholder of a sum → the value that it becomes.
@@ -92,7 +95,7 @@ class SimulatedTurn(SimulatedRun):
         }
 
     def _part(self, part: RunPart) -> dict[int, _SimulatedPart]:
-        """Rank → a part of its program; ranks of one class share it."""
+        """Return rank → a part of its program; ranks of one class share it."""
         if part not in self._parts:
             made = {
                 id(program.graph): _SimulatedPart.of(
@@ -115,8 +118,8 @@ class _SimulatedPart:
     Attributes:
         code: its instructions.
         returned: the values that it returns.
-        states: state that it replaces → its next value.
-        replaced: next value of a state that it leaves out → the state.
+        states: state → its next value, if the part computes it.
+        replaced: next value of a state that another part computes → the state.
     """
 
     code: list[Instruction]
@@ -134,9 +137,3 @@ class _SimulatedPart:
             states | {home.name: value.name for home, value in chosen.sums.items()},
             {value.name: home.name for value, home in chosen.replaced.items()},
         )
-
-
-def next_names(local: Program) -> dict[str, str]:
-    """Map each state of a program to its next value, by name."""
-    rows = zip(operands(local.output), record_of(local.output).results, strict=True)
-    return {result.of: value.name for value, result in rows if result.kind == "state"}

@@ -1,11 +1,12 @@
 """Schedule communication against computation: decide one order, simulate it, and bound what any order takes.
 
-Read the files in this order. `op` and `graph` define what is scheduled, `lines` what a schedule consists of. `verify`
-checks lines, `simulation` and `interference` run them, `memory` counts what is alive, and `bounds` bounds every order
-from below. `dispatch`, `buckets`, `priorities` and `list_scheduling` make orders; `policies` lists who uses which.
-`longest_tail`, `fusing` and `exact` are the default; `placement` moves starts. `decide` has the function `schedule`,
-`scheduled` its result. `tuning` tunes ByteScheduler's sizes, and `trace` writes what Perfetto shows. `programs` does
-all this for programs; it alone needs torch.
+Read the files in this order. `op` and `graph` define the ops, `lines` the lines of a schedule. `verify` checks lines,
+`simulation` and `interference` simulate them, `memory` counts the bytes that are alive, and `bounds` and
+`startup_bound` bound every order from below. `dispatch`, `buckets`, `priorities` and `list_scheduling`, with its
+`rule`, make orders; `policies` lists the policies. `longest_tail`, `fusing`, `placement` and `exact` make up the
+default; `late_streams` adds a second stream. `decide` has the function `schedule`, `scheduled` its result. `cpsat` is
+an oracle for few ops. `tuning` tunes ByteScheduler's sizes, and `trace` writes traces for Perfetto. `programs`
+schedules programs; it alone needs torch.
 
 >>> ops = [Op("backward", "compute", 2.0), Op("reduce", "dp", 4.0, ("backward",)), Op("next", "compute", 2.0)]
 >>> made = schedule(ops)

@@ -3,19 +3,20 @@
     bound = max(critical path, per link: Jackson's preemptive bound, per stream: the bound with start-up costs, the
                 bound of a host that computes itself)
 
-A link is a stream, or what several streams share: together they take no less time on it than one after the other.
+A link carries the messages of one stream, or of several streams that share it. Messages that share a link take
+together no less time than one after the other.
 
-Jackson's bound is the makespan of one machine that may interrupt its jobs, where job i is there at head(i), takes p(i),
-and ends tail(i) before the end: the job with the longest tail always goes first (Jackson 1955, Horn 1974). Heads and
-tails are the longest paths in and out. Those of collectives are raised by load: all that computes before a collective
-has to be computed on one stream before it begins. So for each h, head >= h + the seconds of its ancestors whose own
-heads are h or more. The same holds for tails and descendants.
+Jackson's bound is the makespan of one machine that may interrupt its jobs (Jackson 1955, Horn 1974). Job i is released
+at head(i), takes p(i) seconds, and completes at least tail(i) before the makespan. The released job with the longest
+tail always goes first. Heads and tails are the longest paths into and out of an op. Those of collectives are raised by
+load: all computation that a collective depends on runs on one stream before it begins. So for each h, head >= h + the
+seconds of its ancestors whose own heads are h or more. The same holds for tails and descendants.
 
 A message pays the start-up cost θ once, however many collectives share it. Let it pay first and send then. So on the
-machine a collective takes its seconds without θ, and is there θ later. Two collectives of which one needs the other
-never share a message; so those along one path through a link take all their seconds. Each collective by itself takes
-all its seconds too: paths use these. That many messages of a stream pay θ is counted in ``startup_bound``; those of
-several streams may pay it at once. What starts take of a host that computes itself is counted in ``host_bound``.
+machine a collective takes its seconds without θ, and is released θ later. Two collectives of which one depends on the
+other never share a message; so those along one path through a link take all their seconds. The critical path counts
+all seconds of each collective. ``startup_bound`` counts that many messages of one stream pay θ. Messages of several
+streams may pay it at the same time. ``host_bound`` counts what starts take of a host that computes itself.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from autopar.scheduling.graph import Graph
 from autopar.scheduling.host_bound import host_bound
 from autopar.scheduling.startup_bound import startup_bound
 
-TWICE = 2000  # ops up to which heads and tails are raised a second time, with those of the first
+TWICE = 2000  # ops up to which heads and tails are raised a second time, from those that were raised once
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,10 @@ def _raised(graph: Graph, heads: list[float]) -> list[float]:
 def _tables(
     loads: list[int], seconds: list[float], heads: list[float], size: int
 ) -> tuple[numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.float64]]:
-    """Return for each byte of a set: its 256 values → seconds; and the shortest head of its ops."""
+    """Return for each byte of a set: its 256 values → seconds; and the shortest head of its ops.
+
+    The table is ``[256 · size]``, the heads are ``[size]``.
+    """
     each = numpy.zeros(size * 8)
     each[: len(loads)] = [seconds[i] for i in loads]
     values = numpy.unpackbits(numpy.arange(256, dtype=numpy.uint8)[:, None], axis=1, bitorder="little")
@@ -167,7 +171,10 @@ def _along_path(graph: Graph, on_it: list[bool]) -> list[int]:
 
 
 def jackson(jobs: list[tuple[float, float, float]]) -> float:
-    """Return the shortest makespan of one machine that may interrupt its jobs: (head, seconds, tail) each."""
+    """Return the shortest makespan of one machine that may interrupt its jobs: (head, seconds, tail) each.
+
+    The released job with the longest tail always runs (Jackson 1955, Horn 1974). n log n.
+    """
     jobs = sorted(jobs)
     waiting: list[tuple[float, float]] = []  # - tail, seconds that are left
     now, longest, next_ = 0.0, 0.0, 0

@@ -1,9 +1,9 @@
 """Put gradients in buckets in a fixed order, as DistributedDataParallel does: the first is small, the others large.
 
-A collective is late if another of its stream and kind is produced before its first reader: gradients are, the
-all-reduces of tensor parallelism are not. Late ones share buckets (Li et al., PyTorch Distributed, VLDB 2020); others
-start where they stand. Collectives that need no computation, such as the gathers of ZeRO 3, run one ahead: one starts
-where the one before it is first read (Zhao et al., PyTorch FSDP, VLDB 2023).
+Collectives share buckets if the next one of their stream and kind is produced before they are first read (Li et al.,
+PyTorch Distributed, VLDB 2020). This holds for gradients, and not for the all-reduces of tensor parallelism. The others
+start where they stand in the program. Collectives that need no computation, such as the gathers of ZeRO 3, run one
+ahead: each starts where the one before it is first read (Zhao et al., PyTorch FSDP, VLDB 2023).
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def reverse(graph: Graph) -> Draft:
 
 
 class _Buckets:
-    """Walks over the ops in order, and starts what is due.
+    """Walks over the ops in order, and starts buckets and other collectives where they are due.
 
     Attributes:
-        planned: kind → buckets that are fixed before, in the order in which they start; without any, a bucket holds
-            what is computed one after the other, and starts when it is full.
+        planned: kind → its buckets, in the order in which they start. Where this is empty, a bucket takes the gradients
+            in the order in which they are computed, and starts when it is full.
     """
 
     def __init__(self, graph: Graph, planned: dict[int, list[list[int]]]) -> None:

@@ -1,11 +1,11 @@
 """Find the shortest order of up to 80 ops with a constraint solver, or bound what is left to gain (CP-SAT of OR-Tools).
 
-Collectives are whole: none is cut, and none share a message. Each op is an interval of time. Those of a stream do not
-overlap, and each begins behind what it reads. Where a CPU computes (``"direct"``), a collective is issued in a moment
-of the host, which is not within an op, and begins then or later.
+Collectives are whole: none is cut, and none share a message. Each op is an interval of time. Intervals of one stream do
+not overlap, and each begins after the ops that it reads. Where a CPU computes (``"direct"``), the host issues a
+collective between two ops, and the collective begins then or later.
 
-Intervals have whole ticks, rounded down, so that the bound of the solver is a bound of the seconds. What is returned is
-simulated. The solver's effort is counted and not timed, so that the same input gives the same order.
+Intervals have whole ticks, rounded down, so that the bound of the solver is a bound of the seconds. The order that is
+found is simulated. The solver's effort is counted and not timed, so that the same input gives the same order.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Solved:
     """The shortest order that was found.
 
     Attributes:
-        schedule: of it.
-        bound: seconds that no order of whole collectives is below.
+        schedule: the schedule of that order.
+        bound: seconds; no order of whole collectives takes less.
     """
 
     schedule: Schedule
@@ -52,8 +52,9 @@ def solve(ops: Iterable[Op], issue: Issue = "enqueue", *, startup: Startup = 0.0
     Args:
         ops: at most 80.
         issue: how lines are issued; see ``simulation``.
-        startup: the fixed seconds of each collective, which are part of its seconds. They decide nothing here.
-        seconds: the most effort of the solver, about so many seconds of one core.
+        startup: θ, the fixed seconds of each collective, which are part of its seconds. They change nothing here,
+            because each collective is one message.
+        seconds: the limit of the solver's effort, in about the seconds of one core.
 
     Raises:
         ScheduleError: there are more than 80 ops, or an option has a wrong value.
@@ -75,7 +76,7 @@ def solve(ops: Iterable[Op], issue: Issue = "enqueue", *, startup: Startup = 0.0
     solver.parameters.max_deterministic_time = effort
     status = solver.solve(model.model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        lines = model.draft([solver.value(moment) for moment in model.issued]).written()
+        lines = model.draft([solver.value(tick) for tick in model.issued]).written()
         found = judge(graph.ops, lines, POLICY, issue, startup=startup)
         first = found if found.makespan < first.makespan else first
     bound = max(first.bound, solver.best_objective_bound * model.tick)
@@ -83,7 +84,7 @@ def solve(ops: Iterable[Op], issue: Issue = "enqueue", *, startup: Startup = 0.0
 
 
 def _whole(graph: Graph, issue: Issue, startup: Startup) -> Schedule:
-    """Return what the default policy makes of whole collectives."""
+    """Return the schedule of the default policy, with whole collectives."""
     made = schedule([replace(op, bytes=0) for op in graph.ops], issue=issue)
     sizes = {op.name: 0 if op.computes else op.bytes for op in graph.ops}
     lines = [Line(line.kind, tuple(Part(name, 0, sizes[name]) for name, *_ in line.parts)) for line in made.lines]
@@ -94,9 +95,9 @@ class _Model:
     """The constraints.
 
     Attributes:
-        tick: seconds.
-        begins: op → when it begins.
-        issued: op → when it begins, or when the host issues it.
+        tick: the seconds of one tick.
+        begins: op → the variable of its begin, in ticks.
+        issued: op → the variable of the tick in which the host issues it; its begin, unless the host computes.
     """
 
     def __init__(self, cp_model: Any, graph: Graph, is_direct: bool) -> None:
@@ -122,24 +123,21 @@ class _Model:
         self.begins = begins
 
     def begin_with(self, made: Schedule) -> None:
-        """Let the solver look near a schedule first."""
+        """Give the solver the begins of a schedule as hints."""
         for span in made.spans:
             for part in span.parts:
                 self.model.add_hint(self.begins[self.graph.number[part.op]], int(span.begin / self.tick))
 
-    def draft(self, moments: list[int]) -> Draft:
-        """Return the lines in the order of these moments; what takes no time goes behind what it reads."""
+    def draft(self, ticks: list[int]) -> Draft:
+        """Return the lines in the order of these ticks. Ops that take no time stand after the ops that they read."""
         graph, draft = self.graph, Draft(self.graph)
-        keys = [(moments[i], not graph.stream[i], graph.position[i], i) for i in range(len(graph))]
+        keys = [(ticks[i], not graph.stream[i], graph.position[i], i) for i in range(len(graph))]
         missing = [len(before) for before in graph.before]
         ready = [keys[i] for i, count in enumerate(missing) if not count]
         heapq.heapify(ready)
         while ready:
             *_, i = heapq.heappop(ready)
-            if graph.stream[i]:
-                draft.start([graph.whole(i)])
-            else:
-                draft.compute(i)
+            draft.issue(i)
             for j in graph.readers[i]:
                 missing[j] -= 1
                 if not missing[j]:

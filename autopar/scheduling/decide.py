@@ -1,4 +1,4 @@
-"""Decide a schedule: run a policy, simulate what it says, and compare it with the bound."""
+"""Decide a schedule: run a policy, simulate its lines, and compare their makespan with the bound."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from autopar.scheduling.scheduled import Schedule
 from autopar.scheduling.simulation import Issue, Startup, Times, issue_of, number, spans_of, startup_of, times
 from autopar.scheduling.verify import draft_of
 
-EARLY = 0.01  # of the bound: a collective that can begin before it needs next to no computation
-PLAIN = 1e-3  # of the seconds: what the order of the program may take longer, because it is easier to read
+EARLY = 0.01  # of the bound: a collective with a shorter head needs hardly any computation before it
+PLAIN = 1e-3  # of the makespan: so much longer the order of the program may take, because it is easier to read
 BELOW = 1e-9  # of the bound: sums of floats are not exact
 IN_ORDER = (dispatch.in_order, dispatch.just_in_time, buckets.fifo)  # policies that keep the order of the program
 
@@ -49,19 +49,18 @@ def schedule(
         ops: what is scheduled, in the order of the program.
         policy: a name in ``POLICIES``, or ``ByteScheduler(partition, credit)``.
         issue: ``"enqueue"``, as a GPU runs lines, or ``"direct"``, as a CPU does; see ``simulation``.
-        startup: θ, the fixed seconds of each collective, of all or by name, which are part of its seconds. A message of
-            several pays them once, and each chunk pays them again. Names of other ops, as a whole program has them,
-            count for nothing.
+        startup: θ, the fixed seconds of each collective, for all or by name, which are part of its seconds. A bucket
+            pays θ once, and each chunk pays it again. Names of other ops count for nothing.
         priorities: glob over names of ops → an integer; smaller goes first. For ``"priorities"``, and for
-            ``"longest-tail"``, which then decides among equal ones.
+            ``"longest-tail"``, which then orders ops of equal priority by their tails.
         memory: the most bytes of results that may be alive in a line.
         interference: while a collective is under way, an op takes (1 + interference) times as long.
-        start_seconds: what each start of a message takes of the host, for ``"direct"``: packing, and the threads that
-            it wakes. With it, few messages are better, and nothing is exact.
+        start_seconds: the seconds of the host for each start of a message, for ``"direct"``: packing, and the threads
+            that it wakes. With it, fewer messages are better, and ``"longest-tail"`` is not exact.
 
     Raises:
-        ScheduleError: a name, number or glob is wrong, priorities contradict each other or the order, or the memory is
-            less than every order that was found needs.
+        ScheduleError: a name, number or glob is wrong; priorities contradict each other or the order; or every order
+            that was found needs more than ``memory``.
         TypeError: a value has the wrong type.
     """
     name = "bytescheduler" if isinstance(policy, ByteScheduler) else named(policy)
@@ -82,12 +81,12 @@ def schedule(
 @gc_paused()
 def judge(ops: Iterable[Op], lines: Iterable[Line], policy: str, issue: Issue = "enqueue", *, startup: Startup = 0.0,
           interference: float = 0.0, start_seconds: float = 0.0) -> Schedule:  # fmt: skip
-    """Return the schedule with the given lines: they are verified, simulated and compared with the bound.
+    """Verify and simulate the given lines, and return them as a schedule with its bound.
 
     Args:
-        policy: what the schedule is called.
+        policy: the name that the schedule gets.
 
-    The others are those of ``schedule`` and of ``simulate``, and so are the errors.
+    The other arguments and the errors are those of ``schedule`` and of ``simulate``.
     """
     graph = Graph(ops, startup_of(startup), number("start_seconds", start_seconds) * (issue == "direct"))
     made = _Decision(graph, issue_of(issue), number("interference", interference), inf)
@@ -95,10 +94,11 @@ def judge(ops: Iterable[Op], lines: Iterable[Line], policy: str, issue: Issue = 
 
 
 class _Decision:
-    """One graph, and how its lines run.
+    """Decides the schedule of one graph.
 
     Attributes:
-        smallest: bytes; the least that any order so far needs.
+        memory: the most bytes that may be alive in a line; ``inf`` without a limit.
+        smallest: the least bytes that any order so far needs.
     """
 
     def __init__(self, graph: Graph, issue: Issue, interference: float, memory: float, startup: Startup = 0.0) -> None:
@@ -108,8 +108,8 @@ class _Decision:
         self.smallest = inf
 
     def run(self, draft: Draft) -> tuple[Draft, Times]:
-        """Return the draft as it is issued, and its times; these are endless if it does not fit into the memory. One
-        that does not fit has its gathers started later, just in time."""
+        """Return the draft as it is issued, and its times. Where it does not fit into the memory, its gathers start by
+        deadline; if it still does not fit, its makespan is ``inf``."""
         issued = hoisted(draft) if self.issue == "direct" else draft
         found = self.simulated(issued)
         if self.fits(issued):
@@ -153,7 +153,7 @@ class _Decision:
         return draft
 
     def longest_tail(self, numbers: list[int] | None) -> Draft:
-        """Return the shortest lines of all that are tried."""
+        """Return the shortest draft of all that are tried."""
         tries = LongestTail(self.graph, self.bound, self.run, numbers, self.memory)
         best, seconds = tries.found(), tries.seconds
         if numbers is None or best is None:
@@ -171,14 +171,16 @@ class _Decision:
         return self.deferred(best)
 
     def plain(self, tries: LongestTail) -> Iterator[Draft]:
-        """Yield lines whose ops compute in the order of the program, as they are and as they are issued."""
+        """Yield drafts whose ops compute in the order of the program, each as it is and as it is issued."""
         for draft in (*(order(self.graph) for order in IN_ORDER), *tries.in_order()):
             yield from (draft, self.run(draft)[0])
 
     def plainest(self, drafts: Sequence[Draft]) -> tuple[Draft | None, float]:
-        """Return of the shortest drafts the one that is easiest to read, and its seconds; ``None`` if none fits into
-        the memory. It keeps the order of the program, or has the fewest messages, and is not longer than what runs in
-        the order of the program."""
+        """Return the plainest of the shortest drafts, and its makespan; ``None`` if none fits into the memory.
+
+        Plainest is a draft that keeps the order of the program, then the one with the fewest messages. It takes no
+        longer than the policies in ``IN_ORDER``.
+        """
         found = [(draft, self.times(draft).makespan) for draft in drafts]
         shortest = min(seconds for _, seconds in found)
         if shortest == inf:

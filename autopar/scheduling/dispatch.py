@@ -1,8 +1,8 @@
 """Order ops as a host dispatches them, without times: always the ready op with the smallest key.
 
-An op is ready when all that it reads has been dispatched. Starting a collective never blocks. An op that reads a
-collective blocks, because it waits, until something else has waited for the same collective. Which of both goes first
-is the difference between the policies ``"communication-first"`` and ``"compute-first"`` (PaddlePaddle #47471).
+An op is ready when all ops that it reads have been dispatched. Starting a collective never blocks. An op that reads a
+collective blocks, because it waits, unless an earlier op has waited for the same collective. The policies
+``"communication-first"`` and ``"compute-first"`` differ in whether ops that block go first (PaddlePaddle #47471).
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ def in_order(graph: Graph) -> Draft:
     """Return the lines in the order of the ops."""
     draft = Draft(graph)
     for i in graph.order:
-        if graph.stream[i]:
-            draft.start([graph.whole(i)])
-        else:
-            draft.compute(i)
+        draft.issue(i)
     return draft.finished()
 
 
 def just_in_time(graph: Graph) -> Draft:
-    """Return the lines in the order of the ops, with each collective right before its first reader: little is alive."""
+    """Return the lines in the order of the ops, with each collective right before its first reader: few bytes are
+    alive."""
     draft, started = Draft(graph), set[int]()
 
     def start(i: int) -> None:
@@ -54,7 +52,7 @@ def just_in_time(graph: Graph) -> Draft:
 
 
 def two_levels(graph: Graph, blocking_first: bool, numbers: Sequence[int] | None = None) -> Draft:
-    """Return the lines by level, and in a level in the order of the ops.
+    """Return the lines by level, and within a level in the order of the ops.
 
     Args:
         graph: the ops.
@@ -65,6 +63,8 @@ def two_levels(graph: Graph, blocking_first: bool, numbers: Sequence[int] | None
 
 
 class _Dispatch:
+    """Dispatches the ready op with the smallest key until all ops are dispatched."""
+
     def __init__(self, graph: Graph, blocking_first: bool, numbers: Sequence[int]) -> None:
         self.graph, self.numbers = graph, numbers
         self.levels = {False: 2, True: 1} if blocking_first else {False: 1, True: 2}
@@ -91,10 +91,7 @@ class _Dispatch:
             dispatched[i] = True
             for j in graph.before[i]:
                 self.wait(j)
-            if graph.stream[i]:
-                draft.start([graph.whole(i)])
-            else:
-                draft.compute(i)
+            draft.issue(i)
             for j in graph.readers[i]:
                 self.missing[j] -= 1
                 if not self.missing[j]:
@@ -102,7 +99,7 @@ class _Dispatch:
         return draft.finished()
 
     def wait(self, i: int) -> None:
-        """Wait for a collective: its other readers block no longer for it."""
+        """Wait for a collective: its other readers no longer block on it."""
         if not self.graph.stream[i] or i in self.waited:
             return
         self.waited.add(i)

@@ -1,7 +1,7 @@
-"""Find the best order of a few ops: all orders, cut off where a bound shows that they are not better.
+"""Find the shortest order of a few ops by branch and bound.
 
-Collectives are whole. A partial order is worth no more than what its ops take and the longest path that is left; equal
-states are looked at once.
+Collectives are whole. A partial order is dropped where the time that its ops take, and the longest path that is left,
+show that it cannot become the shortest. Equal states are visited once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def best_order(
 
     Args:
         graph: at most 8 ops.
-        bound: of these ops.
-        is_direct: whether lines are issued by a host that computes.
-        most: seconds that are to be beaten.
-        value: what a draft takes, ``inf`` for one that is not allowed.
+        bound: the bound of these ops, with heads and tails.
+        is_direct: whether the host that issues lines also computes.
+        most: the seconds to beat.
+        value: draft → its seconds; ``inf`` for one that is not allowed.
     """
     search = _Search(graph, bound, is_direct, most, value)
     search.extend((), 0, 0.0, (0.0,) * len(graph.streams), (0.0,) * len(graph))
@@ -33,6 +33,8 @@ def best_order(
 
 
 class _Search:
+    """A depth-first search over orders. ``best``: the shortest draft so far, ``most``: its seconds."""
+
     def __init__(
         self, graph: Graph, bound: Bound, is_direct: bool, most: float, value: Callable[[Draft], float]
     ) -> None:
@@ -64,7 +66,7 @@ class _Search:
                 self.extend((*order, i), *state)
 
     def least(self, state: tuple[int, float, tuple[float, ...], tuple[float, ...]]) -> float:
-        """Return seconds that no order with this beginning is below."""
+        """Return a lower bound of the seconds of all orders that begin like this."""
         done, now, _, ended = state
         graph, tails = self.graph, self.bound.tails
         left = [i for i in graph.order if not done >> i & 1]
@@ -75,7 +77,7 @@ class _Search:
         )
 
     def repeats(self, state: tuple[object, ...], order: tuple[int, ...]) -> bool:
-        """Whether this state was looked at. With memory, the order so far counts too."""
+        """Return whether this state was visited. Where memory counts, the order so far is part of the state."""
         key = (*state, order) if any(self.graph.memory) else state
         if key in self.seen:
             return True
@@ -85,10 +87,7 @@ class _Search:
     def finish(self, order: tuple[int, ...]) -> None:
         draft = Draft(self.graph)
         for i in order:
-            if self.graph.stream[i]:
-                draft.start([self.graph.whole(i)])
-            else:
-                draft.compute(i)
+            draft.issue(i)
         draft.finished()
         seconds = self.value(draft)
         if seconds < self.most:

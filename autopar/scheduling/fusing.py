@@ -1,7 +1,7 @@
-"""Let messages that follow each other share a start-up cost, where nothing gets late by it.
+"""Fuse consecutive messages of a stream into one, which pays the start-up cost once, where nothing becomes late.
 
-The latest times of a schedule are those with which it still ends when it does. Two messages become one if the one ends
-before the latest ends of both. What is saved brings later messages forward, so that it pays to repeat.
+The latest end of a message is the last moment at which it may end without a longer makespan. Two messages are fused if
+the fused one ends before the latest ends of both. That moves later messages forward, so repeating it may fuse more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ROUNDING = 1e-12  # of the makespan: sums of floats are not exact
 
 
 def latest_ends(draft: Draft, times: Times) -> list[float]:
-    """Return when each message must have ended, so that the whole ends when it does. Linear."""
+    """Return the latest end of each message, in seconds. Linear."""
     graph, now = draft.graph, times.makespan
     ends, needed = [now] * len(draft.messages), [now] * len(graph)
     free = [now] * len(graph.streams)
@@ -34,7 +34,7 @@ def latest_ends(draft: Draft, times: Times) -> list[float]:
 
 
 def fused(draft: Draft, times: Times) -> Draft:
-    """Return the lines with messages of one kind that follow each other as one, where that makes nothing late."""
+    """Return the lines with consecutive messages of one kind fused, where that makes nothing late."""
     graph, latest = draft.graph, latest_ends(draft, times)
     ended = [end for _, end in times.compute]
     slack = ROUNDING * times.makespan
@@ -47,7 +47,7 @@ def fused(draft: Draft, times: Times) -> Draft:
             for i, *_ in draft.messages[at]:
                 ended[i] = max(ended[i], times.messages[at][1])
     ready = [max([ended[j] for i, *_ in parts for j in graph.before[i]], default=0.0) for parts in draft.messages]
-    groups: dict[int, list[int]] = {}  # message → those that become one with it
+    groups: dict[int, list[int]] = {}  # last message of a group → all messages that are fused with it
     for queue in draft.of_stream():
         free, open_ = 0.0, list[int]()
         for message in queue:
@@ -72,7 +72,7 @@ def fused(draft: Draft, times: Times) -> Draft:
 
 
 def _with_groups(draft: Draft, groups: dict[int, list[int]], waits: dict[int, int]) -> Draft:
-    """Return the lines with each group as one message: its start is the last one, its wait the first one."""
+    """Return the lines with each group as one message, with the start of the last member and the first of the waits."""
     new, number = Draft(draft.graph), {}
     first_wait = {min(waits[m] for m in members): last for last, members in groups.items()}
     for place, (kind, at) in enumerate(draft.lines):
@@ -89,7 +89,7 @@ def _with_groups(draft: Draft, groups: dict[int, list[int]], waits: dict[int, in
 
 
 def _whole_ranges(parts: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return the parts with neighbouring ranges of an op as one."""
+    """Return the parts with adjacent ranges of one op merged."""
     merged: list[tuple[int, int, int]] = []
     for i, begin, end in parts:
         if merged and merged[-1][0] == i and merged[-1][2] == begin:

@@ -1,8 +1,8 @@
 """Index the ops of a step by numbers, check what they read, and price messages.
 
-Numbers are positions in the sequence of ops, and the order ``order`` is the sequence itself wherever each op stands
-after what it reads. The seconds of a collective are a fixed part, which each message pays once, and a part that is in
-proportion to its bytes:
+The number of an op is its position in the sequence of ops. ``order`` is a topological order; it is the sequence itself
+if each op stands after the ops that it reads. The seconds of a collective are a fixed part, which each message pays
+once, and a part in proportion to its bytes:
 
     seconds of a message = largest fixed part + sum over its parts of (share of the bytes · proportional part)
 """
@@ -25,16 +25,17 @@ class Graph:
 
     Attributes:
         ops: as given.
-        before, readers: op → the ops that must be over before it begins, the ops that are behind it.
-        reads, users: op → those of them whose results it reads, those that read its result.
+        before, readers: op → its predecessors, which must be over before it begins, and its successors.
+        reads, users: op → the predecessors whose results it reads, and the successors that read its result.
         order: a topological order, nearest to that of ``ops``.
-        streams: the names of the streams; the first is that of computations.
-        stream: op → the index of its stream.
-        link: stream → the index of the first stream that has its link; of computations 0.
+        streams: the names of the streams; the first is ``"compute"``.
+        stream: op → the index of its stream; 0 computes.
+        link: stream → the index of the first stream that has its link; that of ``"compute"`` is 0.
         shares: whether any two streams share a link.
         seconds, fixed, flow: op → its seconds; the part of them that each message pays; the rest.
-        bytes: op → its bytes.
-        kind: op → a number; only collectives with one number share a message.
+        bytes: op → the bytes that it sends; 0 if it computes.
+        kind: op → a number; only collectives with the same number share a message.
+        memory: op → the bytes of its result.
     """
 
     def __init__(
@@ -43,12 +44,12 @@ class Graph:
         """Index the ops.
 
         Args:
-            startup: the fixed seconds of each collective, of all of them or by name.
-            start_seconds: of the host for each start of a message, where the host computes itself.
+            startup: the fixed seconds of each collective, for all of them or by name.
+            start_seconds: the seconds of the host for each start of a message, where the host computes itself.
 
         Raises:
-            ScheduleError: names that are doubled or unknown, or ops that read each other in a circle.
-            TypeError: ``ops`` has something else than ops.
+            ScheduleError: a name is given twice or unknown, or ops read each other in a circle.
+            TypeError: an item of ``ops`` is no ``Op``.
         """
         if not isinstance(ops, Iterable):
             raise TypeError(f"ops are a sequence of Op(name, stream, seconds, …), not {shown(ops)}")
@@ -123,7 +124,7 @@ class Graph:
         return order
 
     def _circle(self, missing: Sequence[int]) -> list[str]:
-        """Return the names of one circle; ``missing``: how much of what each op reads can never be there."""
+        """Return the names of the ops of one circle; ``missing``: op → how many of its predecessors can never run."""
         at, seen = next(i for i, count in enumerate(missing) if count), list[int]()
         while at not in seen:
             seen.append(at)
@@ -143,7 +144,7 @@ class Graph:
 
     @cached_property
     def first_reader(self) -> list[int]:
-        """op → the place in ``order`` of its first reader; of one that nobody reads: the number of ops."""
+        """op → the place in ``order`` of its first reader; the number of ops if nothing reads it."""
         return [min([self.position[j] for j in readers], default=len(self.ops)) for readers in self.readers]
 
     @cached_property
@@ -157,10 +158,11 @@ class Graph:
         return [i for i in self.order if self.stream[i]]
 
     def whole(self, i: int) -> PartOf:
+        """Return all bytes of an op as one part."""
         return i, 0, self.bytes[i]
 
     def message_seconds(self, parts: Sequence[PartOf]) -> float:
-        """Return how long a message of these parts takes."""
+        """Return the seconds of a message of these parts."""
         if len(parts) == 1:
             i, begin, end = parts[0]
             size = self.bytes[i]
@@ -171,7 +173,7 @@ class Graph:
         return fixed + sum([self.flow[i] * ((end - begin) / self.bytes[i]) for i, begin, end in parts])
 
     def reversed(self) -> Graph:
-        """Return the graph in which all edges and the order are turned round."""
+        """Return the graph with all edges and the order reversed."""
         other = object.__new__(Graph)
         other.__dict__ |= {key: value for key, value in self.__dict__.items()
                            if key not in ("position", "first_reader", "computations", "collectives")}  # fmt: skip
@@ -181,7 +183,7 @@ class Graph:
 
 
 def _turned(edges: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the edges turned round."""
+    """Return the edges reversed."""
     turned: list[list[int]] = [[] for _ in edges]
     for i, ends in enumerate(edges):
         for j in ends:

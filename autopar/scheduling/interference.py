@@ -1,13 +1,13 @@
 """Simulate lines that slow each other down: ops beside messages, and messages of several streams on one link.
 
-While a message is under way, ops take longer. Messages on one link share its bandwidth equally (processor sharing), all
-of their seconds, the start-up cost included: n of them take n times as long each. So a second stream never moves more
-bytes, and what it gains is that a short message need not wait for the end of a long one. The source: two process groups
-over the same ranks are two communicators of NCCL, whose kernels run at the same time, or two sets of gloo's sockets,
-and in both cases the connections of one network card get equal shares.
+While a message is under way, ops take longer. Messages on one link share its bandwidth equally (processor sharing):
+each of n messages takes n times its seconds, the start-up cost included. So a second stream moves no more bytes; its
+gain is that a short message need not wait for the end of a long one. Two process groups over the same ranks are two
+NCCL communicators, whose kernels run at the same time, or two sets of gloo sockets. In both cases the connections of
+one network card get equal shares.
 
-Paces change whenever a message begins or ends. So time goes from event to event: the end of a message, or the end of
-the op, at the present pace.
+Paces change only when a message begins or ends. So the simulation goes from event to event: the next end of a message
+or of the op, at the present paces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Interval = tuple[float, float]
 
 
 def slowed(draft: Draft, is_direct: bool, interference: float) -> tuple[list[Interval], list[Interval], float, float]:
-    """Return begin and end of each op and of each message, the makespan, and the seconds that computation waits."""
+    """Return begin and end of each op and of each message, the makespan, and the exposed communication, in seconds."""
     run = _Run(draft, is_direct, interference)
     while run.advance():
         pass
@@ -28,14 +28,16 @@ def slowed(draft: Draft, is_direct: bool, interference: float) -> tuple[list[Int
 
 
 class _Run:
+    """One run of the lines, advanced from event to event."""
+
     def __init__(self, draft: Draft, is_direct: bool, interference: float) -> None:
         self.draft, self.graph, self.slow = draft, draft.graph, 1.0 + interference
         self.host = [line for line in draft.lines if is_direct or line[0] != START]
         self.queues = draft.of_stream()
         self.issued = set() if is_direct else set(range(len(draft.messages)))
         self.at, self.heads = 0, [0] * len(self.queues)
-        self.running: dict[int, tuple[int, float]] = {}  # stream → message, its seconds that are left
-        self.left = -1.0  # work of the op or start that the host is busy with; negative: none
+        self.running: dict[int, tuple[int, float]] = {}  # stream → its message, and the seconds that are left of it
+        self.left = -1.0  # seconds that are left of the op or start that the host runs; negative: it runs none
         self.unsent = list(self.graph.bytes)
         self.done = [False] * len(self.graph)
         self.over: set[int] = set()  # messages that have ended

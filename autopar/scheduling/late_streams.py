@@ -1,12 +1,12 @@
-"""Put late collectives on a second stream over the same ranks, so that urgent ones do not wait for their end.
+"""Put late collectives on a second stream over the same ranks, so that urgent ones need not wait for their end.
 
     reduce scatter of 4 ━━━━━━━━  gather of 1     one stream: the gather waits, and ends after 5
     reduce scatter of 4 ══════════                two: they share the link,
     gather of 1         ══                        and the gather ends after 2
 
-A late collective is one that little depends on, or that has much time. Both streams share a link, so nothing moves
-faster. The other way to the same end is to cut long messages, which costs a start-up for each chunk; and some
-collectives cannot be cut.
+A collective is late if its tail is short, or its slack is large: the seconds between its head and the begin at which it
+would lengthen the bound. Both streams share a link, so no message moves faster. Cutting long messages has the same
+effect, but costs a start-up for each chunk, and some collectives cannot be cut.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from autopar.scheduling.bounds import Bound
 from autopar.scheduling.graph import Graph
 from autopar.scheduling.op import Op
 
-WORTH = 0.01  # of the makespan: less is not worth another process group
-TAILS = (0.01, 0.1, 0.5)  # of the bound: what has a shorter tail is late
-SLACKS = (0.5, 0.25, 0.1)  # of the bound: what has more time is late
+WORTH = 0.01  # of the makespan: a smaller gain is not worth another process group
+TAILS = (0.01, 0.1, 0.5)  # of the bound: a collective with a shorter tail is late
+SLACKS = (0.5, 0.25, 0.1)  # of the bound: a collective with more slack is late
 
 
 def on_late_streams(ops: Sequence[Op], late: Collection[str]) -> list[Op]:
@@ -31,6 +31,7 @@ def on_late_streams(ops: Sequence[Op], late: Collection[str]) -> list[Op]:
 
 
 def late_stream(stream: str) -> str:
+    """Return the name of the late stream beside a stream."""
     return f"{stream} (late)"
 
 
@@ -40,7 +41,7 @@ def late_ones(graph: Graph) -> frozenset[str]:
 
 
 def splits(graph: Graph, bound: Bound) -> Iterator[frozenset[str]]:
-    """Yield which collectives may be late, each choice once: some, and not all, of a stream."""
+    """Yield choices of late collectives, each once; a choice leaves at least one collective on each stream."""
     slack = [
         bound.seconds - head - seconds - tail
         for head, seconds, tail in zip(bound.heads, graph.seconds, bound.tails, strict=True)

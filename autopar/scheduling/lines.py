@@ -1,11 +1,11 @@
-"""Define the lines of a schedule: what computes, starts and is waited for, in the order in which it is issued.
+"""Define the lines of a schedule: computations, starts and waits, in the order of issue.
 
     start w3 on dp
     compute backward2
     wait w3 on dp
 
-A message is what one start sends: a whole collective, a chunk of one, or a bucket of several. A ``Draft`` is a schedule
-by numbers while it is made: it puts each wait before the first reader of what it waits for.
+A message is sent by one start: a whole collective, a chunk of one, or a bucket of several. A ``Draft`` is a schedule
+under construction, by the numbers of ops. It puts each wait before the first reader of its message.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Draft:
     Attributes:
         graph: what is scheduled.
         messages: the parts of each message, in the order in which they are started.
-        lines: kind, and the number of the op that computes or of the message.
+        lines: the kind of each line (``COMPUTE``, ``START``, ``WAIT``), and the number of its op or message.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -59,12 +59,13 @@ class Draft:
         self._waited: set[int] = set()
 
     def compute(self, i: int) -> None:
-        """Append an op that computes, and before it the waits for what it reads."""
+        """Append a computation, and before it the waits for the collectives that it reads."""
         self.read(i)
         self.lines.append((COMPUTE, i))
 
     def start(self, parts: Sequence[PartOf]) -> int:
-        """Append the start of a message, and before it the waits for what its ops read. Return its number."""
+        """Append the start of a message, and before it the waits for the collectives that its parts read. Return the
+        number of the message."""
         message = len(self.messages)
         for i, _, _ in parts:
             self.read(i)
@@ -74,26 +75,34 @@ class Draft:
         self.lines.append((START, message))
         return message
 
+    def issue(self, i: int) -> None:
+        """Append an op: its computation, or the start of the whole collective."""
+        if self.graph.stream[i]:
+            self.start([self.graph.whole(i)])
+        else:
+            self.compute(i)
+
     def read(self, i: int) -> None:
-        """Append the waits for what an op reads."""
+        """Append the waits for the collectives that an op reads."""
         for j in self.graph.before[i]:
             for message in self._open.pop(j, ()):
                 self.wait(message)
 
     def wait(self, message: int) -> None:
+        """Append the wait for a message, once."""
         if message not in self._waited:
             self._waited.add(message)
             self.lines.append((WAIT, message))
 
     def finished(self) -> Draft:
-        """Append the waits for all that nobody reads, and return the draft."""
+        """Append the waits for the messages that no op reads, and return the draft."""
         for message in range(len(self.messages)):
             self.wait(message)
         self._open.clear()
         return self
 
     def of_stream(self) -> list[list[int]]:
-        """Return the messages of each stream in the order in which they are started; none compute."""
+        """Return the messages of each stream in the order of their starts; that of ``"compute"`` has none."""
         order: list[list[int]] = [[] for _ in self.graph.streams]
         for kind, message in self.lines:
             if kind == START:
@@ -101,7 +110,7 @@ class Draft:
         return order
 
     def written(self) -> tuple[Line, ...]:
-        """Return the lines with names."""
+        """Return the lines with the names of ops."""
         ops = self.graph.ops
         parts = [tuple(Part(ops[i].name, begin, end) for i, begin, end in message) for message in self.messages]
         return tuple(

@@ -1,55 +1,36 @@
-"""Make lines event by event: whenever a stream is free, it takes the ready op with the smallest key.
+"""Schedule by list scheduling: whenever a stream is free, it takes the ready op with the smallest key.
 
-A collective that is taken may become a chunk, a bucket with others, or whole, as a ``Rule`` says. Times are those of
-``"enqueue"``. What is taken is written as lines at once; nothing is decided while a step runs.
+A collective that is taken is sent whole, as a chunk, or in a bucket with others, as a ``Rule`` says. Times are those of
+``"enqueue"``. The result is a sequence of lines; nothing is decided while a step runs.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 from autopar.scheduling.graph import Graph, PartOf
 from autopar.scheduling.lines import Draft
+from autopar.scheduling.rule import Rule, aligned
 
 Keys = Sequence[Any]  # op → what decides who goes first; the smallest does
 
-LOOKED_AT, LOOKED_AT_FOR_MEMORY = 8, 64  # ready ops that are tried, where one is wanted that fits
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How a stream takes what is ready.
-
-    Attributes:
-        chunk: the most bytes of one collective in a message; for all, or kind → bytes.
-        window: a message is filled up to these bytes, with further collectives of its kind; likewise.
-        piece: bytes; what does not fit into a window whole is cut after a multiple of them. 0: it is left out.
-        credit: bytes that may be started and not yet done; a message that is alone may have more.
-        cut: a message is cut where a more urgent one can start, if it has at least these seconds left.
-        patience: computation waits for a more urgent op that comes within this share of the seconds of what is ready.
-        program_order: whether ops compute in their order.
-    """
-
-    chunk: float | Mapping[int, float] = inf
-    window: float | Mapping[int, float] = 0
-    piece: int = 0
-    credit: float = 0
-    cut: float = inf
-    patience: float = 0.0
-    program_order: bool = False
+LOOKED_AT, LOOKED_AT_FOR_MEMORY = 8, 64  # ready ops that are tried until one fits, without and with a memory limit
 
 
 class OutOfMemory(Exception):
-    """The rule ran into a place where nothing fits into the memory."""
+    """No op that is ready fits into the memory."""
 
 
 @dataclass
 class _Stream:
-    """What a stream of collectives has to do: ready ones, and messages that are started and not done."""
+    """A stream of collectives: the ready ones, and the messages that are started and not done.
+
+    ``bytes``: the sum of these messages. ``free``: when the last of them ends, in seconds.
+    """
 
     ready: list[tuple[Any, int, int]] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
@@ -58,7 +39,7 @@ class _Stream:
 
 
 def arrange(graph: Graph, keys: Keys, rule: Rule, memory: float = inf) -> Draft:
-    """Return the lines that a rule makes. A few heap operations an op and message.
+    """Return the lines that a rule makes. It takes a few heap operations for each op and message.
 
     Args:
         graph: the ops.
@@ -73,6 +54,8 @@ def arrange(graph: Graph, keys: Keys, rule: Rule, memory: float = inf) -> Draft:
 
 
 class _Arrangement:
+    """One run of list scheduling, from event to event: the end of an op or of a message."""
+
     def __init__(self, graph: Graph, keys: Keys, rule: Rule, memory: float) -> None:
         self.graph, self.keys, self.rule = graph, keys, rule
         self.memory = memory
@@ -112,7 +95,7 @@ class _Arrangement:
             raise OutOfMemory
         return self.draft.finished()
 
-    # -- what becomes ready --------------------------------------------------------------------------------------------
+    # -- ops that become ready -----------------------------------------------------------------------------------------
 
     def push(self, i: int) -> None:
         item = self.keys[i], self.graph.position[i], i
@@ -125,7 +108,7 @@ class _Arrangement:
             self.cut(stream, i)
 
     def finish(self, i: int) -> None:
-        """Make ready what has all that it reads when an op has ended."""
+        """Make the successors of an op that has ended ready, if it was their last predecessor."""
         if self.graph.stream[i]:
             self.unwaited.add(i)
         else:
@@ -136,14 +119,14 @@ class _Arrangement:
                 self.push(j)
 
     def release(self, i: int) -> None:
-        """Free what was read by an op that has ended, if nobody else reads it."""
+        """Free the results that an op has read, if no other op reads them."""
         for j in self.graph.reads[i]:
             self.unread[j] -= 1
             if not self.unread[j]:
                 self.alive -= self.graph.memory[j]
 
     def read(self, i: int) -> None:
-        """Take an op: the lines wait for the collectives that it reads, and what these have sent is free."""
+        """Allocate the result of an op. Its line waits for the collectives that it reads, whose operands are freed."""
         if not self.sent[i]:
             self.alive += self.graph.memory[i]
         for j in self.graph.before[i]:
@@ -163,10 +146,10 @@ class _Arrangement:
             if not self.left[i]:
                 self.finish(i)
 
-    # -- what is taken -------------------------------------------------------------------------------------------------
+    # -- ops that are taken --------------------------------------------------------------------------------------------
 
     def take(self) -> None:
-        """Give each stream that is free what it does next. Where memory is short, computation has it first."""
+        """Give each free stream its next op. Where memory is limited, computation takes first."""
         for computes in (self.memory < inf, self.memory == inf):
             if computes and self.running < 0 and self.computable:
                 self.compute()
@@ -191,7 +174,7 @@ class _Arrangement:
         heapq.heappush(self.events, (self.now + self.graph.seconds[i], -1, i))
 
     def choose(self, force: bool) -> tuple[Any, int, int] | None:
-        """Return the op that computes next, taken from those that are ready; ``None`` to wait."""
+        """Return the op that computes next, taken from the ready ones; ``None`` to wait."""
         heap, graph = self.computable, self.graph
         if self.rule.program_order:
             if heap[0][2] != graph.computations[self.next_in_order] or not self.fits(heap[0][2]):
@@ -212,7 +195,7 @@ class _Arrangement:
         return chosen
 
     def coming(self, key: Any) -> tuple[int | None, float]:
-        """Return an op that is more urgent and waits only for what is under way; in how many seconds it is ready."""
+        """Return a more urgent op that waits only for a message under way, and in how many seconds it is ready."""
         best, gap = None, inf
         for stream in self.streams[1:]:
             for message in stream.running:
@@ -225,7 +208,7 @@ class _Arrangement:
         return best, gap
 
     def start(self, stream: _Stream) -> bool:
-        """Start the next message of a stream, if it may have one more; return whether it did."""
+        """Start the next message of a stream, if its credit allows one more; return whether one was started."""
         rule = self.rule
         if stream.running and (not rule.credit or stream.bytes >= rule.credit):
             return False
@@ -255,13 +238,13 @@ class _Arrangement:
         first = stream.ready[0][2]
         credit = rule.credit - stream.bytes if stream.running else inf
         kind = graph.kind[first]
-        size = min(graph.bytes[first] - self.sent[first], max(1, of_kind(rule.chunk, kind)))
+        size = min(graph.bytes[first] - self.sent[first], max(1, rule.chunk_of(kind)))
         if size > credit:
             return []
         parts = [self.part(stream, int(size))]
         if not graph.bytes[first]:
             return parts
-        room = int(min(of_kind(rule.window, kind), credit) - size)
+        room = int(min(rule.window_of(kind), credit) - size)
         aside: list[tuple[Any, int, int]] = []
         while room > 0 and stream.ready and len(aside) < LOOKED_AT:
             i = stream.ready[0][2]
@@ -278,7 +261,7 @@ class _Arrangement:
         return parts
 
     def part(self, stream: _Stream, size: int) -> PartOf:
-        """Take bytes of the collective that is first."""
+        """Take bytes of the first ready collective."""
         i = stream.ready[0][2]
         begin = self.sent[i]
         if not begin:
@@ -290,7 +273,7 @@ class _Arrangement:
         return i, begin, begin + size
 
     def cut(self, number: int, urgent: int) -> None:
-        """End the message of a stream here if a more urgent one can start; the rest is sent later."""
+        """Cut the running message of a stream at the present time, for a more urgent one; the rest is sent later."""
         stream, graph = self.streams[number], self.graph
         if len(stream.running) != 1:
             return
@@ -317,17 +300,8 @@ class _Arrangement:
 
 
 def layer_keys(graph: Graph) -> list[int]:
-    """Return keys by which ops keep their order, and collectives go first that are read first."""
+    """Return keys with which ops keep the order of the program, and a collective goes before those read after it."""
     keys = list(graph.position)
-    for i in reversed(graph.collectives):  # that of the first op that needs it, through other collectives too
+    for i in reversed(graph.collectives):  # the key of its first reader, through other collectives too
         keys[i] = min([keys[j] for j in graph.readers[i]], default=len(graph))
     return keys
-
-
-def of_kind(size: float | Mapping[int, float], kind: int) -> float:
-    return size.get(kind, 0.0) if isinstance(size, Mapping) else size
-
-
-def aligned(size: int) -> int:
-    """Return the bytes of which a chunk of a collective is a multiple: whole elements of any dtype, if it has many."""
-    return 16 if size >= 4096 else 1

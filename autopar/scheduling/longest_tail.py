@@ -1,15 +1,15 @@
-"""Schedule by longest tail: what the most seconds depend on goes first. The default policy.
+"""Schedule by longest tail: the op whose tail is longest goes first. The default policy.
 
-Rules that differ in their keys and in the sizes of messages are tried, a fixed number of them for each number of ops,
-and the shortest schedule is kept:
+Keys and rules are tried, a number of them that depends on the number of ops alone, and the shortest schedule is kept:
 
-* keys: the longest path that follows an op; the same with tails raised by load; and the ends of the best schedule so
-  far, made from its end backwards, then its begins (forward-backward improvement, Li and Willis 1992);
-* sizes: chunks and buckets near √(θBS), where θ is what a message costs beside its bytes, B the bandwidth and S the
-  bytes of a kind; a message of unurgent bytes is cut where an urgent one can start;
-* patience: whether computation waits for an urgent op that comes soon, instead of beginning a long unurgent one.
+* keys: the longest path that follows an op; the same with tails raised by load; the order in which collectives are
+  read; and the times of the best schedule so far, scheduled backwards and then forwards (forward-backward improvement,
+  Li and Willis 1992);
+* sizes: chunks and buckets near √(θBS), where θ is the start-up cost of a message, B the bandwidth and S the bytes of
+  a kind; and a message is cut where a more urgent one can start;
+* patience: whether computation waits for an urgent op that is ready soon, instead of beginning a long one.
 
-The result is never longer than that of the policies it is compared with. It is a function of its input alone.
+The result depends on the input alone. ``decide`` compares it with other policies, and keeps the shortest.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from autopar.scheduling.bounds import Bound, longest_paths
 from autopar.scheduling.fusing import fused
 from autopar.scheduling.graph import Graph
 from autopar.scheduling.lines import Draft
-from autopar.scheduling.list_scheduling import Keys, OutOfMemory, Rule, arrange, layer_keys
+from autopar.scheduling.list_scheduling import Keys, OutOfMemory, arrange, layer_keys
 from autopar.scheduling.memory import peak
 from autopar.scheduling.placement import joined
+from autopar.scheduling.rule import Rule
 from autopar.scheduling.simulation import Times, times
 
-BUDGET = 60_000  # ops that are placed by all tries together
+BUDGET = 60_000  # ops that all tries together schedule
 LEAST, MOST = 8, 160  # tries
 PIECES = 8  # of a window; what does not fit is cut after one of them
-NEAR = 0.05  # of the best: a draft is worth to be looked at further
-CLOSE = 1e-9  # of the bound: nothing can be better
+NEAR = 0.05  # of the shortest: a draft that is so much longer may become the shortest when it is fused
+CLOSE = 1e-9  # of the bound: a draft that is so near is optimal
 PRECISE = 0.01  # of the bytes that an error names
 
 
@@ -43,7 +44,9 @@ class LongestTail:
 
     Attributes:
         best: the shortest draft so far.
-        seconds: of it.
+        seconds: its makespan.
+        won: the keys and the rule that made it.
+        left: how many tries are left.
     """
 
     def __init__(
@@ -54,11 +57,11 @@ class LongestTail:
         numbers: Sequence[int] | None = None,
         memory: float = inf,
     ) -> None:
-        """Prepare.
+        """Prepare the tries.
 
         Args:
             graph, bound: the ops and their bound.
-            run: what makes a draft final and simulates it.
+            run: returns a draft as it is issued, and its times.
             numbers: op → the user's priority, which counts more than the tail.
             memory: the most bytes that may be alive.
         """
@@ -89,7 +92,7 @@ class LongestTail:
         return self.best
 
     def keys(self) -> Iterable[Keys]:
-        """Yield what ops are first ordered by."""
+        """Yield the keys that are tried first."""
         graph, turned = self.graph, self.graph.reversed()
         yield self.ordered([-tail for tail in self.bound.tails])
         yield self.ordered([-tail for tail in longest_paths(turned)])
@@ -98,7 +101,7 @@ class LongestTail:
         yield self.ordered([-end for end in self.of_ops(back, times(back, "enqueue"))[1]])
 
     def rules(self) -> Iterable[Rule]:
-        """Yield rules; those that help most often first."""
+        """Yield the rules, those that help most often first."""
         cut = Rule(cut=2 * self.startup)
         yield self.base
         yield replace(self.base, patience=0.5)
@@ -120,7 +123,7 @@ class LongestTail:
         return Rule(cut=2 * self.startup, window=self.sizes if self.startup else 0)
 
     def ordered(self, keys: Sequence[float]) -> Keys:
-        """Return keys that the user's numbers come before."""
+        """Return keys in which the user's priorities count first."""
         return keys if self.numbers is None else list(zip(self.numbers, keys, strict=True))
 
     def attempt(self, keys: Keys, rule: Rule) -> None:
@@ -137,10 +140,9 @@ class LongestTail:
                 return
 
     def keep(self, draft: Draft, keys: Keys, rule: Rule) -> bool:
-        """Run a draft, share its start-up costs, and keep it if it is the shortest. Return whether it fits into the
-        memory."""
+        """Run a draft, fuse its messages, and keep it if it is the shortest. Return whether it fits into the memory."""
         written = tuple(draft.lines), tuple(map(tuple, draft.messages))
-        if written in self._known:  # many rules say the same of a small graph
+        if written in self._known:  # many rules make the same draft of a small graph
             return self._known[written]
         draft, found = self.run(draft)
         while self.startup and found.makespan < min(inf, self.seconds * (1 + NEAR)):
@@ -189,7 +191,7 @@ class LongestTail:
 
 
 def sizes(graph: Graph) -> dict[int, float]:
-    """Return kind → √(θBS): the size of messages that costs least in start-up and in waiting together."""
+    """Return kind → √(θBS) in bytes: the size of messages at which start-up costs and waiting cost least together."""
     total: dict[int, int] = {}
     flow: dict[int, float] = {}
     fixed: dict[int, float] = {}

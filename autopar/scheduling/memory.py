@@ -1,7 +1,7 @@
 """Count the bytes that are alive in each line of a schedule.
 
-A result is alive from the line in which its op begins until the line in which its last reader has ended: its own line
-if that computes, its last wait if it communicates. A result that nobody reads stays to the end.
+A result is alive from the line in which its op begins to the line in which its last reader ends. An op that computes
+ends in its own line, a collective in its last wait. A result that no op reads is alive to the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Define what is scheduled: ops that compute or communicate, with their seconds, and what each of them reads."""
+"""Define the ops that are scheduled: computations and collectives, with their seconds and the ops that they read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ class Op:
     """One op of a step.
 
     Attributes:
-        name: its name; each op has another.
+        name: its name, which no other op has.
         stream: ``"compute"``, or the name of a stream of collectives, such as ``"dp"``. A stream is one process group.
-        seconds: how long it takes; that of a collective with the start-up cost.
+        seconds: its duration, of a collective with the start-up cost.
         after: the names of the ops whose results it reads.
-        bytes: of a collective: what it sends, so that it can be cut and share a message. One of 0 bytes is left whole.
-        kind: of a collective: only those of one stream and one kind share a message.
-        memory: the bytes of its result. It is alive from the begin of the op until its last reader has ended; one that
-            nobody reads is a result of the step, and stays.
-        behind: the names of further ops that must be over before it begins, whose results it does not read: it
-            overwrites what they read.
-        link: of a collective: what carries it. Messages of several streams on one link share its bandwidth. By default
-            a stream has a link of its own.
+        bytes: the bytes that a collective sends, so that it can be cut and share a message. A collective of 0 bytes is
+            sent whole, in a message of its own.
+        kind: collectives share a message only if they have one stream and one kind; any value that can be hashed.
+        memory: the bytes of its result, which is alive from the begin of the op to the end of its last reader. A result
+            that no op reads is a result of the step, and stays alive.
+        behind: the names of further ops that must be over before it begins, though it does not read their results: it
+            overwrites memory that they read.
+        link: the name of the link that carries a collective. Messages of several streams on one link share its
+            bandwidth. By default each stream has a link of its own.
 
     Raises:
         ScheduleError: a number is negative or not finite.
@@ -81,4 +82,5 @@ class Op:
 
     @property
     def computes(self) -> bool:
+        """Whether it computes; else it is a collective."""
         return self.stream == COMPUTE

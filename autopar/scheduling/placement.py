@@ -1,10 +1,10 @@
-"""Move the starts of a draft among its other lines, and join chunks, without another order of any stream.
+"""Move the starts of a draft, and join chunks, without changing the order of any stream.
 
-* Where a CPU computes, a start stands as early as it can: right behind what it sends.
-* The gathers of ZeRO can start at once, and fill the memory. They start by deadline: as late as they can without being
-  late, and earlier by their own seconds, because durations are estimates.
-* Chunks of one collective that follow each other on their stream are one message again: it ends no later, and a
-  start-up cost is saved.
+* Where a CPU computes, each start is moved to the earliest line: right after the op that computes its operand.
+* The gathers of ZeRO can start at once, but then their results fill the memory. They start by deadline: at the latest
+  begin at which they still end in time, minus their own seconds, because durations are estimates.
+* Consecutive chunks of one collective on a stream are joined to one message: it ends no later, and pays one start-up
+  cost less.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autopar.scheduling.simulation import Times
 
 
 def joined(draft: Draft) -> Draft:
-    """Return the lines with chunks that follow each other as one message. Linear."""
+    """Return the lines with consecutive chunks of a collective joined to one message. Linear."""
     into: dict[int, int] = {}
     messages = list(draft.messages)
     for queue in draft.of_stream():
@@ -47,10 +47,13 @@ def joined(draft: Draft) -> Draft:
 
 
 def hoisted(draft: Draft) -> Draft:
-    """Return the lines with each start right behind what it sends, and behind the start before it. Linear."""
+    """Return the lines with each start right after its operands, and after the start before it on its stream.
+
+    Linear.
+    """
     graph = draft.graph
     places, last, kept = [0] * len(draft.messages), [0] * len(graph.streams), 0
-    done = [0] * len(graph)  # op → the number of other lines with which it has ended
+    done = [0] * len(graph)  # op → the number of lines, starts not counted, after which it has ended
     for kind, at in draft.lines:
         if kind == START:
             parts = draft.messages[at]
@@ -64,16 +67,16 @@ def hoisted(draft: Draft) -> Draft:
 
 
 def by_deadline(draft: Draft, times: Times, early: Sequence[bool]) -> Draft:
-    """Return the lines with the starts of some collectives later, if these are still there when they are read.
+    """Return the lines with the starts of some collectives moved to their deadlines.
 
     Args:
         draft: the lines.
-        times: when they run.
+        times: the times of the lines.
         early: op → whether it is such a collective.
     """
     graph = draft.graph
-    latest = [times.makespan] * len(draft.messages)  # when a message has to begin
-    reads: list[float] = [times.makespan] * len(graph)  # op → when a message that sends its result begins
+    latest = [times.makespan] * len(draft.messages)  # the latest begin of a message
+    reads: list[float] = [times.makespan] * len(graph)  # op → the latest begin of a message that sends its result
     free, now, places, kept = [times.makespan] * len(graph.streams), times.makespan, [0] * len(draft.messages), 0
     for kind, at in reversed(draft.lines):
         if kind == COMPUTE:
@@ -88,7 +91,7 @@ def by_deadline(draft: Draft, times: Times, early: Sequence[bool]) -> Draft:
             for i, *_ in parts:
                 for j in graph.before[i]:
                     reads[j] = min(reads[j], latest[at])
-    waited = [len(draft.lines)] * len(draft.messages)  # message → the other line that waits for it
+    waited = [len(draft.lines)] * len(draft.messages)  # message → the number of its wait, starts not counted
     for kind, at in draft.lines:
         if kind == START:
             places[at] = kept
@@ -96,7 +99,7 @@ def by_deadline(draft: Draft, times: Times, early: Sequence[bool]) -> Draft:
             if kind == WAIT:
                 waited[at] = kept
             kept += 1
-    begins, now = [0.0] * kept, times.makespan  # of other lines; a wait begins with the op behind it
+    begins, now = [0.0] * kept, times.makespan  # of all lines but starts; a wait begins with the op after it
     for place, (kind, at) in enumerate(reversed([line for line in draft.lines if line[0] != START])):
         begins[-1 - place] = now = times.compute[at][0] if kind == COMPUTE else now
     for queue in draft.of_stream():
@@ -111,7 +114,8 @@ def by_deadline(draft: Draft, times: Times, early: Sequence[bool]) -> Draft:
 
 
 def _placed(draft: Draft, places: Sequence[int]) -> Draft:
-    """Return the lines with each start before the other line of the given number."""
+    """Return the lines with each start moved. ``places``: message → the line before which it starts, starts not
+    counted."""
     new = Draft(draft.graph)
     new.messages = draft.messages
     starts: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""List the policies: what decides the order, each with its source."""
+"""List the policies that decide an order, each with its source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from autopar.errors import ScheduleError, shown
 from autopar.scheduling import buckets, dispatch
 from autopar.scheduling.graph import Graph
 from autopar.scheduling.lines import Draft
-from autopar.scheduling.list_scheduling import Rule, arrange, layer_keys
+from autopar.scheduling.list_scheduling import arrange, layer_keys
+from autopar.scheduling.rule import Rule
 
 P3_SLICE = 200_000  # bytes: 50,000 parameters of float32
 MOST_MESSAGES = 1_000_000  # of one schedule: more take minutes and gigabytes
@@ -45,6 +46,7 @@ class ByteScheduler:
 
     @property
     def rule(self) -> Rule:
+        """The rule of list scheduling with these sizes."""
         if self.fused:
             window = self.credit // self.partition * self.partition
             return Rule(chunk=window, window=window, piece=self.partition, program_order=True)
@@ -53,12 +55,13 @@ class ByteScheduler:
 
 @dataclass(frozen=True)
 class Policy:
-    """One row.
+    """One policy.
 
     Attributes:
         title: what it does, and its source.
         order: the ops → the lines; ``None`` where ``decide`` makes them.
-        by_time: whether the lines come from times, so that on a CPU starts are moved to the places where they begin.
+        by_time: whether the lines come from simulated times. Then, on a CPU, each start is moved to its operand
+            (``placement.hoisted``).
     """
 
     title: str
@@ -67,7 +70,7 @@ class Policy:
 
 
 def by_layer(graph: Graph, rule: Rule) -> Draft:
-    """Return the lines where collectives go first that are read first, and ops compute in their order.
+    """Return the lines in which the collective that is read first goes first, and ops compute in program order.
 
     Raises:
         ScheduleError: the rule cuts the collectives into more messages than can be scheduled.

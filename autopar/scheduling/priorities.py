@@ -11,7 +11,8 @@ from autopar.scheduling.graph import Graph
 
 
 def numbers_of(graph: Graph, priorities: Mapping[str, int]) -> list[int]:
-    """Return op → its number. An op without one has 0, or less if an op with less depends on it.
+    """Return op → its priority. An op without one has 0, or the least priority of the ops that depend on it, if that
+    is less.
 
     Raises:
         ScheduleError: a glob matches no op, two globs give an op different numbers, or an op with a smaller number
@@ -30,7 +31,7 @@ def numbers_of(graph: Graph, priorities: Mapping[str, int]) -> list[int]:
 
 
 def _given(graph: Graph, priorities: Mapping[str, int]) -> dict[int, tuple[int, str]]:
-    """Return op → its number, and the glob that gives it."""
+    """Return op → its priority, and the glob that gives it."""
     given: dict[int, tuple[int, str]] = {}
     for glob, number in priorities.items():
         if not isinstance(glob, str) or isinstance(number, bool) or not isinstance(number, int):
@@ -50,14 +51,14 @@ def _given(graph: Graph, priorities: Mapping[str, int]) -> dict[int, tuple[int, 
 
 
 def matches_nothing(glob: str, names: Sequence[str]) -> ScheduleError:
-    """Return the error about a glob that matches none of these names; it tells the nearest."""
+    """Return the error about a glob that matches none of these names; it lists the nearest."""
     near = difflib.get_close_matches(glob.strip("*"), names, n=3, cutoff=0.3) or names[:3]
     return ScheduleError(f"the priority {glob!r} matches no op; near it: {', '.join(near) or 'there are none'}")
 
 
 def _check(graph: Graph, given: Mapping[int, tuple[int, str]]) -> None:
-    """Refuse a number that is smaller than that of an op on which it depends."""
-    largest: list[int | None] = [None] * len(graph)  # the op before it with the largest number, or itself
+    """Refuse an op with a smaller priority than an op that it depends on."""
+    largest: list[int | None] = [None] * len(graph)  # op → itself or the predecessor with the largest priority
     for i in graph.order:
         before = [k for j in graph.before[i] if (k := largest[j]) is not None]
         worst = max(before, key=lambda k: given[k][0], default=None)

@@ -1,4 +1,4 @@
-"""Hold a schedule: its lines, when they run, and how far it is from the bound; print it."""
+"""Hold and print a schedule: its lines, their times, and how far it is from the bound."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SHOWN = 200  # lines that are printed
 
 @dataclass(frozen=True)
 class Schedule:
-    """An order of issue, and what it takes.
+    """An order of issue, with its times and its bound.
 
     Attributes:
         policy: the name of the policy.
         issue: ``"enqueue"`` or ``"direct"``.
-        lines: what computes, starts and is waited for, in order.
-        simulation: when everything begins and ends.
-        bound: seconds; no order, whatever its chunks and buckets, takes less.
-        memory: the most bytes of results alive in a line.
+        lines: computations, starts and waits, in the order of issue.
+        simulation: the begin and the end of each op and message.
+        bound: seconds; no order takes less, whatever its chunks and buckets.
+        memory: the most bytes of results that are alive in a line.
         late: the collectives that run on a second stream over the same ranks.
-        start_seconds: what each start takes of the host.
+        start_seconds: the seconds of the host for each start.
     """
 
     policy: str
@@ -41,12 +41,12 @@ class Schedule:
 
     @property
     def makespan(self) -> float:
-        """Seconds of the whole."""
+        """Seconds of the whole schedule."""
         return self.simulation.makespan
 
     @property
     def exposed(self) -> float:
-        """Seconds in which computation waits for communication."""
+        """Exposed communication: the seconds in which computation waits for it."""
         return self.simulation.exposed
 
     @property
@@ -84,7 +84,7 @@ class Schedule:
 
     @cached_property
     def _parts(self) -> dict[str, int]:
-        """Collective → in how many parts it is sent."""
+        """Collective → the number of parts in which it is sent."""
         count: dict[str, int] = {}
         for line in self.lines:
             if line.kind == "start":

@@ -1,12 +1,13 @@
-"""Simulate lines: when each op and message begins and ends, in both ways of issuing.
+"""Simulate lines: compute the begin and the end of each op and message, for both ways of issuing.
 
-``"enqueue"``, as on a GPU: the host runs ahead, and a stream runs what it is given in order. A message begins when its
-stream is free and what it sends exists, wherever its start stands among computations. A wait blocks what is computed
-after it. ``"direct"``, as on a CPU: the host computes itself. A line is issued when all before it have ended; a message
-begins then, or when its stream is free; a wait blocks the host.
+``"enqueue"``, as on a GPU: the host runs ahead, and each stream runs its lines in the order of issue. A message begins
+when its stream is free and its operands exist, wherever its start stands among computations. A wait blocks the
+computations after it. ``"direct"``, as on a CPU: the host computes itself. A line is issued when all lines before it
+have ended; a message begins then, or when its stream is free; a wait blocks the host.
 
-For a fixed order each line is final as soon as all before it are: one addition and a few comparisons a line. Only where
-communication slows computation down (``interference``), or streams share a link, does it take an event queue.
+The times of a line follow from those of the lines before it: one addition and a few comparisons a line. Where
+communication slows computation down (``interference``), or streams share a link, the simulation goes from event to
+event.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ISSUES: tuple[Issue, ...] = get_args(Issue)
 
 
 class Span(NamedTuple):
-    """An op that computes or a message: its parts, its stream, and when it begins and ends, in seconds."""
+    """An op that computes, or a message: its parts, its stream, and its begin and end in seconds."""
 
     parts: tuple[Part, ...]
     stream: str
@@ -38,12 +39,12 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Simulation:
-    """When everything runs.
+    """The times of all ops and messages.
 
     Attributes:
-        spans: ops and messages, in the order in which they are issued.
-        makespan: seconds from the begin to the end of the last.
-        exposed: seconds in which computation waits for communication.
+        spans: ops and messages, in the order of issue.
+        makespan: seconds from the begin of the first line to the end of the last.
+        exposed: exposed communication: the seconds in which computation waits for it.
     """
 
     spans: tuple[Span, ...]
@@ -52,7 +53,7 @@ class Simulation:
 
 
 class Times(NamedTuple):
-    """Begin and end of each op that computes, and of each message; the whole, and what is exposed."""
+    """Begin and end of each op that computes and of each message, the makespan, and the exposed communication."""
 
     compute: list[tuple[float, float]]
     messages: list[tuple[float, float]]
@@ -68,9 +69,9 @@ def simulate(ops: Iterable[Op], lines: Iterable[Line], issue: Issue = "enqueue",
         ops: what is scheduled.
         lines: the order, as ``Schedule.lines`` has it.
         issue: how lines are issued.
-        startup: the fixed seconds of each message, of all collectives or by name.
+        startup: θ, the fixed seconds of each message, for all collectives or by name.
         interference: while a message is under way, an op takes (1 + interference) times as long.
-        start_seconds: what each start of a message takes of the host, for ``"direct"``; it computes later by as much.
+        start_seconds: the seconds of the host for each start of a message, for ``"direct"``.
 
     Raises:
         ScheduleError: a line is missing, doubled or misplaced, or an option has a wrong value.
@@ -81,13 +82,14 @@ def simulate(ops: Iterable[Op], lines: Iterable[Line], issue: Issue = "enqueue",
 
 
 def issue_of(issue: object) -> Issue:
+    """Return a way of issuing, or raise ``ScheduleError``."""
     if issue not in ISSUES:
         raise ScheduleError(f"issue={shown(issue)}; there are {', '.join(map(repr, ISSUES))}")
     return issue
 
 
 def startup_of(startup: object) -> Startup:
-    """Return start-up seconds, of all collectives or by name, each a number from 0."""
+    """Return start-up seconds, for all collectives or by name, each checked to be a number from 0."""
     if isinstance(startup, Mapping):
         return {name: number(f"startup[{name!r}]", value) for name, value in startup.items()}
     return number("startup", startup)
@@ -103,7 +105,7 @@ def number(name: str, value: object) -> float:
 
 
 def times(draft: Draft, issue: Issue, interference: float = 0.0) -> Times:
-    """Return when everything runs. The draft is known to be right. Linear in the lines."""
+    """Return the times of a draft that needs no check. Linear in the lines."""
     if interference or draft.graph.shares:
         return Times(*slowed(draft, issue == "direct", interference))
     graph, is_direct = draft.graph, issue == "direct"
@@ -140,7 +142,7 @@ def times(draft: Draft, issue: Issue, interference: float = 0.0) -> Times:
 
 
 def spans_of(draft: Draft, times: Times) -> Simulation:
-    """Return times with names."""
+    """Return the times with the names of ops."""
     graph, spans = draft.graph, []
     for line, (kind, at) in zip(draft.written(), draft.lines, strict=True):
         if kind == COMPUTE:

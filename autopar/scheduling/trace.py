@@ -1,8 +1,8 @@
 """Write tracks of computation and communication as a trace in Chrome's format, which Perfetto (ui.perfetto.dev) shows.
 
-Each track is a process of the trace: a simulation, or a rank. Its thread ``compute`` shows what computes, and in a
-colour of its own where computation waits for a message. Each stream has a thread for its messages. An arrow leads from
-a message to the wait for it.
+Each track is a process of the trace: a simulation, or a rank. Its thread ``compute`` shows computations, and exposed
+communication in a colour of its own. Each stream has a thread for its messages. An arrow leads from a message to the
+wait for it.
 
 Source: "Trace Event Format", the document of the Chromium project.
 """
@@ -23,7 +23,7 @@ from autopar.scheduling.op import COMPUTE
 from autopar.scheduling.scheduled import Schedule
 
 Event = dict[str, Any]
-# What a slice shows → a name of Chrome's palette: blue, grey, orange, orange, red.
+# kind of a slice → a name of Chrome's palette: blue, grey, orange, orange, red
 COLOURS = {"compute": "rail_response", "start": "grey", "message": "rail_load", "under way": "rail_load",
            "exposed": "terrible"}  # fmt: skip
 OVERLAPPING = "under way"  # messages of which only start and wait are known
@@ -33,11 +33,11 @@ class Slice(NamedTuple):
     """A span of time of a thread.
 
     Attributes:
-        name: what is shown on it.
+        name: its label.
         thread: ``compute``, or a stream.
         begin, end: seconds.
-        shows: a key of ``COLOURS``.
-        about: more that is shown when the slice is selected.
+        shows: its kind, a key of ``COLOURS``.
+        about: facts that are shown when the slice is selected.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Arrow(NamedTuple):
 
 @dataclass
 class Track:
-    """What one process of a trace shows. Slices of one thread do not overlap, but messages may."""
+    """One process of a trace. Slices of one thread do not overlap, but messages may."""
 
     name: str
     slices: list[Slice] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Track:
 
 
 def simulated_track(name: str, schedules: Iterable[tuple[str, Schedule]]) -> Track:
-    """Return the track of schedules that run one after the other, each with the name of what it schedules."""
+    """Return the track of schedules that run one after the other, each with the name of its function."""
     track, since = Track(name), 0.0
     if isinstance(schedules, Schedule):
         raise TypeError(f"give pairs of a name and a schedule, such as [({schedules.policy!r}, schedule)]")
@@ -82,7 +82,7 @@ def trace(tracks: Sequence[Track], about: Mapping[str, Any] | None = None) -> Ev
     """Return the trace as a dict that ``json`` can write. Linear in the slices.
 
     Args:
-        about: facts about the whole, for ``otherData``.
+        about: facts about the whole trace, for ``otherData``.
     """
     events: list[Event] = []
     numbers = count(1)

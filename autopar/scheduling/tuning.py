@@ -1,6 +1,6 @@
 """Tune ByteScheduler's partition and credit: by a grid, or by Bayesian optimisation, as its authors do.
 
-Both simulate; nothing runs. Sizes are powers of two.
+Each trial is a simulation; nothing runs. Sizes are powers of two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best sizes, their schedule, and how many were simulated."""
+    """The best sizes, their schedule, and the number of trials."""
 
     policy: ByteScheduler
     schedule: Schedule

@@ -1,4 +1,4 @@
-"""Check a sequence of lines: each op once, all bytes once, starts after what they send, waits before what reads."""
+"""Check a sequence of lines: each op once, all bytes once, starts after their operands, waits before readers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from autopar.scheduling.lines import COMPUTE, KINDS, START, WAIT, Draft, Line
 
 
 def draft_of(graph: Graph, lines: Iterable[Line]) -> Draft:
-    """Return the lines by number.
+    """Check lines, and return them by the numbers of ops.
 
     Raises:
-        ScheduleError: a line is missing, doubled, misplaced or of an unknown op; names the op and the line.
-        TypeError: there is something else than lines.
+        ScheduleError: a line is missing, doubled, misplaced or of an unknown op; the error names the op and the line.
+        TypeError: an item of ``lines`` is no ``Line``.
     """
     check = _Check(graph)
     for number, line in enumerate(lines, 1):
@@ -26,7 +26,7 @@ def draft_of(graph: Graph, lines: Iterable[Line]) -> Draft:
 
 
 class _Check:
-    """Follows the lines, and keeps what has been computed, started and waited for."""
+    """Follows the lines, and records which ops have been computed, started and waited for."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.draft = graph, Draft(graph)

@@ -1,9 +1,9 @@
 """Decide what crosses the end of a step, and compile the rotated step.
 
-Without clipping, the reductions of gradients cross: each parameter is updated in the next step, before it is first read
-there. Where each update depends on all gradients, because their norm clips or measures them or because they may
-overflow, the updates stay, and the gathers of the updated parameters cross. They exist where ZeRO shards the state of
-the optimizer and not the parameters.
+Without clipping, the reductions of gradients cross: each parameter is updated in the next step, before its first reader
+there. Each update depends on all gradients if these are clipped by their norm, if their norm is returned, or if they
+may overflow (fp16). Then the updates stay in their step, and the gathers of the updated parameters cross. There are
+such gathers where ZeRO shards the optimizer's state and not the parameters.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from autopar.model.compiled import Compiler
 from autopar.report.passes import PassReport
 from autopar.scheduling.programs.order import Execution
 from autopar.step.compiled_step import MicroBatch, Placed, about
+from autopar.step.cut import Cut, gathers_cross, reductions_cross
 from autopar.step.merged_programs import merge_programs
 from autopar.step.options import StepOptions
-from autopar.step.rotated_program import Cut, gathers_cross, reductions_cross, rotate
+from autopar.step.rotated_program import rotate
 from autopar.verify.levels import verify
 
 NOTHING = "nothing crosses the end of a step"
@@ -30,7 +31,7 @@ NOTHING = "nothing crosses the end of a step"
 
 @dataclass(frozen=True)
 class Turn:
-    """A rotated step: it finishes the step before, and runs one up to what crosses its end.
+    """A rotated step: it finishes the step before, and runs a step up to the collectives that cross its end.
 
     Attributes:
         placed: its program and its local programs.
@@ -51,12 +52,14 @@ def turn_of(
     """Return the rotated step, and a note that says what crosses; ``None`` if nothing does.
 
     Args:
-        update: explicit.
+        update: the explicit program of the update.
         written: the names of the states that the update replaces.
     """
     start = time.perf_counter()
     with gc_paused():
-        program = micro.program if micro.first is None else micro.first[0]  # the counts of all, and the first of them
+        program = (
+            micro.program if micro.first is None else micro.first[0]
+        )  # the first micro-batch, with the counts of all
         ending = update if micro.copy is None else merge_programs(update, micro.copy[0])
         cut, note = _cut(program, ending, options)
         if cut is None:
@@ -72,7 +75,7 @@ def turn_of(
 
 
 def _cut(micro: Program, update: Program, options: StepOptions) -> tuple[Cut | None, str]:
-    """Return what of the update runs in the next step, if anything does, and a note."""
+    """Return the cut of the update, ``None`` if nothing crosses, and a note that says what crosses."""
     waits = _why_updates_wait(options)
     if not waits:
         cut = reductions_cross(micro, update, alone=options.count == 1)

@@ -12,8 +12,8 @@ def running(micro: MicroBatch, update: StepUpdate, microbatches: int) -> dict[st
     """Return the programs that a step runs, by name, in order, and how often each runs.
 
     They are the low-precision copies, the first micro-batch with the counts of all, the inner micro-batches, and the
-    last one joined with the update. Where anything crosses the end of a step, there is the rotated step, ``turn``. Its
-    begin is the first micro-batch, and its end is the last one, so that it counts as one of them.
+    last one joined with the update. Where anything crosses the end of a step, the rotated step, ``turn``, replaces the
+    first and the last one. It counts as one micro-batch, because the first runs its begin, and the last its end.
     """
     programs: dict[str, tuple[LocalPrograms, int]] = {}
     if update.crossing:
@@ -42,7 +42,7 @@ def communication_of(micro: MicroBatch, update: StepUpdate, microbatches: int, i
 
 
 def order_text(micro: MicroBatch, update: StepUpdate) -> str:
-    """Return all lines of a step; ranks compare them."""
+    """Return all lines of a step, as text that ranks compare."""
     programs = running(micro, update, 3)
     return "\n".join(f"{name}:\n{_order(local).text}" for name, (local, _) in programs.items())
 

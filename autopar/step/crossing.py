@@ -1,8 +1,8 @@
-"""Keep what a step has left under way, hand it to the next step, and complete it where somebody needs the state.
+"""Keep the collectives that a step has left under way, until the next step takes them or the step is completed.
 
-Between two such steps the parameters and the optimizer's state are those before the last update. So whatever reads or
-writes them completes the step first. What cannot be seen, as a write to a parameter itself, is found before the next
-update, and refused.
+Between two such steps the parameters and the optimizer's state are those before the last update. So autopar's functions
+that read or write them complete the step first. A write to a parameter itself is not seen when it happens; it is found
+before the next update, and refused.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ ALIKE = (
 
 @dataclass
 class Crossing:
-    """What a step has left under way, if there is anything.
+    """Keeps what a step has left under way, if there is anything.
 
     Attributes:
         calls: the calls of the model, which complete the step before they read parameters.
         optimizer_state: the optimizer and its state.
-        failed: why a step has failed after it took what was under way.
+        failed: the error of a step that has failed after it took what was under way.
     """
 
     calls: Calls
@@ -57,7 +57,7 @@ class Crossing:
         optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: self.finish())
 
     def prepare(self, runner: Runner, captured: StepCaptures, call: GuardedCall) -> None:
-        """Prepare a step: complete what other steps have left, or what this one has left for other programs.
+        """Prepare a step: complete other steps, and this one if its next step does not run the same programs.
 
         Raises:
             RuntimeError: a step has failed, or somebody has written to a tensor whose update is under way.
@@ -74,7 +74,7 @@ class Crossing:
 
     def run(self, runner: Runner, batch: Sequence[CallInputs], model: ModelState, micro: MicroBatch,
             update: StepUpdate, state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
-        """Run a step behind what is under way."""
+        """Run a step that takes what is under way."""
         if self._left is not None and self._left[1].update is not update:
             self.finish()
         before = None if self._left is None else self._left[1]
@@ -90,7 +90,7 @@ class Crossing:
         return returned
 
     def watch(self) -> None:
-        """Note the state of parameters and optimizer after a step, to see whether somebody writes to it."""
+        """Record the versions of parameters and optimizer state after a step, to find writes before the next one."""
         if self._left is not None:
             self._facts, self._updates = self._facts_now(), self._updates_now()
 
@@ -106,8 +106,10 @@ class Crossing:
             self._complete()
 
     def forget_failure(self) -> None:
-        """Complete what is under way, whoever wrote to it, because another state is loaded. Drop it if other ranks have
-        nothing under way. All ranks call it."""
+        """Complete what is under way before another state is loaded, even if somebody has written to a parameter.
+
+        Drop it if other ranks have nothing under way. All ranks call it.
+        """
         ranks = self.calls.agreement.ranks
         if ranks is not None and ranks.differ("load a state", str(self._left is None)):
             self._dropped = self._left  # its collectives may still write to its memory
@@ -153,7 +155,7 @@ class Crossing:
                 )
 
     def _facts_now(self) -> dict[str, tuple[int, ...]]:
-        """Return what changes if somebody writes to a trained parameter or to the optimizer's state."""
+        """Return the version and the memory of each trained parameter and of each tensor of the optimizer's state."""
         optimizer, facts = self.optimizer_state.optimizer, dict[str, tuple[int, ...]]()
         for name, (_, parameter) in self.optimizer_state.groups().items():
             facts[f"the parameter {name}"] = _version(parameter)
@@ -163,13 +165,13 @@ class Crossing:
         return facts
 
     def _updates_now(self) -> list[Any]:
-        """Return how the optimizer updates each group now."""
+        """Return the present update of each parameter group."""
         definition, optimizer = self.optimizer_state.definition, self.optimizer_state.optimizer
         return [definition.update(group) for group in optimizer.param_groups]
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return what changes with a write to a tensor: its version, and that of its piece; and where its memory is."""
+    """Return numbers that change with a write to a tensor: its version, that of its piece, and its address."""
     if not is_dtensor(tensor):
         return version_of(tensor), tensor.data_ptr()
     piece = local_of(tensor)

@@ -14,9 +14,9 @@ from autopar.step.compiled_step import MicroBatch, StepUpdate
 
 
 def placed_programs(micro: MicroBatch, update: StepUpdate, microbatches: int) -> dict[str, Placed]:
-    """Return the explicit programs of a step with their local ones, in no order, and how often each runs, by name.
+    """Return the explicit programs of a step with their local ones, not scheduled, and how often each runs, by name.
 
-    ``first`` and ``last`` are merged of others, whose calls they have.
+    ``first`` and ``last`` count 0 times: their calls are those of the programs that they are merged of.
     """
     programs = {
         "count": (micro.count and micro.count[0], 1), "copy": (micro.copy and micro.copy[0], 1),
@@ -39,7 +39,7 @@ def measured(
     effort: Effort | None,
     interference: bool,
 ) -> Profile:
-    """Measure the step on the device of this process; see ``TrainStep.measure``."""
+    """Measure the step on the device of this process. Arguments and errors are those of ``TrainStep.measure``."""
     priced = calls.compiler.planner.machine if machine is None else machine_from(machine)
     programs = placed_programs(micro, update, microbatches)
     return measure(programs, priced, calls.device, calls.job, effort=effort, interference=interference)

@@ -1,4 +1,4 @@
-"""Hold what one rank runs in a step: scheduled programs, in the order in which they run."""
+"""Hold, print and parse the scheduled programs that one rank runs in a step, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ NAMES = ("copy", "first", "inner", "last", "turn")
 
 @dataclass(frozen=True)
 class RankStep:
-    """What one rank runs.
+    """The programs that one rank runs in a step.
 
     Attributes:
         microbatches: the number of micro-batches.
-        programs: by name: ``copy`` makes low-precision copies of parameters, ``first`` is the first micro-batch with
-            the counts of all, ``inner`` runs for the others but the last, and ``last`` is the last micro-batch joined
-            with the update. A step without the one or the other has no such program. Where anything crosses the end of
-            a step, there is ``turn``: its phase ``finish`` completes the step before. The first step runs the other
-            phases, and ``step.finish()`` runs ``finish``. Of several micro-batches, the first one runs ``turn`` up to
-            the backward, and the last one its forward, backward and update, and starts what crosses; ``inner`` runs
-            between them. ``copy`` runs in the first step alone.
+        programs: name → program. ``copy`` makes low-precision copies of parameters. ``first`` is the first micro-batch
+            with the counts of all, ``inner`` runs for each of the others but the last, and ``last`` is the last
+            micro-batch joined with the update. A program that a step does not need is left out.
+
+    Where anything crosses the end of a step, ``turn`` replaces ``first`` and ``last``. Its phase ``finish`` completes
+    the step before. The first step runs the other phases, and ``step.finish()`` runs ``finish`` alone. Of several
+    micro-batches, the first runs ``turn`` up to its backward, and the last runs its forward, backward and update, and
+    starts the collectives that cross; ``inner`` runs between them. ``copy`` runs in the first step alone.
     """
 
     microbatches: int
     programs: Mapping[str, Program]
 
     def __getitem__(self, name: str) -> Program:
+        """Return a program by its name."""
         return self.programs[name]
 
     def __str__(self) -> str:
@@ -44,7 +46,7 @@ class RankStep:
 
     @staticmethod
     def parse(text: str) -> RankStep:
-        """Return the step that prints as ``text``; ``TextError`` names the line and what is wrong with it."""
+        """Return the step that prints as ``text``; ``TextError`` names the line at fault."""
         head, *lines = text.splitlines() or [""]
         words = head.split()
         if len(words) != 4 or words[:2] != ["step", "of"] or not words[2].isdecimal() or words[3] != "micro-batches":
@@ -72,7 +74,7 @@ class RankStep:
 
 
 def rank_step_of(micro: MicroBatch, update: StepUpdate, microbatches: int, rank: int) -> RankStep:
-    """Return what one rank runs."""
+    """Return the programs that one rank runs."""
     programs = running(micro, update, microbatches)
     if update.crossing and microbatches <= 2:
         programs.pop("inner", None)  # ``turn`` runs for both

@@ -1,7 +1,7 @@
-"""Rotate a step: finish the step before, and run this one up to the collectives that cross its end.
+"""Rotate a step: write one program that finishes the step before, and runs this one up to the cut (``cut``).
 
-The reduction of a gradient crosses. The program has it where its result is read, at the beginning, and takes its
-operand from the run before:
+Here the reduction of a gradient crosses. In the rotated program it stands where its result is read, in the phase
+``finish``, and its operand is a state that the run before has computed:
 
     micro:                                                   w : f32[8 4] = state(sgd, 'w')
       w : f32[8 4] = param                                   w_before : f32[8 4] +dp = state(w_grad_sum, 'w.before')
@@ -14,15 +14,14 @@ operand from the run before:
                                                              backward:
                                                                w_grad_sum : f32[8 4] +dp = add.Tensor(w_grad, mm)
 
-The order of the program starts such a collective in the run before, as soon as there is its operand (software
-pipelining: Lam, PLDI 1988). Where each update depends on all gradients, the gathers of the updated parameters cross
-instead.
+The schedule of the program starts such a collective in the run before, as soon as its operand is computed (software
+pipelining: Lam, PLDI 1988).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -31,29 +30,14 @@ from autopar.ir import transfers
 from autopar.ir.nodes import name_of, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement
-from autopar.ir.value_names import ValueRole, before_name, copy_name, gradient_parameter, roles_in, sums_in
-from autopar.scheduling.programs.functions import is_collective
+from autopar.ir.states import next_values_by_name
+from autopar.ir.value_names import copy_name, sums_in
+from autopar.scheduling.programs.functions import runs
+from autopar.step.cut import Cut
 from autopar.step.graph_builder import GraphBuilder
 from autopar.step.hoisted_counts import hoist_counts
 
 ADD = torch.ops.aten.add.Tensor
-
-
-@dataclass
-class Cut:
-    """What of an update runs in the next step.
-
-    Attributes:
-        finish: the nodes of the update that do.
-        handed: value of the update → what it is called between two runs; the next step reads it.
-        crossing: the collectives that read these values.
-        moved: value of the update → the reduction of ``micro`` that computes it in the next step.
-    """
-
-    finish: set[fx.Node] = field(default_factory=set)
-    handed: dict[fx.Node, str] = field(default_factory=dict)
-    crossing: list[fx.Node] = field(default_factory=list)
-    moved: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,56 +53,6 @@ class Rotated:
     program: Program
     crossing: tuple[str, ...]
     sums: Mapping[str, str]
-
-
-def reductions_cross(micro: Program, update: Program, *, alone: bool) -> Cut:
-    """Return the cut in front of the reduction of each gradient. Linear in both programs.
-
-    What the update returns, as the loss, must not depend on gradients.
-
-    Args:
-        alone: whether the micro-batch is the only one. Then also a reduction crosses whose result is added to a sum.
-    """
-    cut, kept = Cut(), _ancestors(update, "return")
-    cut.finish = {node for node in update.nodes if _runs(node) and node not in kept}
-    sums = _next_values(micro)
-    for home in update.placeholders:
-        parameter = gradient_parameter(name_of(home)) if record_of(home).role == "buffer" else None
-        if parameter is None:
-            continue
-        path = _transfers_of(home)
-        last = max((k for k, node in enumerate(path) if _may_cross(node)), default=None)
-        handed = home if last is None else operands(path[last])[0]
-        cut.handed[handed] = before_name(parameter)
-        if last is not None:
-            cut.crossing.append(path[last])
-            cut.finish.difference_update(path[:last])
-        elif alone and (reduction := _late_reduction(sums[name_of(home)])) is not None:
-            cut.moved[home] = reduction
-            cut.crossing.append(reduction)
-    return cut
-
-
-def gathers_cross(update: Program) -> Cut:
-    """Return the cut in front of the gathers of updated parameters, or of their low-precision copies, which nothing
-    else reads. Copies that are not gathered are made in the next step. Linear."""
-    cut, roles = Cut(), roles_in(update)
-    names, nexts = {node.name: name_of(node) for node in update.placeholders}, set(_next_values(update).values())
-    nexts -= {value for name, value in _next_values(update).items() if roles.get(name, ("",))[0] is ValueRole.COPY}
-    for node, result in zip(operands(update.output), record_of(update.output).results, strict=True):
-        gathers = node.target is transfers.all_gather and operands(node)[0].op == "call_function"
-        if result.kind != "state" or node in cut.finish:
-            continue
-        name = names[result.of]
-        if gathers and len(node.users) == 1:
-            cut.finish.add(node)
-            cut.handed[operands(node)[0]] = before_name(name)
-            cut.crossing.append(node)
-        elif name in roles and roles[name][0] is ValueRole.COPY:
-            while _runs(node) and node not in nexts:
-                cut.finish.add(node)
-                node = operands(node)[0]
-    return cut
 
 
 def rotate(micro: Program, update: Program, cut: Cut, counts: Sequence[str] = ()) -> Rotated:
@@ -137,12 +71,12 @@ class _Rotation:
     """Writes a rotated step.
 
     Attributes:
-        homes: name → placeholder.
+        homes: name → placeholder of the rotated step.
         nexts: name of a state → its next value, so far.
         names: placeholder of both programs → its name in the rotated step.
         counted: name of a count → the value of ``micro``.
-        needs: value → what its home requires of it.
-        befores: value that is handed to the next run → the placeholder of the run before.
+        needs: value → the layout and the dtype that its home requires.
+        befores: value that is handed to the next run → the placeholder with the value of the run before.
     """
 
     def __init__(self, micro: Program, update: Program, cut: Cut, counts: Sequence[str]) -> None:
@@ -153,7 +87,7 @@ class _Rotation:
         self.needs: dict[fx.Node, Requirement | None] = {}
         self.returned: list[fx.Node] = []
         self.crossing: list[fx.Node] = []
-        self.sums = _next_values(micro)
+        self.sums = next_values_by_name(micro)
         unused = {name_of(home) for home in cut.moved}
         self.names = _names(micro, update)
         records = {name: record_of(node) for node, name in self.names.items()}
@@ -176,16 +110,16 @@ class _Rotation:
         values |= self.befores
         for home, reduction in self.cut.moved.items():
             values[home] = self._copy(reduction, {operands(reduction)[0]: self.befores[home]}, self.micro, "finish")
-        behind_it = {value: self.homes[name] for name, value in _next_values(update).items()}
-        finished = {**behind_it, **values}  # of the step before, what is not in ``finish`` has become states
+        updated = {value: self.homes[name] for name, value in next_values_by_name(update).items()}
+        finished = {**updated, **values}  # values of the step before that are not in ``finish`` are states now
         self._run(update, [node for node in update.nodes if node in finish], finished, "finish")
         self._results(update, {node: new for node, new in finished.items() if node in finish or node in values})
         in_micro = self._taken(self.micro)
         dropped = {*self.cut.moved.values(), *(self.sums[name_of(home)] for home in self.cut.moved)}
-        self._run(self.micro, [node for node in self.micro.nodes if _runs(node) and node not in dropped], in_micro)
+        self._run(self.micro, [node for node in self.micro.nodes if runs(node) and node not in dropped], in_micro)
         self._results(self.micro, in_micro)
         values = self._taken(update)
-        self._run(update, [node for node in update.nodes if _runs(node) and node not in finish], values)
+        self._run(update, [node for node in update.nodes if runs(node) and node not in finish], values)
         self._results(update, values)
         states = {self.homes[name]: self.nexts[name] for name in self.homes if self.roles[name] == "state"}
         for value, before in self.befores.items():
@@ -196,7 +130,7 @@ class _Rotation:
         return Rotated(self._program(states), tuple(node.name for node in self.crossing), sums)
 
     def _taken(self, program: Program) -> dict[fx.Node, fx.Node]:
-        """Return what a program takes: the latest values of states."""
+        """Return placeholder of a program → its value here: the latest one of a state."""
         known = {**self.homes, **self.nexts}
         return {node: known[self.names[node]] for node in program.placeholders if self.names[node] in known}
 
@@ -222,7 +156,7 @@ class _Rotation:
         return new
 
     def _results(self, program: Program, values: Mapping[fx.Node, fx.Node]) -> None:
-        """Take over the results of a program that are there."""
+        """Take over the results of a program whose values are computed."""
         about = record_of(program.output)
         names = {node.name: self.names[node] for node in program.placeholders}
         uses = about.uses or (None,) * len(about.results)
@@ -262,47 +196,3 @@ def _names(micro: Program, update: Program) -> dict[fx.Node, str]:
         is_copy = copy_name(name) in types and types.get(name) != record_of(node).type
         of_micro[node] = copy_name(name) if is_copy else name
     return {**of_micro, **names}
-
-
-def _runs(node: fx.Node) -> bool:
-    return node.op in ("call_function", "get_attr")
-
-
-def _next_values(program: Program) -> dict[str, fx.Node]:
-    """Return the next value of each state, by the user's names."""
-    names = {node.name: name_of(node) for node in program.placeholders}
-    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
-    return {names[result.of]: value for value, result in rows if result.kind == "state"}
-
-
-def _ancestors(program: Program, kind: str) -> set[fx.Node]:
-    """Return the nodes that results of a kind depend on."""
-    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
-    found = {value for value, result in rows if result.kind == kind}
-    for node in reversed(list(program.nodes)):
-        if node in found:
-            found.update(operands(node))
-    return found
-
-
-def _transfers_of(home: fx.Node) -> list[fx.Node]:
-    """Return the transfers through which a gradient goes first, one after the other, which nothing else reads."""
-    path, node = [], home
-    while len(node.users) == 1 and (user := next(iter(node.users))).target in transfers.BY_FUNCTION:
-        path.append(user)
-        node = user
-    return path
-
-
-def _may_cross(node: fx.Node) -> bool:
-    """Return whether a transfer may end in another run than it begins: a redistribute reads its operand at its end."""
-    return is_collective(node) and node.target is not transfers.redistribute
-
-
-def _late_reduction(sum: fx.Node) -> fx.Node | None:
-    """Return the reduction whose result is added to a sum of gradients that is zero, as with ZeRO 2, and to nothing
-    else; ``None`` if there is none."""
-    addend = sum.args[1] if sum.target is ADD and len(operands(sum)) == 2 else None
-    if not isinstance(addend, fx.Node) or not _may_cross(addend) or len(addend.users) > 1 or len(sum.users) > 1:
-        return None
-    return addend if tensor_type(addend) == tensor_type(sum) and operands(addend)[0].op == "call_function" else None

@@ -305,10 +305,14 @@ def brought_pieces(inputs: CallInputs, mesh: Mesh) -> int:
 
 
 def joined_values(run: SimulatedRun, results: Mapping[int, tuple[list[torch.Tensor], Pieces]]) -> list[torch.Tensor]:
-    """Return the full tensors of the pieces that a program returned on all ranks."""
+    """Return the full tensors of the pieces that a program, or a part of it, returned on all ranks.
+
+    A part returns the first values of its program.
+    """
+    count = len(next(iter(results.values()))[0])
     return [
         join({rank: tensors[k] for rank, (tensors, _) in results.items()}, type, name)
-        for k, (name, type) in enumerate(run.interface.returned)
+        for k, (name, type) in enumerate(run.interface.returned[:count])
     ]
 
 

@@ -1,4 +1,4 @@
-"""Lay the simulated step and a real one beside each other: when each op and message begins and ends, on each rank."""
+"""Show a simulated step beside a recorded one, as a table and a trace with the times of each op and message."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from autopar.scheduling.trace import Arrow, Slice, Track, save_trace, simulated_
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step, simulated and real.
+    """One step, simulated and recorded.
 
-    Times are in seconds. Real ones are those of lines that were run one by one, which takes some microseconds more for
-    each line; the end of a real message is not known, only that it is not after its wait.
+    Times are in seconds. A recorded step runs line by line, which takes some microseconds more for each line. The end
+    of a recorded message is not known; it is not after its wait.
 
     Attributes:
         communication: the simulated step.
-        runs: for each rank, what it ran, with times since all ranks were ready.
+        runs: for each rank, the runs of its functions, with times since all ranks were ready.
     """
 
     communication: Communication
@@ -35,7 +35,7 @@ class Timeline:
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
-        """For each rank, the time to its last line."""
+        """For each rank, the seconds to the end of its last line."""
         return tuple(max((line.end for line in _lines(runs)), default=0.0) for runs in self.runs)
 
     @cached_property

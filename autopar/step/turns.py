@@ -1,7 +1,7 @@
-"""Run steps of which something crosses the end: each step first finishes the one before.
+"""Run rotated steps: each step first finishes the one before, and leaves collectives under way for the next one.
 
-The first step runs without the phase ``finish`` of the rotated program, and ``finish`` alone completes the last one. Of
-several micro-batches the first runs the begin of the rotated program, and the last its end (``run_parts``).
+The first step runs without the phase ``finish`` of the rotated program, and ``finish`` alone completes the last step.
+Of several micro-batches, the first runs the begin of the rotated program, and the last its end (``run_parts``).
 """
 
 from __future__ import annotations
@@ -17,26 +17,34 @@ from autopar.ir.value_names import SCALE, batch_input_name, copy_name
 from autopar.model.inputs import CallInputs
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import nth
-from autopar.runtime.simulation.pieces import join
 from autopar.runtime.turns import ProcessTurn, SimulatedTurn, taken_by_finish
 from autopar.runtime.whole import Pieces, Results, SimulatedRun
 from autopar.scheduling.programs.order import donated_names
 from autopar.scheduling.programs.run_parts import RunPart
 from autopar.step.compiled_step import MicroBatch, StepUpdate
 from autopar.step.outputs import join_pieces, join_whole
-from autopar.step.runs import OnProcess, Returned, Simulated, brought_pieces, cut_pieces, write_states, zero_sums
+from autopar.step.runs import (
+    OnProcess,
+    Returned,
+    Simulated,
+    brought_pieces,
+    cut_pieces,
+    joined_values,
+    write_states,
+    zero_sums,
+)
 
 FINISH = "the end of the step before"  # in errors
 
 
 @dataclass
 class UnderWay:
-    """What a step has left for the next one.
+    """The values that a step has left for the next one.
 
     Attributes:
         micro, update: the programs of the step.
-        pieces: rank → placeholder of the rotated program → what is under way.
-        numbers: the numbers of the step that its updates read, by the user's names.
+        pieces: rank → placeholder of the rotated program → the piece under way.
+        numbers: the numbers of the step that its updates read, such as the learning rate, by the user's names.
         tensors: the tensors that the updates read and write, by the user's names.
         taken: whether a step has begun to complete it.
     """
@@ -54,7 +62,8 @@ class TurnsOnProcess:
     """Runs rotated steps on this rank.
 
     Attributes:
-        whole: runs steps that end complete. It makes the first low-precision copies, and runs the inner micro-batches.
+        whole: runs steps that end complete. Here it makes the first low-precision copies, and runs the inner
+            micro-batches.
     """
 
     whole: OnProcess
@@ -195,7 +204,7 @@ class SimulatedTurns:
             for rank, (_, states) in results.items():
                 named = {program.names[of]: piece for of, piece in states.items()}
                 held[rank] |= {name: piece for name, piece in named.items() if name not in tensors}
-            returned = _joined(program, results)
+            returned = joined_values(program, results)
             outputs.append(returned[: len(micro.outputs)])
         joined = [join_whole(output, parts) for output, *parts in zip(micro.outputs, *outputs, strict=True)]
         kept = {name: state[name] for name in taken_by_finish(next(iter(update.last[1].values())))}
@@ -221,10 +230,10 @@ class SimulatedTurns:
 
 
 def parts_of(count: int, behind: bool) -> list[RunPart | None]:
-    """Return what runs in each micro-batch of a step: a part of the rotated step, or ``None`` for an inner one.
+    """Return for each micro-batch of a step the part of the rotated step that it runs; ``None`` for an inner one.
 
     Args:
-        behind: whether a step before has left something.
+        behind: whether the step before has left something under way.
     """
     if count == 1:
         return ["whole" if behind else "begin"]
@@ -254,15 +263,6 @@ def _numbered(brought: Sequence[Pieces]) -> Pieces:
 
 
 def _named(run: SimulatedRun, held: Pieces, *, low: bool) -> Pieces:
-    """Return what micro-batches hand on, by placeholder. ``low``: whether copies take the place of parameters."""
+    """Return the values that micro-batches hand on, by placeholder. ``low``: whether copies replace parameters."""
     names = {copy_name(name): of for name, of in run.named.items()} if low else {}
     return {names.get(name) or run.named[name]: v for name, v in held.items() if name in names or name in run.named}
-
-
-def _joined(run: SimulatedRun, results: Mapping[int, tuple[list[torch.Tensor], Pieces]]) -> list[torch.Tensor]:
-    """Return the full tensors of the values that a part returned on all ranks: the first of those of its program."""
-    count = len(next(iter(results.values()))[0])
-    return [
-        join({rank: tensors[k] for rank, (tensors, _) in results.items()}, type, name)
-        for k, (name, type) in enumerate(run.interface.returned[:count])
-    ]

@@ -11,7 +11,7 @@ from autopar.errors import VerifyError
 from autopar.ir.layout import Layout
 from autopar.ir.nodes import has_record, record_of
 from autopar.ir.program import Program
-from autopar.ir.started_states import started_states
+from autopar.ir.states import started_states
 from autopar.ir.text.printer import print_node
 
 

@@ -1,7 +1,7 @@
 """Write the body of a generated function as an FX graph, line by line.
 
-The body knows the values that are there, which of them have their own memory, and which node of the program each line
-belongs to. With a hunt, a line that looks for NaN follows each value.
+The body records the values that are written so far, which of them have their own memory, and the node of the program
+that each line computes. With a hunt, a line that looks for NaN follows each value.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Body:
         origins: name of a value of the function → the node of the program that it computes, wholly or in part.
         lines: call → its number among the calls.
         writers: value → the call that has overwritten it.
-        last_placeholder: none of them is written behind it.
+        last_placeholder: the last placeholder that is written.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Body:
                 self._check_for_nan(node, self.values[node])
 
     def give(self, nodes: Sequence[fx.Node]) -> None:
+        """Write the output: the values of nodes."""
         self.graph.output([self.values[node] for node in nodes])
         self.graph.set_codegen(BoxedCodeGen())
 
@@ -102,7 +103,7 @@ class Body:
         return value
 
     def receive(self, node: fx.Node, function: Callable[..., Any], args: tuple[Any, ...], after: Calls) -> None:
-        """Write the wait for a collective, and what is done to the received data."""
+        """Write the wait for a collective, and the functions that are applied to the received data."""
         received = self.call(node, node.name + "_came" * bool(after), function, args)
         self.values[node] = self.calls(node, node.name, received, after)
 
@@ -113,17 +114,17 @@ class Body:
             self.gate = None
 
     def written_by(self, values: Iterable[fx.Node]) -> fx.Node:
-        """Return the call behind which values are there; the last placeholder if they are given."""
+        """Return the last of the calls that compute or overwrite values; the last placeholder if no call does."""
         last = max((self.writers.get(value, value) for value in values), key=lambda call: self.lines.get(call, -1))
         return last if last in self.lines else self.last_placeholder
 
     def is_last_of(self, value: fx.Node) -> bool:
-        """Whether a value has its own memory and one reader, which may overwrite it."""
+        """Return whether a value has its own memory and one reader, which may overwrite it."""
         return value in self.fresh and len(value.users) == 1
 
     def _makes_memory(self, node: fx.Node) -> bool:
-        """Whether no other value shares the memory of a value: it is new, or it is a view of a value that nothing else
-        reads."""
+        """Return whether no other value shares the memory of a value: it is new, or a view of a value without other
+        readers."""
         if not isinstance(node.target, OpOverload):
             return False
         if not returns_alias(node.target) and not rule_of(node.target).view:

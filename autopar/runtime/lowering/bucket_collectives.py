@@ -18,6 +18,7 @@ shape of the result, and the span of a chunk. It is a tuple of tuples, so that g
 
 
 def start_bucket(pieces: list[torch.Tensor], spans: Sequence[Span], op: str, group: str) -> torch.Tensor:
+    """Start an all-reduce of a bucket: one flat tensor with the elements of all members."""
     return FUNCTIONAL.all_reduce_(_flat(pieces, spans), op, group)
 
 
@@ -63,11 +64,12 @@ def finish_scatter_bucket(started: torch.Tensor, places: Sequence[Place], rank: 
 
 
 def start_gather_bucket(pieces: list[torch.Tensor], spans: Sequence[Span], ranks: int, group: str) -> torch.Tensor:
+    """Start an all-gather of a bucket, ``[ranks, elements of all members]``."""
     return start_gather(_flat(pieces, spans).unsqueeze(0), ranks, group)
 
 
 def finish_gather_bucket(started: torch.Tensor, places: Sequence[Place]) -> list[torch.Tensor]:
-    """Wait for a bucket; return its members, and of a chunk the elements of each rank in a row."""
+    """Wait for a bucket; return its members. A chunk has a row of elements for each rank."""
     rows = wait(started)  # [ranks, all pieces]
     columns = rows.split([math.prod(view) if span is None else span[1] - span[0] for view, _, _, span in places], 1)
     return [
@@ -77,19 +79,19 @@ def finish_gather_bucket(started: torch.Tensor, places: Sequence[Place]) -> list
 
 
 def gathered(rows: torch.Tensor, view: Sequence[int], dim: int, shape: Sequence[int]) -> torch.Tensor:
-    """Return the whole of pieces of one size, which are the rows."""
+    """Return the whole tensor of which each row is a piece; pieces have one size."""
     if not dim:
         return rows.reshape(shape)
     return torch.cat([piece.reshape(view) for piece in rows.unbind()], dim).reshape(shape)
 
 
 def join_chunks(chunks: list[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-    """Put the chunks of a reduction together."""
+    """Join the chunks of a reduction."""
     return torch.cat(chunks).reshape(shape)
 
 
 def join_gathered_chunks(
     chunks: list[torch.Tensor], view: Sequence[int], dim: int, shape: Sequence[int]
 ) -> torch.Tensor:
-    """Put the chunks of a gather together, which have a row for each rank."""
+    """Join the chunks of a gather, which have a row for each rank."""
     return gathered(torch.cat(chunks, 1), view, dim, shape)

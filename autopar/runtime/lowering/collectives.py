@@ -127,7 +127,7 @@ def start_scatter(rows: torch.Tensor, op: str, group: str) -> torch.Tensor:
     """Reduce ``rows``, ``[ranks, …]``, so that each rank gets the sum of one row. ``rows`` may be overwritten.
 
     On CPU this is an all-reduce: gloo's reduce-scatter is an all-reduce of a copy, and takes more than twice as long (8
-    MB on two ranks: 2.8 and 6.4 ms with torch 2.13). An emulated wire is told that it stands for a reduce-scatter.
+    MB on two ranks: 2.8 and 6.4 ms with torch 2.13). An emulated wire charges it as a reduce-scatter.
     """
     if group in WIRE_GROUPS:
         return WIRE_GROUPS[group].start_scatter(rows, op)

@@ -1,4 +1,4 @@
-"""Write the lines that start a collective and that wait for it, for one transfer or for a message of several.
+"""Write the starts of collectives and the waits for them, for whole transfers, chunks and buckets.
 
 y_start : f32[16 256] = start all_gather(h, 1, tp, …) on tp   →   y_start = start_all_gather(h, (16, 128), 1, …, '3')
 y : f32[16 256] = wait(y_start)                                   y = finish_all_gather(y_start, …)
@@ -19,7 +19,7 @@ from autopar.errors import SimulationError
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
-from autopar.ir.started_states import started_states
+from autopar.ir.states import started_states
 from autopar.ir.streams import DEFAULT, Groups, Ranks, group_key, stream_of
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.bucket_collectives import (
@@ -53,7 +53,7 @@ class Communication:
 
     Args:
         groups: the names of the process groups.
-        device: the device on which collectives run, and that receives values of another stage.
+        device: the device on which collectives run and receive.
     """
 
     def __init__(self, body: Body, groups: Groups, device: torch.device) -> None:
@@ -61,11 +61,11 @@ class Communication:
         self.starts = Starts(body, device)
         self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}
         self.buckets: dict[fx.Node, fx.Node] = {}  # the first member of a bucket that was started → its flat tensor
-        # state that the run before has started → the start of the same collective, which replaces it
+        # state that the run before has started → its next value, the start of the same collective
         self.nexts: dict[fx.Node, fx.Node] = {}
 
     def take_under_way(self, takes: Sequence[fx.Node]) -> None:
-        """Take what the run before has started: of each message, its first member."""
+        """Take the collectives that the run before has started: of each message, its first member."""
         self.nexts = started_states(self.program)
         for node in takes:
             if node not in self.nexts:
@@ -186,11 +186,12 @@ class Communication:
 
 
 def _is_whole(members: Sequence[fx.Node]) -> bool:
-    """Return whether a message is one whole transfer: neither several, nor a chunk."""
+    """Return whether a message is one whole transfer: no bucket and no chunk."""
     return len(members) == 1 and record_of(members[0]).span is None
 
 
 def _span(node: fx.Node) -> Span:
+    """Return the span of a chunk; ``None`` for a whole transfer."""
     span = record_of(node).span
     if span is None:
         return None
@@ -201,7 +202,7 @@ def _span(node: fx.Node) -> Span:
 
 
 def _waited(started: fx.Node) -> str:
-    """Return the name of the value that is there when a collective has been waited for."""
+    """Return the name of the value that the wait for a collective computes."""
     if not record_of(started).started:
         return started.name
     reader = next(iter(started.users))

@@ -52,7 +52,7 @@ def _rows(places: Sequence[buckets.Place]) -> int:
 
 
 def _sent(args: Args, sizes: Sizes) -> int:
-    """Return the bytes that a bucket copies of its pieces, the first argument, for their spans, the second."""
+    """Return the bytes that a bucket copies. ``args``: its pieces, and their spans."""
     return sum(_of_span(sizes(piece), span) for piece, span in zip(args[0], args[1], strict=True))
 
 
@@ -60,9 +60,8 @@ def _of_span(bytes: int, span: buckets.Span) -> int:
     return bytes if span is None else bytes * (span[1] - span[0]) // max(span[2], 1)
 
 
-MEMORY: dict[
-    Target, Callable[[Args, Sizes, int], LoweredMemory]
-] = {  # function → from its arguments, sizes and the bytes of its result
+# function → its memory, from its arguments, the sizes of operands, and the bytes of its result
+MEMORY: dict[Target, Callable[[Args, Sizes, int], LoweredMemory]] = {
     buckets.start_bucket: lambda args, sizes, own: LoweredMemory(_sent(args, sizes)),
     buckets.finish_bucket: lambda args, sizes, own: LoweredMemory(None),
     buckets.start_scatter_bucket: lambda args, sizes, own: LoweredMemory(

@@ -7,10 +7,10 @@
     y : f32[16 256] = wait(y_start)                        y = finish_all_gather(y_start, …);  y_start = None
     u : f32[16 64] = mm(y, z)                              u = torch.ops.aten.mm.default(y, z);  y = z = None
 
-The lines are written in the order of the program, which decides when a collective starts, with which others, and when
-it is waited for. Nothing is decided here. Arguments come in a list that the function empties, so that a tensor is freed
-after its last reader, as in eager. The joint graph is split by phase: the forward also returns the values that the
-backward reads.
+The lines are written in the order of the program. The program decides when a collective starts, with which others it
+shares a message, and when it is waited for; nothing is decided here. Arguments come in a list that the function
+empties, so that a tensor is freed after its last reader, as in eager PyTorch. The joint graph is split by phase: the
+forward also returns the values that the backward reads.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def lower(
         gate: called before the first collective of each phase.
         device: the device for values from another stage; the default is the CPU.
         hunt: checks each value for NaN after the op that computes it.
-        pacing: makes computing take as long as an emulated wire says.
+        pacing: writes the paces of an emulated wire, so that computing takes its seconds.
     """
     return {
         function.phases[0]: _function(function, Body(program, gate, hunt), groups, device, Donated(), pacing)
@@ -98,7 +98,7 @@ def lower_whole(
 
     Args:
         donated: the memory that the function may write to; it puts the next values of these placeholders there.
-        part: what of the program runs.
+        part: the part of the program that runs.
         handed_sums: placeholder of a sum → the value that it becomes, if the part hands sums to another micro-batch.
 
     The other arguments are those of ``lower``.
@@ -135,25 +135,26 @@ def _write(
         pacing.start(body.graph)
     for members in _lines(nodes):
         first = members[0]
-        meets = record_of(first).started or first.target is transfers.wait
-        if pacing is not None and meets:
+        communicating = record_of(first).started or first.target is transfers.wait
+        if pacing is not None and communicating:
             pacing.end(body.graph)
         _write_line(body, members, communication, donated)
         if pacing is not None and first.target is transfers.wait:
             pacing.start(body.graph)
-        elif pacing is not None and not meets:
+        elif pacing is not None and not communicating:
             pacing.add(first)
     if pacing is not None:
         pacing.end(body.graph)
 
 
 def _lines(nodes: Sequence[fx.Node]) -> Iterator[list[fx.Node]]:
-    """Yield what is one line: a node, or the starts or the waits of one message."""
+    """Yield the nodes of each line: one node, or the starts or the waits of one message."""
     for _, members in itertools.groupby(nodes, _message):
         yield list(members)
 
 
 def _write_line(body: Body, members: Sequence[fx.Node], communication: Communication, donated: Donated) -> None:
+    """Write one line: the starts or the waits of a message, a transfer, an update, or an op."""
     first, updates = members[0], donated.updates
     if record_of(first).started:
         communication.start(members)
@@ -179,7 +180,7 @@ def _write_line(body: Body, members: Sequence[fx.Node], communication: Communica
 
 
 def _message(node: fx.Node) -> object:
-    """Return what neighbouring lines of one message have in common; another line has nothing in common with others."""
+    """Return a key that neighbouring starts, or waits, of one message have in common; any other node is its own key."""
     started = node_at(node) if node.target is transfers.wait else node
     message = record_of(started).message
     return (node.target is transfers.wait, message) if message else node

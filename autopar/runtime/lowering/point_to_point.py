@@ -1,7 +1,7 @@
 """Run messages between ranks: post receives, launch sends, and wait for them, each as a call of its own.
 
-``post`` and ``launch`` return a handle at once, and ``wait`` blocks until the messages of a handle are done. What torch
-2.13 does in between decides how they are used:
+``post`` and ``launch`` return a handle at once, and ``wait`` blocks until the messages of a handle are done. Callers
+must know how torch 2.13 behaves in between:
 
 * gloo never buffers: a send is done when the other rank has received it, whatever its size. So all ranks must be shown
   to finish without buffers (``autopar.verify.channels``).
@@ -40,8 +40,8 @@ class Message(NamedTuple):
 class Handle:
     """Messages under way. ``wait`` takes it once.
 
-    Until then the handle is known (``under_way``), and so is the memory of its messages: no backend reads or writes
-    memory that has been freed, though the caller drops the handle.
+    Until then ``under_way`` lists the handle and keeps the memory of its messages. So no backend reads or writes memory
+    that has been freed, even if the caller drops the handle.
     """
 
     def __init__(self, messages: Sequence[Message], works: Sequence[distributed.Work]) -> None:

@@ -1,8 +1,8 @@
-"""Start collectives on CUDA from side streams, so that each waits for what it sends and for nothing that comes later.
+"""Start collectives on CUDA from side streams, so that each waits for its operands alone.
 
-A collective of ProcessGroupNCCL runs on a stream of its group, and waits for all that the calling stream has been given
-(``syncStream`` in torch's ProcessGroupNCCL.cpp). So an event is recorded where the operand is there, and the collective
-is called from another stream, which waits for that event alone:
+A collective of ProcessGroupNCCL runs on a stream of its group, and waits for all work that the calling stream was given
+before (``syncStream`` in torch's ProcessGroupNCCL.cpp). So an event is recorded right after the operand is computed,
+and the collective is called from a side stream, which waits for that event alone:
 
     mm = torch.ops.aten.mm.default(x, w)
     mm_tp_ready = recorded()
@@ -11,21 +11,21 @@ is called from another stream, which waits for that event alone:
     wait_aside(mm_tp_start, '3')
     mm_tp = wait(mm_tp_start)
 
-Each process group has one side stream, as its collectives run one after the other. A start right behind its operand
-needs none: there the two are the same, and the memory is of one stream.
+Each process group has one side stream, because its collectives run one after the other. A start that stands right after
+its operand is called from the calling stream: no other work is between them, and all memory belongs to one stream.
 
-Memory is reused in the order of the stream that it was allocated on. So
+CUDA's allocator reuses memory in the order of the stream that it was allocated on. So
 
-* copies and results are made on the side stream, which uses them first. In memory of the calling stream they could
-  overwrite what a computation behind the event still reads.
-* behind each start the calling stream waits for the side stream: for its copies, not for the collective. Then the
-  operand may be freed. What NCCL itself reads and writes, torch keeps until the wait (pytorch#148590).
-* the side stream waits for the collective first, because the wait lets go of the copies, whose memory it may reuse. The
-  calling stream then waits for the side stream.
-* results are read on the calling stream, hence ``record_stream``: their memory is reused when the readers are over.
+* copies and results are allocated on the side stream, which uses them first. In memory of the calling stream they could
+  overwrite data that a computation after the event still reads.
+* after each start the calling stream waits for the side stream: for its copies, not for the collective. Then the
+  operand may be freed. torch keeps the memory that NCCL reads and writes until the wait (pytorch#148590).
+* the side stream waits for the collective first, because the wait frees the copies, whose memory the side stream may
+  reuse. The calling stream then waits for the side stream.
+* results are read on the calling stream, hence ``record_stream``: their memory is reused after the last reader.
 
-Checked with streams that are recorded and simulated on a CPU, as ``tests/unit/runtime/test_side_streams.py`` does; the
-tests that need a GPU have not been run.
+This was checked on a CPU, with streams that are recorded and simulated (``tests/unit/runtime/test_side_streams.py``).
+The tests that need a GPU have not been run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SideStreams:
     """The side streams of a process.
 
     Args:
-        cuda: ``torch.cuda``, or what stands for it.
+        cuda: ``torch.cuda``, or a stand-in for it.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
@@ -59,9 +59,11 @@ class SideStreams:
         return self.cuda.current_stream().record_event()
 
     def aside(self, start: Start) -> Start:
-        """Return a function that starts a collective from the side stream of its group, its last argument.
+        """Return a function that starts a collective from the side stream of its group.
 
-        It takes one argument more: ``ready``, the event that the side stream waits for.
+        Args:
+            start: starts it from the calling stream; its last argument is the name of the group. The returned function
+                also takes ``ready``, the event that the side stream waits for.
         """
         if start not in self._starts:
             self._starts[start] = _Aside(self, start)
@@ -103,10 +105,10 @@ SIDES = SideStreams()
 
 
 def side_streams_of(device: torch.device) -> SideStreams | None:
-    """Return what starts collectives aside on a device; ``None`` where nothing does: a CPU has no streams."""
+    """Return the side streams of a device; ``None`` on a CPU, which has no streams."""
     return SIDES if device.type == "cuda" else None
 
 
 def started_by(target: Any) -> Any:
-    """Return the function that starts a collective from the calling stream, of one that starts it aside."""
+    """Return the function that starts a collective from the calling stream, for one that ``aside`` has returned."""
     return target.start if isinstance(target, _Aside) else target

@@ -1,7 +1,7 @@
 """Write the starts of collectives into a function: on a CPU a call, on CUDA an event and a call from a side stream.
 
-On CUDA an event stands right behind the last call that computes what is sent, and the calling stream waits for the side
-stream before the result is used (``side_streams``). What changes the dtype of an operand stands before the event.
+On CUDA an event is recorded right after the last call that computes an operand, and the calling stream waits for the
+side stream before the result is read (``side_streams``). Casts of operands stand before the event.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autopar.runtime.lowering.reduction import Calls
 from autopar.runtime.lowering.side_streams import side_streams_of
 
 Sent = tuple[list[fx.Node], fx.Node | None]
-"""What a message sends, and the event of the place where it is there; ``None`` if it starts from the calling stream."""
+"""The operands of a message, and the event after the last of them; ``None`` if it starts from the calling stream."""
 
 
 class Starts:
@@ -31,20 +31,20 @@ class Starts:
 
     def __init__(self, body: Body, device: torch.device) -> None:
         self.body, self.sides = body, side_streams_of(device)
-        self.aside: set[fx.Node] = set()  # what is started from a side stream
+        self.aside: set[fx.Node] = set()  # messages that are started from a side stream
 
     def take_under_way(self, value: fx.Node) -> None:
-        """Take what the run before has started, maybe from a side stream."""
+        """Take a message that the run before has started. On CUDA it counts as started from a side stream."""
         if self.sides is not None:
             self.aside.add(value)
 
     def sent(self, members: Sequence[fx.Node], names: Iterable[str], before: Calls) -> Sent:
-        """Write what is done to the operands of a message before it starts.
+        """Write the functions that are applied to the operands of a message before it starts.
 
         Args:
             members: the lines that start it.
             names: a name for each operand.
-            before: the functions that are called on each.
+            before: the functions that are applied to each.
         """
         body, last = self.body, self.overtaken(members)
         with nullcontext() if last is None else body.graph.inserting_before(last.next):
@@ -56,8 +56,10 @@ class Starts:
             return values, body.graph.create_node("call_function", self.sides.record, name=name)
 
     def overtaken(self, members: Sequence[fx.Node]) -> fx.Node | None:
-        """Return the call behind which the operands of a message are there, if other calls stand between it and the
-        start. ``None`` without, where there are no streams, and where something waits at once."""
+        """Return the last call that computes an operand of a message, if other calls stand between it and the start.
+
+        ``None`` if no others do, where there are no streams, and for a collective that is waited for at once.
+        """
         if self.sides is None or not record_of(members[0]).started:
             return None
         last = self.body.written_by(self.body.operand(node) for node in members)

@@ -1,13 +1,13 @@
 """Number messages: each boundary between stages, pass and micro-batch has a tag.
 
-What backends make of a tag, as tried on torch 2.13:
+How backends use tags, as tried on torch 2.13:
 
 * gloo matches a receive with the send of the same tag, in any order of tags. Messages of one tag, between the same two
   ranks, are first in, first out. Each process group has tags of its own.
 * NCCL ignores tags: messages between two ranks match in the order in which they are issued.
 
 So programs are checked as if there were no tags (``autopar.verify.channels``), and a program that passes is right on
-both. Tags add that one message may be posted long before another without taking its place.
+both backends. With tags, a receive may be posted long before another one without taking its message.
 """
 
 from __future__ import annotations

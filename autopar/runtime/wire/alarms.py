@@ -1,4 +1,4 @@
-"""Call functions at given times, in one thread of this process."""
+"""Call functions at given times, from one thread of this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Alarms:
         self._thread: threading.Thread | None = None
 
     def at(self, time: float, function: Callable[[], None]) -> None:
-        """Call a function no earlier than ``time``; of equal times, the first given is called first."""
+        """Call a function no earlier than ``time``, in seconds of ``clock.now``; the first given first."""
         with self._changed:
             heapq.heappush(self._alarms, (time, next(self._number), function))
             if self._thread is None:
@@ -34,7 +34,7 @@ class Alarms:
             self._next()()
 
     def _next(self) -> Callable[[], None]:
-        """Wait for the next alarm to be due. Its function is not kept, because it keeps tensors alive."""
+        """Wait until the next alarm is due. Keep no reference to its function, because that keeps tensors alive."""
         with self._changed:
             while not self._alarms or (left := self._alarms[0][0] - now()) > 0:
                 self._changed.wait(left if self._alarms else None)

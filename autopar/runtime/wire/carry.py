@@ -1,4 +1,4 @@
-"""Carry out the operations of a process group on gloo, each with gloo's bits and with futures."""
+"""Run the operations of a process group on gloo: with the same bits as gloo's own, and with futures for all."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ NEWER = {newer: older for older, newer in OLDER.items()}
 
 
 class Carried(NamedTuple):
-    """What gloo does for one operation.
+    """An operation that gloo runs.
 
     Attributes:
-        works: its operations.
+        works: the works of gloo.
         finish: called once, when all of them are done.
     """
 
@@ -52,7 +52,7 @@ def _method(group: distributed.ProcessGroup, name: str) -> Callable[..., distrib
 def _gathers(
     group: distributed.ProcessGroup, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *more: Any
 ) -> Carried:
-    """Gather one tensor after the other: gloo's own coalesced gather crashes, as ``start_gather`` says."""
+    """Gather one tensor after the other: gloo's own coalesced gather crashes (``torch_private.start_gather``)."""
     gather = _method(group, "all_gather_single")
     return Carried([gather(out, piece, *more) for out, piece in zip(outputs, inputs, strict=True)])
 

@@ -1,4 +1,4 @@
-"""Tell the time that all ranks of a host share, and sleep until a time."""
+"""Read the clock that all ranks of a host share, and sleep until a time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ now = time.monotonic  # CLOCK_MONOTONIC: one for all processes of a host
 
 
 def sleep_until(deadline: float) -> None:
-    """Return no earlier than ``deadline``, some 0.1 ms later at most on an idle machine. It does not spin."""
+    """Sleep until ``deadline``, or at most some 0.1 ms longer on an idle machine. It does not spin."""
     while (left := deadline - now()) > 0:
         time.sleep(left)

@@ -1,4 +1,4 @@
-"""Switch the emulated wire on: ``autopar.emulate``."""
+"""Switch the emulated wire on and off: ``autopar.emulate``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Wire:
 
     Attributes:
         settings: latency in seconds, bandwidth in bytes a second, and what a link is.
-        figures: the durations that programs are paced by; ``None``: they are not.
+        figures: the machine or the profile that paces programs; ``None`` if they are not paced.
         pacer: the compute clock of this process.
     """
 
@@ -50,7 +50,7 @@ class Wire:
         return self._counts.report()
 
     def reset(self) -> None:
-        """Begin another span to report: after a warm-up, say."""
+        """Begin a new span to report, as after a warm-up."""
         self._counts.reset()
 
     @property
@@ -59,7 +59,7 @@ class Wire:
         return sorted(self._counts.records, key=lambda record: record.begin)
 
     def close(self) -> None:
-        """Switch it off: process groups that are made from now on are plain. Those on the wire stay there."""
+        """Switch the wire off: new process groups are plain. Existing groups stay on the wire."""
         if EMULATED and EMULATED[0] is self:
             EMULATED.clear()
             distributed.Backend.default_device_backend_map["cpu"] = "gloo"
@@ -97,17 +97,18 @@ def present() -> Wire | None:
 def emulate(latency: float, bandwidth: float, links: str = "rank", pace: Pace | None = None) -> Wire:
     """Emulate a wire between the processes of this host: transfers end no earlier than on that wire.
 
-    Call it on all ranks, before process groups exist. Groups of the CPU that are made without a backend then are on the
-    wire: those of autopar, of DistributedDataParallel, FSDP2 and DTensor alike. Data really travels, by gloo. A
-    transfer begins when all its members have issued it and their links are free, and ends no earlier than its price,
-    which is that of plans and schedules. Numbers do not change. Control messages of autopar are not charged.
+    Call it on all ranks, before process groups exist. Groups of the CPU that are made afterwards without a backend are
+    on the wire: those of autopar, of DistributedDataParallel, FSDP2 and DTensor alike. Data really travels, by gloo. A
+    transfer begins when all its members have issued it and their links are free, and takes at least its price
+    (``costs.prices``), as plans and schedules assume. Numbers do not change. Control messages of autopar are not
+    charged.
 
     Args:
         latency: the seconds of an empty message.
         bandwidth: the bytes a second of a link; may be ``math.inf``.
         links: ``"rank"``: all transfers of a rank share one link. ``"axis"``: each process group has links of its own.
-        pace: a profile of durations or its path, or a machine or its name: the ops of programs then take as long as it
-            says. Or seconds of named segments of computing, for ``Wire.pacer``.
+        pace: a profile or its path, or a machine or its name or path: the ops of autopar's programs then take at least
+            its durations. Or name → seconds of segments of computing, for ``Wire.pacer``.
 
     Returns:
         The wire, which reports what it has carried and whether a measurement is void.

@@ -1,11 +1,12 @@
 """Decide when transfers begin and end, in a table that all ranks of a host share.
 
-A transfer is *ready* when all its members have issued it. Then it begins as soon as the links of all its members are
-free, in the order in which transfers get ready, and keeps the links for its price. The member that issues last decides
-both times, so no process is in the middle. Times are those of one clock of the host.
+A transfer is *ready* when all its members have issued it. Transfers take their links in the order in which they become
+ready: a transfer begins as soon as the links of all its members are free, and occupies them for its price. The member
+that issues last decides both times, so no central process is needed. Times are those of one clock of the host.
 
-The table is open: a key is looked for in the few slots behind its hash. A slot is free again when all members have
-read the times. A link is free again when its time is past, so idle links need no slots.
+The table is a hash table with open addressing: a key is searched in the slots from its hash on, at most ``WINDOW`` of
+them. The slot of a transfer is free again when all members have read the times. The slot of a link may be taken by
+another link when its time is past.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 WORD = 8  # bytes
 TRANSFERS, LINKS = 16384, 8192  # slots
-WINDOW = 64  # slots in which a key is looked for
-FIELDS = ("key", "issued", "read")  # of a transfer, whole numbers
+WINDOW = 64  # slots in which a key is searched
+FIELDS = ("key", "issued", "read")  # of a transfer, integers
 TIMES = ("ready", "price", "begin", "end")  # of a transfer, in seconds
 SIZE = WORD * ((len(FIELDS) + len(TIMES)) * TRANSFERS + 2 * LINKS)  # bytes of a table
 
@@ -36,7 +37,7 @@ def key_of(*parts: Any) -> int:
 
 
 class LinkTable:
-    """The transfers under way, and the times until which links are taken.
+    """The transfers under way, and the times until which links are occupied.
 
     Args:
         buffer: ``SIZE`` bytes, all 0 before the first use; shared memory, if there are several processes.
@@ -65,12 +66,15 @@ class LinkTable:
         Args:
             key: the transfer.
             members: how many members issue it.
-            links: the keys of the links that it takes.
+            links: the keys of the links that it occupies.
             price: its seconds; the largest of all members counts.
             at: when the member issued it; by default now.
 
         Returns:
-            Whether there was room in the table. If not, nothing has happened.
+            Whether there was room in the table. If not, the table is unchanged.
+
+        Raises:
+            RuntimeError: more links are in use at once than the table has slots.
         """
         with self._lock():
             slot = self._find(key)
@@ -107,7 +111,7 @@ class LinkTable:
             self._free_at[link] = self._end[slot]
 
     def _find(self, key: int, make: bool = True) -> int | None:
-        """Return the slot of a transfer, a new one if it has none; ``None`` if there is none."""
+        """Return the slot of a transfer, or a new slot; ``None`` if it has none and none is free."""
         first = key % (TRANSFERS - WINDOW)
         window = self._keys[first : first + WINDOW].tolist()
         if key in window:
@@ -121,7 +125,7 @@ class LinkTable:
         return slot
 
     def _link(self, key: int, now: float) -> int:
-        """Return the slot of a link; a link that has none gets that of a link that is free."""
+        """Return the slot of a link; a new link takes the slot of an idle one."""
         first = key % (LINKS - WINDOW)
         window = self._link_keys[first : first + WINDOW].tolist()
         if key in window:

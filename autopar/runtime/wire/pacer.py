@@ -1,7 +1,7 @@
-"""Make computing take as long as a profile says, so that a schedule can be measured where processes share cores.
+"""Make computing take at least given durations, so that a schedule can be measured where processes share cores.
 
 A pacer is a clock of the compute stream of one process. Generated code calls ``begin`` where a segment of computing
-starts, such as behind a wait, and ``computed`` where it ends, such as before the next start or wait.
+begins, such as after a wait, and ``computed`` where it ends, such as before the next start or wait.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from autopar.runtime.wire.report import Counts
 class Pacer:
     """The compute clock of this process.
 
-    A segment ends no earlier than its begin plus its seconds. Where real computing takes longer, the rest is counted
-    as late, and the clock goes on from the real end. Where it sleeps too long, the next segment is shorter by as much.
+    A segment ends no earlier than its begin plus its seconds. Where real computing takes longer, the excess is counted
+    as late, and the clock goes on from the real end. Where the pacer sleeps too long, the next segment is shorter by
+    as much.
 
     Args:
         durations: seconds of named segments, such as the F, B and W slots of a pipeline.
-        counts: where late seconds are added.
+        counts: what late seconds are added to.
     """
 
     def __init__(
@@ -37,11 +38,11 @@ class Pacer:
         self._at = clock()
 
     def begin(self) -> None:
-        """A segment of computing begins now."""
+        """Begin a segment of computing."""
         self._at = self._clock()
 
     def computed(self, segment: str | float) -> None:
-        """A segment ends here, and the next one begins. Sleep until its floor is over.
+        """End a segment of computing: sleep until its floor, and begin the next one.
 
         Args:
             segment: its name in ``durations``, or its seconds.

@@ -1,4 +1,4 @@
-"""Pace the computing of a lowered function: what the emulated wire adds to its lines.
+"""Pace the computing of a lowered function: write the calls of the ``Pacer`` between its lines.
 
 y = mm(x, w)                     y = mm(x, w)
 y_tp_start = start_…(y)    →     computed(0.002)
@@ -28,7 +28,7 @@ class Pacing:
 
     Attributes:
         begin, computed: functions of the process's ``Pacer``.
-        seconds: value → the seconds of what computes it.
+        seconds: value → the seconds of the op that computes it.
         segment: the seconds of the lines since the last pace.
     """
 
@@ -42,12 +42,12 @@ class Pacing:
         self.segment += self.seconds.get(node.name, 0.0)
 
     def end(self, graph: fx.Graph) -> None:
-        """Write the end of a segment: computing lasts until its seconds are over."""
+        """Write the end of a segment, which takes at least its seconds."""
         graph.call_function(self.computed, (self.segment,))
         self.segment = 0.0
 
     def start(self, graph: fx.Graph) -> None:
-        """Write the begin of a segment, behind a wait."""
+        """Write the begin of a segment, after a wait."""
         graph.call_function(self.begin)
 
 
@@ -64,6 +64,6 @@ def pacing_of(explicit: Program, zeros: Iterable[str] = ()) -> Pacing | None:
     computed = {
         node.name: seconds[node.name]
         for node in explicit.nodes
-        if node.op == "call_function" and kind_of(node) != EXCHANGE  # the join of a collective's chunks has its name
+        if node.op == "call_function" and kind_of(node) != EXCHANGE  # joined chunks have the name of their collective
     }
     return Pacing(wire.pacer.begin, wire.pacer.computed, computed)

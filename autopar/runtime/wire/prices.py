@@ -22,7 +22,7 @@ class Charge:
 
     Attributes:
         form: the transfer whose closed forms price it.
-        bytes: its ``n``, as in ``autopar.costs.prices``.
+        bytes: the bytes ``n`` of the closed forms, as in ``autopar.costs.prices``.
     """
 
     form: str
@@ -53,7 +53,7 @@ def _nothing(arguments: Sequence[Any], ranks: int) -> int:
 
 
 def _to_root(arguments: Sequence[Any], ranks: int) -> int:
-    """A gather: the root receives a piece of every other rank; the second argument is this rank's piece."""
+    """Return the bytes that the root of a gather receives; the second argument is this rank's piece."""
     return (ranks - 1) * bytes_of(arguments[1])
 
 
@@ -76,7 +76,7 @@ CHARGES: dict[str, Charge] = {
     "reduce_scatter_single_coalesced": REDUCE_SCATTER,
     "alltoall": Charge("all_to_all", _larger),
     "all_to_all_single": Charge("all_to_all", _larger),
-    # one rank sends or receives all, in a pipeline: (p - 1) a + n b
+    # one rank sends or receives all bytes, in a pipeline: (p - 1) a + n b
     "broadcast": Charge("redistribute", _first),
     "reduce": Charge("redistribute", _first),
     "gather": Charge("redistribute", _to_root),
@@ -97,7 +97,7 @@ def machine_of(latency: float, bandwidth: float) -> Machine:
 
 @lru_cache(maxsize=65536)
 def seconds(form: str, bytes: int, ranks: int, machine: Machine) -> float:
-    """Return the seconds of a transfer; nothing on one rank."""
+    """Return the seconds of a transfer; 0 on one rank."""
     return float(price(form, bytes, ranks, machine)) if ranks > 1 else 0.0
 
 
@@ -120,9 +120,9 @@ def charged(name: str, arguments: Sequence[Any], ranks: int, machine: Machine) -
 
 
 def _uneven(name: str, arguments: Sequence[Any], ranks: int) -> tuple[int, int] | None:
-    """Return what this rank exchanges where the pieces differ: bytes, and partners with itself.
+    """Return the bytes that this rank exchanges where pieces differ, and the number of its partners, itself included.
 
-    ``None`` if all pieces are equal. The bytes are those sent or those received, whichever are more.
+    ``None`` if all pieces have one size. The bytes are those sent or those received, whichever are more.
     """
     sides = [_pieces(name, arguments, side, ranks) for side in (0, 1)]
     if all(len(set(side)) <= 1 for side in sides):

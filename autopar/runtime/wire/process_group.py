@@ -1,4 +1,4 @@
-"""Wrap a gloo process group, so that data really travels and every operation meets the emulated wire."""
+"""Wrap a gloo process group, so that data really travels and each operation ends at its time on the emulated wire."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class WireGroup(distributed.ProcessGroup):
         name: of the group.
         settings: latency, bandwidth and kind of links, as given to ``emulate``.
         timeout: of the group.
-        medium: what all groups of this process share.
+        medium: the table and the counts that all groups of this process share.
     """
 
     def __init__(
         self, inner: distributed.ProcessGroup, ranks: Sequence[int], name: str, settings: dict[str, Any],
         timeout: timedelta, medium: Medium,
     ) -> None:  # fmt: skip
-        cast(Any, super()).__init__(inner.rank(), inner.size())  # the form that calls methods of Python
+        cast(Any, super()).__init__(inner.rank(), inner.size())  # torch then calls the methods of this class
         self._inner, self._ranks, self._name = inner, tuple(ranks), name
         self._timeout, self._medium = timeout.total_seconds(), medium
         self._machine = machine_of(settings["latency"], settings["bandwidth"])
@@ -54,7 +54,7 @@ class WireGroup(distributed.ProcessGroup):
         self._order = InOrder()
         WIRE_GROUPS[name] = self
 
-    # -- what torch asks of a group: its names, and its backend for tensors in memory
+    # -- the names and the backend of a group, which torch asks for
 
     def getBackendName(self) -> str:
         return BACKEND
@@ -76,7 +76,7 @@ class WireGroup(distributed.ProcessGroup):
         return self._inner._get_backend(device)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Gloo's barrier that names ranks that do not come. It is not charged."""
+        """Run gloo's barrier that names missing ranks. It is not charged."""
         limit = timedelta(seconds=self._timeout) if timeout is None else timeout
         self._get_backend(torch.device("cpu")).monitored_barrier(limit, wait_all_ranks)
 
@@ -110,7 +110,7 @@ class WireGroup(distributed.ProcessGroup):
         return CollectiveWork(start(), transfer, self._order)
 
     def start_scatter(self, rows: torch.Tensor, op: str) -> torch.Tensor:
-        """Reduce ``rows``, ``[ranks, …]``, in place; wait for them as for a functional collective.
+        """Start to reduce ``rows``, ``[ranks, …]``, in place; wait for them as for a functional collective.
 
         It is charged as the reduce-scatter that it stands for, of which each rank reads one row.
         """
@@ -145,7 +145,7 @@ class WireGroup(distributed.ProcessGroup):
         return MessageWork(self._inner.recv_anysource(tensors, tag), None, found)
 
     def _message(self, name: str, tensors: list[torch.Tensor], sender: int, receiver: int, tag: int) -> Transfer:
-        """Return the transfer of a message. Messages with one tag between two ranks arrive in order."""
+        """Return the transfer of a message. Messages with one tag between two ranks are first in, first out."""
         size, seconds = charged(name, (tensors,), 2, self._machine)
         number = self._messages[sender, receiver, tag]
         self._messages[sender, receiver, tag] += 1

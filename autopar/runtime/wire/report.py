@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from autopar.runtime.wire.clock import now
 
-MOST_LATE = 0.02  # of the time: a figure with more late seconds says nothing about the wire
-KEPT = 10_000  # transfers that are listed
+MOST_LATE = 0.02  # of the span: with more late seconds, a figure is void
+KEPT = 10_000  # the newest transfers, which ``Wire.records`` lists
 
 
 class Record(NamedTuple):
@@ -20,8 +20,8 @@ class Record(NamedTuple):
         group: the name of the process group.
         name: the method of the process group, such as ``allreduce``.
         bytes: its size, as it was priced.
-        begin, end: when it begins and ends on the wire, at the earliest.
-        arrived: when the real data had arrived; a send or receive shows it only once it is waited for.
+        begin, end: its times on the wire; it ends no earlier.
+        arrived: when the real data had arrived; known of a send or a receive only when it is waited for.
     """
 
     group: str
@@ -41,7 +41,7 @@ class WireReport:
         transfers: the number of finished transfers.
         bytes: the sum of their sizes.
         charged: the sum of their seconds on the wire.
-        late: the seconds in which real data or real computing was behind its floor; spans that overlap count once.
+        late: the seconds in which real data or real computing was after its floor; spans that overlap count once.
         transfers_late: how many transfers were late.
     """
 
@@ -54,12 +54,12 @@ class WireReport:
 
     @property
     def share_late(self) -> float:
-        """The late seconds, relative to the span."""
+        """The late seconds as a share of the span."""
         return self.late / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def void(self) -> str:
-        """Why a figure that was measured in this span is worth nothing; empty if it is worth something."""
+        """Why a figure that was measured in this span is void; empty if it is valid."""
         if not self.transfers:
             return (
                 "nothing has travelled over the wire: make the default group after autopar.emulate, without a backend"
@@ -99,7 +99,7 @@ class Counts:
         """Count a transfer.
 
         Args:
-            since: if this process looked at the transfer only later than its end, when it began to look.
+            since: when this process began to wait for the data, if it may have waited only after the end.
         """
         with self._lock:
             self._transfers += 1
@@ -112,7 +112,7 @@ class Counts:
                 self._late.append((floor, record.arrived))
 
     def late(self, floor: float, end: float) -> None:
-        """Count that something ended at ``end`` that should have ended at ``floor``."""
+        """Count a delay: computing ended at ``end``, and its floor was ``floor``."""
         with self._lock:
             if end > floor:
                 self._late.append((floor, end))

@@ -1,4 +1,4 @@
-"""Share one file in memory between the ranks of a host: the bytes of a table, its lock, and who is alive.
+"""Share one file in memory between the ranks of a host: the bytes of a table, its lock, and the ranks that live.
 
 Locks of ``fcntl`` belong to a process and end with it, however it ends. So a killed rank never leaves the table
 locked, and others see that it is gone: each rank holds a lock on one byte for as long as it lives.
@@ -25,24 +25,24 @@ from autopar.runtime.wire.clock import now, sleep_until
 KEY = "autopar_wire"  # in the store
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # names the host
 TABLE_LOCK, FIRST_RANK = 0, 1  # bytes of the file that are locked
-STALE = 5.0  # seconds in which rank 0 replaces what an earlier group has left in the store
+STALE = 5.0  # seconds in which rank 0 replaces the entry of an earlier group in the store
 PAUSE = 50e-6  # seconds between two attempts to lock the table
 
 
 class SharedFile:
-    """A file of zeros that all ranks of a job map, each of them once.
+    """A file, at first of zeros, that each rank of a job maps once.
 
     Args:
         path: of the file.
         size: its bytes.
         rank: of this process.
-        timeout: the seconds after which a table that another process keeps locked is an error.
+        timeout: the seconds to wait for a table that another process keeps locked.
     """
 
     def __init__(self, path: str, size: int, rank: int, timeout: float) -> None:
         self._path, self._rank, self._timeout = path, rank, timeout
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._file)  # not earlier: it gives up all locks
+        weakref.finalize(self, os.close, self._file)  # not earlier, because closing releases all locks
         self.buffer = mmap.mmap(self._file, size)
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1, FIRST_RANK + rank)
         self._threads = threading.Lock()
@@ -96,7 +96,7 @@ def share(store: distributed.Store, rank: int, size: int, timeout: float, settin
     Args:
         store: of the job.
         size: the bytes of the file.
-        settings: what must be equal on all ranks.
+        settings: the settings of the wire, which must be equal on all ranks.
 
     Raises:
         RuntimeError: the ranks are not on one host, or have different settings.
@@ -108,26 +108,26 @@ def share(store: distributed.Store, rank: int, size: int, timeout: float, settin
         store.set(KEY, json.dumps({"host": _host(), "path": path, "settings": settings}))
     limit = now() + STALE
     while True:
-        told = json.loads(store.get(KEY))
-        here = told["host"] == _host() and os.path.exists(told["path"])
+        published = json.loads(store.get(KEY))
+        here = published["host"] == _host() and os.path.exists(published["path"])
         if here or now() > limit:
             break
         sleep_until(now() + STALE / 100)  # an earlier group on this store may have left its path
     if not here:
         raise RuntimeError("an emulated wire needs all ranks on one host, because they share a table in its memory")
-    if told["settings"] != settings:
+    if published["settings"] != settings:
         raise RuntimeError(
-            f"rank {rank} emulates another wire than rank 0: {_shown(settings)}, not {_shown(told['settings'])}; "
+            f"rank {rank} emulates another wire than rank 0: {_shown(settings)}, not {_shown(published['settings'])}; "
             f"all ranks must call autopar.emulate with the same arguments"
         )
-    shared = SharedFile(told["path"], size, rank, timeout)
+    shared = SharedFile(published["path"], size, rank, timeout)
     if handle is not None:
         weakref.finalize(shared, os.close, handle)  # the others open it by its number here
     return shared
 
 
 def _nameless(size: int) -> int:
-    """Return a new file in memory that ends with the last process that has it open."""
+    """Return a new file in memory. It has no name, and is freed when no process has it open."""
     if not hasattr(os, "memfd_create"):
         raise RuntimeError("an emulated wire needs Linux, for a table in shared memory")
     handle = os.memfd_create(KEY)

@@ -1,4 +1,4 @@
-"""Follow one transfer on its way over the wire: where it stands in the table, and what it is called."""
+"""Issue one transfer in the table of the wire, read its times, and raise if a member is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALIVE = 0.05  # seconds between two looks at the other ranks
 
 @dataclass(frozen=True)
 class Medium:
-    """What all groups of a process share: the table, the file that holds it, and the counts."""
+    """The table, the file that holds it, and the counts, which all groups of a process share."""
 
     table: LinkTable
     file: SharedFile
@@ -28,11 +28,11 @@ class Transfer:
     """One transfer, as this process has issued it.
 
     Attributes:
-        key: in the table.
+        key: its key in the table.
         members: the ranks that issue it, in the world.
-        links: the keys of the links that it takes.
-        group, name, bytes, seconds: the group, its method, the size and the price.
-        timeout: the seconds after which a member that has not issued it is an error.
+        links: the keys of the links that it occupies.
+        group, name, bytes, seconds: the name of the group, the method, the bytes and the price.
+        timeout: the seconds in which all members must issue it.
     """
 
     key: int
@@ -46,10 +46,10 @@ class Transfer:
     medium: Medium
 
     def issue(self, at: float | None = None) -> None:
-        """Enter it into the table. Where the table is full, wait for room.
+        """Enter it into the table. While the table is full, wait.
 
         Raises:
-            RuntimeError: there is no room for the time of the time-out.
+            RuntimeError: the table was full for the whole time-out.
         """
         limit = now() + self.timeout
         while not self.medium.table.issue(self.key, len(self.members), self.links, self.seconds, at):
@@ -65,7 +65,7 @@ class Transfer:
         return self.medium.table.times(self.key, len(self.members))
 
     def missing(self) -> RuntimeError | None:
-        """Return an error if a member has ended, so that the transfer may never begin."""
+        """Return an error if a member's process has ended, so that the transfer may never begin."""
         dead = [rank for rank in self.members if not self.medium.file.is_alive(rank)]
         if not dead:
             return None
@@ -74,5 +74,5 @@ class Transfer:
         )
 
     def too_late(self) -> RuntimeError:
-        """Return the error of a transfer that some member has not issued in the time of the time-out."""
+        """Return the error of a transfer that some member has not issued within the time-out."""
         return RuntimeError(f"not all ranks have issued {self.name} of group {self.group} within {self.timeout:g} s")

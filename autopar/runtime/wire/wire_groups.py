@@ -1,7 +1,7 @@
-"""Name the process groups of this process that are on the emulated wire, and say which groups complete in order.
+"""Register the process groups of this process that are on the emulated wire, and the backends that complete in order.
 
-A group completes in order if its collectives end in the order in which they were issued, so that a simulation with one
-queue a group is exact.
+A group completes in order if its collectives end in the order of issue, so that a simulation with one queue for each
+group is exact.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch import distributed
 
 
 class OnTheWire(Protocol):
-    """What autopar asks of a process group on the wire, beside what torch asks."""
+    """The methods of a process group on the wire that autopar calls, besides those that torch calls."""
 
     def start_scatter(self, rows: torch.Tensor, op: str) -> torch.Tensor:
         """Reduce ``rows`` in place, charged as a reduce-scatter."""
 
 
 BACKEND = "autopar_wire"
-IN_ORDER = {BACKEND: True, "nccl": True, "xccl": True, "fake": True, "gloo": False}  # others are taken as not in order
+IN_ORDER = {BACKEND: True, "nccl": True, "xccl": True, "fake": True, "gloo": False}  # others count as not in order
 WIRE_GROUPS: dict[str, OnTheWire] = {}  # by the name of the group
 EMULATED: list[Any] = []  # none or one: the wire that new groups are on
 
@@ -36,7 +36,7 @@ def check_default_group() -> None:
 
 
 def completes_in_order(group: str, backend: str) -> bool:
-    """Return whether the collectives of a group end in the order in which they were issued.
+    """Return whether the collectives of a group end in the order of issue.
 
     Args:
         group: its name.

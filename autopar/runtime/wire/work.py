@@ -24,7 +24,7 @@ ALARMS = Alarms()
 
 
 def wait_for(work: distributed.Work, timeout: timedelta) -> None:
-    """Wait for an operation of gloo. ``RuntimeError`` if it fails."""
+    """Wait for a work of gloo; ``RuntimeError`` if it fails."""
     if timeout == NO_TIMEOUT:
         work.wait()
     else:
@@ -32,7 +32,7 @@ def wait_for(work: distributed.Work, timeout: timedelta) -> None:
 
 
 class _Deadline:
-    """The times of a transfer, which one of several threads finds out."""
+    """The times of a transfer, which several threads may ask for."""
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
@@ -51,7 +51,7 @@ class _Deadline:
             return self.times is not None
 
     def wait(self, arrived: float, since: float | None = None) -> Times:
-        """Wait until the times are known: a broadcast may have data for this rank before others have issued it."""
+        """Wait until the times are known: the data of a broadcast may arrive before all ranks have issued it."""
         begun = looked = now()
         pause = FIRST_PAUSE
         while not self.decided(arrived, since):
@@ -68,12 +68,12 @@ class _Deadline:
 
 
 class MessageWork(distributed.Work):
-    """A send or a receive. Nothing is known of it until it is waited for, as on gloo.
+    """A send or a receive. Its state is not known until it is waited for, as on gloo.
 
     Args:
-        inner: what gloo does.
-        transfer: what it is on the wire, if the other rank is known.
-        found: for a receive from any rank: makes and issues the transfer from the rank that has sent.
+        inner: the work of gloo.
+        transfer: its transfer on the wire, if the other rank is known.
+        found: for a receive from any rank: makes and issues the transfer from the sender.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class MessageWork(distributed.Work):
         self._arrived: float | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Wait for the message, and for its deadline. ``RuntimeError`` if the other rank is lost."""
+        """Wait for the message, and for its deadline; ``RuntimeError`` if the other rank has ended."""
         since = now()
         if self._arrived is None:
             wait_for(self._inner, timeout)
@@ -97,7 +97,7 @@ class MessageWork(distributed.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether it has been waited for, and is over."""
+        """Return whether it has been waited for, and its time is past."""
         times = None if self._deadline is None else self._deadline.times
         return times is not None and now() >= times.end
 
@@ -106,7 +106,7 @@ class MessageWork(distributed.Work):
 
 
 class InOrder:
-    """The collectives of one group that are under way, in the order in which they were issued."""
+    """The collectives of one group that are under way, in the order of issue."""
 
     def __init__(self) -> None:
         self._works: deque[CollectiveWork] = deque()
@@ -117,7 +117,7 @@ class InOrder:
             self._works.append(work)
 
     def release(self) -> None:
-        """Let all works end that have arrived and have no earlier one before them."""
+        """Let works end from the first on, up to the first whose data has not arrived."""
         while True:
             with self._lock:
                 if not self._works or not self._works[0].has_arrived:
@@ -127,11 +127,11 @@ class InOrder:
 
 
 class CollectiveWork(distributed.Work):
-    """A collective. It ends when its data has arrived, all earlier ones of the group have ended, and it is time.
+    """A collective. It ends when its data has arrived, all earlier ones of the group have ended, and its time is past.
 
     Args:
-        carried: what gloo does.
-        transfer: what it is on the wire.
+        carried: the works of gloo.
+        transfer: its transfer on the wire.
         order: the works of its group.
     """
 
@@ -142,8 +142,8 @@ class CollectiveWork(distributed.Work):
         self._data = torch.futures.collect_all([work.get_future() for work in self._inner])
         self._arrived = 0.0
         self._error: Exception | None = None
-        self.has_arrived = False  # the data, and the times
-        self._may_end = threading.Event()  # the earlier ones have, too
+        self.has_arrived = False  # the data has arrived, and the times are known
+        self._may_end = threading.Event()  # this holds for all earlier collectives too
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
         self._signal: torch.futures.Future[Any] | None = None
@@ -151,7 +151,7 @@ class CollectiveWork(distributed.Work):
         order.add(self)
         self._data.add_done_callback(self._note_data)
 
-    # -- on the way: called in gloo's threads and in that of the alarms
+    # -- called in gloo's threads and in that of the alarms
 
     def _note_data(self, data: torch.futures.Future[Any]) -> None:
         try:
@@ -165,7 +165,7 @@ class CollectiveWork(distributed.Work):
         self._look()
 
     def _look(self) -> None:
-        """Ask the table for the times, and again later if they are not decided."""
+        """Ask the table for the times; ask again later if they are not decided."""
         try:
             if self._error is None and not self._deadline.decided(self._arrived):
                 self._error = self._given_up()
@@ -178,7 +178,7 @@ class CollectiveWork(distributed.Work):
         self._order.release()
 
     def _given_up(self) -> RuntimeError | None:
-        """Return an error if some rank will not issue the transfer, or has not done so for too long."""
+        """Return an error if a rank has ended, or has not issued the transfer within the time-out."""
         if now() < self._looked + ALIVE:
             return None
         self._looked = now()
@@ -188,18 +188,18 @@ class CollectiveWork(distributed.Work):
         return None if error is None or self._deadline.decided(self._arrived) else error
 
     def let_end(self) -> None:
-        """All earlier collectives have ended or will end by now, so this one may end at its deadline."""
+        """Let this collective end at its deadline: all earlier ones have their data and their times."""
         with self._lock:
             self._may_end.set()
         self._set_alarm()
 
-    # -- what callers see
+    # -- called by users of the work
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait for the data and the deadline.
 
         Raises:
-            RuntimeError: a rank is lost, or the time-out is over, as on gloo.
+            RuntimeError: a rank has ended, or the time-out is over, as on gloo.
         """
         for work in self._inner:
             wait_for(work, timeout)

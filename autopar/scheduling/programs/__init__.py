@@ -1,1 +1,1 @@
-"""Schedule programs: which parts of them run as one, in which order, and how that is written."""
+"""Schedule programs: split them into functions, decide the order of each, and write it into the programs of ranks."""

@@ -1,15 +1,12 @@
-"""Order a program in which collectives cross the end of its run: they are started in the run before.
+"""Order a program in which collectives cross the end of a run: one run starts them, and the next one waits for them.
 
-    one run                            what is ordered
-    finish: reduced, updated           backward, reductions, | finish: updated, forward
-    forward
-    backward                           the run
-                                       finish: wait, updated, forward, backward, start of the reductions
+    run        finish: waits, updates | forward | backward | starts of the reductions
+    scheduled  backward | reductions | end of the run | updates, each before its first reader, in the next forward
 
-What is ordered begins behind the forward: the backward computes gradients, the reductions run while the next forward
-has stay, and the forward waits for each parameter where it is first read. All that is not a crossing collective is over
-before the run ends, at the bar. Then the lines behind the bar go to the front. So a run takes the same time as what is
-ordered, and the collectives that the next forward needs first go first.
+The schedule begins with the backward, because its gradients are reduced while the next forward computes. A parameter is
+updated before its first reader in that forward. All ops but the crossing collectives are over at the end of the run.
+Then the lines behind the end of the run are moved to the front (``unrotated``). So a run takes as long as the schedule,
+and the reductions of the parameters that the next forward reads first go first.
 """
 
 from __future__ import annotations
@@ -18,10 +15,9 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from torch import fx
-
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
+from autopar.ir.states import next_values
 from autopar.optimizers import IN_PLACE
 from autopar.scheduling.lines import Line
 from autopar.scheduling.op import COMPUTE, Op
@@ -32,11 +28,11 @@ BEFORE_THE_BACKWARD = ("finish", "forward")
 
 
 def rotated_ops(program: Program, ops: Sequence[Op], across: Collection[str]) -> list[Op]:
-    """Return the ops of a rotated program: backward, reductions, end of the run, forward, each update before its first
-    reader. Linear in the ops.
+    """Return the ops of a rotated program: backward, reductions, end of the run, and the forward with each update
+    before its first reader. Linear in the ops.
 
     Args:
-        ops: those of the program.
+        ops: the ops of the program.
         across: the collectives that are started in the run before.
     """
     phases = {node.name: record_of(node).phase for node in program.nodes}
@@ -64,8 +60,8 @@ def rotated_ops(program: Program, ops: Sequence[Op], across: Collection[str]) ->
 def unrotated(lines: Sequence[Line], across: Collection[str]) -> list[Line]:
     """Return the lines of one run: those behind its end come first, and all crossing collectives are started before
     the waits at its end."""
-    bar = next(k for k, line in enumerate(lines) if line.parts[0].op == END)
-    begin, end = list(lines[bar + 1 :]), list(lines[:bar])
+    place = next(k for k, line in enumerate(lines) if line.parts[0].op == END)
+    begin, end = list(lines[place + 1 :]), list(lines[:place])
     crossing = frozenset(across)
     stay = [line.kind != "start" or line.parts[0].op not in crossing for line in begin]
     started = [line for line, stays in zip(begin, stay, strict=True) if not stays]
@@ -78,12 +74,13 @@ def unrotated(lines: Sequence[Line], across: Collection[str]) -> list[Line]:
 def memory_of_run(program: Program, ops: Sequence[Op], lines: Sequence[Line], across: Collection[str]) -> int:
     """Return the most bytes of results that are alive in a line of one run. Linear.
 
-    What the run before has started is there until its last reader; what the run starts for the next one stays. Updates
-    are in place.
+    A collective that the run before has started is alive until its last reader; one that the run starts for the next
+    run stays alive. Updates are in place.
 
     Args:
-        ops: those of the program.
-        lines: of one run.
+        ops: the ops of the program.
+        lines: the lines of one run.
+        across: the collectives that are started in the run before.
     """
     begin: dict[str, int] = {}
     end: dict[str, int] = {}
@@ -108,14 +105,8 @@ def memory_of_run(program: Program, ops: Sequence[Op], lines: Sequence[Line], ac
     return max(itertools.accumulate(change))
 
 
-def next_values(program: Program) -> dict[str, fx.Node]:
-    """Return the next value of each state of a program, by placeholder."""
-    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
-    return {result.of: value for value, result in rows if result.kind == "state"}
-
-
 def _just_in_time(finish: Sequence[Op], forward: Sequence[Op]) -> list[Op]:
-    """Return the forward in its order, with each op that completes the run before in front of its first reader."""
+    """Return the forward in its order, with each op of ``finish`` in front of its first reader."""
     left = {op.name: op for op in finish}
     ordered: list[Op] = []
     placed: set[str] = set()

@@ -14,8 +14,8 @@ A collective that is cut is started chunk by chunk, and its chunks are joined:
                                                      w_dp_1 : f32[28] = wait(w_dp_1_start)
                                                      w_dp : f32[32 4] = join_chunks([w_dp_0, w_dp_1], shape=(32, 4))
 
-A collective that crosses the end of a run is started before the run ends, and the next run waits for it. What was
-started is a state; its next value is the start:
+A collective that crosses the end of a run is started before the run ends, and the next run waits for it. The started
+collective is a state, whose next value is the start:
 
     w_grad : f32[8] = state(w_grad_sum)         →    w_dp_start : f32[8] = state(w_dp_next_start) on dp
     finish:                                          finish:
@@ -27,13 +27,11 @@ started is a state; its next value is the start:
 A late collective is started ``on late``, which is a process group of its own over the same ranks.
 
 The lines of a schedule name values of the explicit program, so that one schedule fits the programs of all ranks. A
-value that a rank does not have is skipped. Chunks are ranges of bytes of the largest piece; each rank cuts its own
-piece in the same proportions, which are equal within a group.
+rank skips the values that it does not have. ``chunks`` cuts each rank's pieces.
 """  # noqa: E501
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -42,8 +40,10 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import make_node, map_operands, node_at, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
-from autopar.ir.record import PHASES, Record, Result, TensorType
+from autopar.ir.record import PHASES, Record, Result
+from autopar.ir.states import next_values
 from autopar.scheduling.lines import Line, Part
+from autopar.scheduling.programs.chunks import Span, chunk_type, cuts_of
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import MESSAGES
 
@@ -53,13 +53,12 @@ def scheduled(local: Program, order: Sequence[FunctionLines], across: Collection
 
     Args:
         local: the program of one rank, which does not change.
-        order: all ops and transfers of the explicit program that it was made from.
+        order: the lines of each function, with all ops and transfers of the explicit program.
         across: the collectives that are started in the run before.
     """
     return _Writer(local, order, across).run()
 
 
-Span = tuple[int, int]
 LATE = "late"  # the stream of late collectives
 
 
@@ -71,7 +70,7 @@ class _Writer:
         cuts: collective that is cut → the parts in which it is sent.
         started: part of a collective → the node that starts it.
         chunks: collective that is cut → its chunks that were waited for.
-        messages: how many messages of several members a stream has.
+        messages: stream → the number of its messages with several members, so far.
         late: the collectives that run on the stream ``late``.
         across: collective that was started in the run before → the state that is its operand.
         under_way: start that crosses the end of the run → the state that it replaces.
@@ -83,7 +82,7 @@ class _Writer:
         self.nodes = {node.name: node for node in local.nodes}
         self.names = set(self.nodes)
         self.values: dict[fx.Node, fx.Node] = {}
-        self.cuts = self.cut()
+        self.cuts = cuts_of(order, self.nodes)
         self.started: dict[tuple[fx.Node, Part], fx.Node] = {}
         self.chunks: dict[fx.Node, list[fx.Node]] = {}
         self.messages: dict[str, int] = {}
@@ -91,8 +90,7 @@ class _Writer:
         self.late = frozenset[str]().union(*(function.late for function in order))
         self.across = {self.nodes[name]: operands(self.nodes[name])[0] for name in across if name in self.nodes}
         self.under_way: dict[fx.Node, fx.Node] = {}
-        rows = zip(operands(local.output), record_of(local.output).results, strict=True)
-        self.nexts = {result.of: value for value, result in rows if result.kind == "state"}
+        self.nexts = next_values(local)
 
     def run(self) -> Program:
         local = self.local
@@ -132,7 +130,7 @@ class _Writer:
         return home
 
     def results(self, replaced: Collection[fx.Node]) -> None:
-        """Write the results. What crosses the end of the run takes the place of its operand."""
+        """Write the results. The state of a collective that crosses replaces the state of its operand."""
         output = self.local.output
         gone = {home.name for home in replaced}
         rows = [
@@ -150,25 +148,6 @@ class _Writer:
         """Return the parts of a line that this rank has."""
         found = [(self.nodes[part.op], part) for part in line.parts if part.op in self.nodes]
         return [(node, part) for node, part in found if part in self.cuts.get(node, (part,))]
-
-    def cut(self) -> dict[fx.Node, dict[Part, Span]]:
-        """Return the parts of each collective that is sent in several, with the elements of this rank's piece; a part
-        without elements is left out."""
-        parts: dict[str, list[Part]] = {}
-        for function in self.order:
-            for line in function.lines:
-                if line.kind == "start":
-                    for part in line.parts:
-                        parts.setdefault(part.op, []).append(part)
-        cuts: dict[fx.Node, dict[Part, Span]] = {}
-        for name, own in parts.items():
-            if len(own) > 1 and name in self.nodes:
-                node, total = self.nodes[name], max(part.end for part in own)
-                elements = elements_sent(node)
-                spans = {part: (part.begin * elements // total, part.end * elements // total) for part in own}
-                spans = {part: span for part, span in spans.items() if span[0] < span[1]} or {own[0]: (0, 0)}
-                cuts[node] = spans
-        return cuts
 
     def line(self, line: Line) -> None:
         present = self.present(line)
@@ -191,7 +170,7 @@ class _Writer:
                     self.start(node, part, message)
 
     def phases(self, function: FunctionLines) -> list[str]:
-        """Return the phase in which each line stands: where a function has several, that of the last op."""
+        """Return the phase in which each line stands: that of the latest computation up to it."""
         phases, phase = [], function.phases[0] if function.phases else self.phase
         for line in function.lines:
             node = self.nodes.get(line.parts[0].op)
@@ -201,7 +180,7 @@ class _Writer:
         return phases
 
     def compute(self, node: fx.Node) -> None:
-        """Write an op; before it, what only local programs have: the seeds of a rank's pieces."""
+        """Write an op, and before it the operands that only local programs have, such as seeds of random numbers."""
         if node in self.values:
             return
         for operand in operands(node):
@@ -272,8 +251,11 @@ class _Writer:
         return new
 
     def phase_of(self, node: fx.Node, read: Sequence[fx.Node]) -> str:
-        """Return the phase of a line of a collective: that in which it stands, but none before what it reads, and none
-        after that of its transfer, whose readers may be in the same one. What completes the run before is apart."""
+        """Return the phase of a line of a collective: the phase in which the line stands, limited by two others.
+
+        It is not before the phases of its operands, and not after that of its transfer, whose readers may be in the
+        same phase. Only transfers of ``finish`` are in ``finish``.
+        """
         if record_of(node).phase != "finish" and self.phase == "finish":
             return self.phase_of_lines(node, read, "forward")
         return self.phase_of_lines(node, read, self.phase)
@@ -318,16 +300,3 @@ def communicates(node: fx.Node) -> bool:
     if row is None or not row.collective or row.function in MESSAGES:
         return False
     return bool(transfers.arguments(node.target, node.args, node.kwargs)["axis"])
-
-
-def elements_sent(node: fx.Node) -> int:
-    """Return the elements that a chunk of a collective is cut from: of its operand, or of each row of a scatter."""
-    kept = tensor_type(node) if node.target is transfers.reduce_scatter else tensor_type(operands(node)[0])
-    return math.prod(kept.shape)
-
-
-def chunk_type(node: fx.Node, span: Span) -> TensorType:
-    """Return the type of a chunk of a collective: its elements in a row, of a gather a row for each rank."""
-    type = tensor_type(node)
-    rows = () if node.target is not transfers.all_gather else (len(node.kwargs["sizes"]),)  # type: ignore[arg-type]
-    return TensorType((*rows, span[1] - span[0]), type.dtype)

@@ -1,4 +1,4 @@
-"""Bucket reductions and gathers over one axis, so that they share a collective.
+"""Bucket the reductions and gathers of the policy ``today``, so that several tensors share one collective.
 
 A collective of a small tensor costs nearly as much as one of a large tensor. So several tensors are sent as one flat
 tensor:

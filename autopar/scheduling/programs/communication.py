@@ -1,4 +1,4 @@
-"""Report how the communication of a call or a step is scheduled: what it takes, and the least that it could take."""
+"""Report how the communication of a call or a step is scheduled: makespan, bound, and exposed communication."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ APPROXIMATE = "approximate: gloo may end collectives of a group in another order
 
 @dataclass(frozen=True)
 class CommunicationPart:
-    """A function that runs.
+    """One function, and how often it runs.
 
     Attributes:
         name: the part of the step, and the phases: ``last: forward backward update``.
         times: how often it runs.
-        schedule: its order, with the bound.
+        schedule: its schedule, with the bound.
     """
 
     name: str
@@ -32,15 +32,15 @@ class CommunicationPart:
 
 @dataclass(frozen=True)
 class Communication:
-    """What is scheduled, function by function; prints as a table. Times are in seconds.
+    """The schedules of all functions of a call or a step; prints as a table. Times are in seconds.
 
-    Functions run one after the other, and each is complete when it ends; so times and bounds add up.
+    Functions run one after the other, and each is complete when it ends. So times and bounds add up.
 
     Attributes:
         parts: the functions, in the order in which they run.
         source: where the durations are from, in words.
-        approximate: whether collectives may end in another order than that in which they are started, as on bare gloo.
-            Then the times are those of streams in order.
+        approximate: whether collectives of a stream may end in another order than that in which they start, as on bare
+            gloo. The simulated streams are in order.
         notes: remarks.
     """
 
@@ -69,22 +69,22 @@ class Communication:
         return Communication(tuple(parts), ", ".join(filter(None, sources)), not in_order, (*words, *notes))
 
     def in_turn(self) -> list[tuple[str, Schedule]]:
-        """Return each run of a function, in order: the name of the part, and its schedule."""
+        """Return each run of a function in turn: the name of the part, and its schedule."""
         return [(part.name, part.schedule) for part in self.parts for _ in range(part.times)]
 
     @property
     def makespan(self) -> float:
-        """Seconds of the whole."""
+        """Seconds of all functions together."""
         return sum(part.times * part.schedule.makespan for part in self.parts)
 
     @property
     def bound(self) -> float:
-        """Seconds; no order takes less."""
+        """Seconds; no order of the functions' ops takes less."""
         return sum(part.times * part.schedule.bound for part in self.parts)
 
     @property
     def exposed(self) -> float:
-        """Seconds in which computation waits for communication."""
+        """Exposed communication: the seconds in which computation waits for it."""
         return sum(part.times * part.schedule.exposed for part in self.parts)
 
     @property

@@ -56,11 +56,16 @@ class Donated:
     def of(program: Program, names: Collection[str], zeros: Collection[str] = (), offloaded: bool = False) -> Donated:
         """Analyse a program. Linear in the graph.
 
-        Of an explicit program, the updates that could run as one op are found. Of a scheduled program, those that its
-        order puts side by side do.
+        In an explicit program, updates are grouped that can run as one op. In a scheduled program, only updates that
+        stand side by side are grouped.
 
         Args:
             names: the placeholders that are donated.
+            zeros: the placeholders of sums that begin as zeros.
+            offloaded: whether the updates run on the host.
+
+        Raises:
+            VerifyError: of a scheduled program: a line reads memory that an update has overwritten.
         """
         donated = frozenset(node for node in program.placeholders if node.name in names)
         sums = {}
@@ -120,8 +125,8 @@ def _side_by_side(program: Program, donated: frozenset[fx.Node], readers: Memory
 
 
 def written(update: fx.Node) -> Sequence[fx.Node]:
-    """Return what an update in place writes to: the parameter and the states that have its layout, as many values as
-    the op has results."""
+    """Return the values that an update in place overwrites: the parameter, and as many states as the op has further
+    results."""
     results = record_of(update).type
     count = len(results) if isinstance(results, tuple) else 1
     parameter, _, *states = operands(update)
@@ -129,17 +134,17 @@ def written(update: fx.Node) -> Sequence[fx.Node]:
 
 
 def written_over(update: fx.Node) -> Sequence[fx.Node]:
-    """Return the values whose memory an update in place may change: what it updates, and a gradient that it divides by
-    a scale."""
+    """Return the values whose memory an update in place may change: those in ``written``, and a gradient that it
+    divides by a scale."""
     scaled = SHARED[called_op(update)] == SHARED_BY_UPDATES and isinstance(update.args[-2], fx.Node)
     return *written(update), *operands(update)[1:2] * scaled
 
 
 def _is_last(value: fx.Node, update: fx.Node, donated: frozenset[fx.Node], readers: MemoryReaders) -> bool:
-    """Return whether an update may write to a value: it may write to its memory, and no other op of the update reads
-    that.
+    """Return whether an update may write to a value: its memory may be reused, and no other op of the phases ``finish``
+    and ``update`` reads it.
 
-    Those of other phases read it before (``check_not_overwritten``).
+    Ops of other phases must read it before the update (``check_not_overwritten``).
     """
     home = readers.home[value]
     if is_getitem(value) or [readers.home[operand] for operand in operands(update)].count(home) != 1:
@@ -153,13 +158,13 @@ def _is_last(value: fx.Node, update: fx.Node, donated: frozenset[fx.Node], reade
 
 
 def numbers_of(update: fx.Node) -> object:
-    """Return what updates that run as one op have in common: the op, its numbers, and the shared operands."""
+    """Return what updates that run as one op have in common: the op, numbers, shared operands and dtypes."""
     dtypes = tuple(tensor_type(value).dtype for value in written(update))
     return update.target, update.args[-SHARED[called_op(update)] :], tuple(update.kwargs.items()), dtypes
 
 
 def updated_together(updates: Sequence[fx.Node]) -> tuple[list[list[Any]], tuple[Any, ...]]:
-    """Return the arguments of updates that run as one op: a list for each operand, and what they share."""
+    """Return the arguments of updates that run as one op: a list for each operand, and the shared operands."""
     first = updates[0]
     count = len(first.args) - SHARED[called_op(first)]
     columns = [[update.args[k] for update in updates] for k in range(count)]
@@ -167,8 +172,8 @@ def updated_together(updates: Sequence[fx.Node]) -> tuple[list[list[Any]], tuple
 
 
 def overwritten(result: fx.Node) -> fx.Node:
-    """Return the operand of an update whose memory a result of it takes: the parameter, or a state behind the
-    gradient."""
+    """Return the operand of an update that one of its results overwrites: the parameter, or a state, which stand
+    before and after the gradient."""
     update, element = element_of(result) if is_getitem(result) else (result, 0)
     value = update.args[element and element + 1]
     assert isinstance(value, fx.Node)
@@ -182,8 +187,8 @@ def check_not_overwritten(program: Program, groups: Sequence[Sequence[fx.Node]],
         groups: updates that run as one op, at the place of the last.
 
     Raises:
-        VerifyError: a line behind an update reads what was there before, or a collective that was started before and
-            is waited for behind it. The error quotes both.
+        VerifyError: a line after an update reads the old value, or a collective that reads it is started before the
+            update and waited for after it. The error quotes both.
     """
     place = {node: k for k, node in enumerate(program.nodes)}
     for updates in groups:

@@ -1,4 +1,4 @@
-"""Hold the lines of a program, function by function."""
+"""Hold the lines of one function of a program."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class FunctionLines:
     """The lines of the part of a program that runs as one function.
 
     Attributes:
-        phases: those that it runs, in order.
-        lines: its ops and transfers, in order.
+        phases: the phases that it runs, in order.
+        lines: its lines, in the order of issue.
         late: the collectives that run on the stream ``late``, a second process group over their ranks.
     """
 

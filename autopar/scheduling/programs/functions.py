@@ -23,7 +23,7 @@ class Function:
         nodes: its ops, transfers and constants, in the order of the program.
         takes: the values that it reads and does not compute; its constants first.
         gives: the values that it returns.
-        replaced: value that it reads and that has not changed → the state that has it.
+        replaced: next value of a state that another part of the program computes → the state, which it reads instead.
     """
 
     phases: tuple[str, ...]
@@ -44,14 +44,14 @@ def functions_of(program: Program, whole: bool) -> list[Function]:
     """Return the functions of a program. Linear in the graph.
 
     Args:
-        whole: whether the program runs as one function. Else each phase does, and the forward also returns the values
+        whole: whether the program is one function. Else each phase is one, and the forward also returns the values
             that the backward reads.
     """
     if whole:
-        return [Function.of([node for node in program.nodes if _runs(node)], operands(program.output))]
+        return [Function.of([node for node in program.nodes if runs(node)], operands(program.output))]
     nodes: dict[str, list[fx.Node]] = {"forward": []}
     for node in program.nodes:
-        if _runs(node):
+        if runs(node):
             nodes.setdefault(record_of(node).phase, []).append(node)
     rows = list(zip(operands(program.output), record_of(program.output).results, strict=True))
     gives = {
@@ -64,9 +64,9 @@ def functions_of(program: Program, whole: bool) -> list[Function]:
 
 
 def is_collective(node: fx.Node) -> bool:
-    """Return whether a node of an explicit program starts something that its first reader waits for.
+    """Return whether a node of an explicit program is a collective: it is started, and its first reader waits for it.
 
-    Messages between stages wait themselves. A redistribute whose ranks lack nothing is no collective.
+    A send or recv waits in its own line. A redistribute in which no rank receives anything is no collective.
     """
     row = transfers.BY_FUNCTION.get(node.target)
     if row is None or not row.collective or row.function in MESSAGES:
@@ -76,7 +76,8 @@ def is_collective(node: fx.Node) -> bool:
     return transfers.received(row.function, tensor_type(operands(node)[0]), {}, tensor_type(node)) > 0
 
 
-def _runs(node: fx.Node) -> bool:
+def runs(node: fx.Node) -> bool:
+    """Return whether a node is an op, a transfer or a constant, and not an input or the output."""
     return node.op in ("call_function", "get_attr")
 
 

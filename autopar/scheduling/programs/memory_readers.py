@@ -1,4 +1,4 @@
-"""Find what reads the memory of a value, through views of it too.
+"""Find the ops that read the memory of a value, through its views too.
 
 w_dp : f32[4 8] = slice(w, 0, dp, …)       the memory of w is read by mm and by adamw
 t : f32[8 8] = t(w)
@@ -19,7 +19,7 @@ from autopar.report.liveness import HIDDEN_VIEWS
 from autopar.rules.registry import rule_of
 from autopar.torch_private import OpOverload, returns_alias
 
-# transfers whose result may be in the memory of their operand: the first piece of a dim is, a part of a pending sum
+# transfers whose result may be in the memory of their operand, such as the first piece of a dim
 LOCAL_VIEWS = (transfers.slice, transfers.pend, transfers.cast)
 
 
@@ -27,7 +27,7 @@ class MemoryReaders:
     """The readers of memory in a program. Linear in the graph.
 
     Attributes:
-        home: value → the value in whose memory it may be: itself, or what it is a view of.
+        home: value → the value whose memory it may share: itself, or the value that it is a view of.
     """
 
     def __init__(self, program: Program) -> None:

@@ -1,11 +1,11 @@
-"""Make the ops that are scheduled from an explicit program: an op for each of its ops and transfers.
+"""Make the ops of a schedule from an explicit program: one for each of its ops and transfers.
 
     gathered : f32[8 4] = all_gather(w, 0, tp)   →   Op("gathered", "tp", 2.1e-05, (), bytes=64, kind=("all_gather", …))
     y : f32[16 4] = mm(x, gathered)              →   Op("y", "compute", 5.3e-06, ("gathered",), memory=256)
 
 Seconds, bytes and memory are those of the largest piece, so that all ranks decide the same. A collective is on the
-stream of its axes, ``"tp"`` or ``"dp tp"``. An op that overwrites a state, and an update, which overwrites what it
-updates, come after all that reads the memory before, through views too.
+stream of its axes, ``"tp"`` or ``"dp tp"``. An op that overwrites a state, such as an update, comes after all earlier
+readers of its memory, through views too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def program_ops(
     """Return the ops of a function of an explicit program, in the order of the program. Linear in the graph.
 
     Args:
-        seconds: value → the seconds of what computes it.
+        seconds: value → the seconds of the op that computes it.
         overwriting: the ops that write the next value of a state into its memory.
     """
     reads = Reads(program, overwriting)
@@ -61,8 +61,8 @@ def arguments_of(node: fx.Node) -> dict[str, object]:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Return whether the result of an op is in the memory of its first operand. A piece of dim 0 is, and an all-reduce
-    of what nothing else reads, which overwrites it."""
+    """Return whether the result of an op is in the memory of its first operand: a view, a piece of dim 0, or an
+    all-reduce whose operand has no other reader, so that it is reduced in place."""
     if node.target is transfers.all_reduce:
         return _is_last_of(operands(node)[0])
     if node.target is transfers.slice:
@@ -78,18 +78,20 @@ def _is_last_of(value: fx.Node) -> bool:
 
 
 def _held(node: fx.Node) -> int:
+    """Return the bytes of the largest pieces of an op's results."""
     types = record_of(node).type
     return sum(piece_bytes(type) for type in (types if isinstance(types, tuple) else (types,)) if type is not None)
 
 
 class Reads:
-    """Finds the ops that a node reads, and those that must be over because it overwrites what they read."""
+    """Finds the ops that a node reads, and in ``overwrites`` the earlier readers of the memory that it overwrites."""
 
     def __init__(self, program: Program, overwriting: Collection[fx.Node]) -> None:
-        self.base: dict[fx.Node, tuple[str, ...]] = {}  # value → the op that computes it, and those whose memory it is
+        self.base: dict[fx.Node, tuple[str, ...]] = {}  # value → its op, and those whose memory it is a view of
         self.overwrites = _overwrites(program, overwriting)
 
     def of(self, node: fx.Node) -> list[str]:
+        """Return the names of the ops that a node reads."""
         found: dict[str, None] = {}
         for value in operands(node):
             found |= dict.fromkeys(self.bases(value))
@@ -97,6 +99,7 @@ class Reads:
         return list(found)
 
     def bases(self, value: fx.Node) -> tuple[str, ...]:
+        """Return the names of the op that computes a value, and of those whose memory the value is a view of."""
         if is_getitem(value):
             source = value.args[0]
             assert isinstance(source, fx.Node)
@@ -109,8 +112,8 @@ class Reads:
 
 
 def _overwrites(program: Program, overwriting: Collection[fx.Node]) -> dict[fx.Node, list[str]]:
-    """Map each op that may write to memory to the earlier readers of it: one that writes the next value of a state, and
-    an update, which is computed in place."""
+    """Map each op that overwrites memory to the earlier readers of that memory: an op that writes the next value of a
+    state, and an update in place."""
     placeholders = {node.name: node for node in program.placeholders}
     place = {node: k for k, node in enumerate(program.nodes)}
     readers = MemoryReaders(program)

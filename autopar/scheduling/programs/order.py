@@ -1,7 +1,7 @@
 """Decide the order in which a program runs, on the explicit program, for the ranks of all classes alike.
 
-The order is a function of the program, of its durations and of the policy, and of nothing else. It is kept by their
-digest: a program that is captured again is not scheduled again.
+The order depends on the program, its durations and the policy alone. Orders are cached by the digest of these three: a
+program that is captured again is not scheduled again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from autopar.scheduling.programs.today import today
 from autopar.scheduling.programs.updates import side_by_side, updates_last
 from autopar.scheduling.scheduled import Schedule
 
-LITTLE = 0.01  # of a step: less is not worth an op for each update
-MORE_MEMORY = 1.05  # the most that the default policy may need, relative to the order of ``today``
+LITTLE = 0.01  # of the makespan: a smaller gain is not worth an op for each update
+MORE_MEMORY = 1.05  # the most memory that the default policy may need, relative to ``today``
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Execution:
     """How a program runs.
 
     Attributes:
-        whole: whether it is one function, as the programs of a step are; else each phase is one.
-        written: the states that it may write to in place, besides the sums of gradients, by the user's names.
+        whole: whether it is one function, as each program of a step is; else each phase is one.
+        written: the states that it may overwrite, besides the sums of gradients, by the user's names.
         from_zero: whether the sums of gradients begin as zeros.
         across: the collectives that are started in the run before.
     """
@@ -58,7 +58,7 @@ class Execution:
     across: tuple[str, ...] = ()
 
     def donated(self, program: Program) -> list[str]:
-        """Return the placeholders that a program may write to: sums, and the states in ``written``."""
+        """Return the placeholders that a program may overwrite: sums, and the states in ``written``."""
         return donated_names(program, self.written) if self.whole else []
 
 
@@ -74,11 +74,11 @@ def donated_names(program: Program, written: Collection[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which a program runs, and what it takes.
+    """The order in which a program runs, with its times.
 
     Attributes:
         functions: the lines of each function.
-        schedules: of each function, with the bound.
+        schedules: the schedule of each function, with its bound.
         source: where the durations are from, in words.
         across: the collectives that are started in the run before.
     """
@@ -90,24 +90,24 @@ class Order:
 
     @property
     def text(self) -> str:
-        """All lines; ranks compare them."""
+        """All lines, as text that ranks compare."""
         lines = (f"{line.kind} {line.parts}" for function in self.functions for line in function.lines)
         late = (f"late {name}" for function in self.functions for name in sorted(function.late))
         return "\n".join((*lines, *late))
 
 
 def lines_of(program: Program, execution: Execution) -> tuple[FunctionLines, ...]:
-    """Return the lines of the policy ``today``, for which nothing has a price."""
+    """Return the lines of the policy ``today``, which needs no durations."""
     donated = Donated.of(program, execution.donated(program))
     return today(program, functions_of(program, execution.whole), donated)
 
 
 @dataclass
 class Orders:
-    """The orders that were decided, by the digest of what decides them.
+    """A cache of the latest orders, by digest.
 
     Attributes:
-        decided: how many were not known before.
+        decided: how many orders were not in the cache.
     """
 
     decided: int = 0
@@ -135,11 +135,12 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
     """Return the order of each function of an explicit program.
 
     Args:
+        execution: how the program runs.
         durations: the seconds of its ops and transfers.
-        overlap: what decides.
+        overlap: the policy.
 
     Raises:
-        ScheduleError: a priority contradicts another or what the values depend on.
+        ScheduleError: a priority contradicts another one, or the order in which values depend on each other.
     """
     functions = functions_of(program, execution.whole)
     if execution.across:
@@ -157,20 +158,19 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
 def _across(
     program: Program, execution: Execution, function: Function, durations: Durations, overlap: Overlap
 ) -> tuple[FunctionLines, Schedule]:
-    """Return the order of a program in which collectives cross the end of its run; ``today`` is that of its ops."""
+    """Return the order of a program in which collectives cross the end of a run."""
     across, donated = execution.across, Donated.of(program, execution.donated(program))
     ops = program_ops(program, function, durations.seconds, {*donated.updates, *donated.sums})
     rotated, crossing = rotated_ops(program, ops, across), frozenset(across)
 
     def made_by(policy: str | ByteScheduler, **options: Any) -> tuple[Schedule, list[Line], int]:
-        made = schedule(rotated, policy, overlap.issue, startup=durations.startup,
-                        interference=durations.interference, start_seconds=durations.start, **options)  # fmt: skip
+        made = schedule(rotated, policy, overlap.issue, **times_of(durations), **options)
         lines = unrotated(made.lines, across)
         return made, lines, memory_of_run(program, ops, lines, crossing)
 
     if overlap.is_searched:
         made, lines, memory = made_by(TODAY)
-        memory += sum(op.memory for op in ops if op.name in crossing)  # what crosses takes memory for longer
+        memory += sum(op.memory for op in ops if op.name in crossing)  # a collective that crosses is alive for longer
         for limit in (None, made.memory):
             with contextlib.suppress(ScheduleError):  # no other order was found that needs as little
                 other, others, needs = made_by(overlap.policy, memory=limit)
@@ -187,8 +187,9 @@ class _Deciding:
     """Decides the order of one function.
 
     Attributes:
-        in_time: the ops as the default policy sees them first: it needs less memory.
-        lines: those of the policy ``today``.
+        in_time: the ops, with those of the backward held back (``just_in_time``). The default policy tries these first,
+            because their order needs less memory.
+        lines: the lines of the policy ``today``.
     """
 
     function: Function
@@ -199,10 +200,8 @@ class _Deciding:
     overlap: Overlap
 
     def run(self) -> tuple[FunctionLines, Schedule]:
-        policy, durations, issue = self.overlap.policy, self.durations, self.overlap.issue
-        startup, interference = durations.startup, durations.interference
-        before = self.judged(TODAY, self.known())
-        if policy == TODAY:
+        before = self.judged(TODAY, self.lines_of_today())
+        if self.overlap.policy == TODAY:
             return self.lines, before
         if self.overlap.is_searched:
             made = self.searched(round(before.memory * MORE_MEMORY))
@@ -211,8 +210,7 @@ class _Deciding:
             made = self.with_streams(made).with_updates_together(made, before.makespan)
         else:
             priorities = self.overlap.priorities_of(op.name for op in self.ops)
-            made = schedule(self.ops, policy, issue, startup=startup, interference=interference,
-                            start_seconds=durations.start, priorities=priorities)  # fmt: skip
+            made = self.scheduled(self.ops, priorities=priorities)
         lines = side_by_side(self.ops, made.lines, self.updates)
         made = self.with_streams(made).judged(made.policy, lines)
         return FunctionLines(self.function.phases, completed(self.function, made.lines), made.late), made
@@ -222,14 +220,12 @@ class _Deciding:
         return replace(self, ops=on_late_streams(self.ops, made.late)) if made.late else self
 
     def searched(self, memory: int) -> Schedule | None:
-        """Return the shortest schedule within the bytes, of the ops as the default policy sees them and as they are;
-        ``None`` if no order was found that needs as little."""
-        durations, best = self.durations, None
+        """Return the shortest schedule within the bytes, of ``in_time`` and of ``ops``; ``None`` if no order was found
+        that fits."""
+        best = None
         for ops in (self.in_time, self.ops):
             with contextlib.suppress(ScheduleError):
-                made = schedule(ops, self.overlap.policy, self.overlap.issue, startup=durations.startup,
-                                interference=durations.interference, start_seconds=durations.start,
-                                memory=memory)  # fmt: skip
+                made = self.scheduled(ops, memory=memory)
                 made = self.with_streams(made).judged(made.policy, made.lines)
                 if best is None or made.makespan < best.makespan * (1 - PLAIN):
                     best = made
@@ -237,20 +233,24 @@ class _Deciding:
                 break
         return best
 
+    def scheduled(self, ops: Sequence[Op], **options: Any) -> Schedule:
+        """Return the schedule of ops by the policy, with further options of ``schedule``."""
+        return schedule(ops, self.overlap.policy, self.overlap.issue, **times_of(self.durations), **options)
+
     @property
     def updates(self) -> dict[str, object]:
-        """The updates that can run in place, and what those have in common that can run as one op."""
+        """Update that can run in place → what updates that run as one op have in common."""
         return {node.name: numbers_of(node) for node in self.function.nodes if node.target in IN_PLACE}
 
     def judged(self, policy: str, lines: Sequence[Line]) -> Schedule:
         """Return the schedule with these lines."""
-        durations = self.durations
-        return judge(self.ops, lines, policy, self.overlap.issue, startup=durations.startup,
-                     interference=durations.interference, start_seconds=durations.start)  # fmt: skip
+        return judge(self.ops, lines, policy, self.overlap.issue, **times_of(self.durations))
 
     def with_updates_together(self, made: Schedule, most: float) -> Schedule:
-        """Return the schedule with all updates that nothing reads at the end, unless that takes longer than launching
-        each by itself, or longer than ``most``."""
+        """Return the schedule with all updates that no op reads at the end, where they run as one op.
+
+        Return it unchanged if that takes longer by more than the launches that it saves, or longer than ``most``.
+        """
         updates = set(self.updates)
         updates -= {name for op in self.ops if op.name not in updates for name in op.before}  # they are read
         if len(updates) < 2:
@@ -259,8 +259,8 @@ class _Deciding:
         saved = (len(updates) - 1) * self.durations.launch
         return together if together.makespan <= min(most, made.makespan * (1 + LITTLE) + saved) else made
 
-    def known(self) -> list[Line]:
-        """Return the lines of ops alone, with the bytes that the ops have; elements of results take no time."""
+    def lines_of_today(self) -> list[Line]:
+        """Return the lines of ``today`` as lines of ``ops``: with their bytes, and without elements of results."""
         whole = {op.name: Part(op.name, 0, 0 if op.computes else op.bytes) for op in self.ops}
         return [
             Line(line.kind, tuple(whole[part.op] for part in line.parts))
@@ -269,8 +269,13 @@ class _Deciding:
         ]
 
 
+def times_of(durations: Durations) -> dict[str, Any]:
+    """Return the options of ``schedule`` and ``judge`` that durations decide."""
+    return {"startup": durations.startup, "interference": durations.interference, "start_seconds": durations.start}
+
+
 def completed(function: Function, lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Add the elements of results with several values, each behind its op."""
+    """Add the lines of the elements of results with several values, each after its op."""
     nodes: dict[str, fx.Node] = {node.name: node for node in function.nodes}
     complete: list[Line] = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""Check what a user says about the order of communication."""
+"""Check the argument ``overlap=``: the policy, or the priorities, that decide the order of communication."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from autopar.scheduling.priorities import matches_nothing
 from autopar.scheduling.simulation import Issue
 
 TODAY, LONGEST_TAIL, TWO_STREAMS, PRIORITIES = "today", "longest-tail", "two-streams", "priorities"
-Given = str | ByteScheduler | Mapping[str, int]  # what ``overlap=`` takes
+Given = str | ByteScheduler | Mapping[str, int]  # the values of ``overlap=``
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """What decides an order.
+    """The policy that decides an order.
 
     Attributes:
         policy: a name in ``POLICIES``, or ``ByteScheduler(…)``.
         priorities: for the policy ``priorities``: globs over names of values, and an integer for each; smaller goes
-            first. Each glob matches something in the call or the step (``check_priorities``), not in each program.
+            first. Each glob matches a value of some program of the call or the step (``check_priorities``).
         issue: how the device issues lines.
     """
 
@@ -34,7 +34,7 @@ class Overlap:
 
     @property
     def is_searched(self) -> bool:
-        """Whether many orders are tried, and the shortest is taken that needs no more memory than it may."""
+        """Whether many orders are tried, and the shortest within a limit of memory is taken."""
         return self.policy in (LONGEST_TAIL, TWO_STREAMS)
 
     def __str__(self) -> str:
@@ -49,10 +49,13 @@ class Overlap:
 
 
 def check_priorities(overlap: Overlap, programs: Iterable[Program]) -> None:
-    """Check that each glob matches an op or a transfer of some of the programs, which are all of a call or a step.
+    """Check that each glob matches an op or a transfer of some program.
+
+    Args:
+        programs: all explicit programs of a call or a step.
 
     Raises:
-        ScheduleError: one matches nothing; the error tells the nearest names.
+        ScheduleError: a glob matches nothing; the error lists the nearest names.
     """
     if overlap.priorities is None:
         return
@@ -67,7 +70,7 @@ def check_priorities(overlap: Overlap, programs: Iterable[Program]) -> None:
 
 
 def overlap_of(given: Given, issue: Issue) -> Overlap:
-    """Return what ``overlap=`` means.
+    """Return the policy that ``overlap=`` names.
 
     Raises:
         ScheduleError: there is no such policy; the error names the nearest.

@@ -1,16 +1,17 @@
-"""Choose what runs of a program that completes the run before: all of it, or some of its pieces.
+"""Select the parts of a rotated program that run: all of it, or some of its pieces.
 
-Such a program has one micro-batch. A step of several runs it in two parts, with other micro-batches between them:
+A rotated program completes the run before, and has one micro-batch. A step of several micro-batches runs it in two
+parts, with the inner micro-batches between them:
 
     part           finish   counts   micro-batch   end
-    whole            x        x          x          x      one micro-batch, behind another step
+    whole            x        x          x          x      one micro-batch, after another step
     begin                     x          x          x      one micro-batch, and no step before
-    first            x        x          x                 the first of several, behind another step
+    first            x        x          x                 the first of several, after another step
     first alone               x          x                 the first of several, and no step before
     last                                 x          x      the last of several
     finish           x                                     no step comes next
 
-A part that leaves out what replaces a state reads the state as it is.
+A part without the piece that computes the next value of a state reads the state itself.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Selected:
     Attributes:
         nodes: its ops and transfers, and all constants.
         results: the results of the program that it computes.
-        replaced: next value of a state that it leaves out → the state.
-        sums: sum of gradients or losses that it hands to the next micro-batch → the value.
+        replaced: next value of a state that another part computes → the state.
+        sums: placeholder of a sum of gradients or losses → the value that it hands to the next micro-batch.
     """
 
     nodes: frozenset[fx.Node]
@@ -58,13 +59,13 @@ class Selected:
 
 
 def handed_over(program: Program) -> frozenset[str]:
-    """Return the states of a scheduled program that are under way between two runs."""
+    """Return the states of a scheduled program that one run hands to the next: started collectives, and values."""
     before = {name for name, (role, _) in roles_in(program).items() if role is ValueRole.BEFORE}
     return frozenset(node.name for node in program.placeholders if record_of(node).started or name_of(node) in before)
 
 
 def selected(program: Program, part: RunPart, sums: Mapping[str, str] | None = None) -> Selected:
-    """Return what runs in a part of a scheduled program. Linear in the graph.
+    """Return a part of a scheduled program. Linear in the graph.
 
     Args:
         sums: placeholder of a sum → the value that it becomes.
@@ -88,7 +89,7 @@ def selected(program: Program, part: RunPart, sums: Mapping[str, str] | None = N
 def part_of(program: Program, part: RunPart, sums: Mapping[str, str] | None = None) -> Function:
     """Return a part of a program as a function; its arguments are those of ``selected``. Linear in the graph.
 
-    Of a message that crosses the end of a run, only the first member is passed: it stands for all.
+    A message that crosses the end of a run is passed as its first member alone.
     """
     chosen = selected(program, part, sums)
     nodes = [node for node in program.nodes if node in chosen.nodes]
@@ -121,7 +122,7 @@ def _pieces(program: Program) -> dict[fx.Node, Piece]:
 
 
 def _first_members(values: Collection[fx.Node]) -> tuple[fx.Node, ...]:
-    """Return values without those that are started in a message of another one."""
+    """Return the values, of each message only the first member."""
     known: set[str] = set()
     kept = []
     for value in values:

@@ -1,4 +1,4 @@
-"""Tell which collectives may share a message and be cut into chunks, and how large values are."""
+"""Decide which collectives may share a message and be cut into chunks, and compute the bytes of largest pieces."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SHARED = (transfers.all_reduce, transfers.reduce_scatter, transfers.all_gather)
 
 
 def may_share(node: fx.Node) -> bool:
-    """Return whether a node of an explicit program is such a collective.
+    """Return whether a node of an explicit program is a collective that may share a message and be cut.
 
-    Reductions are, if a backend carries them out in their own dtype; gathers and reduce-scatters are, if their pieces
-    have one size.
+    A reduction may if the backend reduces in its own dtype. A gather or a reduce-scatter may if all pieces have one
+    size.
     """
     if node.target not in SHARED:
         return False

@@ -6,9 +6,9 @@
     u : f32[16 64] = mm(y, z)                                wait y
                                                              compute u
 
-Ops are computed in the order of the program. A collective starts at the line of its transfer, or when its bucket is
-full (``buckets``), and its first reader waits for it. Updates with equal numbers stand together, so that they run as
-one op.
+Ops compute in the order of the program. A collective starts at its place in the program, or when its bucket is full
+(``buckets``), and its first reader waits for it. Updates with equal numbers stand side by side, so that they run as one
+op.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def today(program: Program, functions: Sequence[Function], donated: Donated) -> 
     """Return the lines of an explicit program, function by function. Linear in the graph.
 
     Args:
-        functions: what runs as one.
-        donated: what is computed in place.
+        functions: the functions of the program.
+        donated: the updates and sums that are computed in place.
     """
     bytes = largest_pieces(program)
     ordered = []
@@ -44,13 +44,13 @@ def today(program: Program, functions: Sequence[Function], donated: Donated) -> 
 
 
 class _Order:
-    """Walks over the nodes of a function, and appends lines in front of each for what it reads."""
+    """Walks over the nodes of a function, and appends for each the waits for its operands and its own line."""
 
     def __init__(self, given: Collection[fx.Node], buckets: Buckets, donated: Donated) -> None:
         self.lines: list[Line] = []
         self.buckets, self.donated, self.updates = buckets, donated, donated.updates
         self.computed = set(given)
-        self.started: dict[fx.Node, tuple[fx.Node, ...]] = {}  # what nothing has waited for yet → its bucket
+        self.started: dict[fx.Node, tuple[fx.Node, ...]] = {}  # collective that is not waited for yet → its bucket
         self.unfinished_sums: list[fx.Node] = []  # sums whose addends are still being reduced
 
     def run(self, nodes: Sequence[fx.Node], results: Sequence[fx.Node]) -> list[Line]:
@@ -75,7 +75,7 @@ class _Order:
         self.lines.append(Line(kind, tuple(Part(node.name, 0, self.buckets.bytes.get(node.name, 0)) for node in nodes)))
 
     def read(self, node: fx.Node) -> None:
-        """Wait for the collective of a value. The gathers of the next block start before."""
+        """Wait for the collective of a value. The gathers of the next block start before the wait."""
         if node in self.buckets.stage:
             for bucket in self.buckets.begin(self.buckets.stage[node] + 1):
                 self.bucket(bucket)
@@ -86,7 +86,7 @@ class _Order:
             self.append("wait", *members)
 
     def node(self, node: fx.Node) -> None:
-        """Append the line of a node, and before it what its operands wait for."""
+        """Append the line of a node, and before it the waits for its operands."""
         if is_collective(node):
             self.start([node])
             return
@@ -109,7 +109,7 @@ class _Order:
         self.append("compute", sum)
 
     def update(self, updates: Sequence[fx.Node]) -> None:
-        """Append updates that run as one op, and behind them their results."""
+        """Append updates that run as one op, and after them their results."""
         columns, _ = updated_together(updates)
         for value in (*itertools.chain(*columns), *operands(updates[0])):
             self.read(value)

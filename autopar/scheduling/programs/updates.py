@@ -1,4 +1,4 @@
-"""Put updates of parameters side by side, so that they run as one op; those that nothing reads, at the end.
+"""Move updates of parameters side by side, so that they run as one op; those that no op reads, to the end.
 
 wait w_dp                      wait w_dp
 compute adamw                  wait v_dp
@@ -49,8 +49,8 @@ def side_by_side(ops: Sequence[Op], lines: Sequence[Line], numbers: Mapping[str,
 
 
 def with_waits(ops: Sequence[Op], issued: Sequence[Line]) -> list[Line]:
-    """Return lines that compute and start with the waits that they need: each before the first reader, the others at
-    the end."""
+    """Return computations and starts with their waits: each before the first reader of its message, or at the end if
+    no op reads it."""
     reads = {op.name: op.before for op in ops}
     open_: dict[str, list[Line]] = {}  # op → its messages that nothing has waited for
     waited: set[Line] = set()
