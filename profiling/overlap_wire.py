@@ -1,8 +1,8 @@
 """Measure schedules on the emulated wire: real gloo processes, paced computing, transfers that take their price.
 
 Each case is a training step of a small Llama on an invented machine. Ops are paced by its figures, which are longer
-than the ops really take here. The bandwidth is such that communication takes a given share of computation. The same figures
-decide the order. Policies run one after the other in the same processes.
+than the ops really take here. The bandwidth is such that communication takes a given share of computation. The same
+figures decide the order. Policies run one after the other in the same processes.
 """
 
 from __future__ import annotations
