@@ -58,4 +58,4 @@ def copy_program(
 
 
 def _about(parameter: str) -> Record:
-    return Record(None, module=parameter.rpartition(".")[0], source=f"low-precision copy of {parameter}")
+    return Record(None, module=parameter.rpartition(".")[0], source="low-precision copy")

@@ -77,7 +77,7 @@ class Trained:
     @property
     def about(self) -> Record:
         """The module and the source of the ops that update it."""
-        return Record(None, module=self.name.rpartition(".")[0], source=f"update of {self.name} by {self.by}")
+        return Record(None, module=self.name.rpartition(".")[0], source=f"update by {self.by}")
 
 
 @dataclass(frozen=True)
