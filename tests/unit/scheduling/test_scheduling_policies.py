@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from autopar.errors import ScheduleError
-from autopar.scheduling import POLICIES, ByteScheduler, Op, Schedule, schedule, simulate
+from autopar.scheduling import POLICIES, ByteScheduler, Line, Op, Part, Schedule, schedule, simulate
+from autopar.scheduling.decide import judge
 from autopar.scheduling.tuning import CREDITS, PARTITIONS, bayesian, grid
 
 MIB = 2**20
@@ -216,3 +217,29 @@ def test_the_default_sends_few_messages_where_starts_are_dear() -> None:
     assert counts[0] > counts[1] >= counts[2] == 1
     with pytest.raises(ScheduleError, match=r"start_seconds=-1; give a finite number from 0"):
         schedule(ops, start_seconds=-1)
+
+
+@pytest.mark.parametrize("held", [0, 64], ids=["in place", "of its own"])
+def test_a_bucket_of_all_reduces_is_alive_as_long_as_any_result(held: int) -> None:
+    """They are views of one buffer: the large result stays until the small one has been read."""
+    kind = ("all_reduce", "sum", "f32")
+    ops = [
+        Op("a", "compute", 1.0, memory=64), Op("b", "compute", 1.0, memory=8),
+        Op("large", "tp", 1.0, ("a",), bytes=64, kind=kind, memory=held),
+        Op("small", "tp", 1.0, ("b",), bytes=8, kind=kind, memory=held and 8),
+        Op("reads large", "compute", 1.0, ("large", *(["a"] if not held else []))),
+        Op("other", "compute", 1.0, memory=100),
+        Op("reads small", "compute", 1.0, ("small", "other", *(["b"] if not held else []))),
+    ]  # fmt: skip
+    whole = {op.name: Part(op.name, 0, op.bytes) for op in ops}
+
+    def lines(*messages: tuple[str, ...]) -> list[Line]:
+        parts = [tuple(whole[name] for name in message) for message in messages]
+        compute = {op.name: Line("compute", (whole[op.name],)) for op in ops if op.computes}
+        return [
+            compute["a"], compute["b"], *(Line("start", part) for part in parts),
+            *(Line("wait", part) for part in parts), compute["reads large"], compute["other"], compute["reads small"],
+        ]  # fmt: skip
+
+    assert judge(ops, lines(("large",), ("small",)), "apart").memory == max(2 * (held + bool(held) * 8), 72, 108)
+    assert judge(ops, lines(("large", "small")), "together").memory == max(2 * (held + bool(held) * 8), 72, 172)
