@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers_models import llama
 
 import autopar
 from autopar import Mesh
+from autopar.costs.machine import machine_from
 from autopar.errors import ProfileError, ScheduleError
 from autopar.scheduling import ByteScheduler
 from autopar.scheduling.programs.functions import functions_of
@@ -114,7 +116,8 @@ def test_the_default_order_gathers_parameters_together() -> None:
 @pytest.mark.long
 def test_the_default_order_hides_more_of_tensor_parallelism() -> None:
     """Weight gradients stand behind the start of the reduction of the input's gradient."""
-    parallel = autopar.parallelize(llama(kv=2, layers=2).float(), Mesh(tp=2), "megatron")
+    free = replace(machine_from("cpu"), start=0.0)  # else fewer messages count for more than hidden ones
+    parallel = autopar.parallelize(llama(kv=2, layers=2).float(), Mesh(tp=2), "megatron", machine=free)
     found = {}
     for overlap in ("today", "longest-tail"):
         step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-3), overlap=overlap)
