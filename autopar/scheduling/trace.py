@@ -83,7 +83,13 @@ def trace(tracks: Sequence[Track], about: Mapping[str, Any] | None = None) -> Ev
 
     Args:
         about: facts about the whole trace, for ``otherData``.
+
+    Raises:
+        TypeError: there is something else than tracks.
     """
+    for track in tracks:
+        if not isinstance(track, Track):
+            raise TypeError(f"a trace shows tracks, as simulated_track makes them, not {shown(track)}")
     events: list[Event] = []
     numbers = count(1)
     for process, track in enumerate(tracks, 1):  # Perfetto takes process 0 for the idle one

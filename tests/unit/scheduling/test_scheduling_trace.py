@@ -88,3 +88,8 @@ def test_messages_whose_ends_are_not_known_may_overlap() -> None:
 def test_schedules_without_names(given: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         simulated_track("simulated", given)
+
+
+def test_what_is_no_track_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"a trace shows tracks, as simulated_track makes them, not 1"):
+        trace([1])  # type: ignore[list-item]
