@@ -16,6 +16,8 @@ parameter's name and a suffix; a value of the step as a whole has a name that be
 | ``.averages`` | ``AVERAGES`` | the number of steps that the averages were updated in |
 | ``.step.0`` | ``STEPS`` | the number of optimizer steps, for all parameters that took equally many |
 | ``.count.0`` | ``COUNT`` | the mean count that the loss of a micro-batch is divided by |
+| ``.total.0`` | ``COUNT`` | a sum over all micro-batches that counts are made of |
+| ``.received.mm_1`` | ``RECEIVED`` | a value that another stage of a pipeline sends |
 | ``.lr.0`` | ``SCHEDULED`` | a number of a parameter group that schedulers change |
 """
 
@@ -27,7 +29,7 @@ from enum import Enum
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 
-ValueRole = Enum("ValueRole", "GRADIENT COPY AVERAGE BEFORE STATE LOSS SCALE GROWTH AVERAGES STEPS COUNT SCHEDULED")
+ValueRole = Enum("ValueRole", "GRADIENT COPY AVERAGE BEFORE STATE LOSS SCALE GROWTH AVERAGES STEPS COUNT RECEIVED SCHEDULED")
 
 SUFFIXES = {
     ValueRole.GRADIENT: "grad", ValueRole.COPY: "copy", ValueRole.AVERAGE: "ema", ValueRole.BEFORE: "before",
@@ -36,7 +38,7 @@ LOSS, SCALE, GROWTH, AVERAGES = ".loss", ".scale", ".growth", ".averages"
 
 _OF_SUFFIX = {suffix: role for role, suffix in SUFFIXES.items()}
 _OF_STEP = {LOSS: ValueRole.LOSS, SCALE: ValueRole.SCALE, GROWTH: ValueRole.GROWTH, AVERAGES: ValueRole.AVERAGES}
-_NUMBERED = {".step": ValueRole.STEPS, ".count": ValueRole.COUNT}
+_NUMBERED = {".step": ValueRole.STEPS, ".count": ValueRole.COUNT, ".total": ValueRole.COUNT, ".received": ValueRole.RECEIVED}
 
 
 def gradient_name(parameter: str) -> str:
@@ -72,6 +74,16 @@ def steps_name(number: int) -> str:
 def count_name(number: int) -> str:
     """Return the name of a mean count, which the loss of each micro-batch is divided by: ``.count.0``."""
     return f".count.{number}"
+
+
+def total_name(number: int) -> str:
+    """Return the name of a sum over all micro-batches that counts are made of: ``.total.0``."""
+    return f".total.{number}"
+
+
+def received_name(value: str) -> str:
+    """Return the name of a value that another stage of a pipeline sends: ``.received.mm_1``."""
+    return f".received.{value}"
 
 
 def scheduled_name(option: str, group: int) -> str:
