@@ -29,6 +29,7 @@ from autopar.passes.reshard import Reshard
 from autopar.passes.search import Search
 from autopar.passes.share import Share
 from autopar.passes.split_backward import SplitBackward
+from autopar.passes.split_update import SplitUpdate
 from autopar.passes.widen import Widen
 from autopar.search.search import Find
 
@@ -76,6 +77,7 @@ PIPELINE: tuple[Row, ...] = (
     Row(Fold, _PRICED),
     Row(Share),
     Row(SplitBackward, when="split_backward"),
+    Row(SplitUpdate, when="split_update"),
 )
 
 
@@ -95,7 +97,8 @@ def pipeline(
     time_limit: float = 60.0,
     memory: float | None = None,
     split_backward: bool = False,
-    last: type[Pass] = SplitBackward,
+    split_update: bool = False,
+    last: type[Pass] = SplitUpdate,
 ) -> list[Pass]:
     """Return the passes of ``PIPELINE`` that run with these options, in order.
 
@@ -109,6 +112,7 @@ def pipeline(
         machine: the machine whose nanoseconds decide, its name, or a file of one; without one the fewest bytes do.
         time_limit, memory: as for ``search``.
         split_backward: whether gradients of weights are computed apart, as on the stages of a pipeline.
+        split_update: whether the numbers that go over all stages of a pipeline are computed apart.
         last: where to end. A training step makes ``micro`` of a program between ``amp`` and the passes behind it.
     """
     options = {
@@ -116,6 +120,7 @@ def pipeline(
         "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute, "search": search,
         "machine": None if machine is None else machine_from(machine),
         "time_limit": time_limit, "memory": memory, "split_backward": split_backward,
+        "split_update": split_update,
     }  # fmt: skip
     end = [row.make for row in PIPELINE].index(last) + 1
     return [
@@ -142,6 +147,7 @@ __all__ = [
     "Search",
     "Share",
     "SplitBackward",
+    "SplitUpdate",
     "Widen",
     "pipeline",
     "run_passes",

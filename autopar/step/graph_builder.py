@@ -34,11 +34,15 @@ class GraphBuilder:
         self.phase, self.about = "forward", Record(None)
         self._graph = fx.Graph()
         self._names: set[str] = set()
+        self._last_placeholder: fx.Node | None = None
 
     def placeholder(self, name: str, record: Record) -> fx.Node:
-        """Add a placeholder. Its record keeps the user's name."""
+        """Add a placeholder behind the others. Its record keeps the user's name."""
         name = self._free("".join(c if c.isalnum() else "_" for c in name.lstrip(".")))
         node = make_node(self._graph, name, "placeholder", name, (), {})
+        if self._last_placeholder is not None:
+            self._last_placeholder.append(node)
+        self._last_placeholder = node
         set_record(node, record._replace(name="" if record.name == name else record.name))
         return node
 

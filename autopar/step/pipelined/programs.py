@@ -78,6 +78,11 @@ class Stage:
         return {name_of(node): tensor_type(node) for node in self.program.placeholders}
 
     @cached_property
+    def named(self) -> dict[str, str]:
+        """The user's name of each placeholder → its name in the program."""
+        return {name_of(node): node.name for node in self.program.placeholders}
+
+    @cached_property
     def parameters(self) -> list[str]:
         """The names of the parameters that it reads."""
         return [name_of(n) for n in self.program.placeholders if record_of(n).role == "param"]
