@@ -168,8 +168,9 @@ class _Stages:
         if self.stages:
             before = self.stages[-1]
             attrs |= {part.from_before[value]: before.sent(value)[1].attr for value in part.from_before}
+        updates = {name: how for name, how in self.updates.items() if name in part.gradients}
         compiler = MicroCompiler(
-            replace(self.compiler, mesh=mesh, whole=False), self.options, self.trained, self.updates, self.captured,
+            replace(self.compiler, mesh=mesh, whole=False), self.options, self.trained, updates, self.captured,
             attrs, PassReport("cut", 0.0), False,
         )  # fmt: skip
         compiler.reports.clear()

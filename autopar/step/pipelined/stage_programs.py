@@ -149,7 +149,7 @@ class _Stage:
         at_sums = self._places_of_sums()
         next_values: dict[fx.Node, fx.Node] = {}
         for node in self.program.nodes:
-            if node in self.own or node in needed:
+            if node.op != "placeholder" and (node in self.own or node in needed):
                 self.values[node] = self.builder.copy(node, self.values, self.program.constants)
             for home in at_sums.get(node, ()):
                 next_values[sums[home]] = self._added(home, sums[home])
