@@ -145,12 +145,13 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def made(name: str, sizes: Mapping[str, int], schedule: str | PipelineSchedule, microbatches: int, *, layers: int = 4,
-         make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, rows: int | None = None,
+         make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, rows: int = 2,
          prepare: Callable[[nn.Module], Any] = lambda model: None, plan: Any = None,
          **options: Any) -> tuple[Any, Alone, Callable[[int], Any]]:  # fmt: skip
     """A step in stages, the loop of a single device, and batches.
 
     Args:
+        rows: of a micro-batch.
         prepare: changes the model before.
     """
     torch.manual_seed(0)
@@ -161,7 +162,7 @@ def made(name: str, sizes: Mapping[str, int], schedule: str | PipelineSchedule, 
     parallel = autopar.parallelize(model, Mesh(sizes), plan_of(name, sizes) if plan is None else plan)
     step = parallel.train_step(make_optimizer(parallel), microbatches=microbatches, schedule=schedule, **options)
     alone = Alone(own, make_optimizer(own), microbatches, options.get("clip_norm"))
-    return step, alone, batches(rows or 2 * microbatches)
+    return step, alone, batches(rows * microbatches)
 
 
 def pipelined_alike(name: str, sizes: Mapping[str, int], schedule: str | PipelineSchedule, microbatches: int,
