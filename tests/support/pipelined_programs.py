@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
 
-from autopar.ir.nodes import record_of, set_record
+from autopar.ir.nodes import called_op, map_operands, name_of, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Call
 from autopar.step.pipelined.assignment import Assignment, computed_anywhere
@@ -56,3 +56,69 @@ def stages_of(text: str, stages: Mapping[str, int]) -> list[StageProgram]:
     for part in parts:
         verify(part.program)
     return parts
+
+
+Values = dict[str, torch.Tensor]
+
+
+def random_values(program: Program) -> Values:
+    """Values of the placeholders, by the user's names."""
+    types = {name_of(node): tensor_type(node) for node in program.placeholders}
+    return {
+        name: torch.randn(type.shape, dtype=type.dtype)
+        if type.dtype.is_floating_point
+        else torch.randint(0, 4, type.shape).to(type.dtype)
+        for name, type in types.items()
+    }
+
+
+def run_phase(program: Program, phase: str, values: Values) -> None:
+    """Run the ops of a phase on one device; ``values`` has what they read, by name, and receives their results."""
+    for node in program.nodes:
+        if node.op == "call_function" and record_of(node).phase == phase:
+            args, kwargs = map_operands((node.args, dict(node.kwargs)), lambda read: values[read.name])
+            values[node.name] = called_op(node)(*args, **kwargs)
+
+
+def next_values(program: Program, values: Values) -> Values:
+    """The next values of states, by the names of their placeholders."""
+    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
+    return {result.of: values[node.name] for node, result in rows if result.kind == "state"}
+
+
+def run_whole(program: Program, given: Values) -> Values:
+    """The next values of the states of a micro-batch's program, by the names of their placeholders."""
+    values = {node.name: given[name_of(node)] for node in program.placeholders}
+    for phase in ("forward", "backward"):
+        run_phase(program, phase, values)
+    return next_values(program, values)
+
+
+def run_stages(parts: Sequence[StageProgram], given: Values) -> tuple[list[Values], list[list[str]]]:
+    """For each stage the next values of its states; and what went over each boundary, forward and back.
+
+    A stage has nothing but what it receives, and its own placeholders.
+    """
+    held: list[Values] = []
+    crossed: list[list[str]] = []
+    sent: Values = {}
+    for part in parts:
+        own = {n.name: given[name_of(n)] for n in part.program.placeholders if name_of(n) in given}
+        assert part.from_before.keys() == sent.keys()
+        own |= {part.from_before[value]: tensor for value, tensor in sent.items()}
+        run_phase(part.program, "forward", own)
+        returned = operands(part.program.output)
+        sent = {value: own[returned[at].name] for value, at in part.up.items()}
+        crossed.append(list(sent))
+        held.append(own)
+    sent = {}
+    for part, own in reversed(list(zip(parts, held, strict=True))):
+        assert part.from_behind.keys() == sent.keys()
+        own |= {part.from_behind[value]: tensor for value, tensor in sent.items()}
+        run_phase(part.program, "backward", own)
+        rows = list(zip(operands(part.program.output), record_of(part.program.output).results, strict=True))
+        gradients = {result.of: node.name for node, result in rows if result.kind == "grad"}
+        names = {v: gradients.get(at, at) if isinstance(at, str) else rows[at][0].name for v, at in part.down.items()}
+        sent = {value: own[name] for value, name in names.items()}
+        crossed.append(list(sent))
+    return [next_values(part.program, own) for part, own in zip(parts, held, strict=True)], crossed

@@ -18,7 +18,7 @@ import autopar
 from autopar import Mesh
 from autopar.pipeline import PipelineSchedule
 
-MESHES = {"pp2 tp2": {"pp": 2, "tp": 2}, "pp4": {"pp": 4}, "pp2 dp2": {"pp": 2, "dp": 2}}
+MESHES = {"pp2 tp2": {"pp": 2, "tp": 2}, "pp4": {"pp": 4}, "pp2 dp2": {"pp": 2, "dp": 2}, "pp3": {"pp": 3}}
 CLASSES = 11
 
 
@@ -47,6 +47,16 @@ class Skip(Layers):
         for layer in self.layers[1:]:
             x = layer(x)
         return nn.functional.cross_entropy(self.head(x * first + first), y)
+
+
+class Streams(Layers):
+    """Two streams, which are added behind the second half of the layers: a gradient that one stage reads and hands on."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        side = self.layers[0](x)
+        for layer in self.layers[1:-1]:
+            x = layer(x)
+        return nn.functional.cross_entropy(self.head(self.layers[-1](x + side)), y)
 
 
 class Normed(Layers):
@@ -92,6 +102,7 @@ Make = Callable[[int], nn.Module]  # from the number of layers
 MODELS: dict[str, tuple[Make, Callable[[int], Any], str | None]] = {  # … its batches, its plan with tp
     "layers": (lambda layers: Layers(layers).double(), vectors, None),
     "skip": (lambda layers: Skip(layers).double(), vectors, None),
+    "streams": (lambda layers: Streams(layers).double(), vectors, None),
     "normed": (lambda layers: Normed(layers).double(), vectors, None),
     "shared": (lambda layers: Shared(layers).double(), vectors, None),
     "noisy": (lambda layers: Noisy(layers).double(), vectors, None),
@@ -111,33 +122,30 @@ def plan_of(name: str, sizes: Mapping[str, int]) -> Any:
 
 
 class Alone:
-    """The loop of a single device, which adds up micro-batches; their losses are means over all that have a label."""
+    """The loop of a single device, over the whole batch at once; micro-batch by micro-batch if the model has batch norms,
+    with the losses' means over all that have a label."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, microbatches: int,
                  clip_norm: float | None = None) -> None:  # fmt: skip
-        self.model, self.optimizer, self.microbatches, self.clip_norm = model, optimizer, microbatches, clip_norm
+        self.model, self.optimizer, self.clip_norm = model, optimizer, clip_norm
+        self.parts = microbatches if any(isinstance(m, nn.BatchNorm1d) for m in model.modules()) else 1
 
     def __call__(self, **batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        cut = {name: tensor.chunk(self.microbatches) for name, tensor in batch.items()}
-        counts = [_count(y) for y in cut.get("labels", cut.get("y", ()))]
+        cut = {name: tensor.chunk(self.parts) for name, tensor in batch.items()}
         total = torch.zeros((), dtype=torch.float64)
-        for k, count in enumerate(counts):
-            given = {name: parts[k] for name, parts in cut.items()}
+        for k in range(self.parts):
             with PromotedCasts():
-                found = self.model(**given)
+                found = self.model(**{name: parts[k] for name, parts in cut.items()})
             loss = found if isinstance(found, torch.Tensor) else found.loss
-            loss = loss * (count / sum(counts)) if count else loss.nan_to_num() * 0
+            if self.parts > 1:
+                counts = [int(y.ne(-100).sum()) for y in cut["y"]]
+                loss = loss * counts[k] / sum(counts)
             loss.backward()
             total += loss.detach()
         norm = None if self.clip_norm is None else nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return total, norm
-
-
-def _count(labels: torch.Tensor) -> int:
-    """How many labels a micro-batch has; a language model predicts from the second token on."""
-    return int((labels[:, 1:] if labels.dim() == 2 else labels).ne(-100).sum())
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:

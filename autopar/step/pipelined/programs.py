@@ -94,6 +94,8 @@ class Stage:
     def sent_back(self, value: str) -> tuple[str, TensorType]:
         """Return the name and the type of a value of the backward that goes to the stage before."""
         where = self.cut.down[value]
+        if isinstance(where, str) and where in self.cut.from_behind.values():
+            return where, self.interface.types[where]
         return self.interface.gradients[where] if isinstance(where, str) else self.interface.returned[where]
 
 
