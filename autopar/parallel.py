@@ -13,7 +13,7 @@ from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.costs.machine import Machine, machine_of
 from autopar.ir.dtensor import edge_of
 from autopar.ir.layout import DistAttr
-from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.ir.mesh import PIPELINE, Mesh, mesh_of_stage
 from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.ir.structure import part_at, take_over
@@ -73,22 +73,24 @@ class Parallel(ModelProxy):
         context = None
         if job is not None or mesh.size == 1:
             context = RankContext(mesh.ranks[0] if job is None else job.rank, job, agreement)
-        attrs = layouts_of(plan, model, mesh)
+        position = 0 if job is None else mesh.coordinates(job.rank).get(PIPELINE, 0)
+        own = mesh_of_stage(mesh, position)  # until a training step cuts the model, each stage has all of it
+        attrs = layouts_of(plan, model, own)
         if searches(plan):
-            attrs |= _until_searched(model, mesh, attrs)
+            attrs |= _until_searched(model, own, attrs)
         module = model if job is None else sharded(model, attrs, mesh, job)
         original = None if job is None else Original(model, module)
         layouts = {
-            name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), mesh, p.shape, strided=True)
+            name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), own, p.shape, strided=True)
             for name, p in model.named_parameters()
         }
         planner = Planner(machine or machine_of(_device(model, job)), time_limit, agreement, given, memory=memory)
         issue: Issue = "direct" if _device(model, job).type == "cpu" else "enqueue"
         compiler = Compiler(
-            module, mesh, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
+            module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
             overlap=overlap_of(overlap, issue),
         )  # fmt: skip
-        super().__init__(Calls(compiler, job, inputs, recapture, layouts, original))
+        super().__init__(Calls(compiler, mesh, job, inputs, recapture, layouts, original))
 
     @property
     def compiler(self) -> Compiler:

@@ -14,6 +14,7 @@ from autopar.capture.guards import GuardedCall, Original
 from autopar.capture.model_state import ModelState, model_state
 from autopar.errors import PlanError
 from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
 from autopar.model.call_agreement import CallAgreement
 from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiled, Compiler, RankContext
@@ -33,7 +34,7 @@ class Calls:
     """The state that the calls of a model and of its training steps share.
 
     Attributes:
-        compiler: how calls are captured and placed.
+        compiler: how calls are captured and placed: on the mesh, or where it has stages, on that of one stage.
         module: the model, with parameters that are DTensors on processes.
         mesh: the mesh.
         job: the processes of the mesh; ``None`` in a process that is alone.
@@ -51,10 +52,10 @@ class Calls:
         original: the model of which ``module`` is a copy.
     """
 
-    def __init__(self, compiler: Compiler, job: Job | None, inputs: Inputs, recapture: bool,
+    def __init__(self, compiler: Compiler, mesh: Mesh, job: Job | None, inputs: Inputs, recapture: bool,
                  layouts: Mapping[str, DistAttr], original: Original | None = None) -> None:  # fmt: skip
         self.compiler, self.job, self.recapture = compiler, job, recapture
-        self.module, self.mesh = compiler.model, compiler.mesh
+        self.module, self.mesh = compiler.model, mesh
         self.agreement = CallAgreement(None if compiler.context is None else compiler.context.agreement)
         self.membership = Membership(job, self.agreement.ranks)
         self.tensors = LocalTensors(self.module, self.mesh, job, compiler.whole)
@@ -75,9 +76,8 @@ class Calls:
         if context is not None and context.agreement is not None:
             assert self.job is not None
             context = replace(context, agreement=Agreement(self.job.control, self.mesh))
-        return Calls(
-            replace(self.compiler, model=module, context=context), self.job, self._inputs, self.recapture, self._layouts
-        )
+        compiler = replace(self.compiler, model=module, context=context)
+        return Calls(compiler, self.mesh, self.job, self._inputs, self.recapture, self._layouts)
 
     def complete(self, but: object = None) -> None:
         """Complete the steps that have left something under way, except one. All ranks call it."""

@@ -32,7 +32,9 @@ class PipelinedCaptures(StepCaptures):
     ) -> Any:
         _, trained, cut = call.key
         updates = self._optimizer_state.updates()
-        return compile_pipelined(compiler, inputs, self._options, self.schedule, trained, updates, cut, notes)
+        return compile_pipelined(
+            compiler, self._calls.mesh, inputs, self._options, self.schedule, trained, updates, cut, notes
+        )
 
     def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: Any) -> Any:
         return compile_pipelined_update(compiler, trained, micro, self._options)

@@ -40,6 +40,7 @@ from autopar.verify.levels import verify
 @doing("train_step")
 def compile_pipelined(
     compiler: Compiler,
+    mesh: Mesh,
     call: CallInputs,
     options: StepOptions,
     schedule: PipelineSchedule,
@@ -51,6 +52,7 @@ def compile_pipelined(
     """Capture the call of one micro-batch, cut it into stages, and place each on its ranks.
 
     Args:
+        mesh: the whole mesh.
         schedule: the schedule, with messages.
 
     The other arguments are those of ``compile_micro``.
@@ -58,7 +60,7 @@ def compile_pipelined(
     Raises:
         PlanError: the model cannot be cut in this way.
     """
-    meshes = meshes_of(compiler.mesh, schedule.rank_of)
+    meshes = meshes_of(mesh, schedule.rank_of)
     captured, attrs, report = replace(compiler, mesh=meshes[0], homes={}).capture(call, notes)
     whole = MicroCompiler(compiler, options, trained, updates, captured, attrs, report, False)
     traced, micro = whole.traced(cut)
@@ -72,8 +74,8 @@ def compile_pipelined(
     reports = [*whole.reports, PassReport("cut", ms)]
     homes, tied = _homes(micro.program, parts)
     stages = _Stages(compiler, options, trained, updates, captured, whole.attrs, schedule, traced, micro, homes)
-    for number, (mesh, part) in enumerate(zip(meshes, parts, strict=True)):
-        stages.place(number, mesh, part)
+    for number, (own, part) in enumerate(zip(meshes, parts, strict=True)):
+        stages.place(number, own, part)
     return PipelinedMicro(captured, schedule, tuple(stages.stages), tied, homes, (*reports, *stages.reports))
 
 
@@ -186,7 +188,7 @@ class _Stages:
             split_backward=self.schedule.is_split,
         )  # fmt: skip
         counting = self._counting(compiler, made) if divides else None
-        self.stages.append(Stage(number, mesh, part, made, counting))
+        self.stages.append(Stage(number, mesh, part, made.program, made.local, made, counting))
         self.reports += about(f"stage {number}", compiler.reports)
 
     def _counting(self, compiler: MicroCompiler, made: MicroBatch) -> Counting:
