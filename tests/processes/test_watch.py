@@ -32,7 +32,8 @@ from autopar.runtime.processes.watch.beat import (
     broke_off,
     process_of,
 )  # fmt: skip
-from autopar.runtime.processes.watch.verdict import GRACE, SILENCE, FollowedRank, RankState, judge
+from autopar.runtime.processes.watch.followed_rank import FollowedRank, RankState
+from autopar.runtime.processes.watch.verdict import GRACE, SILENCE, judge
 
 RANKS = 3
 TIMEOUT = 2.0
@@ -194,12 +195,12 @@ def test_the_op_of_an_exception_is_found_in_its_traceback() -> None:
     try:
         step()
     except ValueError as error:
-        place = current_op.where_raised(error.__traceback__)
+        place = current_op.where_raised(error)
         assert (place.inside, place.text) == (True, "second")
     try:
         json.loads("{")
     except ValueError as error:
-        place = current_op.where_raised(error.__traceback__)
+        place = current_op.where_raised(error)
         assert not place.inside
         assert place.text.endswith('json.loads("{")')
 

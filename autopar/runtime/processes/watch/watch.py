@@ -37,19 +37,10 @@ from autopar.runtime.processes.watch.beat import (
     process_of,
 )
 from autopar.runtime.processes.watch.ending import leave, say
+from autopar.runtime.processes.watch.followed_rank import FollowedRank, RankState
 from autopar.runtime.processes.watch.holder import Holder, is_launched
-from autopar.runtime.processes.watch.verdict import (
-    GRACE,
-    LOST,
-    SILENCE,
-    FollowedRank,
-    RankState,
-    Verdict,
-    at,
-    failed,
-    judge,
-    last_seen,
-)
+from autopar.runtime.processes.watch.verdict import GRACE, LOST, SILENCE, Verdict, failed, judge
+from autopar.runtime.processes.watch.wording import at, last_seen
 
 INTERVAL = 0.5  # seconds between beats
 WITNESSES = 4  # so many ranks watch all others; every other rank only checks that one of these is alive
@@ -244,7 +235,7 @@ class Watch:
         self._unprinted = "" if kind is KeyboardInterrupt else "".join(traceback.format_exception(kind, error, trace))
         if not broke_off(error):
             self._print_own()
-        self._failure = (CUT if broke_off(error) else FAILED, where_raised(trace), line)
+        self._failure = (CUT if broke_off(error) else FAILED, where_raised(error), line)
         try:
             self._post()
             if self._failure[0] == FAILED:
