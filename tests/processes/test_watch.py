@@ -11,10 +11,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from failing_jobs import Ended, ended
 
 from autopar.runtime import current_op
 from autopar.runtime.current_op import CurrentOp
@@ -101,39 +101,29 @@ CASES: dict[str, tuple[list[int], str | None]] = {
 
 
 @pytest.fixture(scope="module")
-def ends(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], tuple[list[int | None], str]]:
-    """How the ranks of a case ended, and what they printed. All selected cases run at once, for they mostly wait."""
+def ends(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """How the ranks of each selected case ended, and what they printed."""
     selected = [
         item.callspec.params["case"]
         for item in request.session.items
         if getattr(item, "originalname", "") == "test_ranks"
     ]
-    folder = tmp_path_factory.mktemp("ranks")
-    jobs = ""
-    for k, case in enumerate(selected):
-        job = {
+    jobs = [
+        {
             "case": case,
             "ranks": RANKS,
             "timeout": TIMEOUT,
-            "output": str(folder / f"{k}.txt"),
             "reap": "zombie" not in case,
-            "file": str(folder / f"store_{k}"),
             "rank 0 has the store": "rank 0" in case,
         }
-        jobs += json.dumps(job) + "\n"
-    script = Path(__file__).parents[1] / "support" / "failing_ranks.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], input=jobs, capture_output=True, text=True, timeout=300, check=True
-    )
-    codes = {answer["case"]: answer["codes"] for answer in map(json.loads, done.stdout.splitlines())}
-    return lambda case: (codes[case], (folder / f"{selected.index(case)}.txt").read_text())
+        for case in selected
+    ]
+    return ended("failing_ranks.py", jobs, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks(ends: Callable[[str], tuple[list[int | None], str]], case: str) -> None:
-    codes, output = ends(case)
+def test_ranks(ends: dict[str, Ended], case: str) -> None:
+    codes, output = ends[case]
     expected, message = CASES[case]
     assert codes == expected, output
     messages = [line for line in output.splitlines() if line.startswith("autopar: ")]

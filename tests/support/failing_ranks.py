@@ -176,6 +176,20 @@ def rank_of_a_job() -> tuple[dict[str, Any], int]:
     os._exit(0)
 
 
+def joined_rank_of_a_job() -> tuple[dict[str, Any], int, dist.Store]:
+    """Serve jobs; in a forked rank, print to the job's file, join the job, and return it, the rank and the store."""
+    gc.freeze()  # otherwise each rank spends seconds on its end
+    job, rank = rank_of_a_job()
+    output = os.open(job["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(0)
+    held = job["rank 0 has the store"]
+    shared = store_of_rank_0(Path(job["file"]), rank) if held else dist.FileStore(job["file"])
+    join(rank, job["ranks"], shared)
+    return job, rank, shared
+
+
 def ends(pids: dict[int, int], reap: bool) -> dict[str, object]:
     """How each rank ended: its exit status, or minus its signal; None for those that never did."""
     codes: dict[int, int | None] = {}
@@ -224,13 +238,5 @@ if __name__ == "__main__" and "RANK" in os.environ:
     print(f"rank {rank} has the pid {os.getpid()}", flush=True)
     train(sys.argv[1], watch, rank, ranks, timeout)
 elif __name__ == "__main__":
-    gc.freeze()  # otherwise each rank spends seconds on its end
-    job, rank = rank_of_a_job()
-    ranks = job["ranks"]
-    output = os.open(job["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(0)
-    shared = store_of_rank_0(Path(job["file"]), rank) if job["rank 0 has the store"] else dist.FileStore(job["file"])
-    join(rank, ranks, shared)
-    train(job["case"], Watch(shared, rank, ranks, timeout=job["timeout"]), rank, ranks, job["timeout"])
+    job, rank, shared = joined_rank_of_a_job()
+    train(job["case"], Watch(shared, rank, job["ranks"], timeout=job["timeout"]), rank, job["ranks"], job["timeout"])

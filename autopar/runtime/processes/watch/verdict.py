@@ -27,10 +27,11 @@ LONGER = "\n  if a rank may take that long (an evaluation, a checkpoint, a debug
 
 @dataclass(frozen=True)
 class Verdict:
-    """The ranks to blame, and the message for the user."""
+    """The ranks to blame, the message for the user, and whether it is about an error that such a rank has raised."""
 
     ranks: tuple[int, ...]
     text: str
+    raised: bool = False
 
 
 def judge(states: Mapping[int, RankState], timeout: float) -> Verdict | None:
@@ -80,8 +81,8 @@ def _raised(rank: int, states: Mapping[int, RankState]) -> Verdict:
 def failed(rank: int, place: CurrentOp, error: str) -> Verdict:
     """Return the verdict over a rank that raised an exception."""
     if error.startswith("KeyboardInterrupt"):
-        return Verdict((rank,), f"autopar: rank {rank} was interrupted {at(place)}")
-    return Verdict((rank,), f"autopar: rank {rank} failed {at(place)}: {error}")
+        return Verdict((rank,), f"autopar: rank {rank} was interrupted {at(place)}", True)
+    return Verdict((rank,), f"autopar: rank {rank} failed {at(place)}: {error}", True)
 
 
 def _lost(ranks: Sequence[int], states: Mapping[int, RankState]) -> Verdict:

@@ -254,11 +254,12 @@ class Watch:
                     if self._store.check(["done"]):
                         self._follow()
                     time.sleep(0.1)  # if nothing comes, the elected rank was killed in between
-            if self._rank in verdict.ranks:
+            raised = verdict.ranks if verdict.raised else ()  # errors of other ranks are consequences
+            if self._rank in raised:
                 self._print_own()
             if not is_launched():
                 say(verdict.text + "\n")
-            self._store.set("done", json.dumps({"text": verdict.text, "ranks": verdict.ranks}))
+            self._store.set("done", json.dumps({"text": verdict.text, "ranks": verdict.ranks, "raised": raised}))
             for rank in verdict.ranks:
                 beat = self._others[rank].beat
                 if rank != self._rank and beat is not None and beat.process.state() == STOPPED:
@@ -268,7 +269,7 @@ class Watch:
     def _follow(self) -> None:
         """Leave after another rank has printed the verdict."""
         with self._ending:
-            if self._rank in json.loads(self._store.get("done"))["ranks"]:
+            if self._rank in json.loads(self._store.get("done"))["raised"]:
                 self._print_own()
             self._store.add("followed", 1)
             self._leave_last()
