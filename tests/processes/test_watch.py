@@ -13,8 +13,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import comparisons_on_ranks
 import pytest
 from failing_jobs import Ended, ended
+from processes import ranks
 
 from autopar.runtime import current_op
 from autopar.runtime.current_op import CurrentOp
@@ -73,6 +75,7 @@ CASES: dict[str, tuple[list[int], str | None]] = {
         f"{FIRST}",
     ),
     "stuck in an op": ([1, 1, 1], f"no progress for 2 s: rank 2 is {MIDDLE}; ranks 0 1 wait {LAST}"),
+    "most are stuck in chunks": ([1, 1, 1], f"no progress for 2 s: ranks 1 2 are {RELU}; rank 0 waits {CHUNK}"),
     "early end": ([1, 1, 0], f"rank 2 ended; ranks 0 1 wait {FIRST}"),
     "kill of rank 0": (
         [-9, 1, 1],
@@ -138,6 +141,15 @@ def test_ranks(ends: dict[str, Ended], case: str) -> None:
         return
     tracebacks = {line.partition("] ")[0] + "]" for line in output.splitlines() if "Traceback" in line}
     assert tracebacks == ({f"[rank {0 if 'rank 0' in case else 2}]"} if "exception" in case else set()), output
+
+
+def test_a_comparison_of_calls_waits_for_the_other_ranks() -> None:
+    places = ranks(3).run(comparisons_on_ranks.place_of_a_comparison)
+    assert [place.peers for place in places] == [(1, 2), (0, 2), (0, 1)]
+    assert {place.collective for place in places} == {"the comparison of the ranks' calls"}
+    assert all(
+        place.text.startswith("the comparison of the ranks' calls   comparisons_on_ranks.py:") for place in places
+    )
 
 
 # -- where ---------------------------------------------------------------------------------------------------------
@@ -278,8 +290,8 @@ VERDICTS: dict[str, tuple[list[RankState], tuple[int, ...] | None]] = {
 
 @pytest.mark.parametrize("case", VERDICTS)
 def test_verdict(case: str) -> None:
-    ranks, blamed = VERDICTS[case]
-    verdict = judge(dict(enumerate(ranks)), timeout=60.0)
+    states, blamed = VERDICTS[case]
+    verdict = judge(dict(enumerate(states)), timeout=60.0)
     assert (None if verdict is None else verdict.ranks) == blamed, verdict
 
 

@@ -73,6 +73,17 @@ CASES: dict[str, tuple[dict[int, RankState], tuple[int, ...], tuple[str, ...]]] 
         (2,),
         (f"rank 2 was lost (killed or crashed); it was last seen in {receives(3).text}", *CHAIN, REMEDY_DEAD),
     ),
+    "dead in a collective": (
+        stuck(receives(1), reduces("a", 2), seen(reduces("a", 1), process=DEAD), COMPUTES),
+        (2,),
+        (
+            f"rank 2 was lost (killed or crashed); it was last seen in {reduces('a').text}",
+            f"rank 1 waits in {reduces('a').text}",
+            f"rank 0 waits for rank 1 in {receives(1).text}",
+            f"rank 3 is in {COMPUTES.text}",
+            REMEDY_DEAD,
+        ),
+    ),
     "stopped": (
         stuck(*ALONG[:2], seen(COMPUTES, process=STOPPED), ALONG[3]),
         (2,),
@@ -133,6 +144,17 @@ CASES: dict[str, tuple[dict[int, RankState], tuple[int, ...], tuple[str, ...]]] 
             f"rank 2 waits for rank 3 in {receives(3).text}",
             f"rank 3 waits for rank 1 in {receives(1).text}",
             f"rank 0 waits for rank 1 in {receives(1).text}",
+            ORDER,
+        ),
+    ),
+    "a cycle through a collective": (
+        stuck(reduces("a", 1, 2), reduces("a", 0, 2), receives(0)),
+        (0, 2),
+        (
+            f"{STALLED} ranks 0 2 wait for each other",
+            f"rank 0 waits for rank 2 in {reduces('a').text}",
+            f"rank 2 waits for rank 0 in {receives(0).text}",
+            f"rank 1 waits in {reduces('a').text}",
             ORDER,
         ),
     ),
@@ -199,6 +221,9 @@ CASES: dict[str, tuple[dict[int, RankState], tuple[int, ...], tuple[str, ...]]] 
 }  # fmt: skip
 
 
+AT_ONCE = ("dead", "dead in a wait", "dead in a collective", "failed", "cut while it waited")
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_verdict_follows_the_waits(case: str) -> None:
     states, blamed, lines = CASES[case]
@@ -206,11 +231,10 @@ def test_the_verdict_follows_the_waits(case: str) -> None:
     assert verdict is not None
     assert verdict.text.splitlines() == [f"autopar: {lines[0]}", *(f"  {line}" for line in lines[1:])]
     assert verdict.ranks == blamed
+    assert verdict.raised == (case == "failed"), "whether the ranks to blame show their tracebacks"
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case not in ("dead", "dead in a wait", "failed", "cut while it waited")]
-)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in AT_ONCE])
 def test_waits_are_borne_while_one_rank_makes_progress(case: str) -> None:
     states, _, _ = CASES[case]
     first = next(rank for rank, state in states.items() if state.is_in(ALIVE) and state.inside)
