@@ -67,5 +67,4 @@ def weight_gradients(program: Program) -> list[fx.Node]:
 
 def _hands_on(node: fx.Node) -> bool:
     """Return whether an op is an element of a result, or adds a value to a sum."""
-    first = operands(node)[0] if node.args else None
-    return is_getitem(node) or (node.target is ADD and first is not None and first.op == "placeholder")
+    return is_getitem(node) or (node.target is ADD and operands(node)[0].op == "placeholder")

@@ -260,10 +260,12 @@ class _Update:
         self, total: fx.Node | None, measured: fx.Node | None, returned: dict[str, fx.Node]
     ) -> tuple[fx.Node, fx.Node]:
         """Return the sums of squares of this stage, and take those of all stages in their place."""
+        assert self.staged is not None
         known = {"squares": total, "measured": measured}
         returned |= {name: value for name, value in known.items() if value is not None}
-        dtypes = [torch.float32 if value is None else type_of(value).dtype for value in known.values()]
-        return self._input(SQUARES, dtypes[0], "input"), self._input(MEASURED, dtypes[1], "input")
+        wide = any(t.gradient.dtype == torch.float64 for t in self.staged.all)
+        dtype = torch.float64 if wide else torch.float32  # the same on all stages, so that all clip alike
+        return self._input(SQUARES, dtype, "input"), self._input(MEASURED, dtype, "input")
 
     def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, states: Mapping[str, fx.Node],
                  step: fx.Node | None, numbers: Mapping[str, fx.Node], divisor: fx.Node | None,

@@ -1,7 +1,7 @@
 """Choose where the forward is cut into stages: by cost, or by globs over its modules.
 
-By cost, consecutive units (``units``) go to one stage. The longest stage is as short as possible; of the cuts within 1 %
-of that, those that need the least memory on a stage; of these, the one that sends the fewest bytes. Each is one dynamic
+By cost, consecutive units (``units``) go to one stage. The longest stage is as short as possible; of the cuts within
+5 % of that, those that need the least memory on a stage; of these, the one that sends the fewest bytes. Each is one dynamic
 program over the units.
 """
 
@@ -22,7 +22,7 @@ from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.step.pipelined.units import Unit
 
-NEAR = 1.01  # stages and memories that differ by less count as equal
+NEAR = 1.05  # stages and memories that differ by less count as equal
 
 Place = Callable[[fx.Node], int | None]  # op of the forward → its stage; ``None``: that of its last operand
 Globs = Sequence[str | Sequence[str]]  # for each stage, one or several globs over module paths

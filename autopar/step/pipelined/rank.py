@@ -123,11 +123,13 @@ class RankStep:
         """
         functions, interface, named = self._program(placed, written)
         function = functions.phase(phase)
+        users = {of: name for name, of in named.items()}
+        # values that are returned as they came
+        returned = {k: values[users[of]] for k, (of, _) in enumerate(interface.returned) if users.get(of) in values}
         if function is None:
-            return Called({}, {})
+            return Called(returned, {})
         left = {} if results is None else results
         constants = placed[0].constants
-        users = {of: name for name, of in named.items()}
         boxed = []
         for name in function.takes:
             if name in left:
@@ -139,7 +141,7 @@ class RankStep:
         gives = function.gives
         made = dict(zip(gives, (yield from function(boxed)), strict=True))
         left.update(made)
-        returned = {k: made[name] for k, (name, _) in enumerate(interface.returned) if name in made}
+        returned |= {k: made[name] for k, (name, _) in enumerate(interface.returned) if name in made}
         states = {users[of]: made[name] for of, (name, _) in interface.states.items() if name in made}
         return Called(returned, states)
 
@@ -212,7 +214,7 @@ class RankStep:
             pieces = []
             if sent.reader in sums:
                 name = gradient_name(sent.tied.name)
-                reduced = yield from self.call(sent.placed, "update", {name: sums[sent.reader].pop(name)})
+                reduced = yield from self.call(sent.placed, "forward", {name: sums[sent.reader].pop(name)})
                 pieces = [reduced.returned[0]]
             moves.append((Bundle([sent.value], self.rank), pieces, sent.tied.home))
         received = yield from self._exchange(moves, "the gradients of tied parameters")

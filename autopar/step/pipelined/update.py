@@ -125,7 +125,6 @@ class _Updates:
     def _reduced(self, stage: Stage, type: TensorType, parameter: str) -> Placed:
         """Place the program that reduces a sum of gradients."""
         builder = GraphBuilder(self.device)
-        builder.phase = "update"
         name = gradient_name(parameter)
         record = Record(type, role="buffer", name=name, module=parameter.rpartition(".")[0], source="tied parameter")
         program = builder.program([builder.placeholder(name, record)])
