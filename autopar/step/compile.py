@@ -167,9 +167,7 @@ class MicroCompiler:
             gradients={name: types[gradient_name(name)] for name in trained},
             states={name: states[name] for name in trained},
             untrained=tuple(
-                Untrained(name, types[gradient_name(name)], states[name])
-                for name in own
-                if name not in trained
+                Untrained(name, types[gradient_name(name)], states[name]) for name in own if name not in trained
             ),
             loss=types.get(LOSS),
             outputs=micro.outputs,

@@ -46,7 +46,7 @@ from autopar.ir.value_names import (  # fmt: skip
 from autopar.optimizers import AVERAGED
 from autopar.optimizers.update import COUNTED, RATE, Update
 from autopar.plan.loss_scaling import LossScaling, updated_scale
-from autopar.step.graph_builder import GraphBuilder, type_of
+from autopar.step.graph_builder import GraphBuilder
 
 NOWHERE = Record(None)  # of ops that belong to no parameter
 
@@ -211,7 +211,9 @@ class _Update:
         if scale is not None or self.norm is not None:
             total = self._total(self.trained, gradients) if gradients else None
             others_total = [self._total(self.norm.others, others)] if self.norm is not None and others else []
-            measured = self._added([*([] if total is None else [total]), *others_total]) if gradients or others else None
+            measured = (
+                self._added([*([] if total is None else [total]), *others_total]) if gradients or others else None
+            )
             if self.staged is not None:
                 total, measured = self._over_all_stages(total, measured, returned)
         divisor = None if scale is None else scale[0]

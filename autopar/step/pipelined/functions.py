@@ -108,9 +108,7 @@ class ProcessFunctions:
         if key not in self._made:
             donated = Donated.of(self.local, self._donated, self._sums if zeros else ())
             hunt = self._hunt if anomaly.is_on() else None
-            phases = lower(
-                self.local, self._groups, None, self._device, hunt, pacing_of(self._explicit), donated
-            )
+            phases = lower(self.local, self._groups, None, self._device, hunt, pacing_of(self._explicit), donated)
             self._made[key] = {name: _Lowered(lowered) for name, lowered in phases.items()}
         return self._made[key].get(phase)
 

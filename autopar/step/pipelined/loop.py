@@ -145,4 +145,3 @@ class PipelineLoop:
             kept = state.kept[task.batch]
             names = [stage.sent_back(value)[0] for value in cut.down]
             self._made[task] = [results[name] if name in results else kept[name] for name in names]
-

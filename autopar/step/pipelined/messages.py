@@ -203,4 +203,3 @@ class SimulatedMessages:
             yield Until(lambda key=key: bool(self._mail.get(key)), words, (other,))  # type: ignore[misc]
             vectors.append(self._mail[key].popleft())
         return vectors
-

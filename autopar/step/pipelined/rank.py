@@ -1,6 +1,6 @@
 """Run a whole pipelined step on one rank: from its pieces of parameters, state and inputs to their next values.
 
-    copies of parameters · counts · the slots of the schedule · sums that go home · numbers of all stages · updates
+copies of parameters · counts · the slots of the schedule · sums that go home · numbers of all stages · updates
 """
 
 from __future__ import annotations
@@ -15,15 +15,7 @@ from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.ir.nodes import name_of
 from autopar.ir.program import Program
 from autopar.ir.transfers import Ends
-from autopar.ir.value_names import (
-    MEASURED,
-    SQUARES,
-    copy_name,
-    count_name,
-    gradient_name,
-    sums_in,
-    total_name,
-)
+from autopar.ir.value_names import MEASURED, SQUARES, copy_name, count_name, gradient_name, sums_in, total_name
 from autopar.runtime.interface import Interface
 from autopar.runtime.lowering.tags import tag_of
 from autopar.scheduling.programs.order import donated_names
@@ -100,9 +92,7 @@ class RankStep:
             own |= yield from self._counts(stage, own, inputs[stage.number])
             states[stage.number] = self._state(stage, own, inputs[stage.number])
         del read, foreign
-        loop = PipelineLoop(
-            self.micro.schedule, self.position, states, self.forward, self.backward, self.messages
-        )
+        loop = PipelineLoop(self.micro.schedule, self.position, states, self.forward, self.backward, self.messages)
         yield from loop.run()
         sums = {number: self._sums(state) for number, state in states.items()}
         del states, loop
@@ -112,7 +102,12 @@ class RankStep:
     # -- calls by name ---------------------------------------------------------------------------------------------
 
     def call(
-        self, placed: Placed, phase: str, values: Tensors, written: frozenset[str] = frozenset(), results: Tensors | None = None
+        self,
+        placed: Placed,
+        phase: str,
+        values: Tensors,
+        written: frozenset[str] = frozenset(),
+        results: Tensors | None = None,
     ) -> Generator[Any, Any, Called]:
         """Run one phase of a program.
 
@@ -251,7 +246,9 @@ class RankStep:
             own, number = values[stage.number], stage.number
             own |= self._in_their_dtypes(ending, {SQUARES: squares, MEASURED: measured})
             called = yield from self.call(ending.placed, "update", own, ending.states, left.pop(number))
-            returned |= {name: value for name, value in self._named(ending, called).items() if name in self.update.returns[1:]}
+            returned |= {
+                name: value for name, value in self._named(ending, called).items() if name in self.update.returns[1:]
+            }
             nexts |= called.states
         for name, value in nexts.items():
             if value is not held[name]:

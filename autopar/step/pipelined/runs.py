@@ -23,7 +23,6 @@ from autopar.runtime.modes import as_captured
 from autopar.runtime.seeds import step_seed
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import run_together
-from autopar.scheduling.programs.order import donated_names
 from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.functions import Functions, ProcessFunctions, SimulatedFunctions
 from autopar.step.pipelined.messages import Mail, Pool, ProcessMessages, SimulatedMessages
@@ -255,4 +254,3 @@ def _result_of(run: Any) -> Any:
     except StopIteration as end:
         return end.value
     raise AssertionError("a real rank waits inside of its calls")
-

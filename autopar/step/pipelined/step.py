@@ -52,7 +52,9 @@ class PipelinedPrograms:
     def text(self, *, comments: bool = False) -> str:
         """Return a header, and the text of each program behind its name; ``comments`` as of ``Program.text``."""
         parts = [f"{name} {program.text(comments=comments)}" for name, program in self.programs.items()]
-        head = f"step of {self.microbatches} micro-batches in {len(self.micro.stages)} stages, {self.micro.schedule.name}"
+        head = (
+            f"step of {self.microbatches} micro-batches in {len(self.micro.stages)} stages, {self.micro.schedule.name}"
+        )
         return "\n".join([head, *parts])
 
     def verify(self) -> None:

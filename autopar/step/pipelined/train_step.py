@@ -20,10 +20,7 @@ from autopar.step.pipelined.step import PipelinedPrograms
 from autopar.step.pipelined.update import PipelinedUpdate
 from autopar.step.train_step import TrainStep
 
-REFUSED = {
-    "across": "a pipelined step ends complete",
-    "offload": "the stages keep their state on their devices",
-}
+REFUSED = {"across": "a pipelined step ends complete", "offload": "the stages keep their state on their devices"}
 
 
 class PipelinedStep(TrainStep):
@@ -40,7 +37,7 @@ class PipelinedStep(TrainStep):
                 raise ValueError(f"{option}= with schedule={shown(options.schedule)}: {why}; leave {option}= out")
         if options.joins is not None:
             raise ValueError(
-                'returns= with schedule=: the outputs of a pipelined step stay on the stages that make them; use '
+                "returns= with schedule=: the outputs of a pipelined step stay on the stages that make them; use "
                 'returns="loss", and parallel(...) under torch.no_grad() for outputs'
             )
         if options.opened:
