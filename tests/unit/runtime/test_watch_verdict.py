@@ -20,7 +20,7 @@ from autopar.runtime.processes.watch.beat import (
     Process,
 )
 from autopar.runtime.processes.watch.followed_rank import RankState
-from autopar.runtime.processes.watch.verdict import LONGER, judge
+from autopar.runtime.processes.watch.verdict import LONGER, ORDER, judge
 from autopar.runtime.processes.watch.wording import LINES
 
 TIMEOUT = 60.0
@@ -56,8 +56,7 @@ CHAIN = (
 )
 REMEDY_DEAD = "if memory ran out, the kernel killed it: see dmesg"
 STEPS = "all ranks must take the same number of steps: see how the data is split"
-ORDER = "let all ranks come to these calls in one order"
-LONG = LONGER.strip()
+ONE_ORDER, LONG = ORDER.strip(), LONGER.strip()
 STALLED = f"no progress for {TIMEOUT:g} s:"
 
 # case → the states of the ranks, the ranks to blame, and the lines of the message
@@ -144,7 +143,7 @@ CASES: dict[str, tuple[dict[int, RankState], tuple[int, ...], tuple[str, ...]]] 
             f"rank 2 waits for rank 3 in {receives(3).text}",
             f"rank 3 waits for rank 1 in {receives(1).text}",
             f"rank 0 waits for rank 1 in {receives(1).text}",
-            ORDER,
+            ONE_ORDER,
         ),
     ),
     "a cycle through a collective": (
@@ -155,7 +154,7 @@ CASES: dict[str, tuple[dict[int, RankState], tuple[int, ...], tuple[str, ...]]] 
             f"rank 0 waits for rank 2 in {reduces('a').text}",
             f"rank 2 waits for rank 0 in {receives(0).text}",
             f"rank 1 waits in {reduces('a').text}",
-            ORDER,
+            ONE_ORDER,
         ),
     ),
     "a cycle, and one outside": (
@@ -167,7 +166,7 @@ CASES: dict[str, tuple[dict[int, RankState], tuple[int, ...], tuple[str, ...]]] 
             f"rank 1 waits for rank 0 in {receives(0).text}",
             f"rank 2 waits for rank 3 in {receives(3).text}",
             "rank 3 is outside of a step, at train.py:7  load()",
-            ORDER,
+            ONE_ORDER,
         ),
     ),
     "collectives of two axes in a circle": (
@@ -179,7 +178,7 @@ CASES: dict[str, tuple[dict[int, RankState], tuple[int, ...], tuple[str, ...]]] 
             f"rank 1 waits for rank 2 in {reduces('b').text}",
             f"rank 2 waits for rank 3 in {reduces('a').text}",
             f"rank 3 waits for rank 0 in {reduces('b').text}",
-            ORDER,
+            ONE_ORDER,
         ),
     ),
     "other collectives inside of a stage": (
@@ -190,13 +189,13 @@ CASES: dict[str, tuple[dict[int, RankState], tuple[int, ...], tuple[str, ...]]] 
             f"rank 3 waits in {reduces('mm_1_tp').text}",
             f"rank 0 waits for rank 2 in {receives(2).text}",
             f"rank 1 waits for rank 3 in {receives(3).text}",
-            LONG,
+            ONE_ORDER,
         ),
     ),
     "most are in one collective": (
         stuck(reduces("a", 1, 2), reduces("b", 0, 2, ticks=20), reduces("a", 0, 1)),
         (1,),
-        (f"{STALLED} rank 1 is in {reduces('b').text}; ranks 0 2 wait in {reduces('a').text}", LONG),
+        (f"{STALLED} rank 1 is in {reduces('b').text}; ranks 0 2 wait in {reduces('a').text}", ONE_ORDER),
     ),
     "all of a stage are in one collective": (
         stuck(receives(1), reduces("a", 2), reduces("a", 1)),

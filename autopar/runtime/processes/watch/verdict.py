@@ -23,6 +23,7 @@ HASTE = 1.5  # once a connection broke, a rank counts as lost after so many seco
 
 LOST = "was lost (killed or crashed)"
 LONGER = "\n  if a rank may take that long (an evaluation, a checkpoint, a debugger), give a longer timeout="
+ORDER = "\n  let all ranks come to these calls in one order"  # where no time-out is long enough
 
 
 @dataclass(frozen=True)
@@ -143,19 +144,18 @@ def _mismatched(states: Mapping[int, RankState], waits: Waits, begin: str) -> Ve
     told = joined(
         clauses(states, blamed, together=IS), clauses(states, [*most, *led, *_rest(states, waits.apart, led)], alone=IS)
     )
-    return Verdict(tuple(blamed), f"{begin}{told}{LONGER}")
+    return Verdict(tuple(blamed), f"{begin}{told}{ORDER}")
 
 
 def _circular(states: Mapping[int, RankState], waits: Waits, begin: str) -> Verdict:
-    """Blame the ranks of a cycle of waits. No time-out is long enough for it."""
+    """Blame the ranks of a cycle of waits."""
     cycle, led = waits.cycle, waits.outwards(waits.cycle)
     told = [
         f"rank {rank} waits for rank {peer} {at(_beat(states, rank).place)}"
         for rank, peer in zip(cycle, [*cycle[1:], cycle[0]], strict=True)
     ]
     told += clauses(states, [*led, *_rest(states, cycle, led)], alone=IS)
-    remedy = "\n  let all ranks come to these calls in one order"
-    return Verdict(tuple(cycle), f"{begin}{in_words(sorted(cycle))} wait for each other{lines(told)}{remedy}")
+    return Verdict(tuple(cycle), f"{begin}{in_words(sorted(cycle))} wait for each other{lines(told)}{ORDER}")
 
 
 def _outvoted(states: Mapping[int, RankState], begin: str) -> Verdict:
