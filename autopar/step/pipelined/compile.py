@@ -1,4 +1,4 @@
-"""Compile the stages of a pipelined micro-batch: cut the traced program, and place each stage on the mesh of its ranks."""
+"""Compile the stages of a pipelined micro-batch: cut the traced program, and place each stage on its ranks."""
 
 from __future__ import annotations
 
@@ -145,7 +145,10 @@ def _homes(program: Program, parts: Sequence[StageProgram]) -> tuple[dict[str, i
 
 @dataclass
 class _Stages:
-    """Places the stages one after the other: each takes its values in the layouts in which the one before returns them."""
+    """Places the stages one after the other.
+
+    Each takes its values in the layouts in which the one before returns them.
+    """
 
     compiler: Compiler
     options: StepOptions

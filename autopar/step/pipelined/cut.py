@@ -1,8 +1,8 @@
 """Choose where the forward is cut into stages: by cost, or by globs over its modules.
 
 By cost, consecutive units (``units``) go to one stage. The longest stage is as short as possible; of the cuts within
-5 % of that, those that need the least memory on a stage; of these, the one that sends the fewest bytes. Each is one dynamic
-program over the units.
+5 % of that, those that need the least memory on a stage; of these, the one that sends the fewest bytes. Each is one
+dynamic program over the units.
 """
 
 from __future__ import annotations
@@ -51,10 +51,8 @@ def cut_by_cost(units: Sequence[Unit], stages: int, live: Sequence[float]) -> Pl
 
 def best_cut(units: Sequence[Unit], stages: int, live: Sequence[float]) -> list[int]:
     """Return the first unit of each stage."""
-    seconds, held, kept = (
-        [0, *itertools.accumulate(facts)]
-        for facts in zip(*((u.seconds, u.held, u.activations) for u in units), strict=True)
-    )
+    facts = zip(*((unit.seconds, unit.held, unit.activations) for unit in units), strict=True)
+    seconds, held, kept = ([0.0, *itertools.accumulate(column)] for column in facts)
 
     def time(begin: int, end: int, stage: int) -> float:
         return seconds[end] - seconds[begin]

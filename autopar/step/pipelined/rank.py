@@ -124,13 +124,13 @@ class RankStep:
         if function is None:
             return Called(returned, {})
         left = {} if results is None else results
-        constants = placed[0].constants
+        constants = {name: c.tensor for name, c in placed[0].constants.items() if c.tensor is not None}
         boxed = []
         for name in function.takes:
             if name in left:
                 boxed.append(left[name])
             elif name in constants:
-                boxed.append(constants[name].tensor)
+                boxed.append(constants[name])
             else:
                 boxed.append(values[users[name]])
         gives = function.gives

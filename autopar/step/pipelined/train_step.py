@@ -9,11 +9,13 @@ import torch
 from autopar.errors import shown
 from autopar.model.calls import Calls
 from autopar.report.passes import Reports
+from autopar.scheduling.programs.communication import Communication
 from autopar.step.batches import MicroBatches
 from autopar.step.compiled_step import about
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.programs import PipelinedMicro
+from autopar.step.pipelined.report import Pipeline, communication_of, rank_step_of
 from autopar.step.pipelined.runs import PipelinedOnProcess, PipelinedSimulated
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.step import PipelinedPrograms
@@ -67,6 +69,26 @@ class PipelinedStep(TrainStep):
         """The report of each pass, stage by stage. Prints as a table. ``RuntimeError`` before a capture."""
         micro, update = self._now()
         return Reports((*micro.reports, *about("update", update.reports)))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The stages and the schedule, which ``.simulate()`` simulates. ``RuntimeError`` before a capture."""
+        micro, _ = self._now()
+        compiler = self._captured.compiler()
+        return Pipeline.of(micro, compiler.machine or compiler.planner.machine)
+
+    @property
+    def communication(self) -> Communication:
+        """How the collectives of each stage are scheduled, with a bound. Prints as a table.
+
+        ``RuntimeError`` before a capture.
+        """
+        job = self._calls.job
+        return communication_of(*self._now(), job is None or job.in_order)
+
+    def local(self, rank: int) -> Any:
+        """Return the programs that one rank runs, stage by stage. ``RuntimeError`` before a capture."""
+        return rank_step_of(*self._now(), rank)
 
     @property
     def solution(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -69,10 +69,8 @@ def units_of(program: Program, ops: Sequence[fx.Node], machine: Machine) -> list
         if record_of(node).role == "param" and readers:
             held[min(readers)] += STATES * bytes_of(node)
     crossing = _crossing(ops, number, len(runs))
-    return [
-        Unit(name, nodes, *facts)
-        for (name, nodes), *facts in zip(runs, seconds, held, activations, crossing, strict=True)
-    ]
+    columns = zip(runs, seconds, held, activations, crossing, strict=True)
+    return [Unit(name, nodes, time, *bytes) for (name, nodes), time, *bytes in columns]
 
 
 def _crossing(ops: Sequence[fx.Node], number: Mapping[fx.Node, int], count: int) -> list[int]:
@@ -111,6 +109,3 @@ def bytes_of(node: fx.Node) -> int:
     """Return the bytes of a value on one device; 0 for a tuple, whose elements are counted."""
     type = record_of(node).type
     return math.prod(type.shape) * type.dtype.itemsize if isinstance(type, TensorType) else 0
-
-
-Place = Callable[[fx.Node], int]  # from an op of the forward to its stage

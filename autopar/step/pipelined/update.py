@@ -1,4 +1,4 @@
-"""Compile the programs that end a pipelined step: one update for each stage, and the sums that tied parameters send home."""
+"""Compile the programs that end a pipelined step: an update for each stage, and sums of tied parameters."""
 
 from __future__ import annotations
 
