@@ -67,7 +67,8 @@ class ModelProxy(AttributesOfModule):
         new = copy.copy(self)
         memo[id(self)] = new
         if self.job is not None:
-            memo[id(self.job.device_mesh)] = self.job.device_mesh  # DTensors would copy it, with its process groups
+            for device_mesh in (self.job.device_mesh, *self.job.stages.values()):
+                memo[id(device_mesh)] = device_mesh  # DTensors would copy it, with its process groups
         new._stand_for(self._calls.copied(copy.deepcopy(self.module, memo)))
         return new
 
