@@ -142,7 +142,7 @@ def _strided(dim: Dim, mesh: Mesh) -> tuple[str, int] | None:
 
 
 def with_an_axis(mesh: Mesh) -> Mesh:
-    """Return the mesh; one without axes, such as a stage of one rank, gets an axis: torch's meshes have at least one."""
+    """Return the mesh; one without axes, such as a stage of one rank, gets one, as torch's meshes have at least one."""
     return mesh if mesh.axes else Mesh({PIPELINE: 1}, ranks=mesh.ranks, name=mesh.name)
 
 

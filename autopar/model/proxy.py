@@ -14,8 +14,8 @@ from autopar.capture.guards import AttributesOfModule
 from autopar.capture.model_state import model_state
 from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
-from autopar.model.dtensor_parameters import fitted_to, with_public_placements
 from autopar.model.initialize import Init, initialize
+from autopar.model.state_dicts import fitted_to, with_public_placements
 from autopar.model.weights import load_weights
 from autopar.model.wrappers import refuse_composable, refuse_ddp
 from autopar.runtime.processes.job import Job

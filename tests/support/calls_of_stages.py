@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import distributed, nn
-from torch.distributed.tensor import distribute_tensor
+from loops import whole as whole_value
+from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.ir.dtensor import device_mesh_of, edge_of, placements_of
+from autopar.ir.dtensor import edge_of, placements_of
 from autopar.ir.layout import DistAttr, Layout
+from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.stage_parameters import move_to_stages
 
 MESHES: dict[str, dict[str, int]] = {
@@ -96,6 +96,16 @@ def check_place(tensor: Any, value: torch.Tensor, home: Layout, job: Any) -> Non
         assert torch.equal(tensor.detach().full_tensor(), value)
     else:
         assert piece.numel() == 0 or not value.dim()
+
+
+def values_here(tensor: Any) -> torch.Tensor | None:
+    """The full values of a tensor, on a rank that has a part of them; else ``None``, and its piece is empty."""
+    if not is_dtensor(tensor):
+        return tensor.detach()
+    if tensor.device_mesh.get_coordinate() is not None:
+        return whole_value(tensor.detach())
+    assert tensor.to_local().numel() == 0 or not tensor.dim()
+    return None
 
 
 def moved(sizes: dict[str, int]) -> None:
