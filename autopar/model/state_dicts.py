@@ -37,9 +37,9 @@ def fitted_to(state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], job
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     fitted = dict(state)
-    for name, value in state.items():
-        target = tensors.get(name)
-        if job is None or target is None or not isinstance(value, torch.Tensor) or value.shape != target.shape:
+    for name, target in tensors.items():  # in the order of the model, which all ranks share
+        value = state.get(name)
+        if job is None or not isinstance(value, torch.Tensor) or value.shape != target.shape:
             continue
         device_mesh = target.device_mesh if is_dtensor(target) else job.device_mesh
         placements = target.placements if is_dtensor(target) else [Replicate()] * device_mesh.ndim

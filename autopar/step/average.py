@@ -126,7 +126,7 @@ class Averages:
         weight.
         """
         groups = self.optimizer_state.groups()
-        saved = {name: value for name, value in state["weights"].items() if name in groups}
+        saved = {name: state["weights"][name] for name in groups if name in state["weights"]}
         tensors = {
             name: self.tensors[name] if name in self.tensors else groups[name][1].detach().clone() for name in saved
         }

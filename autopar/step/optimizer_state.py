@@ -263,9 +263,9 @@ class OptimizerState:
             number, parameter = groups[name]
             update, attr = updates[number], states[name]
             group = self.optimizer.param_groups[number]
-            state = {
+            state = {  # in an order that ranks share, also where they have loaded it in another one
                 n: self._tensor(n, value, parameter)
-                for n, value in self.optimizer.state.get(parameter, {}).items()
+                for n, value in sorted(self.optimizer.state.get(parameter, {}).items())
                 if value is not None
             }
             known = {n: self._places.placed(value, parameter, attr, n in update.counted) for n, value in state.items()}

@@ -51,12 +51,12 @@ def stage(mesh: Mesh, number: int) -> Mesh:
     )
 
 
-def cut(model: nn.Module, mesh: Mesh, shift: int = 0) -> dict[str, Layout]:
-    """A home for each parameter, in turn on each stage."""
+def cut(model: nn.Module, mesh: Mesh, shift: int = 0, merged: bool = True) -> dict[str, Layout]:
+    """A home for each parameter, in turn on each stage; ``merged``: one has a merged dim."""
     homes = {}
     for k, (name, parameter) in enumerate(model.named_parameters()):
         place = stage(mesh, (k + shift) % mesh.sizes["stage"])
-        homes[name] = Layout(place, attr_of(name, parameter, place))
+        homes[name] = Layout(place, attr_of(name, parameter, place, merged))
     return homes
 
 
@@ -65,8 +65,8 @@ def whole(model: nn.Module, mesh: Mesh) -> dict[str, Layout]:
     return {name: Layout(mesh, attr_of(name, parameter, mesh)) for name, parameter in model.named_parameters()}
 
 
-def attr_of(name: str, parameter: torch.Tensor, mesh: Mesh) -> DistAttr:
-    if "tp" in mesh.names and mesh.name and name == "qkv.weight":
+def attr_of(name: str, parameter: torch.Tensor, mesh: Mesh, merged: bool = False) -> DistAttr:
+    if merged and "tp" in mesh.names and name == "qkv.weight":
         return DistAttr((((3, ()), (8, ("tp",))), ((None, ()),)))
     if "tp" not in mesh.names or name not in PLAN:
         return DistAttr.replicated(parameter.dim())

@@ -108,24 +108,21 @@ def alone(optimizer: str, steps: int, seed: int = 0) -> dict[str, Any]:
 class ByHand:
     """A training whose parameters are on stages, or on the whole mesh, with or without ZeRO."""
 
-    def __init__(self, sizes: Mapping[str, int], optimizer: str = "AdamW", seed: int = 0, shift: int | None = 0) -> None:
-        self.parallel = made(sizes, seed)
+    def __init__(self, sizes: Mapping[str, int], optimizer: str = "AdamW", seed: int = 0, merged: bool = True) -> None:
+        self.parallel, self.merged = made(sizes, seed), merged
         self.whole_states = optimizer in WHOLE
         self.optimizer = OPTIMIZERS[optimizer](groups(self.parallel))
-        self.use(self.parallel.job)
-        self.move(shift)
-        self.steps = 0
-
-    def use(self, job: Any) -> None:
         calls = self.parallel._calls
-        self.optimizer_state = OptimizerState(self.optimizer, model_state(calls.module).parameters, job)
+        self.optimizer_state = OptimizerState(self.optimizer, model_state(calls.module).parameters, calls.job)
         self.averages = Averages(self.optimizer_state, calls.device)
         self.state = TrainingState(self.parallel, calls, self.optimizer_state, self.averages, None, LossScaling())
+        self.steps = 0
+        self.move(0)
 
     def move(self, shift: int | None) -> None:
         """Cut in another way; ``None``: back to the whole mesh."""
         mesh = self.parallel.mesh
-        self.homes = whole(self.parallel, mesh) if shift is None else cut(self.parallel, mesh, shift)
+        self.homes = whole(self.parallel, mesh) if shift is None else cut(self.parallel, mesh, shift, self.merged)
         move_to_stages(self.parallel.module, self.homes, self.parallel.job)
 
     def trained(self, step: int) -> tuple[Trained, ...]:
