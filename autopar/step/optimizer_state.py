@@ -17,6 +17,7 @@ import torch
 
 from autopar.capture.model_state import Named
 from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import scheduled_name, state_name, steps_name
 from autopar.model.dtensor_parameters import local_of
@@ -50,10 +51,10 @@ class OptimizerState:
         ValueError: one of its parameters is not the model's, or its step cannot be offloaded.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Named, job: Job | None,
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Named, mesh: Mesh, job: Job | None,
                  offload: bool = False, agreed: Callable[[], None] = lambda: None) -> None:  # fmt: skip
         self.optimizer, self.job, self.offload = optimizer, job, offload
-        self._agreed, self._places = agreed, StatePlaces(job, offload)
+        self._agreed, self._places = agreed, StatePlaces(mesh, job, offload)
         self.definition: Definition = definition_of(optimizer)
         self.pieces: dict[str, torch.Tensor] = {}
         self._names = {id(tensor): name for name, tensor in parameters}

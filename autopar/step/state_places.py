@@ -28,13 +28,14 @@ class StatePlaces:
     only its ranks compute them; and counts of steps are plain tensors again, which all ranks count.
 
     Args:
+        mesh: the whole mesh.
         job: the processes; ``None`` in a process that is alone, where all states are plain tensors.
         offload: whether the states are in host memory.
     """
 
-    def __init__(self, job: Job | None, offload: bool) -> None:
+    def __init__(self, mesh: Mesh, job: Job | None, offload: bool) -> None:
         self.job, self.offload = job, offload
-        self._meshes: dict[DeviceMesh, Mesh] = {}
+        self._meshes: dict[DeviceMesh, Mesh] = {} if job is None else {job.device_mesh: mesh}
 
     def device(self, parameter: torch.Tensor) -> torch.device:
         """Return the device of a parameter's pieces."""

@@ -81,7 +81,12 @@ class TrainStep:
         self.skipped: torch.Tensor | None = None
         self.scaler = list(options.loss_scale.state(calls.device)) if options.scaled else None
         self.optimizer_state = OptimizerState(
-            optimizer, model_state(calls.module).parameters, calls.job, options.offload, calls.agreement.wait
+            optimizer,
+            model_state(calls.module).parameters,
+            calls.mesh,
+            calls.job,
+            options.offload,
+            calls.agreement.wait,
         )
         self.averages = None if options.ema is None else Averages(self.optimizer_state, calls.device)
         self._choices = StepChoices(calls, options, self._way)

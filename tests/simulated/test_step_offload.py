@@ -233,7 +233,7 @@ def test_states_beside_an_accelerator(accelerators: DeviceMesh, away: bool) -> N
         )
         parameter = nn.Parameter(split)
         optimizer_state = OptimizerState(
-            torch.optim.SGD([parameter], lr=0.1, momentum=0.9), [("w", parameter)], job, away
+            torch.optim.SGD([parameter], lr=0.1, momentum=0.9), [("w", parameter)], Mesh(dp=2), job, away
         )
         wanted = "cpu" if away else "cuda"
         for known in ({}, {"momentum_buffer": split.clone()}):

@@ -113,7 +113,9 @@ class ByHand:
         self.whole_states = optimizer in WHOLE
         self.optimizer = OPTIMIZERS[optimizer](groups(self.parallel))
         calls = self.parallel._calls
-        self.optimizer_state = OptimizerState(self.optimizer, model_state(calls.module).parameters, calls.job)
+        self.optimizer_state = OptimizerState(
+            self.optimizer, model_state(calls.module).parameters, calls.mesh, calls.job
+        )
         self.averages = Averages(self.optimizer_state, calls.device)
         self.state = TrainingState(self.parallel, calls, self.optimizer_state, self.averages, None, LossScaling())
         self.steps = 0
