@@ -14,7 +14,7 @@ from autopar.costs.machine import Machine, machine_from, machine_of
 from autopar.errors import class_of, shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
-from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.ir.mesh import Mesh
 from autopar.ir.ops.seeded_random import RANDOM, Random
 from autopar.model.choose_mesh import choose_mesh
 from autopar.model.dtensor_parameters import is_dtensor
@@ -121,7 +121,6 @@ def parallelize(
         raise TypeError(f"parallelize takes an autopar.Mesh, as in autopar.Mesh(dp=2, tp=2), not {type(mesh).__name__}")
     if mesh.name is not None:
         raise ValueError(f"parallelize takes the whole mesh; this one is the stage {mesh.name!r}")
-    check_pipeline(mesh)
     _check_choice("inputs", inputs, INPUTS)
     _check_choice("outputs", outputs, OUTPUTS)
     _check_choice("random", random, RANDOM)
@@ -205,21 +204,6 @@ def _on_best_mesh(
     parallel.compiler.planner.notes.append(note)
     parallel.capture(*args, **kwargs)
     return parallel
-
-
-def check_pipeline(mesh: Mesh) -> None:
-    """Raise ``ValueError`` if the mesh has several stages of a pipeline."""
-    stages = mesh.sizes.get(PIPELINE, 1)
-    if stages > 1:
-        other_axes = {axis: size for axis, size in mesh.axes if axis != PIPELINE}
-        instead = ", ".join(
-            f"{axis}={size}" for axis, size in {"dp": stages * other_axes.pop("dp", 1), **other_axes}.items()
-        )
-        raise ValueError(
-            f"the mesh ({mesh}) has an axis pp, for the stages of a pipeline, and parallelize does not run pipelines "
-            f"yet: each stage would compute the whole model; give these ranks to another axis, as in Mesh({instead}); "
-            f"schedules by themselves are in autopar.pipeline"
-        )
 
 
 def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:

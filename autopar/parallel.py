@@ -13,7 +13,7 @@ from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.costs.machine import Machine, machine_of
 from autopar.ir.dtensor import edge_of
 from autopar.ir.layout import DistAttr
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.ir.structure import part_at, take_over
@@ -293,9 +293,12 @@ class Parallel(ModelProxy):
             ValueError: an option does not take the value, or the optimizer has other parameters.
         """
         from autopar.step.options import options_of
+        from autopar.step.pipelined.train_step import PipelinedStep
         from autopar.step.train_step import TrainStep
 
-        return TrainStep(self, self._calls, optimizer, options_of(options))
+        made = options_of(options)
+        pipelined = self._calls.mesh.sizes.get(PIPELINE, 1) > 1 or made.schedule is not None
+        return (PipelinedStep if pipelined else TrainStep)(self, self._calls, optimizer, made)
 
 
 def _until_searched(model: torch.nn.Module, mesh: Mesh, attrs: Mapping[str, DistAttr]) -> dict[str, DistAttr]:

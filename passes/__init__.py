@@ -28,6 +28,8 @@ from autopar.passes.recompute import Recompute
 from autopar.passes.reshard import Reshard
 from autopar.passes.search import Search
 from autopar.passes.share import Share
+from autopar.passes.split_backward import SplitBackward
+from autopar.passes.split_update import SplitUpdate
 from autopar.passes.widen import Widen
 from autopar.search.search import Find
 
@@ -74,6 +76,8 @@ PIPELINE: tuple[Row, ...] = (
     Row(Reshard, _PRICED),
     Row(Fold, _PRICED),
     Row(Share),
+    Row(SplitBackward, when="split_backward"),
+    Row(SplitUpdate, when="split_update"),
 )
 
 
@@ -92,7 +96,9 @@ def pipeline(
     machine: Machine | str | Path | None = None,
     time_limit: float = 60.0,
     memory: float | None = None,
-    last: type[Pass] = Share,
+    split_backward: bool = False,
+    split_update: bool = False,
+    last: type[Pass] = SplitUpdate,
 ) -> list[Pass]:
     """Return the passes of ``PIPELINE`` that run with these options, in order.
 
@@ -105,13 +111,16 @@ def pipeline(
             function that does it in the place of ``autopar.search.search``.
         machine: the machine whose nanoseconds decide, its name, or a file of one; without one the fewest bytes do.
         time_limit, memory: as for ``search``.
+        split_backward: whether gradients of weights are computed apart, as on the stages of a pipeline.
+        split_update: whether the numbers that go over all stages of a pipeline are computed apart.
         last: where to end. A training step makes ``micro`` of a program between ``amp`` and the passes behind it.
     """
     options = {
         "mesh": mesh, "constraints": constraints or {}, "strict": strict, "whole": whole, "device": device,
         "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute, "search": search,
         "machine": None if machine is None else machine_from(machine),
-        "time_limit": time_limit, "memory": memory,
+        "time_limit": time_limit, "memory": memory, "split_backward": split_backward,
+        "split_update": split_update,
     }  # fmt: skip
     end = [row.make for row in PIPELINE].index(last) + 1
     return [
@@ -137,6 +146,8 @@ __all__ = [
     "Reshard",
     "Search",
     "Share",
+    "SplitBackward",
+    "SplitUpdate",
     "Widen",
     "pipeline",
     "run_passes",

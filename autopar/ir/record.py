@@ -35,7 +35,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-PHASES = ("finish", "forward", "backward", "update")
+# ``weight_gradients``: those that a pipeline computes apart from the rest of the backward;
+# ``reduction``: what an update computes before numbers go over all stages of a pipeline
+PHASES = ("finish", "forward", "backward", "weight_gradients", "reduction", "update")
 ROLES = ("input", "param", "buffer", "tangent", "seed", "state")
 
 
@@ -125,7 +127,8 @@ class Record(NamedTuple):
         uses: one requirement for each operand occurrence, in argument order (``None`` for a tuple operand);
             empty for transfers, which accept any Layout, and at levels without requirements. At the level ``traced``,
             ``None`` for operands whose dtype is not converted, and empty if none is.
-        phase: ``forward``, ``backward`` or ``update``; or ``finish``, where a step first completes the one before.
+        phase: ``forward``, ``backward`` or ``update``; ``weight_gradients`` and ``reduction``, the parts of a
+            backward and of an update that a pipeline runs apart; or ``finish``, where a step first completes the one before.
         role: the role of a placeholder, one of ``input param buffer tangent seed state``.
         index: of tangents, the position of their value among the returned ones.
         name: the user's name of a placeholder (``up.weight``), if it is not the node's name.

@@ -13,7 +13,7 @@ from autopar.capture.arguments import Arguments, bind_arguments, signature_of
 from autopar.capture.guards import GuardedCall, Original
 from autopar.capture.model_state import ModelState, model_state
 from autopar.errors import PlanError
-from autopar.ir.layout import DistAttr
+from autopar.ir.layout import DistAttr, Layout
 from autopar.model.call_agreement import CallAgreement
 from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiled, Compiler, RankContext
@@ -231,6 +231,9 @@ class Calls:
             self._settle(layouts)
             self.captures.clear()
             self.latest = None
+
+    def move_to_stages(self, layouts: Mapping[str, Layout]) -> None:
+        """Give parameters to the stages of a pipeline: each is kept on the mesh of its Layout. All ranks call it."""
 
 
 def _refuse_open(attrs: Mapping[str, DistAttr]) -> None:

@@ -281,7 +281,8 @@ class Compiler:
         start = time.perf_counter()
         local = LocalPrograms(program, lambda local: verify(local, "schedule"), order)
         for rank in self.mesh.ranks if self.context is None else [self.context.rank]:
-            local[rank]
+            if rank in self.mesh:  # else it is a rank of another stage
+                local[rank]
         ms = (time.perf_counter() - start) * 1e3
         program.fixed = RUNS
         return local, PassReport("localize", ms, bytes=bytes_per_axis(program))

@@ -91,9 +91,13 @@ class StepCaptures:
         if not call.known:
             self._capture(inputs, call)
         micro = self.micros[call]
-        self._calls.move({name: type.attr for name, type in micro.parameters.items()})
+        self._move(micro)
         with without_function_modes():  # the user's modes are for the model alone
             return self._with_update(call.identity, micro)
+
+    def _move(self, micro: MicroBatch) -> None:
+        """Move the parameters to their layouts."""
+        self._calls.move({name: type.attr for name, type in micro.parameters.items()})
 
     def _capture(self, inputs: CallInputs, call: GuardedCall) -> None:
         self.keep(call, self._compiled(inputs, call, self.compiler()))
@@ -137,20 +141,27 @@ class StepCaptures:
     def _compiled(
         self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, same_numbers: bool = False
     ) -> MicroBatch:
-        key, trained, cut = call.key
-        calls, updates = self._calls, self._optimizer_state.updates()
+        key, *_ = call.key
+        calls = self._calls
         notes = about_recapture(key, [known for known, *_ in self.micros.keys], call.changes, calls.recapture)
         compiler = replace(compiler, numbers=call.numbers)
         with self._with_note():
-            return within_memory(
-                lambda compiler: compile_micro(
-                    compiler, inputs, self._options, trained, updates, cut, notes, same_numbers=same_numbers
-                ),
-                compiler,
-                updates,
-                self._options,
-                calls.device.type == "cpu",
-            )
+            return self._compile(inputs, call, compiler, notes, same_numbers)
+
+    def _compile(
+        self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, notes: Sequence[str], same_numbers: bool
+    ) -> MicroBatch:
+        _, trained, cut = call.key
+        updates = self._optimizer_state.updates()
+        return within_memory(
+            lambda compiler: compile_micro(
+                compiler, inputs, self._options, trained, updates, cut, notes, same_numbers=same_numbers
+            ),
+            compiler,
+            updates,
+            self._options,
+            self._calls.device.type == "cpu",
+        )
 
     def compiler(self) -> Compiler:
         """Return the compiler of the calls, with the options of the step that override its own."""
@@ -204,31 +215,37 @@ class StepCaptures:
         update = self.updates.pop((key, facts), None)
         if update is None:
             compiler = self.compiler()
-            update = compile_update(compiler, trained, micro, self._options)
-            check_priorities(compiler.overlap, [*_programs(micro), update.last[0]])
+            update = self._compile_update(compiler, trained, micro)
+            check_priorities(compiler.overlap, [*self._programs(micro), *self._programs_of(update)])
             self.made += 1
             self._drop_an_update([other for other in self.updates if other[0] == key])
         self.updates[key, facts] = update
         self.latest, self.trained = (micro, update), trained
         return self.latest
 
+    def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch) -> StepUpdate:
+        return compile_update(compiler, trained, micro, self._options)
+
     def _drop(self, call: GuardedCall, micro: MicroBatch) -> None:
         """Drop a capture and its updates."""
-        programs = _programs(micro)
+        programs = self._programs(micro)
         for key in [key for key in self.updates if key[0] == call.identity]:
-            update = self.updates.pop(key)
-            programs += [update.last[0], update.program]
+            programs += self._programs_of(self.updates.pop(key))
         for program in programs:
             self._forget(program)
 
     def _drop_an_update(self, keys: Sequence[Any]) -> None:
         """Drop the update that was used longest ago, if there are too many with these keys."""
         if len(keys) >= UPDATES_KEPT:
-            dropped = self.updates.pop(keys[0])
-            self._forget(dropped.last[0])
-            self._forget(dropped.program)
+            for program in self._programs_of(self.updates.pop(keys[0])):
+                self._forget(program)
 
+    @staticmethod
+    def _programs(micro: MicroBatch) -> list[Program]:
+        """Return the explicit programs of a micro-batch."""
+        return [micro.program, *(placed[0] for placed in (micro.count, micro.copy, micro.first) if placed is not None)]
 
-def _programs(micro: MicroBatch) -> list[Program]:
-    """Return the explicit programs of a micro-batch."""
-    return [micro.program, *(placed[0] for placed in (micro.count, micro.copy, micro.first) if placed is not None)]
+    @staticmethod
+    def _programs_of(update: StepUpdate) -> list[Program]:
+        """Return the explicit programs of an update."""
+        return [update.last[0], update.program]

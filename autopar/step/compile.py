@@ -30,7 +30,7 @@ from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_without_search
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
-from autopar.scheduling.programs.order import OF_STEPS, Execution
+from autopar.scheduling.programs.order import OF_STAGES, OF_STEPS, Execution
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.applied import layouts_of_states
 from autopar.step.compiled_step import MicroBatch, Placed, about, merged
@@ -75,15 +75,15 @@ def compile_micro(
     captured, attrs, report = replace(compiler, homes={}).capture(
         call, notes
     )  # the layouts of parameters are decided here
-    return _MicroCompiler(compiler, options, trained, updates, captured, attrs, report, same_numbers).run(cut)
+    return MicroCompiler(compiler, options, trained, updates, captured, attrs, report, same_numbers).run(cut)
 
 
 class OtherNumbers(AutoparError):
     """The micro-batches would have another loss than the whole batch, or other statistics."""
 
 
-class _MicroCompiler:
-    """Makes the programs of a micro-batch of a captured call.
+class MicroCompiler:
+    """Makes the programs of a micro-batch of a captured call: of all of it, or of one stage of a pipeline.
 
     Attributes:
         attrs: node → its layout, of the nodes that have one before layouts are propagated.
@@ -106,11 +106,34 @@ class _MicroCompiler:
         self.same_numbers = same_numbers
 
     def run(self, cut: Collection[str]) -> MicroBatch:
-        compiler, options, device = self.compiler, self.options, self.captured.device
+        return self.placed(*self.traced(cut))
+
+    def traced(self, cut: Collection[str]) -> tuple[Program, Micro]:
+        """Return the traced program of the loss, and that of a micro-batch. ``cut``: the inputs that are cut."""
         traced, renamed = self._loss_alone()
-        micro = self._micro(traced, {renamed.get(name, name) for name in cut})
+        return traced, self._micro(traced, {renamed.get(name, name) for name in cut})
+
+    def placed(
+        self,
+        traced: Program,
+        micro: Micro,
+        *,
+        foreign: Collection[str] = (),
+        execution: Execution = OF_STEPS,
+        split_backward: bool = False,
+    ) -> MicroBatch:
+        """Place a traced micro-batch, or a stage of one, on the mesh.
+
+        Args:
+            foreign: the parameters that belong to another stage.
+            execution: how the program runs.
+            split_backward: whether gradients of weights are computed apart.
+        """
+        compiler, options, device = self.compiler, self.options, self.captured.device
         placeholders = {name_of(node): node for node in micro.program.placeholders}
-        wanted = {"recompute": options.recompute, "widen": options.reduce_dtype is not None}
+        wanted = {
+            "recompute": options.recompute, "widen": options.reduce_dtype is not None, "split_backward": split_backward,
+        }  # fmt: skip
         if compiler.searches and options.zero in (1, 2, 3):
             self.attrs |= self._layouts_of_inputs(micro, wanted)
         # where the search chooses, nothing is decided before
@@ -119,18 +142,19 @@ class _MicroCompiler:
         ending = self._ending(micro, partial(zero.split, "state"))
         local, reports, found = compiler.place(
             micro.program, self.attrs, device, captured=self.captured, search=compiler.searches, ending=ending,
-            execution=OF_STEPS, **wanted,
+            execution=execution, **wanted,
         )  # fmt: skip
         self.reports += reports
         if found is not None:
             self.attrs |= {n.name: tensor_type(n).attr for n in placeholders.values() if record_of(n).role == "input"}
-        count = self._count(traced, micro, self._inputs(placeholders))
+        count = None if execution is OF_STAGES else self._count(traced, micro, self._inputs(placeholders))
         types: dict[str, TensorType] = {name: record_of(node).type for name, node in placeholders.items()}  # type: ignore[misc]
         states = {name: zero.split("state", types[name].attr, types[name].shape) for name in micro.gradients}
         if found is not None:
             states |= layouts_of_states(found, micro.program)
-        trained = {name: types[name] for name in micro.gradients if name in self.trained}
-        copy, masters = self._copy(micro, types, {name: states[name] for name in trained})
+        own = [name for name in micro.gradients if name not in foreign]
+        trained = {name: types[name] for name in own if name in self.trained}
+        copy, masters = self._copy(micro, types, {name: states[name] for name in trained}, foreign)
         first = self._first(count, micro)
         return MicroBatch(
             self.captured,
@@ -143,11 +167,9 @@ class _MicroCompiler:
             gradients={name: types[gradient_name(name)] for name in trained},
             states={name: states[name] for name in trained},
             untrained=tuple(
-                Untrained(name, types[gradient_name(name)], states[name])
-                for name in micro.gradients
-                if name not in trained
+                Untrained(name, types[gradient_name(name)], states[name]) for name in own if name not in trained
             ),
-            loss=types[LOSS],
+            loss=types.get(LOSS),
             outputs=micro.outputs,
             reports=tuple(self.reports),
             found=found,
@@ -251,7 +273,7 @@ class _MicroCompiler:
         return program, local
 
     def _copy(
-        self, micro: Micro, types: Mapping[str, TensorType], states: Mapping[str, DistAttr]
+        self, micro: Micro, types: Mapping[str, TensorType], states: Mapping[str, DistAttr], foreign: Collection[str]
     ) -> tuple[Placed | None, dict[str, TensorType]]:
         """Place the program of the low-precision copies of parameters; ``None`` if there are none. Also the types of
         the float32 parameters.
@@ -260,8 +282,10 @@ class _MicroCompiler:
             types: the types of the placeholders of ``micro``, by the user's names.
             states: the layout of the optimizer's state of each trained parameter; the float32 parameter has the same
                 layout.
+            foreign: the parameters that belong to another stage.
         """
-        copies = {name: types[name] for name in low_precision(micro.program)} if self.options.amp else {}
+        low = low_precision(micro.program) if self.options.amp else ()
+        copies = {name: types[name] for name in low if name not in foreign}
         if not copies:
             return None, {}
         mesh = self.compiler.mesh

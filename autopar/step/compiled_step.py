@@ -40,7 +40,7 @@ class MicroBatch:
         gradients: the types of the sums of their gradients.
         states: the layouts of their optimizer state.
         untrained: the other parameters whose gradients are measured.
-        loss: the type of the state in which losses add up.
+        loss: the type of the state in which losses add up; ``None`` on a stage without a loss.
         outputs: the outputs of the model that ``micro`` returns.
         reports: what each pass did.
         found: the plan of the whole step, if it was searched.
@@ -56,7 +56,7 @@ class MicroBatch:
     gradients: dict[str, TensorType]
     states: dict[str, DistAttr]
     untrained: tuple[Untrained, ...]
-    loss: TensorType
+    loss: TensorType | None
     outputs: tuple[Output, ...]
     reports: tuple[PassReport, ...]
     found: Solution | None = None

@@ -16,9 +16,10 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from autopar.ir.nodes import behind, record_of
+from autopar.ir.nodes import behind, name_of, operands, record_of
 from autopar.ir.program import Program
-from autopar.ir.value_names import batch_input_name
+from autopar.ir.record import Record, TensorType
+from autopar.ir.value_names import batch_input_name, total_name
 from autopar.step.graph_builder import GraphBuilder, type_of
 from autopar.step.terms import Terms
 
@@ -74,6 +75,68 @@ def count_program(program: Program, terms: Terms, microbatches: int, device: tor
             for divisor in terms.counts
         ]
     )
+
+
+def count_parts(program: Program, terms: Terms, microbatches: int, device: torch.device) -> tuple[Program, Program]:
+    """Make two traced programs that compute the mean counts together, of a size that does not depend on micro-batches.
+
+    The first runs for each micro-batch and returns its sums; the second takes the totals of these, and returns one
+    count for each divisor, in order.
+
+    labels : i64[6] = input                     total_0 : i64[] = input('.total.0')
+    ne : bool[6] = ne(labels, -100)             count : f32[] = div.Scalar(total_0, 2)
+    sum_1 : i64[] = sum(ne)                     return (count,)
+    return (sum_1,)
+    """
+    sums = list(dict.fromkeys(node for nodes in terms.counts.values() for node in nodes))
+    return _sums_of_one(program, sums, device), _counts_of_totals(program, terms, sums, microbatches, device)
+
+
+def _sums_of_one(program: Program, sums: list[fx.Node], device: torch.device) -> Program:
+    builder, needed = GraphBuilder(device), behind(sums)
+    values = _copied(builder, program, needed, {})
+    return builder.program([values[node] for node in sums])
+
+
+def _counts_of_totals(
+    program: Program, terms: Terms, sums: list[fx.Node], microbatches: int, device: torch.device
+) -> Program:
+    builder = GraphBuilder(device)
+    totals = {
+        node: builder.placeholder(
+            f"total_{k}", Record(TensorType((), type_of(node).dtype), role="input", name=total_name(k))
+        )
+        for k, node in enumerate(sums)
+    }
+    needed: set[fx.Node] = set()
+    open_ = list(terms.counts)
+    while open_:
+        node = open_.pop()
+        if node not in totals and node not in needed:
+            needed.add(node)
+            open_ += operands(node)
+    values = _copied(builder, program, needed, totals)
+    return builder.program(
+        [
+            builder.inline(mean, values[divisor], microbatches, counted_as(terms, divisor), name="count")
+            for divisor in terms.counts
+        ]
+    )
+
+
+def _copied(
+    builder: GraphBuilder, program: Program, needed: set[fx.Node], known: dict[fx.Node, fx.Node]
+) -> dict[fx.Node, fx.Node]:
+    """Copy what is needed and not known yet; return all values."""
+    values = dict(known)
+    for node in program.nodes:
+        if node in needed and node not in values:
+            values[node] = (
+                builder.placeholder(node.name, record_of(node)._replace(name=name_of(node)))
+                if node.op == "placeholder"
+                else builder.copy(node, values, program.constants)
+            )
+    return values
 
 
 def counted_as(terms: Terms, divisor: fx.Node) -> torch.dtype:

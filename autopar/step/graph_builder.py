@@ -34,11 +34,15 @@ class GraphBuilder:
         self.phase, self.about = "forward", Record(None)
         self._graph = fx.Graph()
         self._names: set[str] = set()
+        self._last_placeholder: fx.Node | None = None
 
     def placeholder(self, name: str, record: Record) -> fx.Node:
-        """Add a placeholder. Its record keeps the user's name."""
+        """Add a placeholder behind the others. Its record keeps the user's name."""
         name = self._free("".join(c if c.isalnum() else "_" for c in name.lstrip(".")))
         node = make_node(self._graph, name, "placeholder", name, (), {})
+        if self._last_placeholder is not None:
+            self._last_placeholder.append(node)
+        self._last_placeholder = node
         set_record(node, record._replace(name="" if record.name == name else record.name))
         return node
 
@@ -104,6 +108,7 @@ class GraphBuilder:
         returned: Sequence[fx.Node],
         states: Mapping[fx.Node, fx.Node] | None = None,
         tree: tuple[str, ...] | None = None,
+        gradients: Mapping[fx.Node, fx.Node] | None = None,
     ) -> Program:
         """Finish the program. Values that nothing reads are removed.
 
@@ -111,12 +116,19 @@ class GraphBuilder:
             returned: the values that it returns.
             states: placeholder → the value that replaces it.
             tree: the structure of what is returned; without it, a tuple.
+            gradients: placeholder → its gradient.
         """
-        states = states or {}
-        ordered = [node for node in self._graph.find_nodes(op="placeholder") if node in states]
-        output = self._graph.output((*returned, *(states[node] for node in ordered)))
-        results = (*(Result("return") for _ in returned), *(Result("state", node.name) for node in ordered))
-        needs = (*(None for _ in returned), *(_in_dtype_of(node, states[node]) for node in ordered))
+        states, gradients = states or {}, gradients or {}
+        placeholders = self._graph.find_nodes(op="placeholder")
+        rows = [
+            (node, kind, values[node])
+            for kind, values in (("grad", gradients), ("state", states))
+            for node in placeholders
+            if node in values
+        ]
+        output = self._graph.output((*returned, *(value for _, _, value in rows)))
+        results = (*(Result("return") for _ in returned), *(Result(kind, node.name) for node, kind, _ in rows))
+        needs = (*(None for _ in returned), *(_in_dtype_of(node, value) for node, _, value in rows))
         set_record(output, Record(None, needs if any(needs) else (), results=results))
         for node in reversed(self._graph.nodes):
             if node.op in ("call_function", "get_attr") and not node.users:

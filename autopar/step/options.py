@@ -14,6 +14,7 @@ import torch
 from autopar.costs.machine import Machine, machine_from
 from autopar.costs.profile import Profile
 from autopar.errors import shown
+from autopar.pipeline import PipelineSchedule
 from autopar.plan.loss_scaling import LossScaling
 from autopar.plan.plan import SEARCH
 from autopar.plan.precision.policy import AmpName, Kept, policy_of
@@ -56,6 +57,9 @@ class StepOptions:
     overlap: Given | None = None
     profile: Profile | None = None
     across: bool = False
+    schedule: str | PipelineSchedule | None = None
+    chunks: int | None = None
+    stages: tuple[str | tuple[str, ...], ...] | None = None
     compared: tuple[str, ...] = field(default=(), compare=False)  # open options of which this is one way
 
     @property
@@ -113,6 +117,9 @@ class StepKeywords(TypedDict, total=False):
     overlap: Given | None
     profile: Profile | str | Path | None
     across: bool | None
+    schedule: str | PipelineSchedule | None
+    chunks: int | None
+    stages: Sequence[str | Sequence[str]] | None
 
 
 def describe_options(options: StepOptions) -> str:
@@ -163,6 +170,8 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
         if not isinstance(given, (Profile, str, Path)):
             raise TypeError(f"profile={shown(given)} is neither a Profile nor the path of a file that one was saved in")
         keywords["profile"] = given if isinstance(given, Profile) else Profile.load(given)
+    if isinstance(globs := keywords.get("stages"), (list, tuple)):
+        keywords["stages"] = tuple(tuple(of) if isinstance(of, list) else of for of in globs)
     if "overlap" in keywords:
         overlap_of(keywords["overlap"], "direct")  # refused here if it means nothing
     options = StepOptions(**keywords)

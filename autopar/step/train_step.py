@@ -91,12 +91,16 @@ class TrainStep:
         self.averages = None if options.ema is None else Averages(self.optimizer_state, calls.device)
         self._choices = StepChoices(calls, options, self._way)
         self._described_options = describe_options(options)
-        self._here, self._simulated = OnProcess(calls, options.offload), Simulated(calls)
+        self._here, self._simulated = self._runs()
         self._crossing = Crossing(calls, self.optimizer_state) if options.across else None
         self._turns_here, self._turns_simulated = TurnsOnProcess(self._here), SimulatedTurns(self._simulated)
         self._training_state = TrainingState(
             parallel, calls, self.optimizer_state, self.averages, self.scaler, options.loss_scale
         )
+
+    def _runs(self) -> tuple[OnProcess, Simulated]:
+        """Return what runs the step on this rank, and on all simulated ranks."""
+        return OnProcess(self._calls, self.options.offload), Simulated(self._calls)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise TypeError(
@@ -234,8 +238,10 @@ class TrainStep:
     def _way(self, options: StepOptions) -> Chosen:
         """Return a way to run the step, without open options."""
         batches = MicroBatches(self._calls.mesh, options.count, self._calls.of_the_batch)
-        captured = StepCaptures(self._calls, self.optimizer_state, self.averages, batches, options, self._forget)
-        return Chosen(options, batches, captured)
+        return Chosen(options, batches, self._captures_of(batches, options))
+
+    def _captures_of(self, batches: MicroBatches, options: StepOptions) -> StepCaptures:
+        return StepCaptures(self._calls, self.optimizer_state, self.averages, batches, options, self._forget)
 
     def _current(self) -> tuple[MicroBatch, StepUpdate]:
         if self._captured.latest is None:
@@ -412,14 +418,16 @@ class TrainStep:
         """
         try:
             self._calls.agreement.wait()
-            self._calls.agreement.compare_programs(
-                f"{self.program}\n{order_text(*self._current())}", self._current()[0].captured.guards
-            )
+            self._calls.agreement.compare_programs(self._text(), self._current()[0].captured.guards)
         except RuntimeError:
             self._captured.clear()
             self._here.clear()
             self._turns_here.clear()
             raise
+
+    def _text(self) -> str:
+        """Return the programs and their order, as text that ranks compare."""
+        return f"{self.program}\n{order_text(*self._current())}"
 
     def _forget(self, program: Program) -> None:
         """Drop a program that does not run again."""

@@ -33,8 +33,11 @@ from autopar.ir.value_names import (  # fmt: skip
     AVERAGES,
     GROWTH,
     LOSS,
+    MEASURED,
     SCALE,
+    SQUARES,
     average_name,
+    foreign_name,
     gradient_name,
     scheduled_name,
     state_name,
@@ -114,6 +117,19 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Staged:
+    """What the update of one stage of a pipeline has to do with the other stages.
+
+    Attributes:
+        all: the parameters that any stage updates: each stage counts their steps.
+        foreign: parameter → the types of the sums of its gradients that other stages send.
+    """
+
+    all: Sequence[Trained]
+    foreign: Mapping[str, Sequence[TensorType]]
+
+
+@dataclass(frozen=True)
 class UpdateProgram:
     """The traced program of an update.
 
@@ -129,25 +145,29 @@ class UpdateProgram:
     returns: tuple[str, ...]
 
 
-def update_of(trained: Sequence[Trained], loss: TensorType, device: torch.device, *, norm: Norm | None = None,
-              scaling: LossScaling | None = None, ema: float | None = None) -> UpdateProgram:  # fmt: skip
+def update_of(trained: Sequence[Trained], loss: TensorType | None, device: torch.device, *, norm: Norm | None = None,
+              scaling: LossScaling | None = None, ema: float | None = None,
+              staged: Staged | None = None) -> UpdateProgram:  # fmt: skip
     """Make the update of all trained parameters; linear in their number.
 
     Args:
-        loss: the type of the state in which losses add up.
+        loss: the type of the state in which losses add up; ``None`` on a stage without a loss.
         norm: which norm is measured and clipped, as by ``clip_grad_norm_``; ``None``: no norm is measured.
         scaling: how the scale of the loss changes, which gradients are multiplied by; ``None``: the loss is not scaled.
         ema: the decay of the moving averages of parameters; ``None``: there are no averages.
+        staged: if this is the update of one stage of a pipeline. Then it returns the sums of squares of its gradients,
+            and takes those of all stages as inputs (``SQUARES``, ``MEASURED``).
     """
-    return _Update(trained, loss, device, norm, scaling, ema).run()
+    return _Update(trained, loss, device, norm, scaling, ema, staged).run()
 
 
 class _Update:
     """Builds the program of an update."""
 
-    def __init__(self, trained: Sequence[Trained], loss: TensorType, device: torch.device, norm: Norm | None,
-                 scaling: LossScaling | None, ema: float | None) -> None:  # fmt: skip
+    def __init__(self, trained: Sequence[Trained], loss: TensorType | None, device: torch.device, norm: Norm | None,
+                 scaling: LossScaling | None, ema: float | None, staged: Staged | None) -> None:  # fmt: skip
         self.trained, self.loss, self.norm, self.scaling, self.ema = trained, loss, norm, scaling, ema
+        self.staged = staged
         self.builder = GraphBuilder(device)
         self.builder.phase = "update"
         self.constraints: dict[str, DistAttr] = {}
@@ -169,7 +189,7 @@ class _Update:
         count = None if self.ema is None else self._input(AVERAGES, torch.int64, "state")
         steps = {
             k: self._input(steps_name(k), torch.float32, "state")
-            for k in sorted({t.steps for t in self.trained if t.update.counted})
+            for k in sorted({t.steps for t in (self.staged.all if self.staged else self.trained) if t.update.counted})
         }
         scale = (
             None
@@ -178,20 +198,24 @@ class _Update:
         )
         gradients = [self._gradient(t) for t in self.trained]
         others = [] if self.norm is None else [self._gradient(parameter) for parameter in self.norm.others]
-        loss = self._sum_of(LOSS, self.loss, DistAttr.replicated(0))
+        loss = None if self.loss is None else self._sum_of(LOSS, self.loss, DistAttr.replicated(0))
         updates = {t.group: t.update for t in self.trained}
         numbers = {
             g: {n: self._input(scheduled_name(n, g), torch.float64, "input") for n in (RATE, *updates[g].scheduled)}
             for g in sorted(updates)
         }
         replaced: dict[fx.Node, fx.Node] = {}
-        returned: dict[str, fx.Node] = {"loss": loss}
+        returned: dict[str, fx.Node] = {} if loss is None else {"loss": loss}
         found_inf: fx.Node | None = None
-        total = None if scale is None and self.norm is None else self._total(self.trained, gradients)
-        measured = total
-        if self.norm is not None and others:
-            assert total is not None
-            measured = self._added([total, self._total(self.norm.others, others)])
+        total = measured = None
+        if scale is not None or self.norm is not None:
+            total = self._total(self.trained, gradients) if gradients else None
+            others_total = [self._total(self.norm.others, others)] if self.norm is not None and others else []
+            measured = (
+                self._added([*([] if total is None else [total]), *others_total]) if gradients or others else None
+            )
+            if self.staged is not None:
+                total, measured = self._over_all_stages(total, measured, returned)
         divisor = None if scale is None else scale[0]
         if self.scaling is not None and scale is not None:
             clips = (
@@ -233,6 +257,17 @@ class _Update:
                     AVERAGED, *operands, name=f"{average.name}_next", decay=self.ema
                 )
         return UpdateProgram(self.builder.program(list(returned.values()), replaced), self.constraints, tuple(returned))
+
+    def _over_all_stages(
+        self, total: fx.Node | None, measured: fx.Node | None, returned: dict[str, fx.Node]
+    ) -> tuple[fx.Node, fx.Node]:
+        """Return the sums of squares of this stage, and take those of all stages in their place."""
+        assert self.staged is not None
+        known = {"squares": total, "measured": measured}
+        returned |= {name: value for name, value in known.items() if value is not None}
+        wide = any(t.gradient.dtype == torch.float64 for t in self.staged.all)
+        dtype = torch.float64 if wide else torch.float32  # the same on all stages, so that all clip alike
+        return self._input(SQUARES, dtype, "input"), self._input(MEASURED, dtype, "input")
 
     def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, states: Mapping[str, fx.Node],
                  step: fx.Node | None, numbers: Mapping[str, fx.Node], divisor: fx.Node | None,
@@ -289,7 +324,12 @@ class _Update:
 
         ``micro`` returns it in a layout of its own.
         """
-        return self._sum_of(gradient_name(t.name), t.gradient, t.state, t.about)
+        total = self._sum_of(gradient_name(t.name), t.gradient, t.state, t.about)
+        for k, type in enumerate(self.staged.foreign.get(t.name, ()) if self.staged else ()):
+            self.builder.about = t.about
+            other = self._sum_of(foreign_name(t.name, k), type, t.state, t.about)
+            total = self.builder.inline(torch.ops.aten.add.Tensor, total, other, name=f"{total.name}_all")
+        return total
 
     def _sum_of(self, name: str, type: TensorType, reduced: DistAttr, about: Record = NOWHERE) -> fx.Node:
         """Return a sum over micro-batches.

@@ -67,6 +67,7 @@ def lower(
     device: torch.device | None = None,
     hunt: Hunt | None = None,
     pacing: Pacing | None = None,
+    donated: Donated | None = None,
 ) -> dict[str, Lowered]:
     """Lower the phases of a rank's scheduled or local program; linear in the graph.
 
@@ -76,9 +77,12 @@ def lower(
         device: the device for values from another stage; the default is the CPU.
         hunt: checks each value for NaN after the op that computes it.
         pacing: writes the paces of an emulated wire, so that computing takes its seconds.
+        donated: the memory that the functions may write to.
     """
+    donated = donated or Donated()
+    own = donated.placeholders
     return {
-        function.phases[0]: _function(function, Body(program, gate, hunt), groups, device, Donated(), pacing)
+        function.phases[0]: _function(function, Body(program, gate, hunt, own), groups, device, donated, pacing)
         for function in functions_of(program, whole=False)
     }
 

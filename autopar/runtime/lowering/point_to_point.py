@@ -53,6 +53,11 @@ class Handle:
         """The memory of its receives, in their order."""
         return tuple(message.memory for message in self._messages if not message.is_send)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether nothing has waited for the messages yet."""
+        return id(self) in _under_way
+
     def wait(self) -> tuple[torch.Tensor, ...]:
         """Wait for all messages, and let go of their memory. Returns what was received."""
         if _under_way.pop(id(self), None) is None:

@@ -9,7 +9,7 @@ collective in which each waits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,29 @@ class Arrival:
 
     instruction: Instruction
     operand: Any
+    meshes: Meshes
+
+    def group(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks of the collective at which a rank has arrived."""
+        return self.meshes[self.instruction.stage].group(rank, self.instruction.axis)
+
+
+@dataclass(frozen=True)
+class Until:
+    """A rank that waits for other ranks.
+
+    Attributes:
+        ready: returns whether it can go on.
+        words: what it waits for.
+        ranks: the ranks that it waits for.
+    """
+
+    ready: Callable[[], bool]
+    words: str
+    ranks: tuple[int, ...]
+
+
+Run = Generator[Arrival | Until, Any, None]
 
 
 def compile_whole(program: Program) -> list[Instruction]:
@@ -151,11 +174,11 @@ def _load(value: Any, values: Values) -> Any:
     return value
 
 
-def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: int) -> Generator[Arrival, Any, None]:
+def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: int) -> Run:
     """Run instructions on one rank's values; stop at each exchange, and go on with its result."""
     for step in code:
         if step.axis is not None:
-            values[step.name] = yield Arrival(step, _load(step.args[0], values))
+            values[step.name] = yield Arrival(step, _load(step.args[0], values), meshes)
         elif "arguments" in step.kwargs:
             position = RankPosition(meshes, rank, meshes[step.stage].coordinates(rank))
             values[step.name] = step.function(_load(step.args[0], values), step.kwargs["arguments"], position)
@@ -171,7 +194,7 @@ def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: 
 
 
 def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values: Mapping[int, Values]) -> None:
-    """Run all ranks to the end; ``values`` receives the values of each.
+    """Run instructions on all ranks to the end; ``values`` receives the values of each.
 
     Args:
         meshes: the whole mesh, under the name ``None``, and the stages.
@@ -179,56 +202,68 @@ def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values:
     Raises:
         SimulationError: ranks of one group meet in different collectives, or wait forever.
     """
-    ranks = meshes[None].ranks
-    running = {rank: run_rank(code[rank], values[rank], meshes, rank) for rank in ranks}
-    waiting: dict[int, Arrival] = {}
-    ready: dict[int, Any] = dict.fromkeys(ranks)
+    in_flight = run_together({rank: run_rank(code[rank], values[rank], meshes, rank) for rank in meshes[None].ranks})
+    in_flight.complete(values)
+
+
+def run_together(runs: Mapping[int, Run]) -> InFlight:
+    """Run generators, one a rank, to their ends. Returns the collectives, with the results that nobody has taken.
+
+    Raises:
+        SimulationError: as ``run_ranks``.
+    """
+    running = dict(runs)
+    waiting: dict[int, Arrival | Until] = {}
+    ready: dict[int, Any] = dict.fromkeys(runs)
     mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]] = {}
-    in_flight = InFlight(lambda members, arrivals: _collective(meshes, members, arrivals))
+    in_flight = InFlight(_collective)
     while running:
         for rank, result in ready.items():
             try:
                 arrival = running[rank].send(result)
-                while arrival.instruction.started:
-                    step = arrival.instruction
-                    members = meshes[step.stage].group(rank, step.axis)
-                    stream = record_of(step.node).stream
-                    arrival = running[rank].send(in_flight.start(rank, members, stream, arrival))
+                while isinstance(arrival, Arrival) and arrival.instruction.started:
+                    stream = record_of(arrival.instruction.node).stream
+                    arrival = running[rank].send(in_flight.start(rank, arrival.group(rank), stream, arrival))
             except StopIteration:
                 del running[rank]
                 continue
             waiting[rank] = arrival
-            if arrival.instruction.axis is BETWEEN:
-                _post(meshes, rank, arrival, mail)
-        ready = _meet(meshes, waiting) | _deliver(meshes, waiting, mail) | _finish(waiting, in_flight)
+            if isinstance(arrival, Arrival) and arrival.instruction.axis is BETWEEN:
+                _post(rank, arrival, mail)
+        arrivals = {rank: at for rank, at in waiting.items() if isinstance(at, Arrival)}
+        ready = _meet(arrivals) | _deliver(arrivals, mail) | _finish(arrivals, in_flight)
+        ready |= {rank: None for rank, at in waiting.items() if isinstance(at, Until) and at.ready()}
         if running and not ready:
             raise SimulationError(
-                "the ranks wait for each other forever:\n" + _waits(meshes, waiting, running, in_flight)
+                "the ranks wait for each other forever:\n" + _waits(runs, waiting, running, in_flight)
             )
+        for rank in ready:
+            del waiting[rank]
     in_flight.check_empty()
-    in_flight.complete(values)
     if left := [(pair, queue[0][0]) for pair, queue in mail.items() if queue]:
         (sender, receiver), name = left[0]
         raise SimulationError(f"rank {receiver} never receives {name}, which rank {sender} has sent to it")
+    return in_flight
 
 
-def _meet(meshes: Meshes, waiting: dict[int, Arrival]) -> dict[int, Any]:
+def _meet(waiting: Mapping[int, Arrival]) -> dict[int, Any]:
     """Run every collective whose group is complete."""
     ready: dict[int, Any] = {}
-    for rank in list(waiting):
-        if rank not in waiting or waiting[rank].instruction.axis in (BETWEEN, WAIT):
+    for rank, arrival in waiting.items():
+        axis = arrival.instruction.axis
+        if rank in ready or axis in (BETWEEN, WAIT):
             continue
-        axis, mesh = waiting[rank].instruction.axis, meshes[waiting[rank].instruction.stage]
-        group = mesh.group(rank, axis)
-        if not all(member in waiting and waiting[member].instruction.axis == axis for member in group):
-            continue
-        ready |= _collective(meshes, group, [waiting.pop(member) for member in group])
+        group = arrival.group(rank)
+        if all(
+            member in waiting and member not in ready and waiting[member].instruction.axis == axis for member in group
+        ):
+            ready |= _collective(group, [waiting[member] for member in group])
     return ready
 
 
-def _collective(meshes: Meshes, group: Sequence[int], arrivals: Sequence[Arrival]) -> dict[int, torch.Tensor]:
+def _collective(group: Sequence[int], arrivals: Sequence[Arrival]) -> dict[int, torch.Tensor]:
     """Run a collective of a group in which all its members have arrived."""
-    first = arrivals[0].instruction
+    first, meshes = arrivals[0].instruction, arrivals[0].meshes
     for member, arrival in zip(group, arrivals, strict=True):
         other = arrival.instruction
         if (other.name, other.function, other.span) != (first.name, first.function, first.span):
@@ -247,42 +282,38 @@ def _collective(meshes: Meshes, group: Sequence[int], arrivals: Sequence[Arrival
     return dict(zip(group, results, strict=True))
 
 
-def _finish(waiting: dict[int, Arrival], in_flight: InFlight) -> dict[int, Any]:
+def _finish(waiting: Mapping[int, Arrival], in_flight: InFlight) -> dict[int, Any]:
     """Let the ranks go on that wait for a collective that has run."""
     ready: dict[int, Any] = {}
-    for rank, arrival in list(waiting.items()):
+    for rank, arrival in waiting.items():
         if arrival.instruction.axis is WAIT:
             started = arrival.operand
             result = in_flight.result(rank, started) if isinstance(started, Ticket) else started
             if result is not None:
-                del waiting[rank]
                 ready[rank] = result
     return ready
 
 
-def _packing(meshes: Meshes, rank: int, step: Instruction) -> Packing:
-    return packing(transfers.Ends.of(step.kwargs["arguments"], meshes), rank)
+def _packing(rank: int, arrival: Arrival) -> Packing:
+    return packing(transfers.Ends.of(arrival.instruction.kwargs["arguments"], arrival.meshes), rank)
 
 
-def _post(
-    meshes: Meshes, rank: int, arrival: Arrival, mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]
-) -> None:
+def _post(rank: int, arrival: Arrival, mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]) -> None:
     """Send the boxes of a rank in an exchange between stages."""
-    step = arrival.instruction
-    for receiver, places in _packing(meshes, rank, step).sends:
-        mail.setdefault((rank, receiver), deque()).append((step.name, take(arrival.operand, places)))
+    for receiver, places in _packing(rank, arrival).sends:
+        mail.setdefault((rank, receiver), deque()).append((arrival.instruction.name, take(arrival.operand, places)))
 
 
 def _deliver(
-    meshes: Meshes, waiting: dict[int, Arrival], mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]
+    waiting: Mapping[int, Arrival], mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]
 ) -> dict[int, Any]:
     """Finish the exchanges between stages whose boxes have all arrived."""
     ready: dict[int, Any] = {}
-    for rank, arrival in list(waiting.items()):
+    for rank, arrival in waiting.items():
         step = arrival.instruction
         if step.axis is not BETWEEN:
             continue
-        plan = _packing(meshes, rank, step)
+        plan = _packing(rank, arrival)
         if not all(mail.get((sender, rank)) for sender, _ in plan.receives):
             continue
         boxes = []
@@ -291,7 +322,6 @@ def _deliver(
             if name != step.name:
                 raise SimulationError(f"rank {rank} receives in {step.name} what rank {sender} has sent in {name}")
             boxes.append(box)
-        del waiting[rank]
         if step.function is transfers.send:
             ready[rank] = arrival.operand
         else:
@@ -300,18 +330,24 @@ def _deliver(
     return ready
 
 
-def _waits(meshes: Meshes, waiting: Mapping[int, Arrival], running: Mapping[int, Any], in_flight: InFlight) -> str:
+def _waits(
+    ranks: Iterable[int], waiting: Mapping[int, Arrival | Until], running: Mapping[int, Any], in_flight: InFlight
+) -> str:
     lines = []
-    for rank in meshes[None].ranks:
+    for rank in ranks:
         if rank in waiting:
-            step = waiting[rank].instruction
-            if step.axis is BETWEEN:
-                others = [sender for sender, _ in _packing(meshes, rank, step).receives]
-            elif step.axis is WAIT:
-                others = in_flight.late(waiting[rank].operand)
-            else:
-                others = list(meshes[step.stage].group(rank, step.axis))
-            lines.append(f"    rank {rank} waits in {step.name} for ranks {', '.join(map(str, others))}")
+            name, others = _waits_for(rank, waiting[rank], in_flight)
+            lines.append(f"    rank {rank} waits in {name} for ranks {', '.join(map(str, others))}")
         elif rank not in running:
             lines.append(f"    rank {rank} has ended")
     return "\n".join(lines)
+
+
+def _waits_for(rank: int, at: Arrival | Until, in_flight: InFlight) -> tuple[str, Sequence[int]]:
+    """Return in what a rank waits, and for which ranks."""
+    if isinstance(at, Until):
+        return at.words, at.ranks
+    step = at.instruction
+    if step.axis is BETWEEN:
+        return step.name, [sender for sender, _ in _packing(rank, at).receives]
+    return step.name, in_flight.late(at.operand) if step.axis is WAIT else list(at.group(rank))

@@ -10,6 +10,7 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
+from autopar.ir.record import PHASES
 
 MESSAGES = (transfers.send, transfers.recv)
 
@@ -44,22 +45,30 @@ def functions_of(program: Program, whole: bool) -> list[Function]:
     """Return the functions of a program. Linear in the graph.
 
     Args:
-        whole: whether the program is one function. Else each phase is one, and the forward also returns the values
-            that the backward reads.
+        whole: whether the program is one function. Else each phase is one, and also returns the values that later
+            phases read. Gradients are results of the backward, also where the forward computes them.
     """
     if whole:
         return [Function.of([node for node in program.nodes if runs(node)], operands(program.output))]
-    nodes: dict[str, list[fx.Node]] = {"forward": []}
+    nodes: dict[str, list[fx.Node]] = {}
     for node in program.nodes:
         if runs(node):
             nodes.setdefault(record_of(node).phase, []).append(node)
-    rows = list(zip(operands(program.output), record_of(program.output).results, strict=True))
-    gives = {
-        "forward": [node for node, result in rows if result.kind != "grad"],
-        "backward": [node for node, result in rows if result.kind == "grad"],
-    }
-    saved = _read_from_outside(nodes.get("backward", []), gives["backward"])
-    gives["forward"] += [node for node in saved if record_of(node).phase == "forward" and node.op == "call_function"]
+    first = min(nodes, key=PHASES.index, default="forward")
+    if first != "reduction":  # the forward of a call returns also where it computes nothing
+        first = "forward"
+    nodes = {phase: nodes.get(phase, []) for phase in PHASES if phase in nodes or phase == first}
+    gives: dict[str, list[fx.Node]] = {phase: [] for phase in nodes}
+    for node, result in zip(operands(program.output), record_of(program.output).results, strict=True):
+        phase = record_of(node).phase if node.op == "call_function" else first
+        if result.kind == "grad" and PHASES.index(phase) < PHASES.index("backward"):
+            phase = "backward"
+        gives.setdefault(phase, []).append(node)
+    for phase, part in nodes.items():
+        for node in _read_from_outside(part, gives[phase]):
+            made = record_of(node).phase
+            if node.op == "call_function" and made != phase:
+                gives[made].append(node)
     return [Function.of(part, gives[phase], (phase,)) for phase, part in nodes.items()]
 
 

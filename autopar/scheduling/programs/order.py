@@ -47,23 +47,27 @@ class Execution:
 
     Attributes:
         whole: whether it is one function, as each program of a step is; else each phase is one.
-        written: the states that it may overwrite, besides the sums of gradients, by the user's names.
+        written: the states that it may overwrite besides the sums of gradients, by the user's names.
         from_zero: whether the sums of gradients begin as zeros.
         across: the collectives that are started in the run before.
+        sums: whether it may overwrite the sums of gradients; by default if it is one function.
     """
 
     whole: bool = False
     written: frozenset[str] = frozenset()
     from_zero: bool = False
     across: tuple[str, ...] = ()
+    sums: bool | None = None
 
     def donated(self, program: Program) -> list[str]:
         """Return the placeholders that a program may overwrite: sums, and the states in ``written``."""
-        return donated_names(program, self.written) if self.whole else []
+        overwrites = self.whole if self.sums is None else self.sums
+        return donated_names(program, self.written) if overwrites else []
 
 
 OF_CALLS = Execution()
 OF_STEPS = Execution(whole=True)
+OF_STAGES = Execution(sums=True)  # the passes of a pipeline's stage: each phase is a function
 
 
 def donated_names(program: Program, written: Collection[str]) -> list[str]:

@@ -1,0 +1,1 @@
+"""Run a training step on the stages of a pipeline."""

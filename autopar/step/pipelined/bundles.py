@@ -1,0 +1,133 @@
+"""Plan the message between two neighbouring stages: all values that cross a boundary, in one message a pair of ranks.
+
+A value keeps the layout that its producer gives it, so each rank mostly sends its whole piece to the rank with the same
+coordinates. Where the layouts differ, the boxes are those of any exchange between meshes (``runtime.lowering.packing``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autopar.ir.record import TensorType
+from autopar.ir.transfers import Ends
+from autopar.runtime.lowering.packing import (
+    Packing,
+    Places,
+    as_bytes,
+    box_shape,
+    from_bytes,
+    new_piece,
+    packing,
+    size_of,
+    take,
+)
+
+ALIGNED = 16  # bytes: each box begins at a multiple, so that it can be viewed in any dtype
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """One value of a bundle.
+
+    Attributes:
+        name: the value, where it is made.
+        ends: its shape, and its layouts at both ends.
+        dtype: its dtype at both ends.
+    """
+
+    name: str
+    ends: Ends
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(name: str, source: TensorType, target: TensorType) -> Crossed:
+        assert source.dtype == target.dtype, name
+        return Crossed(name, Ends(source.shape, source.placed, target.placed), source.dtype)
+
+
+class Bundle:
+    """One rank's part of the messages with the values of a bundle, in their order.
+
+    Attributes:
+        sends: receiver → bytes of the message to it.
+        receives: sender → bytes of the message from it.
+        local: whether the rank keeps every element of its new pieces, so that it receives nothing.
+    """
+
+    def __init__(self, values: Sequence[Crossed], rank: int) -> None:
+        self.values = tuple(values)
+        self._plans = [packing(value.ends, rank) for value in values]
+        self.sends = self._sizes([plan.sends for plan in self._plans])
+        self.receives = self._sizes([plan.receives for plan in self._plans])
+        self.local = not self.receives
+        self._alike = all(value.ends.source == value.ends.target for value in values)
+
+    def _sizes(self, ends: Sequence[Sequence[tuple[int, Places]]]) -> dict[int, int]:
+        sizes: dict[int, int] = {}
+        for value, boxes in zip(self.values, ends, strict=True):
+            for other, places in boxes:
+                sizes[other] = sizes.get(other, 0) + _aligned(size_of(places) * value.dtype.itemsize)
+        return sizes
+
+    def pack(self, pieces: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return the message to each receiver, as bytes.
+
+        Args:
+            pieces: this rank's pieces of the values. A message may share the memory of a piece.
+        """
+        boxes: dict[int, list[torch.Tensor]] = {}
+        for plan, piece in zip(self._plans, pieces, strict=True):
+            for receiver, places in plan.sends:
+                boxes.setdefault(receiver, []).append(as_bytes(take(piece, places)))
+        return {receiver: _joined(parts) for receiver, parts in boxes.items()}
+
+    def unpack(
+        self, received: Mapping[int, torch.Tensor], device: torch.device, kept: Sequence[torch.Tensor | None] = ()
+    ) -> list[torch.Tensor]:
+        """Return the new pieces.
+
+        Args:
+            received: sender → its message. A piece may share the memory of a message.
+            kept: this rank's old pieces, if it has any.
+        """
+        if self.local and self._alike and kept:
+            return [piece for piece in kept if piece is not None]
+        at = dict.fromkeys(received, 0)
+        pieces = []
+        for k, (value, plan) in enumerate(zip(self.values, self._plans, strict=True)):
+            boxes = []
+            for sender, places in plan.receives:
+                size = size_of(places) * value.dtype.itemsize
+                boxes.append(from_bytes(received[sender][at[sender] : at[sender] + size], value.dtype))
+                at[sender] += _aligned(size)
+            pieces.append(self._piece(plan, value, boxes, device, kept[k] if kept else None))
+        return pieces
+
+    @staticmethod
+    def _piece(
+        plan: Packing, value: Crossed, boxes: Sequence[torch.Tensor], device: torch.device, old: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert plan.shape is not None
+        if len(boxes) == 1 and plan.keeps is None and box_shape(plan.receives[0][1]) == plan.shape:
+            return boxes[0].reshape(plan.shape)
+        return new_piece(plan, value.dtype, device, old, boxes)
+
+
+def _aligned(bytes: int) -> int:
+    return math.ceil(bytes / ALIGNED) * ALIGNED
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join boxes to one message, each at a multiple of ``ALIGNED``."""
+    if len(parts) == 1 and len(parts[0]) % ALIGNED == 0:
+        return parts[0]
+    message = parts[0].new_empty(sum(_aligned(len(part)) for part in parts))
+    at = 0
+    for part in parts:
+        message[at : at + len(part)] = part
+        at += _aligned(len(part))
+    return message

@@ -1,0 +1,54 @@
+"""Capture pipelined steps, and keep them by call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from autopar.capture.guards import GuardedCall
+from autopar.ir.program import Program
+from autopar.model.compiled import Compiler
+from autopar.model.inputs import CallInputs
+from autopar.pipeline import PipelineSchedule
+from autopar.step.captures import StepCaptures
+from autopar.step.pipelined.compile import compile_pipelined
+from autopar.step.pipelined.programs import PipelinedMicro, programs_of
+from autopar.step.pipelined.schedules import schedule_of
+from autopar.step.pipelined.update import PipelinedUpdate, compile_pipelined_update
+from autopar.step.update import Trained
+
+
+class PipelinedCaptures(StepCaptures):
+    """The programs of a pipelined step, by call. They are cut into stages when they are captured."""
+
+    @cached_property
+    def schedule(self) -> PipelineSchedule:
+        """The schedule of the step."""
+        return schedule_of(self._options, self._calls.mesh)
+
+    def _compile(
+        self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, notes: Sequence[str], same_numbers: bool
+    ) -> Any:
+        _, trained, cut = call.key
+        updates = self._optimizer_state.updates()
+        return compile_pipelined(compiler, inputs, self._options, self.schedule, trained, updates, cut, notes)
+
+    def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: Any) -> Any:
+        return compile_pipelined_update(compiler, trained, micro, self._options)
+
+    def _move(self, micro: Any) -> None:
+        self._calls.move_to_stages(micro.layouts)
+
+    @staticmethod
+    def _programs(micro: Any) -> list[Program]:
+        made: PipelinedMicro = micro
+        return programs_of(made)
+
+    @staticmethod
+    def _programs_of(update: Any) -> list[Program]:
+        made: PipelinedUpdate = update
+        return [
+            *(ending.placed[0] for ending in made.stages if ending.placed is not None),
+            *(sent.placed[0] for sent in made.homeward),
+        ]

@@ -1,0 +1,205 @@
+"""Send and receive between the ranks of a pipelined step: on real processes, or between simulated ranks.
+
+A slot launches its messages together. A rank waits for each message at its reader, or where a send buffer is freed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import distributed
+
+from autopar.runtime.lowering.point_to_point import Handle, start
+from autopar.runtime.lowering.point_to_point import Message as End
+from autopar.runtime.simulation.simulate import Until
+from autopar.torch_private import group_named
+
+Waits = Generator[Any, Any, dict[int, torch.Tensor]]
+
+
+class Message(NamedTuple):
+    """One end of a message of one task.
+
+    Attributes:
+        task: the task that it belongs to.
+        is_send: whether it is sent.
+        other: the rank at the other end.
+        memory: the bytes that are sent, or the memory for what is received.
+        tag: the number of the message, the same at both ends.
+        words: what it is, in errors.
+    """
+
+    task: object
+    is_send: bool
+    other: int
+    memory: torch.Tensor
+    tag: int
+    words: str
+
+
+class Messages(Protocol):
+    """Where a rank sends and receives."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def buffer(self, bytes: int) -> torch.Tensor:
+        """Return memory to receive in."""
+        ...
+
+    def release(self, buffer: torch.Tensor) -> None:
+        """Give the memory of a received message back."""
+        ...
+
+    def start(self, messages: Sequence[Message]) -> None:
+        """Launch the messages of a slot, in their order."""
+        ...
+
+    def wait(self, task: object) -> Waits:
+        """Wait for the messages of a task, once; return what was received, by sender."""
+        ...
+
+    def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
+        """Return the vectors of some ranks, in their order; all of them call it."""
+        ...
+
+
+@dataclass
+class Pool:
+    """Memory for received messages, which is used again and again.
+
+    Attributes:
+        made: how many buffers were allocated.
+    """
+
+    device: torch.device
+    made: int = 0
+    _free: dict[int, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+    def buffer(self, bytes: int) -> torch.Tensor:
+        if free := self._free[bytes]:
+            return free.pop()
+        self.made += 1
+        return torch.empty(bytes, dtype=torch.uint8, device=self.device)
+
+    def release(self, buffer: torch.Tensor) -> None:
+        self._free[len(buffer)].append(buffer)
+
+
+class ProcessMessages:
+    """Messages of this process.
+
+    gloo matches messages by tags, and each task has its own handle. NCCL has no tags and runs the messages of a group
+    one batch after the other, so the messages of a slot are one batch.
+
+    Args:
+        device: the device of the messages.
+        group: the name of the group along the pipeline, for ``gather``.
+        pool: the memory for what is received.
+    """
+
+    def __init__(self, device: torch.device, group: str, pool: Pool) -> None:
+        self.device, self._group, self._pool = device, group, pool
+        self._handles: dict[object, tuple[Handle, list[Message]]] = {}
+        self._sent: dict[object, list[int]] = {}  # task → where the memory of its sends begins
+
+    def buffer(self, bytes: int) -> torch.Tensor:
+        return self._pool.buffer(bytes)
+
+    def release(self, buffer: torch.Tensor) -> None:
+        at = buffer.untyped_storage().data_ptr()
+        if not any(at in storages for storages in self._sent.values()):  # else a message still reads it
+            self._pool.release(buffer)
+
+    def start(self, messages: Sequence[Message]) -> None:
+        by_task: dict[object, list[Message]] = defaultdict(list)
+        for message in messages:
+            by_task[message.task].append(message)
+        if self.device.type != "cpu":
+            shared = start([End(message.is_send, message.other, message.memory) for message in messages])
+            self._handles |= {task: (shared, own) for task, own in by_task.items()}
+        else:
+            for task, own in by_task.items():
+                ends = [End(message.is_send, message.other, message.memory) for message in own]
+                self._handles[task] = start(ends, tag=own[0].tag), own
+        for task, own in by_task.items():
+            storages = [message.memory.untyped_storage().data_ptr() for message in own if message.is_send]
+            if storages:
+                self._sent[task] = storages
+
+    def wait(self, task: object) -> Waits:
+        handle, own = self._handles.pop(task)
+        if handle.under_way:
+            handle.wait()
+        self._sent.pop(task, None)
+        return {message.other: message.memory for message in own if not message.is_send}
+        yield  # it is a generator that does not stop
+
+    def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
+        vectors = [torch.empty_like(vector) for _ in ranks]
+        distributed.all_gather(vectors, vector, group=group_named(self._group))
+        return vectors
+        yield
+
+
+Mail = dict[tuple[int, int, int], deque[torch.Tensor]]  # sender, receiver, tag → what was sent and not received
+
+
+class SimulatedMessages:
+    """Messages of one simulated rank.
+
+    Args:
+        rank: the rank.
+        mail: what is under way between all ranks.
+    """
+
+    def __init__(self, rank: int, mail: Mail) -> None:
+        self.device = torch.device("cpu")
+        self._rank, self._mail = rank, mail
+        self._open: dict[object, list[Message]] = defaultdict(list)
+
+    def buffer(self, bytes: int) -> torch.Tensor:
+        return torch.empty(bytes, dtype=torch.uint8)
+
+    def release(self, buffer: torch.Tensor) -> None:
+        """Overwrite the memory, so that a reader that comes too late is found."""
+        buffer.fill_(0xFF)
+
+    def start(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            if message.is_send:
+                box = self._mail.setdefault((self._rank, message.other, message.tag), deque())
+                box.append(message.memory.clone())
+            self._open[message.task].append(message)
+
+    def wait(self, task: object) -> Waits:
+        received: dict[int, torch.Tensor] = {}
+        for message in self._open.pop(task):
+            if message.is_send:
+                continue
+            key = (message.other, self._rank, message.tag)
+            yield Until(lambda key=key: bool(self._mail.get(key)), message.words, (message.other,))  # type: ignore[misc]
+            box = self._mail[key].popleft()
+            if len(box) != len(message.memory):
+                raise RuntimeError(
+                    f"rank {self._rank} receives {len(message.memory)} bytes in {message.words}, and rank "
+                    f"{message.other} sends {len(box)}"
+                )
+            message.memory.copy_(box)
+            received[message.other] = message.memory
+        return received
+
+    def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
+        tag, words = -1, "the numbers of all stages"
+        for other in ranks:
+            self._mail.setdefault((self._rank, other, tag), deque()).append(vector.clone())
+        vectors = []
+        for other in ranks:
+            key = (other, self._rank, tag)
+            yield Until(lambda key=key: bool(self._mail.get(key)), words, (other,))  # type: ignore[misc]
+            vectors.append(self._mail[key].popleft())
+        return vectors

@@ -1,0 +1,197 @@
+"""Hold the programs of a pipelined step: those of each stage, and what goes between the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from autopar.capture import Captured
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.ir.nodes import name_of, record_of, tensor_type
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.pipeline import PipelineSchedule
+from autopar.report.passes import PassReport
+from autopar.runtime.interface import Interface
+from autopar.runtime.localize import LocalPrograms
+from autopar.step.compiled_step import MicroBatch, Placed
+from autopar.step.pipelined.bundles import Crossed
+from autopar.step.pipelined.stage_programs import StageProgram
+from autopar.step.update import Untrained
+
+
+def mesh_of_stage(mesh: Mesh, position: int) -> Mesh:
+    """Return the mesh of the ranks at a position along ``pp``, without that axis."""
+    ranks = [rank for rank in mesh.ranks if mesh.coordinates(rank)[PIPELINE] == position]
+    return Mesh({axis: size for axis, size in mesh.axes if axis != PIPELINE}, ranks=ranks)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """The programs of the counts that a stage divides by.
+
+    Attributes:
+        sums: computes the sums of one micro-batch, from its inputs.
+        counts: computes the mean counts, from the sums of all micro-batches.
+    """
+
+    sums: Placed
+    counts: Placed
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a pipelined step.
+
+    Attributes:
+        number: its number.
+        mesh: the mesh of its ranks.
+        cut: what the cut says of its program.
+        micro: the programs of a micro-batch on it.
+        counting: the programs of its counts; ``None`` if it divides by none.
+    """
+
+    number: int
+    mesh: Mesh
+    cut: StageProgram
+    micro: MicroBatch
+    counting: Counting | None = None
+
+    @cached_property
+    def interface(self) -> Interface:
+        return Interface.of(self.micro.program)
+
+    @property
+    def program(self) -> Program:
+        """The program of the stage with its transfers."""
+        return self.micro.program
+
+    @property
+    def local(self) -> LocalPrograms:
+        return self.micro.local
+
+    @cached_property
+    def types(self) -> dict[str, TensorType]:
+        """The types of its placeholders, by the user's names."""
+        return {name_of(node): tensor_type(node) for node in self.program.placeholders}
+
+    @cached_property
+    def named(self) -> dict[str, str]:
+        """The user's name of each placeholder → its name in the program."""
+        return {name_of(node): node.name for node in self.program.placeholders}
+
+    @cached_property
+    def parameters(self) -> list[str]:
+        """The names of the parameters that it reads."""
+        return [name_of(n) for n in self.program.placeholders if record_of(n).role == "param"]
+
+    def sent(self, value: str) -> tuple[str, TensorType]:
+        """Return the name and the type of a value that goes to the next stage, as the stage returns it."""
+        return self.interface.returned[self.cut.up[value]]
+
+    def sent_back(self, value: str) -> tuple[str, TensorType]:
+        """Return the name and the type of a value of the backward that goes to the stage before."""
+        where = self.cut.down[value]
+        return self.interface.gradients[where] if isinstance(where, str) else self.interface.returned[where]
+
+
+@dataclass(frozen=True)
+class Tied:
+    """A parameter that several stages read.
+
+    Attributes:
+        name: its name.
+        home: the stage that keeps and updates it.
+        readers: the other stages, which take a copy when the step begins.
+    """
+
+    name: str
+    home: int
+    readers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PipelinedMicro:
+    """The programs of a micro-batch on all stages.
+
+    Attributes:
+        captured: the call that was captured.
+        schedule: the order of the passes, with messages and releases.
+        stages: the stages.
+        tied: the parameters that several stages read.
+        homes: the stage that keeps each parameter, by name.
+        reports: what each pass did.
+    """
+
+    captured: Captured
+    schedule: PipelineSchedule
+    stages: tuple[Stage, ...]
+    tied: tuple[Tied, ...]
+    homes: Mapping[str, int]
+    reports: tuple[PassReport, ...]
+    found: None = None
+
+    @cached_property
+    def parameters(self) -> dict[str, TensorType]:
+        """The types of the trained parameters between steps, by the user's names."""
+        return {name: type for stage in self.stages for name, type in stage.micro.parameters.items()}
+
+    @cached_property
+    def gradients(self) -> dict[str, TensorType]:
+        """The types of the sums of their gradients, on their homes."""
+        return {name: type for stage in self.stages for name, type in stage.micro.gradients.items()}
+
+    @cached_property
+    def states(self) -> dict[str, DistAttr]:
+        """The layouts of their optimizer state."""
+        return {name: attr for stage in self.stages for name, attr in stage.micro.states.items()}
+
+    @property
+    def untrained(self) -> tuple[Untrained, ...]:
+        """The other parameters whose gradients are measured."""
+        return tuple(other for stage in self.stages for other in stage.micro.untrained)
+
+    @cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """Where each parameter is between steps: the mesh of its home, and its layout there."""
+        layouts = {}
+        for name, home in self.homes.items():
+            stage = self.stages[home]
+            type = stage.micro.parameters.get(name) or stage.types.get(name)
+            if type is not None:
+                layouts[name] = type.placed
+        return layouts
+
+    def forward_values(self, boundary: int) -> list[Crossed]:
+        """Return the values that go from stage ``boundary`` to the next one."""
+        here, behind = self.stages[boundary], self.stages[boundary + 1]
+        return [
+            Crossed.of(value, here.sent(value)[1], behind.interface.types[behind.cut.from_before[value]])
+            for value in here.cut.up
+        ]
+
+    def backward_values(self, boundary: int) -> list[Crossed]:
+        """Return the values that go from the stage behind ``boundary`` back to it."""
+        here, behind = self.stages[boundary], self.stages[boundary + 1]
+        return [
+            Crossed.of(value, behind.sent_back(value)[1], here.interface.types[here.cut.from_behind[value]])
+            for value in behind.cut.down
+        ]
+
+
+def programs_of(micro: PipelinedMicro) -> list[Program]:
+    """Return the explicit programs of all stages."""
+    programs = []
+    for stage in micro.stages:
+        programs += [stage.program, *([stage.micro.copy[0]] if stage.micro.copy else [])]
+        if stage.counting is not None:
+            programs += [stage.counting.sums[0], stage.counting.counts[0]]
+    return programs
+
+
+def meshes_of(mesh: Mesh, rank_of: Sequence[int]) -> list[Mesh]:
+    """Return the mesh of each stage."""
+    positions = {position: mesh_of_stage(mesh, position) for position in set(rank_of)}
+    return [positions[position] for position in rank_of]

@@ -1,0 +1,41 @@
+"""Make the schedule of a step: of a policy's name, or the user's own."""
+
+from __future__ import annotations
+
+from autopar.errors import ScheduleError, shown
+from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.pipeline import POLICIES, PipelineSchedule, build
+from autopar.pipeline.lowering import with_frees
+from autopar.step.options import StepOptions
+
+
+def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
+    """Return the schedule of a step on a mesh with ``pp``, with messages and releases, verified.
+
+    Raises:
+        ValueError: the step has no schedule.
+        TypeError: it is neither a name nor a ``PipelineSchedule``.
+        ScheduleError: there is no such policy, it has no schedule of these sizes, or the schedule does not fit.
+    """
+    ranks, given = mesh.sizes[PIPELINE], options.schedule
+    if given is None:
+        raise ValueError(
+            f"the mesh ({mesh}) has {ranks} stages along pp, and train_step has no schedule: give "
+            f'schedule="1f1b", another of {", ".join(POLICIES)}, or an autopar.pipeline.PipelineSchedule'
+        )
+    if isinstance(given, str):
+        return with_frees(build(given, ranks, options.count, options.chunks))
+    if not isinstance(given, PipelineSchedule):
+        raise TypeError(
+            f"schedule={shown(given)} is neither the name of a policy ({', '.join(POLICIES)}) nor a PipelineSchedule"
+        )
+    if options.chunks is not None:
+        raise ValueError(f"chunks={options.chunks} goes with the name of a policy; this schedule has {given.chunks}")
+    if given.ranks != ranks:
+        raise ScheduleError(f"the schedule has {given.ranks} ranks, and the mesh ({mesh}) has pp={ranks}")
+    if given.batches != options.count:
+        raise ScheduleError(
+            f"the schedule has {given.batches} micro-batches, and microbatches={options.count}: give "
+            f"microbatches={given.batches}"
+        )
+    return with_frees(given.checked())
