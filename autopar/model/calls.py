@@ -20,6 +20,7 @@ from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import move_parameters
 from autopar.model.inputs import CallInputs, CallKey, Inputs, Shapes, call_inputs
 from autopar.model.local_tensors import LocalTensors, refuse_without_values
+from autopar.model.stage_parameters import move_to_stages
 from autopar.model.uneven_batches import with_like_pieces
 from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_without_search
@@ -62,6 +63,7 @@ class Calls:
         self.latest: Compiled | None = None
         self.unfinished: dict[int, Callable[[], None]] = {}
         self._inputs, self._layouts, self._original = inputs, dict(layouts), original
+        self._staged: dict[str, Layout] = {}  # the homes of the parameters that are on stages of a pipeline
         self._input_layouts: dict[Any, Mapping[str, DistAttr]] = {}  # by names and shapes of inputs
         self._of_the_batch: dict[Any, Mapping[str, bool]] = {}  # by names and numbers of dims of inputs
 
@@ -75,9 +77,11 @@ class Calls:
         if context is not None and context.agreement is not None:
             assert self.job is not None
             context = replace(context, agreement=Agreement(self.job.control, self.mesh))
-        return Calls(
+        copied = Calls(
             replace(self.compiler, model=module, context=context), self.job, self._inputs, self.recapture, self._layouts
         )
+        copied._staged = dict(self._staged)
+        return copied
 
     def complete(self, but: object = None) -> None:
         """Complete the steps that have left something under way, except one. All ranks call it."""
@@ -205,7 +209,11 @@ class Calls:
         return self.captures.call(self.key(inputs, state), state.modules)
 
     def compiled(self, inputs: CallInputs, call: GuardedCall) -> Compiled:
-        """Return the capture of a call of the model itself; capture it first if it is new. All ranks call it."""
+        """Return the capture of a call of the model itself; capture it first if it is new. All ranks call it.
+
+        Parameters that are on stages come back to the whole mesh.
+        """
+        self.leave_stages()
         if not call.known:
             notes = about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
             compiled = replace(self.compiler, numbers=call.numbers).compile(inputs, notes)
@@ -226,7 +234,11 @@ class Calls:
             move_parameters(self.module, moved, self.mesh, self.job)
 
     def move(self, layouts: Mapping[str, DistAttr]) -> None:
-        """Give parameters other layouts from now on, and drop what was captured for the old ones. All ranks call it."""
+        """Give parameters other layouts from now on, and drop what was captured for the old ones. All ranks call it.
+
+        Those that are on stages come back to the whole mesh.
+        """
+        self.leave_stages()
         if any(self._layouts.get(name) != attr for name, attr in layouts.items()):
             self._settle(layouts)
             self.captures.clear()
@@ -234,6 +246,18 @@ class Calls:
 
     def move_to_stages(self, layouts: Mapping[str, Layout]) -> None:
         """Give parameters to the stages of a pipeline: each is kept on the mesh of its Layout. All ranks call it."""
+        if any(self._staged.get(name) != home for name, home in layouts.items()):
+            move_to_stages(self.module, layouts, self.job)
+            self._staged |= layouts
+            self.captures.clear()
+            self.latest = None
+
+    def leave_stages(self) -> None:
+        """Bring the parameters that are on stages back to the whole mesh. All ranks call it."""
+        if self._staged:
+            homes = {name: Layout(self.mesh, self._layouts[name]) for name in self._staged}
+            move_to_stages(self.module, homes, self.job)
+            self._staged = {}
 
 
 def _refuse_open(attrs: Mapping[str, DistAttr]) -> None:

@@ -24,6 +24,7 @@ from autopar.runtime.processes.job import Job
 from autopar.step.fit import number_of, parts_of
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.update import Trained
+from autopar.torch_private import version_of
 
 
 class Averages:
@@ -45,7 +46,7 @@ class Averages:
         self.pieces: dict[str, torch.Tensor] = {}
         self.lent = False
         self._trained: tuple[Trained, ...] = ()
-        self._elsewhere = False  # whether all parameters are on other stages
+        self._elsewhere: int | None = None  # the version of the count, if all parameters are on other stages
 
     @torch.no_grad()
     def place(self, trained: tuple[Trained, ...]) -> None:
@@ -65,17 +66,20 @@ class Averages:
             )
         here = {name: local_of(tensor) for name, tensor in self.tensors.items() if holds_part_of(tensor)}
         self.pieces = {AVERAGES: self.count, **{average_name(name): piece for name, piece in here.items()}}
-        self._elsewhere = not any(t.name in here for t in trained)
+        self._elsewhere = None if any(t.name in here for t in trained) else version_of(self.count)
         self._trained = trained
 
     def finish(self, found_inf: torch.Tensor | None = None) -> None:
-        """Count a step on a rank whose stage has no average, so that no update counts it there.
+        """Count a step on a rank whose stage has no average, unless an update there has counted it.
 
         Args:
             found_inf: 1 if the step has overflowed and changes nothing, else 0; ``None``: it cannot overflow.
         """
-        if self._elsewhere:
+        if self._elsewhere is None:
+            return
+        if version_of(self.count) == self._elsewhere:
             self.count.copy_(COUNTED(self.count, found_inf))
+        self._elsewhere = version_of(self.count)
 
     def state_dict(self) -> dict[str, Any]:
         """``weights``, by the user's names, and their ``count``; not copies."""

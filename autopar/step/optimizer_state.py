@@ -63,7 +63,7 @@ class OptimizerState:
         self._trained: tuple[Trained, ...] = ()
         # counter → the tensors of the optimizer's state that count the same steps
         self._counted: dict[str, list[torch.Tensor]] = {}
-        self._elsewhere: list[str] = []  # the counters that no update on this rank counts
+        self._elsewhere: dict[str, int] = {}  # counter of other stages alone → its version after the last step
         self.groups()
         self._refuse_to_offload_plain_ops()
 
@@ -236,13 +236,16 @@ class OptimizerState:
     def finish(self, found_inf: torch.Tensor | None = None) -> None:
         """Copy the counters to the optimizer's own counts of steps, after a step.
 
-        The counters of parameters that are on other stages alone count here.
+        A counter of parameters that are on other stages counts here, unless an update on this rank has counted it.
 
         Args:
             found_inf: 1 if the step has overflowed and changes nothing, else 0; ``None``: it cannot overflow.
         """
-        for name in self._elsewhere:
-            self.pieces[name].copy_(COUNTED(self.pieces[name], found_inf))
+        for name, version in self._elsewhere.items():
+            counter = self.pieces[name]
+            if version_of(counter) == version:
+                counter.copy_(COUNTED(counter, found_inf))
+            self._elsewhere[name] = version_of(counter)
         for name, tensors in self._counted.items():
             # it waits for an accelerator once
             copy_each(tensors, [self.pieces[name].to(tensors[0].device)] * len(tensors))
@@ -259,7 +262,7 @@ class OptimizerState:
         self.pieces, self._counted = {}, {}
         trained, by = [], self.optimizer.__class__.__name__
         counters: dict[float, int] = {}
-        here: set[str] = set()  # the counters that the update on this rank counts
+        here: set[str] = set()  # the counters of parameters on this rank
         for name, type in parameters.items():
             number, parameter = groups[name]
             update, attr = updates[number], states[name]
@@ -287,7 +290,7 @@ class OptimizerState:
                 self.pieces |= {state_name(name, n): pieces[n] for n in uncounted}
             types = {n: TensorType(tuple(known[n].shape), known[n].dtype) for n in uncounted}
             trained.append(Trained(name, type, gradients[name], attr, update, types, number, steps, by))
-        self._elsewhere = [counter for counter in self._counted if counter not in here]
+        self._elsewhere = {name: version_of(self.pieces[name]) for name in self._counted if name not in here}
         return tuple(trained)
 
     def _begun(self, known: dict[str, Any], parameter: torch.nn.Parameter, attr: DistAttr, group: Group,

@@ -33,10 +33,7 @@ def test_a_skipped_step_counts_on_no_rank() -> None:
     ranks(4).run(stage_training.skipped, MESHES["pp4"])
 
 
-WAYS = [
-    ["pp4", "dp2 tp2", "pp2 tp2", "zero dp4", "pp4"],
-    ["zero dp4", "dp2 pp2", "dp2 tp2", "tp2 pp2"],
-]
+WAYS = [["pp4", "dp2 tp2", "pp2 tp2", "zero dp4", "pp4"], ["zero dp4", "dp2 pp2", "dp2 tp2", "tp2 pp2"]]
 
 
 @pytest.mark.parametrize("names", WAYS, ids=" - ".join)
@@ -78,7 +75,9 @@ def test_safetensors_are_read_onto_stages(tmp_path: Path) -> None:
 def test_one_parameter_on_two_stages_is_refused(tmp_path: Path) -> None:
     answers = ranks(4).run(stage_checkpoints.told_apart, str(tmp_path))
     for answer in answers:
-        assert answer.startswith("CheckpointError: the ranks bring different states\n    w   ranks 0 1 3: float64 [9 6] ")
+        assert answer.startswith(
+            "CheckpointError: the ranks bring different states\n    w   ranks 0 1 3: float64 [9 6] "
+        )
 
 
 def test_a_copy_of_the_model_is_on_its_stages() -> None:

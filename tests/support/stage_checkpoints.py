@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from calls_of_stages import MESHES, PLAN, Net, made, values_here
+from calls_of_stages import MESHES, PLAN, Net, values_here
 from checkpoints import same as same_state
 from loops import whole as whole_value
 from stage_training import DECAY, OPTIMIZERS, ByHand, alone, groups, same
@@ -50,17 +49,17 @@ def in_order(state: Any) -> Any:
 
 def by_hand(mesh: str, seed: int = 0, merged: bool = True) -> ByHand:
     """A training whose optimizer has a state, of a step that all parameters take part in."""
-    made = ByHand(MESHES[mesh], seed=seed, merged=merged)
-    made.step()
-    made.step()
-    return made
+    training = ByHand(MESHES[mesh], seed=seed, merged=merged)
+    training.step()
+    training.step()
+    return training
 
 
 def other_start(mesh: str, merged: bool = True) -> ByHand:
     """A training of other values, into which a state is loaded."""
-    made = by_hand(mesh, seed=7, merged=merged)
-    made.step()
-    return made
+    training = by_hand(mesh, seed=7, merged=merged)
+    training.step()
+    return training
 
 
 def batch() -> torch.Tensor:
