@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from autopar.step.options import StepKeywords
+    from autopar.step.pipelined.evaluation import StagedCalls
     from autopar.step.train_step import TrainStep
 
 Outputs = Literal["sharded", "global"]  # how tensors come back: as DTensors, or replicated
@@ -62,7 +63,8 @@ class Parallel(ModelProxy):
         compiler: captures its calls and places them on the mesh.
     """
 
-    OWN = ModelProxy.OWN | {"compiler"}
+    OWN = ModelProxy.OWN | {"compiler", "_staged_calls"}
+    _staged_calls: StagedCalls | None = None
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
                  strict: bool = False, inputs: Inputs = "global", outputs: Outputs = "sharded", recapture: bool = True,
@@ -178,6 +180,9 @@ class Parallel(ModelProxy):
         calls = self._calls
         calls.complete()
         context, agreement, tensors = calls.context(" and call parallelize in each"), calls.agreement, calls.tensors
+        self._refuse_gradients()
+        if calls.homes is not None:
+            return self._on_stages(args, kwargs)
         with ONE_AT_A_TIME:  # while one thread captures, the model has other tensors in the place of its own
             inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
             call = calls.call(inputs, state)
@@ -213,6 +218,9 @@ class Parallel(ModelProxy):
         calls = self._calls
         calls.refuse_to_simulate()
         calls.complete()
+        self._refuse_gradients()
+        if calls.homes is not None:
+            return self._on_stages(args, kwargs)
         with ONE_AT_A_TIME:
             inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
             compiled = calls.compiled(inputs, calls.call(inputs, state))
@@ -221,6 +229,44 @@ class Parallel(ModelProxy):
         return _returned_like_the_model(
             compiled, compiled.simulated([*tensors, *calls.computed(compiled.captured).values()]), args, kwargs
         )
+
+    def _refuse_gradients(self) -> None:
+        """Raise ``RuntimeError`` where a call on the stages of a pipeline would need gradients."""
+        needs = torch.is_grad_enabled() and any(p.requires_grad for p in self.module.parameters())
+        if needs and self.mesh.sizes.get(PIPELINE, 1) > 1:
+            raise RuntimeError(
+                f"the mesh ({self.mesh}) has the stages of a pipeline, and a call of the model has no gradients there: "
+                f'train with parallel.train_step(optimizer, microbatches=…, schedule="1f1b"), and evaluate under '
+                f"torch.no_grad()"
+            )
+
+    def _on_stages(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run the forward from stage to stage, on this rank or on all simulated ranks."""
+        from autopar.step.pipelined.evaluation import StagedCalls
+
+        calls, simulates = self._calls, self.job is None
+        if self._staged_calls is None:
+            object.__setattr__(self, "_staged_calls", StagedCalls(calls))
+        staged = self._staged_calls
+        assert staged is not None
+        with ONE_AT_A_TIME:
+            inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
+            call = staged.known(inputs, state)
+            calls.refuse_without_values(inputs, state)
+            words = f"call {describe(inputs, call.key)}{call.where}"
+            if not call.known:
+                calls.agreement.announce(f"{words}, for the first time")
+                calls.agreement.wait()
+            compiled = staged.compiled(inputs, call)
+        with torch.no_grad():
+            if simulates:
+                outputs = staged.simulated(compiled, inputs, state)
+            else:
+                calls.agreement.announce(words, [inputs], call.numbers_now)
+                pieces = staged.here(compiled, inputs, state)
+                types = [type for _, _, type in compiled.outputs]
+                outputs = [calls.tensors.returned(piece, type) for piece, type in zip(pieces, types, strict=True)]
+        return compiled.captured.with_tensors(outputs)
 
     def train_step(self, optimizer: torch.optim.Optimizer, **options: Unpack[StepKeywords]) -> TrainStep:
         """Make the whole training step one static program: ``loss = step(batch)`` runs forward, backward and optimizer.

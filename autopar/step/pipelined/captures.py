@@ -40,7 +40,7 @@ class PipelinedCaptures(StepCaptures):
         return compile_pipelined_update(compiler, trained, micro, self._options)
 
     def _move(self, micro: Any) -> None:
-        self._calls.move_to_stages(micro.layouts)
+        self._calls.move_to_stages(micro.stage_homes)
 
     @staticmethod
     def _programs(micro: Any) -> list[Program]:

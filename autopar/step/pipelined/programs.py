@@ -12,6 +12,7 @@ from autopar.ir.mesh import Mesh, mesh_of_stage
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.model.stage_homes import StageHomes
 from autopar.pipeline import PipelineSchedule
 from autopar.report.passes import PassReport
 from autopar.runtime.interface import Interface
@@ -175,6 +176,11 @@ class PipelinedMicro:
             if type is not None:
                 layouts[name] = type.placed
         return layouts
+
+    @cached_property
+    def stage_homes(self) -> StageHomes:
+        """Where the parameters are between steps."""
+        return StageHomes(tuple(stage.mesh for stage in self.stages), self.homes, self.layouts)
 
     def forward_values(self, boundary: int) -> list[Crossed]:
         """Return the values that go from stage ``boundary`` to the next one."""
