@@ -26,7 +26,7 @@ from autopar.runtime.simulation.simulate import run_together
 from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.functions import Functions, ProcessFunctions, SimulatedFunctions
 from autopar.step.pipelined.messages import Mail, Pool, ProcessMessages, SimulatedMessages
-from autopar.step.pipelined.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.programs import CutStage, PipelinedMicro, Stage
 from autopar.step.pipelined.rank import RankStep
 from autopar.step.pipelined.stage_state import Tensors
 from autopar.step.pipelined.update import PipelinedUpdate
@@ -224,23 +224,16 @@ class PipelinedSimulated:
         self._steps.clear()
 
 
-def inputs_of(stage: Stage, batch: Sequence[CallInputs], computed: Sequence[Tensors], rank: int) -> list[Tensors]:
+def inputs_of(stage: CutStage, batch: Sequence[CallInputs], computed: Sequence[Tensors], rank: int) -> list[Tensors]:
     """Return a rank's pieces of the inputs of each micro-batch that a stage reads, by the user's names."""
-    each = []
-    for inputs, numbers in zip(batch, computed, strict=True):
-        values = dict(numbers)
-        for name, tensor in inputs.named:
-            type = stage.types.get(name)
-            if type is None and stage.counting is not None:
-                type = _type_in(stage.counting.sums[0], name)
-            if type is not None:
-                values[name] = piece_of(tensor, name, type, rank, inputs)
-        each.append(values)
-    return each
-
-
-def _type_in(program: Program, name: str) -> TensorType | None:
-    return next((tensor_type(node) for node in program.placeholders if name_of(node) == name), None)
+    types = stage.input_types
+    return [
+        {
+            **numbers,
+            **{name: piece_of(t, name, types[name], rank, inputs) for name, t in inputs.named if name in types},
+        }
+        for inputs, numbers in zip(batch, computed, strict=True)
+    ]
 
 
 def _has(step: RankStep, program: Program) -> bool:
