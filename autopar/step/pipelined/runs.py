@@ -228,10 +228,7 @@ def inputs_of(stage: CutStage, batch: Sequence[CallInputs], computed: Sequence[T
     """Return a rank's pieces of the inputs of each micro-batch that a stage reads, by the user's names."""
     types = stage.input_types
     return [
-        {
-            **numbers,
-            **{name: piece_of(t, name, types[name], rank, inputs) for name, t in inputs.named if name in types},
-        }
+        {**numbers, **{name: piece_of(t, name, types[name], rank, inputs) for name, t in inputs.named if name in types}}
         for inputs, numbers in zip(batch, computed, strict=True)
     ]
 
