@@ -20,7 +20,7 @@ from autopar.model.calls import Calls
 from autopar.model.dtensor_parameters import local_of
 from autopar.model.inputs import CallInputs, piece_of
 from autopar.runtime.modes import as_captured
-from autopar.runtime.seeds import step_seed
+from autopar.runtime.seeds import seeds_of_calls
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import run_together
 from autopar.step.compiled_step import Placed
@@ -41,15 +41,8 @@ def computed_of(calls: Calls, micro: PipelinedMicro, count: int) -> list[Tensors
     captured = micro.captured
     numbers = {number.name: number.tensor(captured.device) for number in captured.numbers}
     control = None if calls.job is None else calls.job.control
-    seeds = step_seeds(calls, micro, count, control)
-    return [{**numbers, **seed} for seed in seeds]
-
-
-def step_seeds(calls: Calls, micro: PipelinedMicro, count: int, control: Any) -> list[Tensors]:
-    """Return the seed of each micro-batch; nothing if the program draws no random numbers."""
-    captured = micro.captured
-    seeds = [step_seed(captured.draws, calls.compiler.random, captured.device, control) for _ in range(count)]
-    return [{"seed": seed[0]} if seed else {} for seed in seeds]
+    seeds = seeds_of_calls(count, captured.draws, calls.compiler.random, captured.device, control)
+    return [{**numbers, **({"seed": seeds[k]} if seeds else {})} for k in range(count)]
 
 
 def types_of_held(micro: PipelinedMicro, update: PipelinedUpdate, stage: Stage) -> dict[str, TensorType]:
