@@ -222,8 +222,8 @@ def _check_schedule(options: TrainOptions, mesh: Mesh) -> None:
         for name in ("schedule", "chunks"):
             if (value := getattr(options, name)) is not None:
                 raise Refused(
-                    f"{option(name)} {value} is for the stages of a pipeline, and --mesh {options.mesh} has no axis pp; "
-                    f"use --mesh pp=2,…, or leave {option(name)} out"
+                    f"{option(name)} {value} is for the stages of a pipeline, and --mesh {options.mesh} has no axis "
+                    f"pp; use --mesh pp=2,…, or leave {option(name)} out"
                 )
         return
     try:

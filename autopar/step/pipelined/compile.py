@@ -22,6 +22,7 @@ from autopar.pipeline import PipelineSchedule
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import OF_STAGES, OF_STEPS
+from autopar.search.devices.stages import Pipelined
 from autopar.step.compile import MicroCompiler
 from autopar.step.compiled_step import MicroBatch, Placed, about
 from autopar.step.counts import count_parts
@@ -29,7 +30,7 @@ from autopar.step.ending import Updating
 from autopar.step.micro import Micro
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.assignment import Assignment, assign, computed_anywhere, ops_of_forward
-from autopar.step.pipelined.cut import Place, cut_by_cost, cut_by_globs
+from autopar.step.pipelined.cut import Place, cut_by_blocks, cut_by_cost, cut_by_globs
 from autopar.step.pipelined.programs import Counting, PipelinedMicro, Stage, Tied, meshes_of
 from autopar.step.pipelined.stage_programs import StageProgram, cut_program
 from autopar.step.pipelined.units import units_of
@@ -87,8 +88,12 @@ def assigned(program: Program, schedule: PipelineSchedule, options: StepOptions,
     if options.stages is not None:
         place = cut_by_globs(program, ops, options.stages, count)
     else:
-        machine = compiler.machine or compiler.planner.machine
-        place = cut_by_cost(units_of(program, ops, machine), count, _live(schedule))
+        units = units_of(program, ops, compiler.machine or compiler.planner.machine)
+        chosen = options.schedule
+        if isinstance(chosen, Pipelined):
+            place = cut_by_blocks(units, chosen.cut, chosen.blocks)
+        else:
+            place = cut_by_cost(units, count, _live(schedule))
     assignment = assign(program, anywhere, place, count)
     _check_every_stage(ops, assignment)
     _check_buffers(program, assignment, schedule)
