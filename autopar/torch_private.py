@@ -576,6 +576,16 @@ def dtensor_around(
     return DTensor(piece, spec, requires_grad=False)
 
 
+def device_mesh_of_others(device_type: str, ranks: torch.Tensor, names: tuple[str, ...]) -> Any:
+    """Make a device mesh that this rank is not on, without process groups. Tried on 2.13.
+
+    The public ways make groups, or take this rank's.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh(device_type, ranks, mesh_dim_names=names, _init_backend=False)
+
+
 def forget_groups(device_mesh: Any) -> None:
     """Drop the closed groups of a device mesh, so that their threads end. Tried on 2.13.
 

@@ -15,9 +15,7 @@ import torch
 from torch import distributed
 
 from autopar.ir.boxes import box_of
-from autopar.ir.dtensor import attr_of
-from autopar.ir.layout import Layout
-from autopar.ir.mesh import Mesh
+from autopar.ir.dtensor import layout_of_dtensor
 from autopar.model.dtensor_parameters import is_dtensor, local_of
 
 STRETCH = 4 * 2**20  # bytes that are read or written at once: a save or a load needs no more memory
@@ -47,26 +45,22 @@ def pieces_of(name: str, tensor: torch.Tensor) -> list[Piece]:
     """
     if not is_dtensor(tensor):
         return [Piece((0,) * tensor.dim(), tensor.detach())]
-    device_mesh, shape = tensor.device_mesh, tuple(tensor.shape)
-    mesh = Mesh(
-        dict(zip(_names(device_mesh), device_mesh.shape, strict=True)), ranks=device_mesh.mesh.flatten().tolist()
-    )
+    shape = tuple(tensor.shape)
     try:
-        attr = attr_of(tensor.placements, mesh, shape)
+        layout = layout_of_dtensor(tensor)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    if attr.pending:
+    if pending := layout.attr.pending:
         raise ValueError(
-            f"{name} is pending over {', '.join(axis for axis, _ in attr.pending)}, and has no values yet; reduce it "
-            f"first"
+            f"{name} is pending over {', '.join(axis for axis, _ in pending)}, and has no values yet; reduce it first"
         )
     rank = distributed.get_rank()
-    if rank not in mesh.ranks:
+    if rank not in layout.mesh:
         return []
     local = local_of(tensor)
     if 0 in shape:
         return [Piece((0,) * len(shape), local.new_empty(shape))]
-    box = box_of(Layout(mesh, attr), shape, rank)
+    box = box_of(layout, shape, rank)
     box_shape = tuple(sum(stop - start for start, stop in runs) for runs in box)
     if box_shape != tuple(local.shape):
         raise ValueError(
@@ -78,11 +72,6 @@ def pieces_of(name: str, tensor: torch.Tensor) -> list[Piece]:
         data = local[tuple(slice(begin, begin + stop - start) for (start, stop), begin in runs)] if runs else local
         pieces.append(Piece(tuple(start for (start, _), _ in runs), data))
     return pieces
-
-
-def _names(device_mesh: distributed.DeviceMesh) -> tuple[str, ...]:
-    names = device_mesh.mesh_dim_names or ()
-    return names if names and all(map(str.isidentifier, names)) else tuple(f"axis{k}" for k in range(device_mesh.ndim))
 
 
 def _begins(runs: Sequence[tuple[int, int]]) -> list[int]:

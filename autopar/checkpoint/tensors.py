@@ -39,7 +39,11 @@ def check_dtype(name: str, tensor: torch.Tensor) -> None:
 def describe_tensor(tensor: torch.Tensor) -> str:
     """Describe dtype, shape and placements, the same on all ranks that hold the same tensor."""
     words = described(tensor.dtype, tuple(tensor.shape))
-    return f"{words} {tuple(tensor.placements)} on {tuple(tensor.device_mesh.shape)}" if is_dtensor(tensor) else words
+    if not is_dtensor(tensor):
+        return words
+    mesh = tensor.device_mesh.mesh.flatten().tolist()
+    ranks = "" if mesh == list(range(len(mesh))) else f" of ranks {' '.join(map(str, mesh))}"
+    return f"{words} {tuple(tensor.placements)} on {tuple(tensor.device_mesh.shape)}{ranks}"
 
 
 def describe_values(tensor: torch.Tensor) -> str:

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard
 
 from autopar.errors import shown
-from autopar.ir.layout import WHOLE, Dim, DistAttr
-from autopar.ir.mesh import Mesh
-from autopar.torch_private import is_strided_shard, strided_shard
+from autopar.ir.layout import WHOLE, Dim, DistAttr, Layout
+from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.torch_private import device_mesh_of_others, is_strided_shard, strided_shard
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Placement
+    from torch.distributed.tensor import DTensor, Placement
 
 # reduction of Partial → kind of pending value
 KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "avg": "avg"}
@@ -37,6 +37,7 @@ def attr_of(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -
     dims: list[list[str]] = [[] for _ in shape]
     merged: dict[int, Dim] = {}
     pending: dict[str, str] = {}
+    mesh = with_an_axis(mesh)
     for axis, placement in zip(mesh.names, placements, strict=True):
         kind = type(placement)  # exact classes only: subclasses have another meaning
         if isinstance(placement, Shard) and kind is Shard:
@@ -79,7 +80,7 @@ def check_count(placements: Sequence[Placement], mesh: Mesh) -> None:
         raise ValueError(
             f"{shown(placements)} is no tuple; give one placement for each axis of the mesh: {', '.join(mesh.names)}"
         )
-    if len(placements) != len(mesh.names):
+    if len(placements) != len(with_an_axis(mesh).names):
         raise ValueError(
             f"{len(placements)} placements for the axes {', '.join(mesh.names)}; give one for each axis of the mesh, "
             f"in order"
@@ -113,7 +114,7 @@ def placements_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int]) -> tuple[Pla
         placements |= {axis: Shard(d) for axis in axes}
     reduce = {ours: theirs for theirs, ours in KINDS.items()}
     placements |= {axis: Partial(reduce[kind]) for axis, kind in attr.pending if mesh.sizes[axis] > 1}
-    return tuple(placements.get(axis, Replicate()) for axis in mesh.names)
+    return tuple(placements.get(axis, Replicate()) for axis in with_an_axis(mesh).names)
 
 
 def edge_of(attr: DistAttr, mesh: Mesh, shape: Sequence[int], *, strided: bool = False) -> DistAttr:
@@ -138,6 +139,27 @@ def _strided(dim: Dim, mesh: Mesh) -> tuple[str, int] | None:
         return None
     (parts, _), (size, (axis,)) = dim
     return (axis, parts) if parts is not None and size is not None and size % mesh.sizes[axis] == 0 else None
+
+
+def with_an_axis(mesh: Mesh) -> Mesh:
+    """Return the mesh; one without axes, such as a stage of one rank, gets one, as torch's meshes have at least one."""
+    return mesh if mesh.axes else Mesh({PIPELINE: 1}, ranks=mesh.ranks, name=mesh.name)
+
+
+def layout_of_dtensor(tensor: DTensor) -> Layout:
+    """Return the Layout of a DTensor, on a mesh of the same ranks.
+
+    The axes have the names of the device mesh. Where it has none that are identifiers, they are ``axis0``, ``axis1``, …
+
+    Raises:
+        ValueError: autopar does not know one of the placements.
+    """
+    device_mesh = tensor.device_mesh
+    names = device_mesh.mesh_dim_names or ()
+    if not names or not all(map(str.isidentifier, names)):
+        names = tuple(f"axis{k}" for k in range(device_mesh.ndim))
+    mesh = Mesh(dict(zip(names, device_mesh.shape, strict=True)), ranks=device_mesh.mesh.flatten().tolist())
+    return Layout(mesh, attr_of(tensor.placements, mesh, tuple(tensor.shape)))
 
 
 def is_device_mesh(value: object) -> TypeGuard[DeviceMesh]:
@@ -170,7 +192,8 @@ def device_mesh_of(mesh: Mesh, device_type: str = "cpu", groups: Sequence[Proces
     """Return torch's device mesh of the same ranks and names. All ranks must call it.
 
     Args:
-        groups: the process group of this rank along each axis; ``None``: torch makes groups.
+        groups: the process group of this rank along each axis, none where it is not on the mesh; ``None``: torch makes
+            groups.
 
     Raises:
         RuntimeError: no process group has been initialised.
@@ -185,7 +208,10 @@ def device_mesh_of(mesh: Mesh, device_type: str = "cpu", groups: Sequence[Proces
         )
     from torch.distributed.device_mesh import DeviceMesh
 
+    mesh = with_an_axis(mesh)
     ranks = torch.tensor(list(mesh.ranks)).reshape(list(mesh.sizes.values()))
-    if not groups:
+    if groups is None:
         return DeviceMesh(device_type, ranks, mesh_dim_names=tuple(mesh.names))
+    if distributed.get_rank() not in mesh:
+        return device_mesh_of_others(device_type, ranks, tuple(mesh.names))
     return DeviceMesh.from_group(list(groups), device_type, ranks, mesh_dim_names=tuple(mesh.names))

@@ -12,9 +12,9 @@ from autopar.capture.model_state import model_state
 from autopar.ir.dtensor import edge_of, placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.runtime.dtensors import full_tensor, redistribute
+from autopar.runtime.dtensors import redistribute
 from autopar.runtime.processes.job import Job
-from autopar.torch_private import have_gradient_hooks, is_strided_shard, refer_weakly
+from autopar.torch_private import have_gradient_hooks, refer_weakly
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -96,40 +96,3 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's piece of a DTensor, without a graph; a plain tensor itself."""
     with torch.no_grad():
         return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
-
-
-def with_public_placements(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state dict whose DTensors have public placements only, which checkpoints can save.
-
-    The others are redistributed, in place of the entry.
-    """
-    from torch.distributed.tensor import Replicate
-
-    for name, value in state.items():
-        if is_dtensor(value) and any(map(is_strided_shard, value.placements)):
-            public = [Replicate() if is_strided_shard(p) else p for p in value.placements]
-            state[name] = redistribute(value.detach(), public)
-    return state
-
-
-def fitted_to(state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], job: Job | None) -> dict[str, Any]:
-    """Return a state dict whose values have the placements of the model's tensors. All ranks call it.
-
-    Each rank gets its piece of the first rank's full tensor, as in ``sharded``; a DTensor is redistributed. A value
-    that does not fit stays as it is, so that ``load_state_dict`` reports it.
-    """
-    from torch.distributed.tensor import Replicate, distribute_tensor
-
-    fitted = dict(state)
-    for name, value in state.items():
-        target = tensors.get(name)
-        if job is None or target is None or not isinstance(value, torch.Tensor) or value.shape != target.shape:
-            continue
-        placements = target.placements if is_dtensor(target) else [Replicate()] * job.device_mesh.ndim
-        if is_dtensor(value) and value.device_mesh == job.device_mesh:
-            value = redistribute(value.detach().to(job.device), placements)
-        else:
-            value = full_tensor(value) if is_dtensor(value) else value  # on another mesh
-            value = distribute_tensor(value.detach().to(target.device), job.device_mesh, placements)
-        fitted[name] = value if is_dtensor(target) else value.to_local()
-    return fitted

@@ -14,8 +14,8 @@ from autopar.capture.guards import AttributesOfModule
 from autopar.capture.model_state import model_state
 from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
-from autopar.model.dtensor_parameters import fitted_to, with_public_placements
 from autopar.model.initialize import Init, initialize
+from autopar.model.state_dicts import fitted_to, with_public_placements
 from autopar.model.weights import load_weights
 from autopar.model.wrappers import refuse_composable, refuse_ddp
 from autopar.runtime.processes.job import Job
@@ -67,7 +67,8 @@ class ModelProxy(AttributesOfModule):
         new = copy.copy(self)
         memo[id(self)] = new
         if self.job is not None:
-            memo[id(self.job.device_mesh)] = self.job.device_mesh  # DTensors would copy it, with its process groups
+            for device_mesh in (self.job.device_mesh, *self.job.stages.values()):
+                memo[id(device_mesh)] = device_mesh  # DTensors would copy it, with its process groups
         new._stand_for(self._calls.copied(copy.deepcopy(self.module, memo)))
         return new
 

@@ -16,11 +16,15 @@ from typing import Any
 import torch
 
 from autopar.ir.value_names import AVERAGES, average_name
-from autopar.model.dtensor_parameters import fitted_to, is_dtensor, local_of
-from autopar.runtime.dtensors import redistribute
+from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.stage_parameters import holds_part_of, placed_on
+from autopar.model.state_dicts import fitted_to
+from autopar.optimizers.update import COUNTED
+from autopar.runtime.processes.job import Job
 from autopar.step.fit import number_of, parts_of
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.update import Trained
+from autopar.torch_private import version_of
 
 
 class Averages:
@@ -31,6 +35,7 @@ class Averages:
         tensors: the averages by the user's name of the parameter; DTensors on processes. Updated in place.
         count: the number of averaged steps; int64, without dims.
         pieces: this process's pieces, by the names that the update has for them: ``up.weight.ema``; and the count.
+            Parameters of other stages have no pieces.
         lent: whether the model has the averages now, in the place of its weights.
     """
 
@@ -41,6 +46,7 @@ class Averages:
         self.pieces: dict[str, torch.Tensor] = {}
         self.lent = False
         self._trained: tuple[Trained, ...] = ()
+        self._elsewhere: int | None = None  # the version of the count, if all parameters are on other stages
 
     @torch.no_grad()
     def place(self, trained: tuple[Trained, ...]) -> None:
@@ -58,11 +64,22 @@ class Averages:
             self.tensors[t.name] = self.optimizer_state.placed(
                 parameter.detach().clone() if known is None else known, parameter, t.state
             )
-        self.pieces = {
-            AVERAGES: self.count,
-            **{average_name(name): local_of(tensor) for name, tensor in self.tensors.items()},
-        }
+        here = {name: local_of(tensor) for name, tensor in self.tensors.items() if holds_part_of(tensor)}
+        self.pieces = {AVERAGES: self.count, **{average_name(name): piece for name, piece in here.items()}}
+        self._elsewhere = None if any(t.name in here for t in trained) else version_of(self.count)
         self._trained = trained
+
+    def finish(self, found_inf: torch.Tensor | None = None) -> None:
+        """Count a step on a rank whose stage has no average, unless an update there has counted it.
+
+        Args:
+            found_inf: 1 if the step has overflowed and changes nothing, else 0; ``None``: it cannot overflow.
+        """
+        if self._elsewhere is None:
+            return
+        if version_of(self.count) == self._elsewhere:
+            self.count.copy_(COUNTED(self.count, found_inf))
+        self._elsewhere = version_of(self.count)
 
     def state_dict(self) -> dict[str, Any]:
         """``weights``, by the user's names, and their ``count``; not copies."""
@@ -113,7 +130,7 @@ class Averages:
         weight.
         """
         groups = self.optimizer_state.groups()
-        saved = {name: value for name, value in state["weights"].items() if name in groups}
+        saved = {name: state["weights"][name] for name in groups if name in state["weights"]}
         tensors = {
             name: self.tensors[name] if name in self.tensors else groups[name][1].detach().clone() for name in saved
         }
@@ -139,7 +156,8 @@ class Averages:
         saved = [parameter.detach().clone() for parameter, _ in pairs]
         self.lent = True
         try:
-            _write([(parameter, with_layout_of(tensor, parameter)) for parameter, tensor in pairs])
+            job = self.optimizer_state.job
+            _write([(parameter, with_layout_of(tensor, parameter, job)) for parameter, tensor in pairs])
             yield
         finally:
             _write([(parameter, weights) for (parameter, _), weights in zip(pairs, saved, strict=True)])
@@ -151,12 +169,12 @@ class Averages:
             raise RuntimeError("the model has the averages of its weights: leave the block of step.averaged() first")
 
 
-def with_layout_of(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the device and the placements of a parameter; a plain tensor stays as it is."""
+def with_layout_of(tensor: torch.Tensor, parameter: torch.Tensor, job: Job | None) -> torch.Tensor:
+    """Return a tensor with the device, the mesh and the placements of a parameter; a plain tensor stays as it is."""
     if not is_dtensor(tensor):
         return tensor
-    assert is_dtensor(parameter)
-    return redistribute(tensor.to(local_of(parameter).device), parameter.placements)
+    assert is_dtensor(parameter) and job is not None
+    return placed_on(tensor.to(local_of(parameter).device), parameter.device_mesh, parameter.placements, job)
 
 
 @torch.no_grad()

@@ -3,6 +3,9 @@
 The state stays in ``optimizer.state`` as torch's own steps keep it: under torch's names, with DTensors on processes, so
 that ``state_dict``, ``load_state_dict`` and learning-rate schedulers work as usual. Where somebody has replaced the
 state, as loading does, the new one is used: full tensors are sharded, DTensors are redistributed.
+
+The state of a parameter on a stage is on the stage's mesh. The other ranks have it under the same names, with empty
+pieces, so that groups and names are complete on each rank; and they count its steps.
 """
 
 from __future__ import annotations
@@ -13,19 +16,19 @@ from typing import Any
 import torch
 
 from autopar.capture.model_state import Named
-from autopar.ir.dtensor import placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import scheduled_name, state_name, steps_name
-from autopar.model.dtensor_parameters import is_dtensor, local_of
-from autopar.optimizers import HOST, Definition, Update, definition_of
+from autopar.model.dtensor_parameters import local_of
+from autopar.model.stage_parameters import holds_part_of
+from autopar.optimizers import Definition, Update, definition_of
 from autopar.optimizers.definition import Group
-from autopar.optimizers.update import RATE, scalar
-from autopar.runtime.dtensors import full_tensor, redistribute
+from autopar.optimizers.update import COUNTED, RATE, scalar
 from autopar.runtime.processes.job import Job
+from autopar.step.state_places import StatePlaces
 from autopar.step.update import Trained
-from autopar.torch_private import copy_each, dtensor_around, note_a_step, version_of
+from autopar.torch_private import copy_each, note_a_step, version_of
 
 
 class OptimizerState:
@@ -36,7 +39,7 @@ class OptimizerState:
         definition: how its class updates parameters.
         pieces: this process's pieces of the state, by the names of the parameter and of the state:
             ``up.weight.exp_avg``; and the counters of steps, ``.step.0``. They share the memory of the optimizer's
-            state.
+            state. Parameters of other stages have no pieces.
         offload: whether the state is in host memory; the counters stay on the device of the parameters.
 
     Args:
@@ -50,8 +53,8 @@ class OptimizerState:
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Named, mesh: Mesh, job: Job | None,
                  offload: bool = False, agreed: Callable[[], None] = lambda: None) -> None:  # fmt: skip
-        self.optimizer, self.mesh, self.job, self.offload = optimizer, mesh, job, offload
-        self._agreed = agreed
+        self.optimizer, self.job, self.offload = optimizer, job, offload
+        self._agreed, self._places = agreed, StatePlaces(mesh, job, offload)
         self.definition: Definition = definition_of(optimizer)
         self.pieces: dict[str, torch.Tensor] = {}
         self._names = {id(tensor): name for name, tensor in parameters}
@@ -60,6 +63,7 @@ class OptimizerState:
         self._trained: tuple[Trained, ...] = ()
         # counter → the tensors of the optimizer's state that count the same steps
         self._counted: dict[str, list[torch.Tensor]] = {}
+        self._elsewhere: dict[str, int] = {}  # counter of other stages alone → its version after the last step
         self.groups()
         self._refuse_to_offload_plain_ops()
 
@@ -229,8 +233,19 @@ class OptimizerState:
         """
         return [version_of(tensor) for tensors in self._counted.values() for tensor in tensors]
 
-    def finish(self) -> None:
-        """Copy the counters to the optimizer's own counts of steps, after a step."""
+    def finish(self, found_inf: torch.Tensor | None = None) -> None:
+        """Copy the counters to the optimizer's own counts of steps, after a step.
+
+        A counter of parameters that are on other stages counts here, unless an update on this rank has counted it.
+
+        Args:
+            found_inf: 1 if the step has overflowed and changes nothing, else 0; ``None``: it cannot overflow.
+        """
+        for name, version in self._elsewhere.items():
+            counter = self.pieces[name]
+            if version_of(counter) == version:
+                counter.copy_(COUNTED(counter, found_inf))
+            self._elsewhere[name] = version_of(counter)
         for name, tensors in self._counted.items():
             # it waits for an accelerator once
             copy_each(tensors, [self.pieces[name].to(tensors[0].device)] * len(tensors))
@@ -247,83 +262,57 @@ class OptimizerState:
         self.pieces, self._counted = {}, {}
         trained, by = [], self.optimizer.__class__.__name__
         counters: dict[float, int] = {}
+        here: set[str] = set()  # the counters of parameters on this rank
         for name, type in parameters.items():
             number, parameter = groups[name]
             update, attr = updates[number], states[name]
-            state = {
+            group = self.optimizer.param_groups[number]
+            state = {  # in an order that ranks share, also where they have loaded it in another one
                 n: self._tensor(n, value, parameter)
-                for n, value in self.optimizer.state.get(parameter, {}).items()
+                for n, value in sorted(self.optimizer.state.get(parameter, {}).items())
                 if value is not None
             }
-            known = {n: self.placed(value, parameter, attr) for n, value in state.items()}
-            pieces = {n: local_of(value) if isinstance(value, torch.Tensor) else value for n, value in known.items()}
-            current = self.definition.initial(self._piece(parameter, attr), self.optimizer.param_groups[number], pieces)
-            for n, piece in current.items():
-                if n not in known or pieces[n] is not piece:
-                    known[n] = self._surface(piece, parameter, attr)
+            known = {n: self._places.placed(value, parameter, attr, n in update.counted) for n, value in state.items()}
+            pieces = self._begun(known, parameter, attr, group, update)
             if known:
                 self.optimizer.state[parameter].update(known)
             steps = 0
             for n in update.counted:
-                steps = counters.setdefault(0.0 if current[n].is_meta else float(current[n]), len(counters))
+                count = 0.0 if pieces[n].is_meta else float(pieces[n])
+                steps = counters.setdefault(count, len(counters))
                 counter = steps_name(steps)
-                self.pieces.setdefault(counter, current[n].detach().to(_device(parameter), torch.float32).clone())
+                counted = pieces[n].detach().to(self._places.device(parameter), torch.float32)
+                self.pieces.setdefault(counter, counted.clone())
                 self._counted.setdefault(counter, []).append(known[n])
-            uncounted = {n: piece for n, piece in current.items() if n not in update.counted}
-            self.pieces |= {state_name(name, n): piece for n, piece in uncounted.items()}
-            types = {
-                n: TensorType(type.shape if known[n].shape == parameter.shape else tuple(piece.shape), piece.dtype)
-                for n, piece in uncounted.items()
-            }
+                here |= {counter} if holds_part_of(parameter) else set()
+            uncounted = [n for n in pieces if n not in update.counted]
+            if holds_part_of(parameter):
+                self.pieces |= {state_name(name, n): pieces[n] for n in uncounted}
+            types = {n: TensorType(tuple(known[n].shape), known[n].dtype) for n in uncounted}
             trained.append(Trained(name, type, gradients[name], attr, update, types, number, steps, by))
+        self._elsewhere = {name: version_of(self.pieces[name]) for name in self._counted if name not in here}
         return tuple(trained)
+
+    def _begun(self, known: dict[str, Any], parameter: torch.nn.Parameter, attr: DistAttr, group: Group,
+               update: Update) -> dict[str, torch.Tensor]:  # fmt: skip
+        """Return this process's pieces of all states of a parameter; new ones begin, and join ``known``."""
+        pieces = {n: local_of(value) if isinstance(value, torch.Tensor) else value for n, value in known.items()}
+        here = holds_part_of(parameter)
+        piece = self._places.piece(parameter, attr, stands_in_on="meta" if update.op is not None else None)
+        current = self.definition.initial(piece, group, pieces if here else {})
+        for n, value in current.items():
+            if n not in known or (here and pieces[n] is not value):
+                known[n] = self._places.surface(value, parameter, attr, piece.shape, n in update.counted)
+        return current if here else {n: local_of(known[n]) for n in current}
 
     def _tensor(self, name: str, value: Any, parameter: torch.Tensor) -> Any:
         """Return a state as a tensor, also if it is a plain number, as old counts of steps are."""
         counts = name in self.definition.shared and isinstance(value, (int, float))
-        return torch.full((), value, dtype=torch.float32, device=_device(parameter)) if counts else value
-
-    def _piece(self, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
-        """This process's piece of a parameter, in the layout of its states."""
-        return local_of(self.placed(parameter.detach(), parameter, attr))
+        return torch.full((), value, dtype=torch.float32, device=self._places.device(parameter)) if counts else value
 
     def placed(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
-        """Return a state in the layout ``attr``, in host memory with ``offload``.
+        """Return a state of a parameter, or its average, in the layout ``attr`` and where the parameter is.
 
-        A state that does not have the parameter's shape is replicated.
+        All ranks call it.
         """
-        return self._at_home(self._relaid(value, parameter, attr))
-
-    def _at_home(self, state: Any) -> Any:
-        return state.to(HOST) if self.offload and isinstance(state, torch.Tensor) and not state.is_meta else state
-
-    def _relaid(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
-        if (
-            self.job is None
-            or not isinstance(value, torch.Tensor)
-            or value.shape != parameter.shape
-            or not parameter.dim()
-        ):
-            return value
-        from torch.distributed.tensor import distribute_tensor
-
-        placements = placements_of(attr, self.mesh, tuple(parameter.shape))
-        if is_dtensor(value) and value.device_mesh == self.job.device_mesh:
-            return value if value.placements == placements else redistribute(value.to(_device(parameter)), placements)
-        value = full_tensor(value.to(_device(parameter))) if is_dtensor(value) else value
-        return distribute_tensor(value.detach().to(_device(parameter)).contiguous(), self.job.device_mesh, placements)
-
-    def _surface(self, piece: torch.Tensor, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
-        """Return a new state in the form that the optimizer keeps: a DTensor if the parameter is one."""
-        if (
-            self.job is None
-            or not parameter.dim()
-            or piece.shape != local_of(self._relaid(parameter.detach(), parameter, attr)).shape
-        ):
-            return piece
-        placements = placements_of(attr, self.mesh, tuple(parameter.shape))
-        return dtensor_around(piece, self.job.device_mesh, placements, parameter.shape, parameter.stride())
-
-
-def _device(parameter: torch.Tensor) -> torch.device:
-    return local_of(parameter).device
+        return self._places.placed(value, parameter, attr)

@@ -454,11 +454,13 @@ class TrainStep:
         self, micro: MicroBatch, update: StepUpdate, returned: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> Any:
         """Count the step, keep its norm and whether it was skipped, and return the loss or the model's outputs."""
-        self.optimizer_state.finish()
+        values = dict(zip(update.returns, returned, strict=True))
+        self.optimizer_state.finish(values.get("found_inf"))
+        if self.averages is not None:
+            self.averages.finish(values.get("found_inf"))
         if self._crossing is not None:
             self._crossing.watch()
         self.steps += 1
-        values = dict(zip(update.returns, returned, strict=True))
         self.grad_norm, self.skipped = values.get("norm"), values.get("found_inf")
         if self.scaler is not None and (self.scaler[0].is_cpu or self.steps % CHECK_EVERY == 0):
             self.options.loss_scale.check(self.scaler[0])

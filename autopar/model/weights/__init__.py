@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
-from autopar.ir.dtensor import attr_of
+from autopar.ir.dtensor import layout_of_dtensor
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.model.dtensor_parameters import is_dtensor, local_of
@@ -144,7 +144,10 @@ def _read(files: CheckpointFiles, name: str, tensor: torch.Tensor, mesh: Mesh, j
     at: dict[str, int] = {}
     if is_dtensor(tensor):
         assert job is not None
-        attr, at = attr_of(tensor.placements, mesh, tensor.shape), mesh.coordinates(job.rank)
+        home = layout_of_dtensor(tensor)  # on the whole mesh, or on a stage
+        if job.rank not in home.mesh:
+            return
+        mesh, attr, at = home.mesh, home.attr, home.mesh.coordinates(job.rank)
     local = local_of(tensor)
     for in_whole, in_piece in parts_of(attr, tensor.shape, mesh, at):
         local[in_piece].copy_(files.read(name, in_whole))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import distributed
 
-from autopar.ir.dtensor import device_mesh_of
+from autopar.ir.dtensor import device_mesh_of, with_an_axis
 from autopar.ir.mesh import Mesh
 from autopar.ir.streams import DEFAULT, Ranks, Stream
 
@@ -91,15 +91,16 @@ class ProcessGroups:
             distributed.destroy_process_group(self._groups.pop(key))  # does nothing where this rank is no member
 
     def device_mesh(self, mesh: Mesh, device_type: str, taken: list[Key]) -> DeviceMesh:
-        """Return torch's mesh of the same ranks, with shared groups. All ranks call it alike.
+        """Return torch's mesh of the same ranks, with shared groups. All ranks call it alike, also those not on it.
 
         ``taken``: as in ``take``.
         """
-        whole = self._whole_world(device_type)
+        mesh, whole = with_an_axis(mesh), self._whole_world(device_type)
         ranks = distributed.get_world_size()
-        groups = [
-            whole if size == ranks else self.take(DATA, groups_over(mesh, (axis,)), taken) for axis, size in mesh.axes
-        ]
+        groups: list[distributed.ProcessGroup] = []
+        for axis, size in mesh.axes:
+            sets = groups_over(mesh, (axis,))
+            groups += [whole] if size == ranks else self._take({Key(DATA, group) for group in sets}, taken).values()
         return device_mesh_of(mesh, device_type, groups)
 
     def _whole_world(self, device_type: str) -> distributed.ProcessGroup:

@@ -6,12 +6,14 @@ import datetime
 import itertools
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 
+from autopar.ir.dtensor import mesh_of, with_an_axis
 from autopar.ir.mesh import Mesh
 from autopar.ir.streams import DEFAULT, GroupKey, Stream, group_key
 from autopar.runtime.processes.agreement import Agreement
@@ -42,6 +44,7 @@ class Job:
         taken: the keys of the shared groups that the job uses.
         made_mesh: whether the device mesh is autopar's, and not the user's.
         models: how many models use it that are not closed.
+        stages: torch's meshes of the stages that ``device_meshes`` has made.
     """
 
     rank: int
@@ -53,6 +56,22 @@ class Job:
     taken: tuple[Key, ...] = ()
     made_mesh: bool = False
     models: int = 0
+    stages: dict[Mesh, DeviceMesh] = field(default_factory=dict)
+
+    def device_meshes(self, meshes: Iterable[Mesh]) -> dict[Mesh, DeviceMesh]:
+        """Return torch's mesh of each mesh: of the whole one, or of a stage. All ranks call it alike.
+
+        On a rank that is not on a stage, the stage's mesh has no process groups.
+        """
+        whole, groups, taken = mesh_of(self.device_mesh), process_groups(), list[Key]()
+        found = {}
+        for mesh in sorted(set(meshes), key=lambda mesh: (mesh.ranks, mesh.axes)):
+            unnamed = with_an_axis(Mesh(mesh.sizes, ranks=mesh.ranks))
+            if unnamed != whole and unnamed not in self.stages:
+                self.stages[unnamed] = groups.device_mesh(unnamed, self.device_mesh.device_type, taken)
+            found[mesh] = self.device_mesh if unnamed == whole else self.stages[unnamed]
+        self.taken = (*self.taken, *taken)
+        return found
 
     @property
     def in_order(self) -> bool:
@@ -121,8 +140,8 @@ class _World:
             self.jobs = {key: other for key, other in self.jobs.items() if other is not job}
             process_groups().release(job.taken)
             del job.control  # the group's threads end when nothing refers to it, and models keep the job
-            if job.made_mesh:
-                forget_groups(job.device_mesh)
+            for device_mesh in (*job.stages.values(), *([job.device_mesh] if job.made_mesh else [])):
+                forget_groups(device_mesh)
 
 
 _worlds: list[_World] = []  # none or one: that of the present default group

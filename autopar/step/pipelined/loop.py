@@ -73,10 +73,11 @@ class PipelineLoop:
         if not slot.compute:
             yield from self._free(slot)
         for k, task in enumerate(slot.compute):
-            yield from self._receive(task)
-            if k == 0:
-                yield from self._free(slot)
-            yield from self._compute(task)
+            with self._messages.during(task):
+                yield from self._receive(task)
+                if k == 0:
+                    yield from self._free(slot)
+                yield from self._compute(task)
 
     def _free(self, slot: Slot) -> Loop:
         for send in slot.free:

@@ -17,13 +17,13 @@ from autopar.ir.program import Program
 from autopar.ir.transfers import Ends
 from autopar.ir.value_names import MEASURED, SQUARES, copy_name, count_name, gradient_name, sums_in, total_name
 from autopar.runtime.interface import Interface
-from autopar.runtime.lowering.tags import tag_of
 from autopar.scheduling.programs.order import donated_names
 from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.bundles import Bundle, Crossed
+from autopar.step.pipelined.exchange import Move, exchange
 from autopar.step.pipelined.functions import Functions
 from autopar.step.pipelined.loop import PipelineLoop
-from autopar.step.pipelined.messages import Message, Messages
+from autopar.step.pipelined.messages import Messages
 from autopar.step.pipelined.programs import PipelinedMicro, Stage
 from autopar.step.pipelined.stage_state import StageState, Tensors
 from autopar.step.pipelined.update import PipelinedUpdate, StageUpdate
@@ -152,19 +152,22 @@ class RankStep:
 
     def _copies_of_tied(self, held: Tensors) -> Generator[Any, Any, dict[int, Tensors]]:
         """Send the tied parameters to the stages that read them: stage → name → its piece."""
-        moves: list[tuple[Bundle, list[torch.Tensor], int]] = []
+        moves: list[Move] = []
+        readers = []
         for tied in self.micro.tied:
             home = self.micro.layouts[tied.name]
             for reader in tied.readers:
                 type = self.micro.stages[reader].types[tied.name]
                 value = Crossed(tied.name, Ends(type.shape, home, type.placed), type.dtype)
                 pieces = [held[tied.name].to(type.dtype)] if self.rank in home.mesh else []
-                moves.append((Bundle([value], self.rank), pieces, reader))
-        received = yield from self._exchange(moves, "the copies of tied parameters")
+                moves.append((Bundle([value], self.rank), pieces))
+                readers.append((reader, tied.name))
+        first = self.micro.schedule.stages  # the boundaries of stages come before
+        received = yield from exchange(self.rank, moves, self.messages, first, "the copies of tied parameters")
         copies: dict[int, Tensors] = {}
-        for (bundle, _, reader), pieces in zip(moves, received, strict=True):
+        for (reader, name), pieces in zip(readers, received, strict=True):
             if pieces:
-                copies.setdefault(reader, {})[bundle.values[0].name] = pieces[0]
+                copies.setdefault(reader, {})[name] = pieces[0]
         return copies
 
     def _counts(self, stage: Stage, held: Tensors, inputs: Sequence[Tensors]) -> Generator[Any, Any, Tensors]:
@@ -204,15 +207,16 @@ class RankStep:
 
     def _send_home(self, sums: Mapping[int, Tensors]) -> Generator[Any, Any, Tensors]:
         """Send the sums of tied parameters to their homes; return those that came here."""
-        moves: list[tuple[Bundle, list[torch.Tensor], int]] = []
+        moves: list[Move] = []
         for sent in self.update.homeward:
             pieces = []
             if sent.reader in sums:
                 name = gradient_name(sent.tied.name)
                 reduced = yield from self.call(sent.placed, "forward", {name: sums[sent.reader].pop(name)})
                 pieces = [reduced.returned[0]]
-            moves.append((Bundle([sent.value], self.rank), pieces, sent.tied.home))
-        received = yield from self._exchange(moves, "the gradients of tied parameters")
+            moves.append((Bundle([sent.value], self.rank), pieces))
+        first = self.micro.schedule.stages
+        received = yield from exchange(self.rank, moves, self.messages, first, "the gradients of tied parameters")
         pairs = zip(self.update.homeward, received, strict=True)
         return {sent.value.name: pieces[0] for sent, pieces in pairs if pieces}
 
@@ -268,37 +272,3 @@ class RankStep:
         types = Interface.of(ending.placed[0]).types
         named = {name_of(node): node.name for node in ending.placed[0].placeholders}
         return {name: value.to(types[named[name]].dtype) for name, value in numbers.items() if name in named}
-
-    def _exchange(
-        self, moves: Sequence[tuple[Bundle, list[torch.Tensor], int]], words: str
-    ) -> Generator[Any, Any, list[list[torch.Tensor]]]:
-        """Send and receive bundles that are not part of a slot, all at the same time.
-
-        Args:
-            moves: the bundle, this rank's pieces of it, and the stage that receives it.
-
-        Returns:
-            For each bundle the new pieces; nothing if the rank gets none.
-        """
-        first = self.micro.schedule.stages  # the boundaries of stages come before
-        starting = []
-        for k, (bundle, pieces, _) in enumerate(moves):
-            tag = tag_of(first + k, "forward", 0)
-            packed = bundle.pack(pieces) if pieces else {}
-            starting += [Message(("send", k), True, other, memory, tag, words) for other, memory in packed.items()]
-            starting += [
-                Message(("receive", k), False, other, self.messages.buffer(bytes), tag, words)
-                for other, bytes in bundle.receives.items()
-            ]
-        if starting:
-            self.messages.start(starting)
-        tasks = {message.task for message in starting}
-        results = []
-        for k, (bundle, pieces, _) in enumerate(moves):
-            received = (yield from self.messages.wait(("receive", k))) if ("receive", k) in tasks else {}
-            gets = self.rank in bundle.values[0].ends.target.mesh
-            results.append(bundle.unpack(received, self.messages.device, pieces) if gets else [])
-        for k in range(len(moves)):
-            if ("send", k) in tasks:
-                yield from self.messages.wait(("send", k))
-        return results
