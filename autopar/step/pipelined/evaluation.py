@@ -39,10 +39,10 @@ from autopar.runtime.simulation.simulate import run_together
 from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.assignment import Assignment, computed_anywhere
 from autopar.step.pipelined.bundles import Bundle, Crossed
-from autopar.step.pipelined.exchange import Move, exchange
+from autopar.step.pipelined.exchange import Move, exchange, share_buffers
 from autopar.step.pipelined.functions import Functions, ProcessFunctions, SimulatedFunctions
 from autopar.step.pipelined.messages import Mail, Message, Messages, Pool, ProcessMessages, SimulatedMessages
-from autopar.step.pipelined.programs import CutStage, forward_values
+from autopar.step.pipelined.programs import CutStage, forward_values, written_buffers
 from autopar.step.pipelined.runs import inputs_of
 from autopar.step.pipelined.stage_programs import cut_program
 from autopar.step.pipelined.stage_state import Tensors
@@ -166,6 +166,8 @@ class RankCall:
         for stage in self.call.stages[:-1]:
             if ("send", stage.number) in self._sending:
                 yield from messages.wait(("send", stage.number))
+        written = written_buffers(self.call.stages)
+        yield from share_buffers(self.rank, held, written, messages, len(self.call.stages))
         return (yield from self._outputs(made, messages))
 
     def _forward(self, stage: CutStage, values: Tensors) -> Generator[Any, Any, Tensors]:
