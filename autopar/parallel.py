@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -35,6 +36,7 @@ from autopar.runtime.processes.job import Job
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.overlap import Given, overlap_of
 from autopar.scheduling.simulation import Issue
+from autopar.search.devices.stages import Pipelined
 from autopar.search.solutions.solution import Solution
 
 if TYPE_CHECKING:
@@ -70,7 +72,8 @@ class Parallel(ModelProxy):
                  strict: bool = False, inputs: Inputs = "global", outputs: Outputs = "sharded", recapture: bool = True,
                  random: Random = "parallel", machine: Machine | None = None,
                  time_limit: float = 60.0, memory: float | None = None,
-                 given: Solution | None = None, overlap: Given = "longest-tail") -> None:  # fmt: skip
+                 given: Solution | None = None, overlap: Given = "longest-tail",
+                 pipelined: Pipelined | None = None) -> None:  # fmt: skip
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
@@ -92,7 +95,9 @@ class Parallel(ModelProxy):
             module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
             overlap=overlap_of(overlap, issue),
         )  # fmt: skip
-        super().__init__(Calls(compiler, mesh, job, inputs, recapture, layouts, original))
+        calls = Calls(compiler, mesh, job, inputs, recapture, layouts, original)
+        calls.pipelined = pipelined
+        super().__init__(calls)
 
     @property
     def compiler(self) -> Compiler:
@@ -345,6 +350,10 @@ class Parallel(ModelProxy):
         from autopar.step.train_step import TrainStep
 
         made = options_of(options)
+        chosen = self._calls.pipelined
+        if chosen is not None and made.schedule is None:
+            count = made.microbatches if "microbatches" in options else chosen.microbatches
+            made = replace(made, schedule=chosen, microbatches=count)
         pipelined = self._calls.mesh.sizes.get(PIPELINE, 1) > 1 or made.schedule is not None
         return (PipelinedStep if pipelined else TrainStep)(self, self._calls, optimizer, made)
 

@@ -30,6 +30,7 @@ from autopar.plan.plan import of_the_batch
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job, Membership
 from autopar.runtime.seeds import step_seed
+from autopar.search.devices.stages import Pipelined
 
 
 class Calls:
@@ -48,6 +49,7 @@ class Calls:
         recapture: whether another call may be captured after the first one.
         unfinished: functions that complete the steps that have left something under way.
         homes: where the parameters are that are on stages of a pipeline; ``None`` before a step has cut the model.
+        pipelined: the pipeline that the plan has chosen; ``None`` if it has none.
 
     Args:
         inputs: the option of ``parallelize``.
@@ -66,6 +68,7 @@ class Calls:
         self.latest: Compiled | None = None
         self.unfinished: dict[int, Callable[[], None]] = {}
         self.homes: StageHomes | None = None
+        self.pipelined: Pipelined | None = None
         self._inputs, self._layouts, self._original = inputs, dict(layouts), original
         self._input_layouts: dict[Any, Mapping[str, DistAttr]] = {}  # by names and shapes of inputs
         self._of_the_batch: dict[Any, Mapping[str, bool]] = {}  # by names and numbers of dims of inputs
@@ -82,7 +85,7 @@ class Calls:
             context = replace(context, agreement=Agreement(self.job.control, self.mesh))
         compiler = replace(self.compiler, model=module, context=context)
         copied = Calls(compiler, self.mesh, self.job, self._inputs, self.recapture, self._layouts)
-        copied.homes = self.homes
+        copied.homes, copied.pipelined = self.homes, self.pipelined
         return copied
 
     def complete(self, but: object = None) -> None:

@@ -15,13 +15,14 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
-from autopar.ir.value_names import count_name
+from autopar.ir.value_names import count_name, sums_in
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import OF_STAGES, OF_STEPS
+from autopar.search.devices.stages import Pipelined
 from autopar.step.compile import MicroCompiler
 from autopar.step.compiled_step import MicroBatch, Placed, about
 from autopar.step.counts import count_parts
@@ -29,7 +30,7 @@ from autopar.step.ending import Updating
 from autopar.step.micro import Micro
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.assignment import Assignment, assign, computed_anywhere, ops_of_forward
-from autopar.step.pipelined.cut import Place, cut_by_cost, cut_by_globs
+from autopar.step.pipelined.cut import Place, cut_by_blocks, cut_by_cost, cut_by_globs
 from autopar.step.pipelined.programs import Counting, PipelinedMicro, Stage, Tied, meshes_of
 from autopar.step.pipelined.stage_programs import StageProgram, cut_program
 from autopar.step.pipelined.units import units_of
@@ -87,11 +88,15 @@ def assigned(program: Program, schedule: PipelineSchedule, options: StepOptions,
     if options.stages is not None:
         place = cut_by_globs(program, ops, options.stages, count)
     else:
-        machine = compiler.machine or compiler.planner.machine
-        place = cut_by_cost(units_of(program, ops, machine), count, _live(schedule))
+        units = units_of(program, ops, compiler.machine or compiler.planner.machine)
+        chosen = options.schedule
+        if isinstance(chosen, Pipelined):
+            place = cut_by_blocks(units, chosen.cut, chosen.blocks)
+        else:
+            place = cut_by_cost(units, count, _live(schedule))
     assignment = assign(program, anywhere, place, count)
     _check_every_stage(ops, assignment)
-    _check_buffers(program, assignment)
+    _check_buffers(program, assignment, schedule)
     return assignment
 
 
@@ -115,20 +120,28 @@ def _check_every_stage(ops: Sequence[fx.Node], assignment: Assignment) -> None:
         raise PlanError(f"stage {min(empty)} has no op of the forward: change stages=, or leave it out")
 
 
-def _check_buffers(program: Program, assignment: Assignment) -> None:
-    """Refuse a buffer that one stage writes and another one reads."""
+def _check_buffers(program: Program, assignment: Assignment, schedule: PipelineSchedule) -> None:
+    """Refuse a buffer that one stage writes and another one reads, or that is written out of order."""
+    sums = sums_in(program)
     for node in program.placeholders:
-        if record_of(node).role != "state" or name_of(node).startswith("."):
+        if record_of(node).role != "state" or name_of(node) in sums:
             continue
-        stages = {assignment.stage[user] for user in node.users if user in assignment.stage}
-        if len(stages) > 1 and not name_of(node).endswith(".grad"):
-            reader = next(user for user in node.users if assignment.stage.get(user) == max(stages))
+        readers = {assignment.stage[user]: user for user in node.users if user in assignment.stage}
+        if len(readers) > 1:
+            record = record_of(readers[max(readers)])
             raise PlanError(
                 f"the buffer {name_of(node)} is written in the forward, and the stages "
-                f"{', '.join(map(str, sorted(stages)))} read it\n"
-                f"{at_line(record_of(reader).source, record_of(reader).module)}\n"
+                f"{', '.join(map(str, sorted(readers)))} read it\n{at_line(record.source, record.module)}\n"
                 f"  keep its readers on one stage, with stages="
             )
+        for stage in readers:
+            order = [task.batch for _, _, task in schedule.tasks() if task.kind == "FW" and task.stage == stage]
+            if order != sorted(order):
+                raise PlanError(
+                    f"the buffer {name_of(node)} is written in the forward of each micro-batch, and the schedule runs "
+                    f"the forwards of stage {stage} in the order {', '.join(map(str, order))}: use a schedule that "
+                    f"keeps the order of the micro-batches"
+                )
 
 
 def _homes(program: Program, parts: Sequence[StageProgram]) -> tuple[dict[str, int], tuple[Tied, ...]]:

@@ -1,7 +1,7 @@
-"""Call a model whose parameters are on the stages of a pipeline: the forward runs from stage to stage, without gradients.
+"""Call a model whose parameters are on the stages of a pipeline: its forward, from stage to stage.
 
-Each op runs on the last of the stages that keep its parameters or make its operands. So the call needs no cut of its own.
-The outputs go to all stages, so that every rank returns them.
+There are no gradients. Each op runs on the last of the stages that keep its parameters or make its operands, so the
+call needs no cut of its own. The outputs go to all stages, so that every rank returns them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class StagedCall:
         """The programs, as text that ranks compare."""
         return "\n".join(str(stage.program) for stage in self.stages)
 
-    def bundles(self, mesh: Mesh) -> list[Crossed]:
+    def bundles(self) -> list[Crossed]:
         """Return the outputs as they go to each position along the pipeline, output by output."""
         positions = dict.fromkeys(stage.mesh for stage in self.stages)
         return [
@@ -116,7 +116,8 @@ def assigned_by_homes(program: Program, homes: StageHomes) -> Assignment:
         if node.op == "placeholder" and record_of(node).role == "param":
             home[node] = homes.stage.get(name_of(node), 0)
         elif node in anywhere:
-            home |= {node: home[value] for value in operands(node) if value in home}
+            read = [home[value] for value in operands(node) if value in home]
+            home |= dict.fromkeys([node] * bool(read), max(read, default=0))
         elif node.op == "call_function":
             read = [stage.get(value, home.get(value, 0)) for value in operands(node)]
             stage[node] = max(read, default=0)
@@ -236,7 +237,7 @@ class RankCall:
     def _outputs(self, made: Mapping[str, torch.Tensor], messages: Messages) -> Run:
         """Send the outputs to all stages."""
         moves = []
-        for value in self.call.bundles(self.mesh):
+        for value in self.call.bundles():
             pieces = [made[value.name]] if self.rank in value.ends.source.mesh else []
             moves.append((Bundle([value], self.rank), pieces))
         received = yield from exchange(self.rank, moves, messages, len(self.call.stages), "the outputs")

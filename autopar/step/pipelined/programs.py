@@ -64,6 +64,11 @@ class CutStage:
         return {name_of(node): tensor_type(node) for node in self.program.placeholders}
 
     @cached_property
+    def input_types(self) -> dict[str, TensorType]:
+        """The types of what it reads of a call, by the user's names."""
+        return self.types
+
+    @cached_property
     def named(self) -> dict[str, str]:
         """The user's name of each placeholder → its name in the program."""
         return {name_of(node): node.name for node in self.program.placeholders}
@@ -80,6 +85,8 @@ class CutStage:
     def sent_back(self, value: str) -> tuple[str, TensorType]:
         """Return the name and the type of a value of the backward that goes to the stage before."""
         where = self.cut.down[value]
+        if isinstance(where, str) and where in self.cut.from_behind.values():
+            return where, self.interface.types[where]
         return self.interface.gradients[where] if isinstance(where, str) else self.interface.returned[where]
 
 
@@ -108,6 +115,12 @@ class Stage(CutStage):
 
     micro: MicroBatch
     counting: Counting | None = None
+
+    @cached_property
+    def input_types(self) -> dict[str, TensorType]:
+        """The types of what it reads of a micro-batch, by the user's names; its counts may read more."""
+        counted = [] if self.counting is None else self.counting.sums[0].placeholders
+        return {**{name_of(node): tensor_type(node) for node in counted}, **self.types}
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from autopar.model.calls import Calls
 from autopar.model.dtensor_parameters import local_of
 from autopar.model.inputs import CallInputs, piece_of
 from autopar.runtime.modes import as_captured
-from autopar.runtime.seeds import step_seed
+from autopar.runtime.seeds import seeds_of_calls
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import run_together
 from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.functions import Functions, ProcessFunctions, SimulatedFunctions
 from autopar.step.pipelined.messages import Mail, Pool, ProcessMessages, SimulatedMessages
-from autopar.step.pipelined.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.programs import CutStage, PipelinedMicro, Stage
 from autopar.step.pipelined.rank import RankStep
 from autopar.step.pipelined.stage_state import Tensors
 from autopar.step.pipelined.update import PipelinedUpdate
@@ -41,15 +41,8 @@ def computed_of(calls: Calls, micro: PipelinedMicro, count: int) -> list[Tensors
     captured = micro.captured
     numbers = {number.name: number.tensor(captured.device) for number in captured.numbers}
     control = None if calls.job is None else calls.job.control
-    seeds = step_seeds(calls, micro, count, control)
-    return [{**numbers, **seed} for seed in seeds]
-
-
-def step_seeds(calls: Calls, micro: PipelinedMicro, count: int, control: Any) -> list[Tensors]:
-    """Return the seed of each micro-batch; nothing if the program draws no random numbers."""
-    captured = micro.captured
-    seeds = [step_seed(captured.draws, calls.compiler.random, captured.device, control) for _ in range(count)]
-    return [{"seed": seed[0]} if seed else {} for seed in seeds]
+    seeds = seeds_of_calls(count, captured.draws, calls.compiler.random, captured.device, control)
+    return [{**numbers, **({"seed": seeds[k]} if seeds else {})} for k in range(count)]
 
 
 def types_of_held(micro: PipelinedMicro, update: PipelinedUpdate, stage: Stage) -> dict[str, TensorType]:
@@ -224,23 +217,13 @@ class PipelinedSimulated:
         self._steps.clear()
 
 
-def inputs_of(stage: Stage, batch: Sequence[CallInputs], computed: Sequence[Tensors], rank: int) -> list[Tensors]:
+def inputs_of(stage: CutStage, batch: Sequence[CallInputs], computed: Sequence[Tensors], rank: int) -> list[Tensors]:
     """Return a rank's pieces of the inputs of each micro-batch that a stage reads, by the user's names."""
-    each = []
-    for inputs, numbers in zip(batch, computed, strict=True):
-        values = dict(numbers)
-        for name, tensor in inputs.named:
-            type = stage.types.get(name)
-            if type is None and stage.counting is not None:
-                type = _type_in(stage.counting.sums[0], name)
-            if type is not None:
-                values[name] = piece_of(tensor, name, type, rank, inputs)
-        each.append(values)
-    return each
-
-
-def _type_in(program: Program, name: str) -> TensorType | None:
-    return next((tensor_type(node) for node in program.placeholders if name_of(node) == name), None)
+    types = stage.input_types
+    return [
+        {**numbers, **{name: piece_of(t, name, types[name], rank, inputs) for name, t in inputs.named if name in types}}
+        for inputs, numbers in zip(batch, computed, strict=True)
+    ]
 
 
 def _has(step: RankStep, program: Program) -> bool:

@@ -6,6 +6,7 @@ from autopar.errors import ScheduleError, shown
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.pipeline import POLICIES, PipelineSchedule, build
 from autopar.pipeline.lowering import with_frees
+from autopar.search.devices.stages import Pipelined
 from autopar.step.options import StepOptions
 
 
@@ -23,11 +24,14 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
             f"the mesh ({mesh}) has {ranks} stages along pp, and train_step has no schedule: give "
             f'schedule="1f1b", another of {", ".join(POLICIES)}, or an autopar.pipeline.PipelineSchedule'
         )
+    if isinstance(given, Pipelined):
+        given = given.schedule
     if isinstance(given, str):
         return with_frees(build(given, ranks, options.count, options.chunks))
     if not isinstance(given, PipelineSchedule):
         raise TypeError(
-            f"schedule={shown(given)} is neither the name of a policy ({', '.join(POLICIES)}) nor a PipelineSchedule"
+            f"schedule={shown(given)} is neither the name of a policy ({', '.join(POLICIES)}), nor a PipelineSchedule, "
+            f"nor a pipeline of best_pipeline"
         )
     if options.chunks is not None:
         raise ValueError(f"chunks={options.chunks} goes with the name of a policy; this schedule has {given.chunks}")

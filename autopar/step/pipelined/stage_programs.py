@@ -46,7 +46,7 @@ class StageProgram:
         up: the values that the stage sends to the next one, in order: name of the value → its position among the
             returned ones.
         down: the values that the stage sends to the one before: name of the value in the backward → the placeholder
-            whose gradient it is, or its position among the returned values.
+            whose gradient it is, or in which it came from behind; or its position among the returned values.
         from_before: name of a value of the stage before → its placeholder.
         from_behind: name of a value of the stage behind → its placeholder.
         gradients: the names of the parameters whose gradients add up here.
@@ -245,13 +245,18 @@ class _Stage:
         self, next_values: Mapping[fx.Node, fx.Node], from_before: dict[str, str], from_behind: dict[str, str]
     ) -> StageProgram:
         matched = self._matched(self.before, self.gradients_before)
-        returned = [*self.behind, *(node for node in self.gradients_before if node not in matched)]
+        # what comes from behind and is no gradient here is sent on as it came; no pass of this stage returns it
+        passed_on = set(self.gradients_behind) - matched.keys()
+        made = [node for node in self.gradients_before if node not in matched and node not in passed_on]
+        returned = [*self.behind, *made]
         outputs = {position: len(returned) + k for k, position in enumerate(self.outputs)}
         gradients = {self.values[value]: self.values[gradient] for gradient, value in matched.items()}
         results = [self.values[node] for node in (*returned, *self.outputs.values())]
         program = self.builder.program(results, next_values, gradients=gradients)
         down: dict[str, str | int] = {
-            node.name: self.values[matched[node]].name if node in matched else returned.index(node)
+            node.name: self.values[matched.get(node, node)].name
+            if node in matched or node in passed_on
+            else returned.index(node)
             for node in self.gradients_before
         }
         return StageProgram(

@@ -10,6 +10,7 @@ from autopar.errors import shown
 from autopar.model.calls import Calls
 from autopar.report.passes import Reports
 from autopar.scheduling.programs.communication import Communication
+from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches import MicroBatches
 from autopar.step.compiled_step import about
 from autopar.step.options import StepOptions
@@ -20,6 +21,7 @@ from autopar.step.pipelined.runs import PipelinedOnProcess, PipelinedSimulated
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.step import PipelinedPrograms
 from autopar.step.pipelined.update import PipelinedUpdate
+from autopar.step.stages import stages_of
 from autopar.step.train_step import TrainStep
 
 REFUSED = {"across": "a pipelined step ends complete", "offload": "the stages keep their state on their devices"}
@@ -89,6 +91,28 @@ class PipelinedStep(TrainStep):
     def local(self, rank: int) -> Any:
         """Return the programs that one rank runs, stage by stage. ``RuntimeError`` before a capture."""
         return rank_step_of(*self._now(), rank)
+
+    @property
+    def choice(self) -> StepChoice:
+        """How the step runs: micro-batches, recomputation, ZeRO. ``RuntimeError`` before a capture."""
+        micro, _ = self._now()
+        options = self._choices.latest.options
+        zero = {name: kind for stage in micro.stages for name, kind in stages_of(stage.micro).items()}
+        return StepChoice(options.count, options.recompute, options.zero, zero, ())
+
+    def measure(self, **options: Any) -> Any:
+        """Refused: time the model on the mesh of one stage."""
+        raise RuntimeError(
+            f"step.measure() times the programs of one mesh, and this step has {len(self._now()[0].stages)} stages: "
+            f"measure a step of the model on the mesh without pp"
+        )
+
+    def timeline(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: ``step.pipeline.simulate()`` has the simulated times."""
+        raise RuntimeError(
+            "step.timeline() records the programs of one mesh, and this step has stages: "
+            "step.pipeline.simulate().save_trace(path) writes the simulated step, and torch.profiler records a real one"
+        )
 
     @property
     def solution(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from autopar.capture.blocks import block_of
+from autopar.capture.blocks import block_of, blocks, module_paths
 from autopar.costs.machine import Machine
 from autopar.costs.op_prices import OpPrices
 from autopar.ir.nodes import is_getitem, operands, record_of
@@ -35,6 +35,7 @@ class Unit:
         held: bytes of its parameters, their sums of gradients and their optimizer's states.
         activations: bytes of the results of its forward.
         crossing: bytes that travel forward if the forward is cut before it.
+        is_block: whether it is a block of the model, or a part of one.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Unit:
     held: int
     activations: int
     crossing: int
+    is_block: bool = False
 
 
 def units_of(program: Program, ops: Sequence[fx.Node], machine: Machine) -> list[Unit]:
@@ -69,8 +71,11 @@ def units_of(program: Program, ops: Sequence[fx.Node], machine: Machine) -> list
         if record_of(node).role == "param" and readers:
             held[min(readers)] += STATES * bytes_of(node)
     crossing = _crossing(ops, number, len(runs))
+    repeated = blocks(module_paths(program))
     columns = zip(runs, seconds, held, activations, crossing, strict=True)
-    return [Unit(name, nodes, time, *bytes) for (name, nodes), time, *bytes in columns]
+    return [
+        Unit(name, nodes, time, own, kept, sent, name in repeated) for (name, nodes), time, own, kept, sent in columns
+    ]
 
 
 def _crossing(ops: Sequence[fx.Node], number: Mapping[fx.Node, int], count: int) -> list[int]:
