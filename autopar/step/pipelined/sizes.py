@@ -149,11 +149,7 @@ class _StageMemory:
         """Return the storages of values."""
         wanted = set(names)
         return {
-            storage
-            for node, parts in self.life.of.items()
-            if node.name in wanted
-            for part in parts
-            for storage in part
+            storage for node, parts in self.life.of.items() if node.name in wanted for part in parts for storage in part
         }
 
     def _reads(self) -> dict[Storage, int]:
@@ -190,9 +186,7 @@ class _StageMemory:
                 changes[at][begin] += storage.bytes
                 changes[at][end + 1] -= storage.bytes
         messages = (self.before.received, *(self.before.received + self.behind.received,) * 2)
-        return [
-            max(accumulate(changes[at])) + messages[at] if at in first else 0 for at in range(len(PASSES))
-        ]
+        return [max(accumulate(changes[at])) + messages[at] if at in first else 0 for at in range(len(PASSES))]
 
     def _end(self, at: int) -> int:
         """Return the last op of a pass."""
