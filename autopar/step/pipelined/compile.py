@@ -33,6 +33,7 @@ from autopar.step.options import StepOptions
 from autopar.step.pipelined.assignment import Assignment, assign, computed_anywhere, ops_of_forward
 from autopar.step.pipelined.cut import Place, cut_by_blocks, cut_by_cost, cut_by_globs
 from autopar.step.pipelined.programs import Counting, PipelinedMicro, Stage, Tied, meshes_of
+from autopar.step.pipelined.schedules import gathers_apart
 from autopar.step.pipelined.stage_programs import StageProgram, cut_program
 from autopar.step.pipelined.units import units_of
 from autopar.step.terms import Terms
@@ -201,7 +202,7 @@ class _Stages:
         foreign = {name for name, home in self.homes.items() if home != number}
         made = compiler.placed(
             self.traced, Micro(part.program, terms, part.gradients), foreign=foreign, execution=OF_STAGES,
-            split_backward=self.schedule.is_split,
+            split_backward=self.schedule.is_split, gathers_apart=gathers_apart(self.schedule),
         )  # fmt: skip
         counting = self._counting(compiler, made) if divides else None
         self.stages.append(Stage(number, mesh, part, made.program, made.local, made, counting))

@@ -22,6 +22,7 @@ from autopar.pipeline import PipelineSchedule, Slot, Task
 from autopar.pipeline.dataflow import source
 from autopar.runtime.lowering.tags import tag_of
 from autopar.step.pipelined.bundles import Bundle
+from autopar.pipeline.task import RESHARD, UNSHARD
 from autopar.step.pipelined.messages import Message, Messages
 from autopar.step.pipelined.stage_state import StageState
 
@@ -78,6 +79,12 @@ class PipelineLoop:
                 if k == 0:
                     yield from self._free(slot)
                 yield from self._compute(task)
+        for name, stage in slot.parameters:
+            state = self._stages[stage]
+            if name == UNSHARD:
+                yield from state.gather()
+            elif name == RESHARD:
+                state.drop_gathered()
 
     def _free(self, slot: Slot) -> Loop:
         for send in slot.free:

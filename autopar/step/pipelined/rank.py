@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +23,11 @@ from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.bundles import Bundle, Crossed
 from autopar.step.pipelined.exchange import Move, exchange
 from autopar.step.pipelined.functions import Functions
+from autopar.step.pipelined.schedules import gathers_apart
 from autopar.step.pipelined.loop import PipelineLoop
 from autopar.step.pipelined.messages import Messages
 from autopar.step.pipelined.programs import PipelinedMicro, Stage
-from autopar.step.pipelined.stage_state import StageState, Tensors
+from autopar.step.pipelined.stage_state import Gathers, StageState, Tensors
 from autopar.step.pipelined.update import PipelinedUpdate, StageUpdate
 
 # makes the functions of a program on this rank; the names are those of the placeholders that it may overwrite
@@ -81,16 +83,16 @@ class RankStep:
             inputs: stage → the inputs of each micro-batch, by the user's names.
         """
         read = dict(held)
-        for stage in self.stages:
-            if stage.micro.copy is not None:
-                copies = (yield from self.call(stage.micro.copy, "update", dict(held))).states
-                read |= {name: copies[copy_name(name)] for name in stage.types if copy_name(name) in copies}
+        apart = gathers_apart(self.micro.schedule)
+        for stage in self.stages if not apart else ():
+            read |= yield from self._copies(stage, held)
         foreign = yield from self._copies_of_tied(held)
         states = {}
         for stage in self.stages:
             own = {**read, **foreign.get(stage.number, {})}
             own |= yield from self._counts(stage, own, inputs[stage.number])
-            states[stage.number] = self._state(stage, own, inputs[stage.number])
+            gathers = partial(self._gathered, stage, held) if apart else None
+            states[stage.number] = self._state(stage, own, inputs[stage.number], gathers)
         del read, foreign
         loop = PipelineLoop(self.micro.schedule, self.position, states, self.forward, self.backward, self.messages)
         yield from loop.run()
@@ -150,6 +152,21 @@ class RankStep:
 
     # -- before the first slot -------------------------------------------------------------------------------------
 
+    def _copies(self, stage: Stage, held: Tensors) -> Generator[Any, Any, Tensors]:
+        """Make the copies of parameters that a stage computes with: in low precision, or gathered."""
+        if stage.micro.copy is None:
+            return {}
+        copies: Tensors = {}
+        left: Tensors = {}
+        for phase in ("forward", "update"):  # a gather without a cast is no part of an update
+            copies |= (yield from self.call(stage.micro.copy, phase, dict(held), results=left)).states
+        return {name: copies[copy_name(name)] for name in stage.types if copy_name(name) in copies}
+
+    def _gathered(self, stage: Stage, held: Tensors) -> Generator[Any, Any, Tensors]:
+        """Make these copies, by placeholder."""
+        copies = yield from self._copies(stage, held)
+        return {stage.named[name]: copy for name, copy in copies.items()}
+
     def _copies_of_tied(self, held: Tensors) -> Generator[Any, Any, dict[int, Tensors]]:
         """Send the tied parameters to the stages that read them: stage → name → its piece."""
         moves: list[Move] = []
@@ -182,13 +199,13 @@ class RankStep:
         counts = (yield from self.call(stage.counting.counts, "forward", values)).returned
         return {count_name(k): count for k, count in counts.items()}
 
-    def _state(self, stage: Stage, held: Tensors, inputs: Sequence[Tensors]) -> StageState:
+    def _state(self, stage: Stage, held: Tensors, inputs: Sequence[Tensors], gathers: Gathers | None) -> StageState:
         named, constants = stage.named, stage.program.constants
         by_placeholder = {named[name]: tensor for name, tensor in held.items() if name in named}
         by_placeholder |= {name: c.tensor for name, c in constants.items() if c.tensor is not None}
         each = [{named[name]: tensor for name, tensor in values.items() if name in named} for values in inputs]
         functions, _, _ = self._micro_functions(stage)
-        return StageState(stage, functions, by_placeholder, each, self.messages.device)
+        return StageState(stage, functions, by_placeholder, each, self.messages.device, gathers)
 
     def _micro_functions(self, stage: Stage) -> tuple[Functions, Interface, dict[str, str]]:
         program: Program = stage.program

@@ -6,6 +6,7 @@ from autopar.errors import ScheduleError, shown
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.pipeline import POLICIES, PipelineSchedule, build
 from autopar.pipeline.lowering import with_frees
+from autopar.pipeline.task import UNSHARD
 from autopar.search.devices.stages import Pipelined
 from autopar.step.options import StepOptions
 
@@ -43,3 +44,8 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
             f"microbatches={given.batches}"
         )
     return with_frees(given.checked())
+
+
+def gathers_apart(schedule: PipelineSchedule) -> bool:
+    """Return whether slots of the schedule gather the parameters of stages, for several passes at once."""
+    return any(name == UNSHARD for row in schedule.slots for slot in row for name, _ in slot.parameters)
