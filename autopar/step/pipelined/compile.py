@@ -19,6 +19,7 @@ from autopar.ir.value_names import count_name, sums_in
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
+from autopar.plan.recompute import within
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import OF_STAGES, OF_STEPS
@@ -188,8 +189,10 @@ class _Stages:
             before = self.stages[-1]
             attrs |= {part.from_before[value]: before.sent(value)[1].attr for value in part.from_before}
         updates = {name: how for name, how in self.updates.items() if name in part.gradients}
+        what = within(part.program, self.micro.program, self.options.recompute)
+        options = replace(self.options, recompute=what)
         compiler = MicroCompiler(
-            replace(self.compiler, mesh=mesh, whole=False), self.options, self.trained, updates, self.captured,
+            replace(self.compiler, mesh=mesh, whole=False), options, self.trained, updates, self.captured,
             attrs, PassReport("cut", 0.0), False,
         )  # fmt: skip
         compiler.reports.clear()

@@ -69,8 +69,8 @@ class PipelineLoop:
         self._sending.clear()
 
     def _slot(self, slot: Slot) -> Loop:
-        if slot.messages:
-            self._messages.start([message for task in slot.messages for message in self._ends(task)])
+        if ends := [end for task in slot.messages for end in self._ends(task)]:
+            self._messages.start(ends)
         if not slot.compute:
             yield from self._free(slot)
         for k, task in enumerate(slot.compute):

@@ -65,7 +65,10 @@ class Messages(Protocol):
         ...
 
     def wait(self, task: object) -> Waits:
-        """Wait for the messages of a task, once; return what was received, by sender."""
+        """Wait for the messages of a task, once; return what was received, by sender.
+
+        A task without messages has none to wait for: nothing crosses its boundary, or nothing to other ranks.
+        """
         ...
 
     def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
@@ -142,6 +145,8 @@ class ProcessMessages:
                 self._sent[task] = storages
 
     def wait(self, task: object) -> Waits:
+        if task not in self._handles:
+            return {}
         handle, own = self._handles.pop(task)
         if handle.under_way:
             others = tuple(dict.fromkeys(message.other for message in own))
@@ -196,7 +201,7 @@ class SimulatedMessages:
 
     def wait(self, task: object) -> Waits:
         received: dict[int, torch.Tensor] = {}
-        for message in self._open.pop(task):
+        for message in self._open.pop(task, ()):
             if message.is_send:
                 continue
             key = (message.other, self._rank, message.tag)
