@@ -14,11 +14,11 @@ from autopar.costs.machine import Machine, machine_from, machine_of
 from autopar.errors import class_of, shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import Mesh, mesh_of_stage
 from autopar.ir.ops.seeded_random import RANDOM, Random
 from autopar.model.choose_mesh import choose_mesh
 from autopar.model.dtensor_parameters import is_dtensor
-from autopar.model.given_plan import GivenPlan, about_machine, given_plan
+from autopar.model.given_plan import GivenPlan, about_machine, given_plan, without_pipeline
 from autopar.model.inputs import INPUTS, Inputs
 from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
@@ -69,7 +69,9 @@ def parallelize(
             Without a plan and an example, an axis ``tp`` uses the preset ``megatron`` for the names that the model has.
             Or a plan that was searched before, as ``parallel.solution``, or the path of the file in which
             ``solution.save`` has written it. In a list, entries after it are constraints: where they want other
-            layouts, parameters that they do not name keep those of the plan, and all else is searched.
+            layouts, parameters that they do not name keep those of the plan, and all else is searched. In a list, or
+            alone, a pipeline that ``autopar.search.devices.stages.best_pipeline`` has chosen: ``train_step`` takes its
+            schedule, its cut and its number of micro-batches, unless it is given others.
         example: the arguments of one call: a tuple, a dict of keywords, or both as a pair. With it, the call is
             captured now, and ``parallel.program`` can be printed; without it, the first call captures.
         inputs: what each process passes. ``"global"``: the same batch, of which it keeps its piece. ``"local"``: a
@@ -133,15 +135,18 @@ def parallelize(
     check_time_limit(time_limit)
     check_memory(memory)
     overlap_of(overlap, "direct")  # refused before anything is sent
-    layers, given = given_plan(plan, mesh)
+    stage = mesh_of_stage(mesh, 0)  # plans are of one stage
+    plan, pipelined = without_pipeline(plan, mesh)
+    layers, given = given_plan(plan, stage)
     on = machine_from(machine) if machine is not None else None if given is None else given.machine
     if layers is None and example is not None:
         layers = SEARCH
-    layouts_of(layers, model, mesh)  # refused before anything is sent
+    layouts_of(layers, model, stage)  # refused before anything is sent
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(
         model, mesh, layers, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture,
         random=random, machine=on, time_limit=time_limit, memory=memory, given=given, overlap=overlap,
+        pipelined=pipelined,
     )  # fmt: skip
     if given is not None:
         parallel.compiler.planner.notes.extend(about_machine(given, None if machine is None else on))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -13,7 +14,7 @@ from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.costs.machine import Machine, machine_of
 from autopar.ir.dtensor import edge_of
 from autopar.ir.layout import DistAttr
-from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.ir.mesh import PIPELINE, Mesh, mesh_of_stage
 from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.ir.structure import part_at, take_over
@@ -35,12 +36,14 @@ from autopar.runtime.processes.job import Job
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.overlap import Given, overlap_of
 from autopar.scheduling.simulation import Issue
+from autopar.search.devices.stages import Pipelined
 from autopar.search.solutions.solution import Solution
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from autopar.step.options import StepKeywords
+    from autopar.step.pipelined.evaluation import StagedCalls
     from autopar.step.train_step import TrainStep
 
 Outputs = Literal["sharded", "global"]  # how tensors come back: as DTensors, or replicated
@@ -62,33 +65,39 @@ class Parallel(ModelProxy):
         compiler: captures its calls and places them on the mesh.
     """
 
-    OWN = ModelProxy.OWN | {"compiler"}
+    OWN = ModelProxy.OWN | {"compiler", "_staged_calls"}
+    _staged_calls: StagedCalls | None = None
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
                  strict: bool = False, inputs: Inputs = "global", outputs: Outputs = "sharded", recapture: bool = True,
                  random: Random = "parallel", machine: Machine | None = None,
                  time_limit: float = 60.0, memory: float | None = None,
-                 given: Solution | None = None, overlap: Given = "longest-tail") -> None:  # fmt: skip
+                 given: Solution | None = None, overlap: Given = "longest-tail",
+                 pipelined: Pipelined | None = None) -> None:  # fmt: skip
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
             context = RankContext(mesh.ranks[0] if job is None else job.rank, job, agreement)
-        attrs = layouts_of(plan, model, mesh)
+        position = 0 if job is None else mesh.coordinates(job.rank).get(PIPELINE, 0)
+        own = mesh_of_stage(mesh, position)  # until a training step cuts the model, each stage has all of it
+        attrs = layouts_of(plan, model, own)
         if searches(plan):
-            attrs |= _until_searched(model, mesh, attrs)
+            attrs |= _until_searched(model, own, attrs)
         module = model if job is None else sharded(model, attrs, mesh, job)
         original = None if job is None else Original(model, module)
         layouts = {
-            name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), mesh, p.shape, strided=True)
+            name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), own, p.shape, strided=True)
             for name, p in model.named_parameters()
         }
         planner = Planner(machine or machine_of(_device(model, job)), time_limit, agreement, given, memory=memory)
         issue: Issue = "direct" if _device(model, job).type == "cpu" else "enqueue"
         compiler = Compiler(
-            module, mesh, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
+            module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
             overlap=overlap_of(overlap, issue),
         )  # fmt: skip
-        super().__init__(Calls(compiler, job, inputs, recapture, layouts, original))
+        calls = Calls(compiler, mesh, job, inputs, recapture, layouts, original)
+        calls.pipelined = pipelined
+        super().__init__(calls)
 
     @property
     def compiler(self) -> Compiler:
@@ -98,7 +107,12 @@ class Parallel(ModelProxy):
 
     @property
     def program(self) -> Program:
-        """The explicit program, in which every transfer is an op. ``RuntimeError`` before a capture."""
+        """The explicit program, in which every transfer is an op. ``RuntimeError`` before a capture.
+
+        On a mesh with the stages of a pipeline it is the traced program of the example, which ``train_step`` cuts.
+        """
+        if self._calls.latest is None and self._calls.traced is not None:
+            return self._calls.traced
         return self._current().program
 
     @property
@@ -156,14 +170,20 @@ class Parallel(ModelProxy):
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def capture(self, *args: Any, **kwargs: Any) -> Compiled:
+    def capture(self, *args: Any, **kwargs: Any) -> Compiled | None:
         """Capture such a call and place it, unless it was captured before. Nothing is computed. All ranks call it.
+
+        On a mesh with the stages of a pipeline nothing is placed: that is for ``train_step``, which cuts the model.
 
         Raises:
             RuntimeError: another call was captured before, and ``recapture=False``.
         """
         calls = self._calls
         inputs = calls.inputs(calls.bound(args, kwargs))
+        if self.mesh.sizes.get(PIPELINE, 1) > 1:
+            captured, *_ = calls.compiler.capture(inputs)
+            calls.traced = captured.program
+            return None
         return calls.compiled(inputs, calls.call(inputs, model_state(self.module)))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -176,6 +196,9 @@ class Parallel(ModelProxy):
         calls = self._calls
         calls.complete()
         context, agreement, tensors = calls.context(" and call parallelize in each"), calls.agreement, calls.tensors
+        self._refuse_gradients()
+        if calls.homes is not None:
+            return self._on_stages(args, kwargs)
         with ONE_AT_A_TIME:  # while one thread captures, the model has other tensors in the place of its own
             inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
             call = calls.call(inputs, state)
@@ -211,6 +234,9 @@ class Parallel(ModelProxy):
         calls = self._calls
         calls.refuse_to_simulate()
         calls.complete()
+        self._refuse_gradients()
+        if calls.homes is not None:
+            return self._on_stages(args, kwargs)
         with ONE_AT_A_TIME:
             inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
             compiled = calls.compiled(inputs, calls.call(inputs, state))
@@ -219,6 +245,44 @@ class Parallel(ModelProxy):
         return _returned_like_the_model(
             compiled, compiled.simulated([*tensors, *calls.computed(compiled.captured).values()]), args, kwargs
         )
+
+    def _refuse_gradients(self) -> None:
+        """Raise ``RuntimeError`` where a call on the stages of a pipeline would need gradients."""
+        needs = torch.is_grad_enabled() and any(p.requires_grad for p in self.module.parameters())
+        if needs and self.mesh.sizes.get(PIPELINE, 1) > 1:
+            raise RuntimeError(
+                f"the mesh ({self.mesh}) has the stages of a pipeline, and a call of the model has no gradients there: "
+                f'train with parallel.train_step(optimizer, microbatches=…, schedule="1f1b"), and evaluate under '
+                f"torch.no_grad()"
+            )
+
+    def _on_stages(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run the forward from stage to stage, on this rank or on all simulated ranks."""
+        from autopar.step.pipelined.evaluation import StagedCalls
+
+        calls, simulates = self._calls, self.job is None
+        if self._staged_calls is None:
+            object.__setattr__(self, "_staged_calls", StagedCalls(calls))
+        staged = self._staged_calls
+        assert staged is not None
+        with ONE_AT_A_TIME:
+            inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
+            call = staged.known(inputs, state)
+            calls.refuse_without_values(inputs, state)
+            words = f"call {describe(inputs, call.key)}{call.where}"
+            if not call.known:
+                calls.agreement.announce(f"{words}, for the first time")
+                calls.agreement.wait()
+            compiled = staged.compiled(inputs, call)
+        with torch.no_grad():
+            if simulates:
+                outputs = staged.simulated(compiled, inputs, state)
+            else:
+                calls.agreement.announce(words, [inputs], call.numbers_now)
+                pieces = staged.here(compiled, inputs, state)
+                types = [type for _, _, type in compiled.outputs]
+                outputs = [calls.tensors.returned(piece, type) for piece, type in zip(pieces, types, strict=True)]
+        return compiled.captured.with_tensors(outputs)
 
     def train_step(self, optimizer: torch.optim.Optimizer, **options: Unpack[StepKeywords]) -> TrainStep:
         """Make the whole training step one static program: ``loss = step(batch)`` runs forward, backward and optimizer.
@@ -297,7 +361,12 @@ class Parallel(ModelProxy):
         from autopar.step.train_step import TrainStep
 
         made = options_of(options)
-        pipelined = self._calls.mesh.sizes.get(PIPELINE, 1) > 1 or made.schedule is not None
+        chosen = self._calls.pipelined
+        if chosen is not None and made.schedule is None:
+            count = made.microbatches if "microbatches" in options else chosen.microbatches
+            made = replace(made, schedule=chosen, microbatches=count)
+        given = (made.schedule, made.chunks, made.stages)
+        pipelined = self._calls.mesh.sizes.get(PIPELINE, 1) > 1 or any(option is not None for option in given)
         return (PipelinedStep if pipelined else TrainStep)(self, self._calls, optimizer, made)
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import distributed
 
-from autopar.api import check_pipeline, parallelize
+from autopar.api import parallelize
 from autopar.cli.plan.models import model_of
 from autopar.cli.plan.run import machine_for
 from autopar.cli.plan.status import DONE, status_of
+from autopar.cli.stages import refuse_stages
 from autopar.cli.train.check import mesh_of, one_of, plan_of
 from autopar.cli.train.launched import Launched, launched
 from autopar.cli.train.optimizers import OPTIMIZERS
@@ -89,10 +90,7 @@ def _checked(options: ProfileOptions, job: Launched | None) -> Mesh:
     one_of("amp", options.amp, AMPS)
     one_of("device", options.device, DEVICES)
     mesh = mesh_of(options.mesh)
-    try:
-        check_pipeline(mesh)
-    except ValueError as error:
-        raise Refused(f"--mesh {options.mesh}: {error}") from None
+    refuse_stages(mesh, "autopar profile")
     if job is not None and job.size != mesh.size:
         raise Refused(
             f"--mesh {options.mesh} has {mesh.size} ranks, and the job has {job.size} processes; start it with "

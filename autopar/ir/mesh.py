@@ -194,6 +194,14 @@ class Mesh:
         return iter(self._coordinates.values())
 
 
+def mesh_of_stage(mesh: Mesh, position: int) -> Mesh:
+    """Return the mesh of the ranks at a position along ``pp``, without that axis; a mesh without ``pp`` itself."""
+    if PIPELINE not in mesh.sizes:
+        return mesh
+    ranks = [rank for rank in mesh.ranks if mesh.coordinates(rank)[PIPELINE] == position]
+    return Mesh({axis: size for axis, size in mesh.axes if axis != PIPELINE}, ranks=ranks)
+
+
 def _axis_name(axis: object) -> str:
     if not isinstance(axis, str):
         raise TypeError(f"axis name {shown(axis)} is not a string; name the axes, as in Mesh(dp=2, tp=2)")

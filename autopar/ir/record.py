@@ -128,7 +128,8 @@ class Record(NamedTuple):
             empty for transfers, which accept any Layout, and at levels without requirements. At the level ``traced``,
             ``None`` for operands whose dtype is not converted, and empty if none is.
         phase: ``forward``, ``backward`` or ``update``; ``weight_gradients`` and ``reduction``, the parts of a
-            backward and of an update that a pipeline runs apart; or ``finish``, where a step first completes the one before.
+            backward and of an update that a pipeline runs apart; or ``finish``, where a step first completes the one
+            before.
         role: the role of a placeholder, one of ``input param buffer tangent seed state``.
         index: of tangents, the position of their value among the returned ones.
         name: the user's name of a placeholder (``up.weight``), if it is not the node's name.

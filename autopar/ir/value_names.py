@@ -13,7 +13,8 @@ parameter's name and a suffix; a value of the step as a whole has a name that be
 | ``.loss`` | ``LOSS`` | the state in which the losses of micro-batches add up |
 | ``.scale`` | ``SCALE`` | the factor of the loss in mixed precision |
 | ``.growth`` | ``GROWTH`` | the number of steps since the scale was changed |
-| ``.squares``, ``.measured`` | ``SCHEDULED`` | sums of squares of gradients over all stages of a pipeline: of those that the step uses, and of those whose norm is measured |
+| ``.squares`` | ``SCHEDULED`` | the sum of squares of the gradients that a step uses, over all stages of a pipeline |
+| ``.measured`` | ``SCHEDULED`` | that of the gradients whose norm is measured |
 | ``.averages`` | ``AVERAGES`` | the number of steps that the averages were updated in |
 | ``.step.0`` | ``STEPS`` | the number of optimizer steps, for all parameters that took equally many |
 | ``.count.0`` | ``COUNT`` | the mean count that the loss of a micro-batch is divided by |

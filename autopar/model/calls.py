@@ -14,12 +14,15 @@ from autopar.capture.guards import GuardedCall, Original
 from autopar.capture.model_state import ModelState, model_state
 from autopar.errors import PlanError
 from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
 from autopar.model.call_agreement import CallAgreement
 from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import move_parameters
 from autopar.model.inputs import CallInputs, CallKey, Inputs, Shapes, call_inputs
 from autopar.model.local_tensors import LocalTensors, refuse_without_values
+from autopar.model.stage_homes import StageHomes
 from autopar.model.stage_parameters import move_to_stages
 from autopar.model.uneven_batches import with_like_pieces
 from autopar.plan.boundary import OPEN
@@ -28,13 +31,14 @@ from autopar.plan.plan import of_the_batch
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job, Membership
 from autopar.runtime.seeds import step_seed
+from autopar.search.devices.stages import Pipelined
 
 
 class Calls:
     """The state that the calls of a model and of its training steps share.
 
     Attributes:
-        compiler: how calls are captured and placed.
+        compiler: how calls are captured and placed: on the mesh, or where it has stages, on that of one stage.
         module: the model, with parameters that are DTensors on processes.
         mesh: the mesh.
         job: the processes of the mesh; ``None`` in a process that is alone.
@@ -45,6 +49,9 @@ class Calls:
         latest: the capture that was used last.
         recapture: whether another call may be captured after the first one.
         unfinished: functions that complete the steps that have left something under way.
+        homes: where the parameters are that are on stages of a pipeline; ``None`` before a step has cut the model.
+        traced: the traced program of an example, on a mesh with stages.
+        pipelined: the pipeline that the plan has chosen; ``None`` if it has none.
 
     Args:
         inputs: the option of ``parallelize``.
@@ -52,18 +59,20 @@ class Calls:
         original: the model of which ``module`` is a copy.
     """
 
-    def __init__(self, compiler: Compiler, job: Job | None, inputs: Inputs, recapture: bool,
+    def __init__(self, compiler: Compiler, mesh: Mesh, job: Job | None, inputs: Inputs, recapture: bool,
                  layouts: Mapping[str, DistAttr], original: Original | None = None) -> None:  # fmt: skip
         self.compiler, self.job, self.recapture = compiler, job, recapture
-        self.module, self.mesh = compiler.model, compiler.mesh
+        self.module, self.mesh = compiler.model, mesh
         self.agreement = CallAgreement(None if compiler.context is None else compiler.context.agreement)
         self.membership = Membership(job, self.agreement.ranks)
         self.tensors = LocalTensors(self.module, self.mesh, job, compiler.whole)
         self.captures: Captures[Compiled] = Captures()
         self.latest: Compiled | None = None
         self.unfinished: dict[int, Callable[[], None]] = {}
+        self.homes: StageHomes | None = None
+        self.traced: Program | None = None
+        self.pipelined: Pipelined | None = None
         self._inputs, self._layouts, self._original = inputs, dict(layouts), original
-        self._staged: dict[str, Layout] = {}  # the homes of the parameters that are on stages of a pipeline
         self._input_layouts: dict[Any, Mapping[str, DistAttr]] = {}  # by names and shapes of inputs
         self._of_the_batch: dict[Any, Mapping[str, bool]] = {}  # by names and numbers of dims of inputs
 
@@ -77,10 +86,9 @@ class Calls:
         if context is not None and context.agreement is not None:
             assert self.job is not None
             context = replace(context, agreement=Agreement(self.job.control, self.mesh))
-        copied = Calls(
-            replace(self.compiler, model=module, context=context), self.job, self._inputs, self.recapture, self._layouts
-        )
-        copied._staged = dict(self._staged)
+        compiler = replace(self.compiler, model=module, context=context)
+        copied = Calls(compiler, self.mesh, self.job, self._inputs, self.recapture, self._layouts)
+        copied.homes, copied.pipelined = self.homes, self.pipelined
         return copied
 
     def complete(self, but: object = None) -> None:
@@ -244,20 +252,20 @@ class Calls:
             self.captures.clear()
             self.latest = None
 
-    def move_to_stages(self, layouts: Mapping[str, Layout]) -> None:
-        """Give parameters to the stages of a pipeline: each is kept on the mesh of its Layout. All ranks call it."""
-        if any(self._staged.get(name) != home for name, home in layouts.items()):
-            move_to_stages(self.module, layouts, self.job)
-            self._staged |= layouts
+    def move_to_stages(self, homes: StageHomes) -> None:
+        """Give parameters to the stages of a pipeline. All ranks call it."""
+        if self.homes is None or self.homes.layouts != homes.layouts or self.homes.stage != homes.stage:
+            move_to_stages(self.module, homes.layouts, self.job)
+            self.homes = homes
             self.captures.clear()
             self.latest = None
 
     def leave_stages(self) -> None:
         """Bring the parameters that are on stages back to the whole mesh. All ranks call it."""
-        if self._staged:
-            homes = {name: Layout(self.mesh, self._layouts[name]) for name in self._staged}
+        if self.homes is not None:
+            homes = {name: Layout(self.mesh, self._layouts[name]) for name in self.homes.layouts}
             move_to_stages(self.module, homes, self.job)
-            self._staged = {}
+            self.homes = None
 
 
 def _refuse_open(attrs: Mapping[str, DistAttr]) -> None:

@@ -107,8 +107,9 @@ class Compiled:
 
     @property
     def text(self) -> str:
-        """The program and the order in which it runs; ranks compare it."""
-        return f"{self.program}\n{self.local.order.text if self.local.order else ''}"
+        """The program and the order in which it runs; ranks compare it, on stages of other ranks, too."""
+        head, _, lines = str(self.program).partition("\n")
+        return f"{head.partition(' ranks ')[0]}\n{lines}\n{self.local.order.text if self.local.order else ''}"
 
     @property
     def homes(self) -> dict[str, DistAttr]:

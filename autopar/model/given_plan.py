@@ -11,15 +11,39 @@ from pathlib import Path
 
 from autopar.costs.machine import Machine
 from autopar.errors import PlanError, shown
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.plan.plan import SEARCH, Plan
 from autopar.plan.presets import PRESETS
 from autopar.plan.spec import Spec
+from autopar.search.devices.stages import Pipelined
 from autopar.search.solutions.artifact import load
 from autopar.search.solutions.solution import Solution
 
-Entry = Mapping[str, Spec] | str | Path | Solution
-GivenPlan = Plan | Solution | Path | Sequence[Entry]
+Entry = Mapping[str, Spec] | str | Path | Solution | Pipelined
+GivenPlan = Plan | Solution | Pipelined | Path | Sequence[Entry]
+
+
+def without_pipeline(plan: GivenPlan | None, mesh: Mesh) -> tuple[GivenPlan | None, Pipelined | None]:
+    """Return a plan without the pipeline that it has, as ``best_pipeline`` has chosen it.
+
+    Raises:
+        PlanError: it has several, or one for another number of ranks along ``pp``.
+    """
+    in_list = isinstance(plan, (list, tuple))
+    entries = list(plan) if in_list else [plan]  # type: ignore[arg-type]
+    chosen = [entry for entry in entries if isinstance(entry, Pipelined)]
+    if not chosen:
+        return plan, None
+    if len(chosen) > 1:
+        raise PlanError(f"a plan has one pipeline, and here are {len(chosen)}; give one of them")
+    (pipelined,) = chosen
+    if (ranks := mesh.sizes.get(PIPELINE, 1)) != pipelined.schedule.ranks:
+        raise PlanError(
+            f"the pipeline is for pp={pipelined.schedule.ranks}, and the mesh ({mesh}) has pp={ranks}; choose one for "
+            f"it"
+        )
+    others = [entry for entry in entries if entry is not pipelined]
+    return (others if others else None), pipelined  # type: ignore[return-value]
 
 
 def given_plan(plan: GivenPlan | None, mesh: Mesh) -> tuple[Plan | None, Solution | None]:

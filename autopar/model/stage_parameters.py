@@ -93,6 +93,7 @@ def _piece(value: torch.Tensor, target: Layout, job: Job) -> torch.Tensor:
     shape, device = tuple(value.shape), torch.device("meta") if value.is_meta else job.device
     if is_dtensor(value):
         value = _expressible(value)
+        assert is_dtensor(value)
         source = layout_of_dtensor(value)
     else:
         first = Mesh(rank=1, ranks=job.device_mesh.mesh.flatten()[:1].tolist())

@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 
 from autopar.errors import PlanError, shown
 from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import PIPELINE, Mesh
 
 DimSpec = str | None | Sequence[str]
 Spec = Sequence[DimSpec]
@@ -134,6 +134,11 @@ def _axes(subject: str, entry: object, axes: Sequence[str], mesh: Mesh) -> tuple
         if not isinstance(axis, str):  # a plan is the user's
             raise PlanError(
                 f'{subject} has {shown(axis)} in {shown(entry)}, where only axes belong, as in ("dp", "tp")'
+            )
+        if axis == PIPELINE and axis not in mesh.sizes:
+            raise PlanError(
+                f"{subject} is split over pp, which is no axis of layouts: the stages of a pipeline lie along it, each "
+                f"with other parameters; leave it out, and cut the model with train_step(schedule=, stages=)"
             )
         try:
             mesh.check_axis(axis)

@@ -1,7 +1,8 @@
 """Find the op that this process is running, at no cost for the step itself.
 
-The step of a rank is one generated function per phase, and its lines are registered here with their ops. Another thread
-finds the current op in the stacks of all threads. The step itself only counts its phases.
+The step of a rank is one generated function per phase, and its lines are registered here with their ops, and with the
+ranks that they wait for. Another thread finds the current op in the stacks of all threads. The step itself only counts
+its phases. The text of a line is static; what changes from call to call is the slot (``current_slot``).
 """
 
 from __future__ import annotations
@@ -11,42 +12,64 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
+from typing import NamedTuple
 
 from autopar.capture.provenance import LINE, is_users
 from autopar.errors import AutoparError
+from autopar.runtime.current_slot import Wait, current_slot, current_wait, entered
+
+
+class _Registered(NamedTuple):
+    code: weakref.ref[CodeType]
+    lines: Mapping[int, str]
+    waits: Mapping[int, Wait | None]
+
 
 # by id, because two code objects of the same text are equal; an entry is dropped with its code, because a step may be
 # captured again
-_registered: dict[int, tuple[weakref.ref[CodeType], Mapping[int, str]]] = {}
+_registered: dict[int, _Registered] = {}
 _calls: set[int] = set()  # ids of code that belongs to a call of the user, and not to an op with its own line
 _ticks = 0
 
 
 @dataclass(frozen=True)
 class CurrentOp:
-    """How many phases this process has begun, and the op that it is running, or the user's line if it runs no op."""
+    """What this process is running.
+
+    Attributes:
+        ticks: how many phases and slots it has begun.
+        inside: whether it is in a phase or a slot of a step.
+        text: the slot and the op, or the user's line if it is outside.
+        peers: the ranks that it waits for.
+        collective: what it waits in together with them; empty if it waits for a message, or for nobody.
+    """
 
     ticks: int
-    inside: bool  # whether it is in a phase of a step
+    inside: bool
     text: str
+    peers: tuple[int, ...] = ()
+    collective: str = ""
 
 
-def register(code: CodeType, lines: Mapping[int, str], *, is_call: bool = False) -> None:
+def register(
+    code: CodeType, lines: Mapping[int, str], *, waits: Mapping[int, Wait | None] | None = None, is_call: bool = False
+) -> None:
     """Register the text that the user should read for each line of a generated function.
 
     A second call replaces the texts. A line without a text, such as the ``del`` after an op, belongs to the nearest
     line above that has one.
 
     Args:
+        waits: for the lines with a text that wait for other ranks, the ranks.
         is_call: whether messages quote the user's line too.
     """
     key = id(code)
     if is_call:
         _calls.add(key)
-    _registered[key] = (weakref.ref(code, lambda _: _registered.pop(key, None)), lines)
+    _registered[key] = _Registered(weakref.ref(code, lambda _: _registered.pop(key, None)), lines, waits or {})
 
 
 def tick() -> None:
@@ -61,27 +84,29 @@ def where() -> CurrentOp:
     frames = {
         thread: frame for thread, frame in sys._current_frames().items() if thread != this_thread or thread == main
     }
+
+    def users_line() -> str:
+        return _users_line(_outwards(frames.get(main or 0)))
+
     for frame in frames.values():
         for code, line in _outwards(frame):
-            text = _op(code, line)
-            if text is not None:
-                at = "   " + _users_line(_outwards(frames.get(main or 0))) if id(code) in _calls else ""
-                return CurrentOp(_ticks, True, text + at)
-    return CurrentOp(_ticks, False, _users_line(_outwards(frames.get(main or 0))))
+            op = _op(code, line)
+            if op is not None:
+                quoted = f"{op.text}   {users_line()}" if id(code) in _calls else op.text
+                return _place(op._replace(text=quoted), users_line)
+    return _place(None, users_line)
 
 
-def where_raised(traceback: TracebackType | None) -> CurrentOp:
-    """Return the op that raised an exception, from its traceback."""
+def where_raised(error: BaseException) -> CurrentOp:
+    """Return the slot and the op that raised an exception, from its traceback."""
     steps: list[tuple[CodeType, int]] = []
+    traceback = error.__traceback__
     while traceback is not None:
         steps.append((traceback.tb_frame.f_code, traceback.tb_lineno))
         traceback = traceback.tb_next
     steps.reverse()
-    for code, line in steps:
-        text = _op(code, line)
-        if text is not None:
-            return CurrentOp(_ticks, True, text)
-    return CurrentOp(_ticks, False, _users_line(iter(steps)))
+    op = next((op for code, line in steps if (op := _op(code, line)) is not None), None)
+    return _place(op, lambda: _users_line(iter(steps)), error)
 
 
 def add_op(error: Exception, text: str = "") -> None:
@@ -89,7 +114,7 @@ def add_op(error: Exception, text: str = "") -> None:
 
     ``text`` names the op if the traceback does not have it.
     """
-    place = where_raised(error.__traceback__)
+    place = where_raised(error)
     if (text or place.inside) and hasattr(error, "add_note") and not isinstance(error, AutoparError):
         error.add_note(f"while autopar ran\n    {text or place.text}")
 
@@ -100,14 +125,38 @@ def _outwards(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
         frame = frame.f_back
 
 
-def _op(code: CodeType, line: int) -> str | None:
-    """Return the text of a line of a registered function; ``None`` for other code."""
+class _Op(NamedTuple):
+    text: str
+    wait: Wait | None
+
+
+def _place(op: _Op | None, users_line: Callable[[], str], error: BaseException | None = None) -> CurrentOp:
+    """Return the place of an op in its slot, or that of the slot or the wait, or else the user's line.
+
+    Args:
+        error: the error that was raised there; ``None``: this process is there now.
+    """
+    slot, waiting, ticks = current_slot(error), current_wait(error), _ticks + entered()
+    doing = op.text if op is not None else waiting.text if waiting is not None else ""
+    if not slot and not doing:
+        return CurrentOp(ticks, False, users_line())
+    within = f"{slot}: " if slot else ""
+    wait = op.wait if op is not None else None
+    if wait is None and waiting is not None:
+        wait = waiting.wait
+    peers, collective = wait or Wait(())
+    return CurrentOp(ticks, True, within + doing if doing else slot, peers, within + collective if collective else "")
+
+
+def _op(code: CodeType, line: int) -> _Op | None:
+    """Return the text and the wait of a line of a registered function; ``None`` for other code."""
     entry = _registered.get(id(code))
     if entry is None:
         return None
-    lines = entry[1]
-    above = [number for number in lines if number <= line]
-    return lines[max(above)] if above else f"the beginning of {code.co_name}"
+    above = [number for number in entry.lines if number <= line]
+    if not above:
+        return _Op(f"the beginning of {code.co_name}", None)
+    return _Op(entry.lines[max(above)], entry.waits.get(max(above)))
 
 
 def _users_line(stack: Iterator[tuple[CodeType, int]]) -> str:

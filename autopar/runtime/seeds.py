@@ -23,13 +23,21 @@ def step_seed(
             as on a single device.
         control: a group of all ranks; ``None`` if there is only one process. The first rank's generator is used.
     """
+    return seeds_of_calls(1, draws, random, device, control)
+
+
+def seeds_of_calls(
+    count: int, draws: Sequence[Draw], random: Random, device: torch.device, control: distributed.ProcessGroup | None
+) -> list[torch.Tensor]:
+    """Return the seeds of several calls in their order, as ``step_seed`` returns them one by one; in one broadcast."""
     if not draws:
         return []
     if random == "single":
         generator = default_generator(device)
         generator.set_state(_of_first(generator.get_state(), control))
-        return [single_device_states(draws, device)]
-    return [_of_first(torch.randint(2**63 - 1, (), dtype=torch.int64), control)]
+        return [single_device_states(draws, device) for _ in range(count)]
+    drawn = [torch.randint(2**63 - 1, (), dtype=torch.int64) for _ in range(count)]
+    return list(_of_first(torch.stack(drawn), control).unbind())
 
 
 def _of_first(tensor: torch.Tensor, control: distributed.ProcessGroup | None) -> torch.Tensor:

@@ -121,6 +121,7 @@ class MicroCompiler:
         foreign: Collection[str] = (),
         execution: Execution = OF_STEPS,
         split_backward: bool = False,
+        gathers_apart: bool = False,
     ) -> MicroBatch:
         """Place a traced micro-batch, or a stage of one, on the mesh.
 
@@ -128,6 +129,7 @@ class MicroCompiler:
             foreign: the parameters that belong to another stage.
             execution: how the program runs.
             split_backward: whether gradients of weights are computed apart.
+            gathers_apart: whether ZeRO's parameters are gathered by the program of the copies, and not in ``micro``.
         """
         compiler, options, device = self.compiler, self.options, self.captured.device
         placeholders = {name_of(node): node for node in micro.program.placeholders}
@@ -138,7 +140,7 @@ class MicroCompiler:
             self.attrs |= self._layouts_of_inputs(micro, wanted)
         # where the search chooses, nothing is decided before
         zero = zero_of(0 if options.zero == "search" else options.zero, compiler.mesh, self._inputs(placeholders))
-        self._split(zero, micro, placeholders)
+        self._split(zero, micro, placeholders, set() if gathers_apart else set(self.trained))
         ending = self._ending(micro, partial(zero.split, "state"))
         local, reports, found = compiler.place(
             micro.program, self.attrs, device, captured=self.captured, search=compiler.searches, ending=ending,
@@ -154,7 +156,8 @@ class MicroCompiler:
             states |= layouts_of_states(found, micro.program)
         own = [name for name in micro.gradients if name not in foreign]
         trained = {name: types[name] for name in own if name in self.trained}
-        copy, masters = self._copy(micro, types, {name: states[name] for name in trained}, foreign)
+        apart = trained if gathers_apart and "parameter" in zero.parts else {}
+        copy, masters = self._copy(micro, types, {name: states[name] for name in trained}, foreign, apart)
         first = self._first(count, micro)
         return MicroBatch(
             self.captured,
@@ -246,10 +249,12 @@ class MicroCompiler:
         self.reports.append(PassReport("micro", ms, notes=(*mean_notes, *about_outputs(micro.outputs, options.count))))
         return micro
 
-    def _split(self, zero: Zero, micro: Micro, placeholders: Mapping[str, fx.Node]) -> None:
-        """Shard parameters and sums of gradients as the stage of ZeRO requires. A sum has the layout of its parameter,
-        and is sharded further."""
-        targets = [(name, name) for name in self.trained if name in placeholders and "parameter" in zero.parts]
+    def _split(
+        self, zero: Zero, micro: Micro, placeholders: Mapping[str, fx.Node], parameters: Collection[str]
+    ) -> None:
+        """Shard ``parameters`` and the sums of gradients as the stage of ZeRO requires. A sum has the layout of its
+        parameter, and is sharded further."""
+        targets = [(name, name) for name in parameters if name in placeholders and "parameter" in zero.parts]
         targets += [(gradient_name(name), name) for name in micro.gradients if "gradient" in zero.parts]
         for target, parameter in targets:
             shape = record_of(placeholders[target]).type.shape  # type: ignore[union-attr]
@@ -273,7 +278,12 @@ class MicroCompiler:
         return program, local
 
     def _copy(
-        self, micro: Micro, types: Mapping[str, TensorType], states: Mapping[str, DistAttr], foreign: Collection[str]
+        self,
+        micro: Micro,
+        types: Mapping[str, TensorType],
+        states: Mapping[str, DistAttr],
+        foreign: Collection[str],
+        apart: Collection[str],
     ) -> tuple[Placed | None, dict[str, TensorType]]:
         """Place the program of the low-precision copies of parameters; ``None`` if there are none. Also the types of
         the float32 parameters.
@@ -283,14 +293,17 @@ class MicroCompiler:
             states: the layout of the optimizer's state of each trained parameter; the float32 parameter has the same
                 layout.
             foreign: the parameters that belong to another stage.
+            apart: those that it gathers.
         """
-        low = low_precision(micro.program) if self.options.amp else ()
-        copies = {name: types[name] for name in low if name not in foreign}
+        low = low_precision(micro.program) if self.options.amp else {}
+        copies = {name: types[name] for name in dict.fromkeys((*low, *apart)) if name not in foreign}
         if not copies:
             return None, {}
         mesh = self.compiler.mesh
         masters = {
-            n: TensorType(type.shape, torch.float32, layout_of(mesh, states.get(n, type.attr)))
+            n: TensorType(
+                type.shape, torch.float32 if n in low else type.dtype, layout_of(mesh, states.get(n, type.attr))
+            )
             for n, type in copies.items()
         }
         program, attrs = copy_program(masters, copies, self.captured.device)

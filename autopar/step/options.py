@@ -19,6 +19,7 @@ from autopar.plan.loss_scaling import LossScaling
 from autopar.plan.plan import SEARCH
 from autopar.plan.precision.policy import AmpName, Kept, policy_of
 from autopar.scheduling.programs.overlap import Given, overlap_of
+from autopar.search.devices.stages import Pipelined
 from autopar.search.search import check_memory, check_time_limit
 from autopar.step.outputs import WAYS, Way
 
@@ -57,7 +58,7 @@ class StepOptions:
     overlap: Given | None = None
     profile: Profile | None = None
     across: bool = False
-    schedule: str | PipelineSchedule | None = None
+    schedule: str | PipelineSchedule | Pipelined | None = None
     chunks: int | None = None
     stages: tuple[str | tuple[str, ...], ...] | None = None
     compared: tuple[str, ...] = field(default=(), compare=False)  # open options of which this is one way
@@ -117,7 +118,7 @@ class StepKeywords(TypedDict, total=False):
     overlap: Given | None
     profile: Profile | str | Path | None
     across: bool | None
-    schedule: str | PipelineSchedule | None
+    schedule: str | PipelineSchedule | Pipelined | None
     chunks: int | None
     stages: Sequence[str | Sequence[str]] | None
 

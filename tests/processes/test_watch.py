@@ -11,10 +11,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import comparisons_on_ranks
 import pytest
+from failing_jobs import Ended, ended
+from processes import ranks
 
 from autopar.runtime import current_op
 from autopar.runtime.current_op import CurrentOp
@@ -32,7 +34,8 @@ from autopar.runtime.processes.watch.beat import (
     broke_off,
     process_of,
 )  # fmt: skip
-from autopar.runtime.processes.watch.verdict import GRACE, SILENCE, FollowedRank, RankState, judge
+from autopar.runtime.processes.watch.followed_rank import FollowedRank, RankState
+from autopar.runtime.processes.watch.verdict import GRACE, SILENCE, judge
 
 RANKS = 3
 TIMEOUT = 2.0
@@ -72,6 +75,7 @@ CASES: dict[str, tuple[list[int], str | None]] = {
         f"{FIRST}",
     ),
     "stuck in an op": ([1, 1, 1], f"no progress for 2 s: rank 2 is {MIDDLE}; ranks 0 1 wait {LAST}"),
+    "most are stuck in chunks": ([1, 1, 1], f"no progress for 2 s: ranks 1 2 are {RELU}; rank 0 waits {CHUNK}"),
     "early end": ([1, 1, 0], f"rank 2 ended; ranks 0 1 wait {FIRST}"),
     "kill of rank 0": (
         [-9, 1, 1],
@@ -100,39 +104,29 @@ CASES: dict[str, tuple[list[int], str | None]] = {
 
 
 @pytest.fixture(scope="module")
-def ends(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], tuple[list[int | None], str]]:
-    """How the ranks of a case ended, and what they printed. All selected cases run at once, for they mostly wait."""
+def ends(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """How the ranks of each selected case ended, and what they printed."""
     selected = [
         item.callspec.params["case"]
         for item in request.session.items
         if getattr(item, "originalname", "") == "test_ranks"
     ]
-    folder = tmp_path_factory.mktemp("ranks")
-    jobs = ""
-    for k, case in enumerate(selected):
-        job = {
+    jobs = [
+        {
             "case": case,
             "ranks": RANKS,
             "timeout": TIMEOUT,
-            "output": str(folder / f"{k}.txt"),
             "reap": "zombie" not in case,
-            "file": str(folder / f"store_{k}"),
             "rank 0 has the store": "rank 0" in case,
         }
-        jobs += json.dumps(job) + "\n"
-    script = Path(__file__).parents[1] / "support" / "failing_ranks.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], input=jobs, capture_output=True, text=True, timeout=300, check=True
-    )
-    codes = {answer["case"]: answer["codes"] for answer in map(json.loads, done.stdout.splitlines())}
-    return lambda case: (codes[case], (folder / f"{selected.index(case)}.txt").read_text())
+        for case in selected
+    ]
+    return ended("failing_ranks.py", jobs, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks(ends: Callable[[str], tuple[list[int | None], str]], case: str) -> None:
-    codes, output = ends(case)
+def test_ranks(ends: dict[str, Ended], case: str) -> None:
+    codes, output = ends[case]
     expected, message = CASES[case]
     assert codes == expected, output
     messages = [line for line in output.splitlines() if line.startswith("autopar: ")]
@@ -147,6 +141,15 @@ def test_ranks(ends: Callable[[str], tuple[list[int | None], str]], case: str) -
         return
     tracebacks = {line.partition("] ")[0] + "]" for line in output.splitlines() if "Traceback" in line}
     assert tracebacks == ({f"[rank {0 if 'rank 0' in case else 2}]"} if "exception" in case else set()), output
+
+
+def test_a_comparison_of_calls_waits_for_the_other_ranks() -> None:
+    places = ranks(3).run(comparisons_on_ranks.place_of_a_comparison)
+    assert [place.peers for place in places] == [(1, 2), (0, 2), (0, 1)]
+    assert {place.collective for place in places} == {"the comparison of the ranks' calls"}
+    assert all(
+        place.text.startswith("the comparison of the ranks' calls   comparisons_on_ranks.py:") for place in places
+    )
 
 
 # -- where ---------------------------------------------------------------------------------------------------------
@@ -194,12 +197,12 @@ def test_the_op_of_an_exception_is_found_in_its_traceback() -> None:
     try:
         step()
     except ValueError as error:
-        place = current_op.where_raised(error.__traceback__)
+        place = current_op.where_raised(error)
         assert (place.inside, place.text) == (True, "second")
     try:
         json.loads("{")
     except ValueError as error:
-        place = current_op.where_raised(error.__traceback__)
+        place = current_op.where_raised(error)
         assert not place.inside
         assert place.text.endswith('json.loads("{")')
 
@@ -287,8 +290,8 @@ VERDICTS: dict[str, tuple[list[RankState], tuple[int, ...] | None]] = {
 
 @pytest.mark.parametrize("case", VERDICTS)
 def test_verdict(case: str) -> None:
-    ranks, blamed = VERDICTS[case]
-    verdict = judge(dict(enumerate(ranks)), timeout=60.0)
+    states, blamed = VERDICTS[case]
+    verdict = judge(dict(enumerate(states)), timeout=60.0)
     assert (None if verdict is None else verdict.ranks) == blamed, verdict
 
 

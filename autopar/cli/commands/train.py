@@ -6,9 +6,10 @@ import typer
 
 from autopar.cli.commands.option_table import OptionRow, command
 from autopar.cli.train.optimizers import OPTIMIZERS
-from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LOSS_SCALE, RECOMPUTED, TrainOptions, options_of
+from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LOSS_SCALE, RECOMPUTED, SCHEDULE, TrainOptions, options_of
 from autopar.cli.train.presets import TRAININGS
 from autopar.cli.train.sizes import SIZES
+from autopar.pipeline import POLICIES
 from autopar.plan.presets import PRESETS
 
 WHAT = (
@@ -29,6 +30,8 @@ EXAMPLES = """
 [cyan]autopar train --zero 1 --amp bf16-O1 --microbatches 4 --clip-norm 1 --warmup 10[/cyan]
 
 [cyan]autopar train --mesh tp=2 --size small --steps 100 --text book.txt[/cyan]
+
+[cyan]autopar train --mesh pp=2,tp=2 --schedule zb-h1 --microbatches 8[/cyan] — two stages of a pipeline
 
 [cyan]torchrun --nproc-per-node 4 -m autopar train --mesh dp=4[/cyan] — in processes that torchrun starts
 
@@ -76,6 +79,13 @@ OPTIONS = {
     ),
     "Step": (
         OptionRow("microbatches", "NUMBER", "Micro-batches per batch, with gradient accumulation."),
+        OptionRow(
+            "schedule",
+            "POLICY",
+            f"With an axis pp, the schedule of the pipeline: {', '.join(POLICIES)}.",
+            f"{SCHEDULE} with pp",
+        ),
+        OptionRow("chunks", "NUMBER", "Stages on a rank, where the schedule leaves it open.", "that of the schedule"),
         OptionRow(
             "amp",
             "POLICY",

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from autopar.api import check_pipeline
 from autopar.cli.plan.models import model_of
 from autopar.cli.plan.options import PlanOptions
 from autopar.cli.plan.rows import Planning, PlanRow, cheapest, row_of, rows_of
 from autopar.cli.plan.status import DONE, REFUSED, status_of
+from autopar.cli.stages import refuse_stages
 from autopar.cli.train.check import mesh_of, one_of, plan_of
 from autopar.cli.train.launched import launched
 from autopar.cli.train.optimizers import OPTIMIZERS
@@ -86,7 +86,7 @@ def _planning(options: PlanOptions, plan: Plan | Solution) -> Planning:
     if options.save is not None and not Path(options.save).parent.is_dir():
         raise Refused(f"there is no folder {Path(options.save).parent} for --save {options.save}; make it first")
     mesh, machine = mesh_of(options.mesh), machine_for(options.machine, plan)
-    check_pipeline(mesh)
+    refuse_stages(mesh, "autopar plan")
     if isinstance(plan, Solution):
         check_mesh(plan, mesh)
     model, example = model_of(options.model, options.batch, options.sequence)

@@ -12,6 +12,7 @@ import torch
 
 from autopar.cli.train.presets import TRAININGS
 
+SCHEDULE = "1f1b"  # of a mesh with pp
 NONE = "none"  # switches an option off that a preset may set
 
 
@@ -61,6 +62,8 @@ class TrainOptions:
     batch: int = 8
     sequence: int = 64
     microbatches: int = 1
+    schedule: str | None = None
+    chunks: int | None = None
     optimizer: str = "adamw"
     lr: float | None = None
     warmup: int = 0
@@ -106,6 +109,7 @@ LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # option, its co
     ("batch", lambda n: n >= 1, "at least 1"),
     ("sequence", lambda n: n >= 2, "at least 2: a byte and the next one"),
     ("microbatches", lambda n: n >= 1, "at least 1"),
+    ("chunks", lambda n: n >= 1, "at least 1"),
     ("lr", lambda x: math.isfinite(x) and x > 0, "above 0, such as 0.002"),
     ("warmup", lambda n: n >= 0, "0 or more steps"),
     ("weight_decay", lambda x: math.isfinite(x) and x >= 0, "0 or more, such as 0.01"),

@@ -91,7 +91,7 @@ def show_decisions(console: Console, reports: Reports, step: Program, solution: 
     casts, total = 0, Counter[str]()
     widest = 0
     for name, program in step.programs.items():
-        runs = 1 if name == "update" else step.microbatches
+        runs = step.microbatches if name == "micro" or name.endswith((" micro", " sums")) else 1
         total.update({axis: count * runs for axis, count in bytes_per_axis(program).items()})
         for row in transfers_of(program):
             if row.transfer == CAST:

@@ -44,6 +44,7 @@ from autopar.runtime.lowering.packing import packing
 from autopar.runtime.lowering.point_to_point import exchange_between_stages
 from autopar.runtime.lowering.reduction import Reduction
 from autopar.runtime.lowering.starts import Starts
+from autopar.runtime.lowering.waits import members
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function, and its arguments after the tensor
 
@@ -236,9 +237,8 @@ def exchange_of(program: Program, node: fx.Node, groups: Groups) -> Exchange:
 def group_of(program: Program, node: fx.Node, groups: Groups) -> tuple[Ranks, str]:
     """Return the ranks of a collective, in the order of its axes, and the name of their process group, whose order is
     ascending."""
-    arguments = _arguments(node)
-    ranks = program.meshes[arguments.get("stage")].group(program.rank, arguments["axis"])
-    return ranks, group_name(node, ranks, stream_of(record_of(node).stream, arguments["axis"]), groups)
+    ranks = members(program, node)
+    return ranks, group_name(node, ranks, stream_of(record_of(node).stream, _arguments(node)["axis"]), groups)
 
 
 def group_name(node: fx.Node, ranks: Ranks, stream: str, groups: Groups) -> str:

@@ -6,16 +6,18 @@ import itertools
 import linecache
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 from autopar.ir.program import Program
 from autopar.runtime import current_op
+from autopar.runtime.lowering.waits import wait_of
 from autopar.runtime.simulation.simulate import line_of
 from autopar.torch_private import OpOverload, kernel_of
 
+T = TypeVar("T")
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 OP_CALL = re.compile(r"(?<= = )torch\.ops\.([\w.]+)(?=\()")  # in a line ``y = torch.ops.aten.relu.default(x)``
@@ -37,7 +39,13 @@ def compiled(graph: fx.Graph, title: str, program: Program, origins: Mapping[str
     function = scope["forward"]
     lines = code.src.splitlines(keepends=True)
     linecache.cache[file] = (len(code.src), None, lines, file)
-    current_op.register(function.__code__, _Lines(program, origins, lines))
+    nodes = {
+        number: origins[name]
+        for number, line in enumerate(lines, 1)
+        if (name := line.strip().partition(" ")[0].partition(":")[0]) in origins
+    }
+    texts, waits = _OfLines(line_of, program, nodes), _OfLines(wait_of, program, nodes)
+    current_op.register(function.__code__, texts, waits=waits)
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         try:
@@ -62,22 +70,17 @@ def with_bound_ops(source: str, graph: fx.Graph, scope: dict[str, Any]) -> str:
     return OP_CALL.sub(lambda call: names.get(call[1], call[0]), source)
 
 
-class _Lines(Mapping[int, str]):
-    """Line of generated code → the line of the program, the user's line and module; texts are made on demand."""
+class _OfLines(Mapping[int, T]):
+    """Line of generated code → what ``about`` says of its node. It is asked on demand, because most lines never are."""
 
-    def __init__(self, program: Program, names: Mapping[str, fx.Node], lines: list[str]) -> None:
-        self.program = program
-        self.nodes = {
-            number: names[name]
-            for number, line in enumerate(lines, 1)
-            if (name := line.strip().partition(" ")[0].partition(":")[0]) in names
-        }
+    def __init__(self, about: Callable[[Program, fx.Node], T], program: Program, nodes: Mapping[int, fx.Node]) -> None:
+        self._about, self._program, self._nodes = about, program, nodes
 
-    def __getitem__(self, number: int) -> str:
-        return line_of(self.program, self.nodes[number])
+    def __getitem__(self, number: int) -> T:
+        return self._about(self._program, self._nodes[number])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self.nodes)
+        return iter(self._nodes)
 
     def __len__(self) -> int:
-        return len(self.nodes)
+        return len(self._nodes)

@@ -19,10 +19,12 @@ from torch import distributed
 
 from autopar.ir.mesh import Mesh
 from autopar.runtime import current_op
+from autopar.runtime.current_slot import waiting_for
 
 KINDS = 3  # tensors sharded over so many different sets of axes have a checksum for each set
 SMALL = 2**20  # up to so many bytes every call on CPU is compared; other calls only the first ``FIRST`` times
 FIRST = 3
+COMPARISON = "the comparison of the ranks' calls"
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Agreement:
 
     def __init__(self, control: distributed.ProcessGroup, mesh: Mesh) -> None:
         self._control, self._mesh = control, mesh
+        self._others = tuple(rank for rank in mesh.ranks if rank != distributed.get_rank())
         self._pending: _Sent | None = None
         self._begin_anew()
 
@@ -183,7 +186,8 @@ class Agreement:
         if self._pending is None:
             return
         sent, self._pending = self._pending, None
-        sent.work.wait()
+        with waiting_for(self._others, COMPARISON, is_collective=True):
+            sent.work.wait()
         rows = [row.tolist() for row in sent.rows]
         if len({row[0] for row in rows}) > 1:
             self._refuse_calls(sent.call, sent.remedy)
@@ -218,11 +222,7 @@ class Agreement:
         )
 
 
-current_op.register(
-    Agreement.finish.__code__,
-    {Agreement.finish.__code__.co_firstlineno: "the comparison of the ranks' calls"},
-    is_call=True,
-)
+current_op.register(Agreement.finish.__code__, {Agreement.finish.__code__.co_firstlineno: COMPARISON}, is_call=True)
 
 
 def _checksum(pieces: Sequence[torch.Tensor]) -> tuple[float, float]:

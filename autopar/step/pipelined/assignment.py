@@ -26,7 +26,8 @@ from autopar.ir.program import Program
 from autopar.rules.registry import rule_of
 
 DETERMINED = ("input", "buffer", "seed")  # the roles of placeholders that all stages have
-CASTS = {torch.ops.aten._to_copy.default}
+aten = torch.ops.aten
+CASTS = {aten._to_copy.default}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Plan the message between two neighbouring stages: all values that cross a boundary, in one message a pair of ranks.
 
-A value keeps the layout that its producer gives it, so each rank mostly sends its whole piece to the rank with the same
-coordinates. Where the layouts differ, the boxes are those of any exchange between meshes (``runtime.lowering.packing``).
+A value keeps the layout that its producer gives it. So each rank mostly sends its whole piece to the rank with the
+same coordinates. Where the layouts differ, the boxes are those of any exchange between meshes
+(``runtime.lowering.packing``).
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ class Crossed:
     name: str
     ends: Ends
     dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the whole value."""
+        return math.prod(self.ends.shape) * self.dtype.itemsize
 
     @staticmethod
     def of(name: str, source: TensorType, target: TensorType) -> Crossed:

@@ -32,13 +32,15 @@ class PipelinedCaptures(StepCaptures):
     ) -> Any:
         _, trained, cut = call.key
         updates = self._optimizer_state.updates()
-        return compile_pipelined(compiler, inputs, self._options, self.schedule, trained, updates, cut, notes)
+        return compile_pipelined(
+            compiler, self._calls.mesh, inputs, self._options, self.schedule, trained, updates, cut, notes
+        )
 
     def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: Any) -> Any:
         return compile_pipelined_update(compiler, trained, micro, self._options)
 
     def _move(self, micro: Any) -> None:
-        self._calls.move_to_stages(micro.layouts)
+        self._calls.move_to_stages(micro.stage_homes)
 
     @staticmethod
     def _programs(micro: Any) -> list[Program]:

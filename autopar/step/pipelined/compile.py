@@ -1,4 +1,4 @@
-"""Compile the stages of a pipelined micro-batch: cut the traced program, and place each stage on the mesh of its ranks."""
+"""Compile the stages of a pipelined micro-batch: cut the traced program, and place each stage on its ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
-from autopar.ir.value_names import count_name
+from autopar.ir.value_names import count_name, sums_in
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
+from autopar.plan.recompute import within
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import OF_STAGES, OF_STEPS
+from autopar.search.devices.stages import Pipelined
 from autopar.step.compile import MicroCompiler
 from autopar.step.compiled_step import MicroBatch, Placed, about
 from autopar.step.counts import count_parts
@@ -29,8 +31,9 @@ from autopar.step.ending import Updating
 from autopar.step.micro import Micro
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.assignment import Assignment, assign, computed_anywhere, ops_of_forward
-from autopar.step.pipelined.cut import Place, cut_by_cost, cut_by_globs
+from autopar.step.pipelined.cut import Place, cut_by_blocks, cut_by_cost, cut_by_globs
 from autopar.step.pipelined.programs import Counting, PipelinedMicro, Stage, Tied, meshes_of
+from autopar.step.pipelined.schedules import gathers_apart
 from autopar.step.pipelined.stage_programs import StageProgram, cut_program
 from autopar.step.pipelined.units import units_of
 from autopar.step.terms import Terms
@@ -40,6 +43,7 @@ from autopar.verify.levels import verify
 @doing("train_step")
 def compile_pipelined(
     compiler: Compiler,
+    mesh: Mesh,
     call: CallInputs,
     options: StepOptions,
     schedule: PipelineSchedule,
@@ -51,6 +55,7 @@ def compile_pipelined(
     """Capture the call of one micro-batch, cut it into stages, and place each on its ranks.
 
     Args:
+        mesh: the whole mesh.
         schedule: the schedule, with messages.
 
     The other arguments are those of ``compile_micro``.
@@ -58,7 +63,7 @@ def compile_pipelined(
     Raises:
         PlanError: the model cannot be cut in this way.
     """
-    meshes = meshes_of(compiler.mesh, schedule.rank_of)
+    meshes = meshes_of(mesh, schedule.rank_of)
     captured, attrs, report = replace(compiler, mesh=meshes[0], homes={}).capture(call, notes)
     whole = MicroCompiler(compiler, options, trained, updates, captured, attrs, report, False)
     traced, micro = whole.traced(cut)
@@ -72,8 +77,8 @@ def compile_pipelined(
     reports = [*whole.reports, PassReport("cut", ms)]
     homes, tied = _homes(micro.program, parts)
     stages = _Stages(compiler, options, trained, updates, captured, whole.attrs, schedule, traced, micro, homes)
-    for number, (mesh, part) in enumerate(zip(meshes, parts, strict=True)):
-        stages.place(number, mesh, part)
+    for number, (own, part) in enumerate(zip(meshes, parts, strict=True)):
+        stages.place(number, own, part)
     return PipelinedMicro(captured, schedule, tuple(stages.stages), tied, homes, (*reports, *stages.reports))
 
 
@@ -85,11 +90,15 @@ def assigned(program: Program, schedule: PipelineSchedule, options: StepOptions,
     if options.stages is not None:
         place = cut_by_globs(program, ops, options.stages, count)
     else:
-        machine = compiler.machine or compiler.planner.machine
-        place = cut_by_cost(units_of(program, ops, machine), count, _live(schedule))
+        units = units_of(program, ops, compiler.machine or compiler.planner.machine)
+        chosen = options.schedule
+        if isinstance(chosen, Pipelined):
+            place = cut_by_blocks(units, chosen.cut, chosen.blocks)
+        else:
+            place = cut_by_cost(units, count, _live(schedule))
     assignment = assign(program, anywhere, place, count)
     _check_every_stage(ops, assignment)
-    _check_buffers(program, assignment)
+    _check_buffers(program, assignment, schedule)
     return assignment
 
 
@@ -113,20 +122,28 @@ def _check_every_stage(ops: Sequence[fx.Node], assignment: Assignment) -> None:
         raise PlanError(f"stage {min(empty)} has no op of the forward: change stages=, or leave it out")
 
 
-def _check_buffers(program: Program, assignment: Assignment) -> None:
-    """Refuse a buffer that one stage writes and another one reads."""
+def _check_buffers(program: Program, assignment: Assignment, schedule: PipelineSchedule) -> None:
+    """Refuse a buffer that one stage writes and another one reads, or that is written out of order."""
+    sums = sums_in(program)
     for node in program.placeholders:
-        if record_of(node).role != "state" or name_of(node).startswith("."):
+        if record_of(node).role != "state" or name_of(node) in sums:
             continue
-        stages = {assignment.stage[user] for user in node.users if user in assignment.stage}
-        if len(stages) > 1 and not name_of(node).endswith(".grad"):
-            reader = next(user for user in node.users if assignment.stage.get(user) == max(stages))
+        readers = {assignment.stage[user]: user for user in node.users if user in assignment.stage}
+        if len(readers) > 1:
+            record = record_of(readers[max(readers)])
             raise PlanError(
                 f"the buffer {name_of(node)} is written in the forward, and the stages "
-                f"{', '.join(map(str, sorted(stages)))} read it\n"
-                f"{at_line(record_of(reader).source, record_of(reader).module)}\n"
+                f"{', '.join(map(str, sorted(readers)))} read it\n{at_line(record.source, record.module)}\n"
                 f"  keep its readers on one stage, with stages="
             )
+        for stage in readers:
+            order = [task.batch for _, _, task in schedule.tasks() if task.kind == "FW" and task.stage == stage]
+            if order != sorted(order):
+                raise PlanError(
+                    f"the buffer {name_of(node)} is written in the forward of each micro-batch, and the schedule runs "
+                    f"the forwards of stage {stage} in the order {', '.join(map(str, order))}: use a schedule that "
+                    f"keeps the order of the micro-batches"
+                )
 
 
 def _homes(program: Program, parts: Sequence[StageProgram]) -> tuple[dict[str, int], tuple[Tied, ...]]:
@@ -145,7 +162,10 @@ def _homes(program: Program, parts: Sequence[StageProgram]) -> tuple[dict[str, i
 
 @dataclass
 class _Stages:
-    """Places the stages one after the other: each takes its values in the layouts in which the one before returns them."""
+    """Places the stages one after the other.
+
+    Each takes its values in the layouts in which the one before returns them.
+    """
 
     compiler: Compiler
     options: StepOptions
@@ -169,8 +189,10 @@ class _Stages:
             before = self.stages[-1]
             attrs |= {part.from_before[value]: before.sent(value)[1].attr for value in part.from_before}
         updates = {name: how for name, how in self.updates.items() if name in part.gradients}
+        what = within(part.program, self.micro.program, self.options.recompute)
+        options = replace(self.options, recompute=what)
         compiler = MicroCompiler(
-            replace(self.compiler, mesh=mesh, whole=False), self.options, self.trained, updates, self.captured,
+            replace(self.compiler, mesh=mesh, whole=False), options, self.trained, updates, self.captured,
             attrs, PassReport("cut", 0.0), False,
         )  # fmt: skip
         compiler.reports.clear()
@@ -180,10 +202,10 @@ class _Stages:
         foreign = {name for name, home in self.homes.items() if home != number}
         made = compiler.placed(
             self.traced, Micro(part.program, terms, part.gradients), foreign=foreign, execution=OF_STAGES,
-            split_backward=self.schedule.is_split,
+            split_backward=self.schedule.is_split, gathers_apart=gathers_apart(self.schedule),
         )  # fmt: skip
         counting = self._counting(compiler, made) if divides else None
-        self.stages.append(Stage(number, mesh, part, made, counting))
+        self.stages.append(Stage(number, mesh, part, made.program, made.local, made, counting))
         self.reports += about(f"stage {number}", compiler.reports)
 
     def _counting(self, compiler: MicroCompiler, made: MicroBatch) -> Counting:

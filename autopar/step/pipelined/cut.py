@@ -1,8 +1,8 @@
 """Choose where the forward is cut into stages: by cost, or by globs over its modules.
 
 By cost, consecutive units (``units``) go to one stage. The longest stage is as short as possible; of the cuts within
-5 % of that, those that need the least memory on a stage; of these, the one that sends the fewest bytes. Each is one dynamic
-program over the units.
+5 % of that, those that need the least memory on a stage; of these, the one that sends the fewest bytes. Each is one
+dynamic program over the units.
 """
 
 from __future__ import annotations
@@ -49,12 +49,37 @@ def cut_by_cost(units: Sequence[Unit], stages: int, live: Sequence[float]) -> Pl
     return stage.__getitem__
 
 
+def cut_by_blocks(units: Sequence[Unit], cut: Sequence[int], count: int) -> Place:
+    """Cut as a pipeline was chosen on paper: between the blocks of the model, or between its units.
+
+    What stands before a block goes to its stage, and what stands behind the last block to the last stage.
+
+    Args:
+        cut: the first block of each stage.
+        count: the number of blocks that the pipeline was chosen for.
+
+    Raises:
+        PlanError: the model has other numbers of blocks and units.
+    """
+    starts = list({unit.name: k for k, unit in reversed(list(enumerate(units))) if unit.is_block}.values())[::-1]
+    if count == len(units):
+        starts = list(range(len(units)))
+    elif count != len(starts):
+        raise PlanError(
+            f"the pipeline is of {count} blocks, and the model has {len(starts)} "
+            f"({', '.join(units[k].name for k in starts)}) and {len(units)} parts in all: choose a pipeline of as "
+            f"many, or give stages="
+        )
+    first = [0, *(starts[block] for block in cut[1:])]
+    numbers = itertools.accumulate(int(k in first) for k in range(len(units)))
+    stage = {node: number - 1 for unit, number in zip(units, numbers, strict=True) for node in unit.nodes}
+    return stage.__getitem__
+
+
 def best_cut(units: Sequence[Unit], stages: int, live: Sequence[float]) -> list[int]:
     """Return the first unit of each stage."""
-    seconds, held, kept = (
-        [0, *itertools.accumulate(facts)]
-        for facts in zip(*((u.seconds, u.held, u.activations) for u in units), strict=True)
-    )
+    facts = zip(*((unit.seconds, unit.held, unit.activations) for unit in units), strict=True)
+    seconds, held, kept = ([0.0, *itertools.accumulate(column)] for column in facts)
 
     def time(begin: int, end: int, stage: int) -> float:
         return seconds[end] - seconds[begin]

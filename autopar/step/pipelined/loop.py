@@ -20,6 +20,7 @@ import torch
 
 from autopar.pipeline import PipelineSchedule, Slot, Task
 from autopar.pipeline.dataflow import source
+from autopar.pipeline.task import RESHARD, UNSHARD
 from autopar.runtime.lowering.tags import tag_of
 from autopar.step.pipelined.bundles import Bundle
 from autopar.step.pipelined.messages import Message, Messages
@@ -68,15 +69,22 @@ class PipelineLoop:
         self._sending.clear()
 
     def _slot(self, slot: Slot) -> Loop:
-        if slot.messages:
-            self._messages.start([message for task in slot.messages for message in self._ends(task)])
+        if ends := [end for task in slot.messages for end in self._ends(task)]:
+            self._messages.start(ends)
         if not slot.compute:
             yield from self._free(slot)
         for k, task in enumerate(slot.compute):
-            yield from self._receive(task)
-            if k == 0:
-                yield from self._free(slot)
-            yield from self._compute(task)
+            with self._messages.during(task):
+                yield from self._receive(task)
+                if k == 0:
+                    yield from self._free(slot)
+                yield from self._compute(task)
+        for name, stage in slot.parameters:
+            state = self._stages[stage]
+            if name == UNSHARD:
+                yield from state.gather()
+            elif name == RESHARD:
+                state.drop_gathered()
 
     def _free(self, slot: Slot) -> Loop:
         for send in slot.free:
@@ -134,14 +142,17 @@ class PipelineLoop:
         """Keep the results that another stage reads, until they are sent."""
         of, cut, stage = task.of, state.stage.cut, state.stage
         if of == "F" and task.stage + 1 < self._schedule.stages:
-            passed_on = cut.from_before.keys()
-            pieces = []
-            for value in cut.up:
-                piece = results[stage.sent(value)[0]]
-                # what is only passed on is in memory that the next message is received in
-                pieces.append(piece.clone() if value in passed_on else piece)
-            self._made[task] = pieces
+            pieces = [results[stage.sent(value)[0]] for value in cut.up]
         elif of == "B" and task.stage > 0:
             kept = state.kept[task.batch]
             names = [stage.sent_back(value)[0] for value in cut.down]
-            self._made[task] = [results[name] if name in results else kept[name] for name in names]
+            pieces = [results[name] if name in results else kept[name] for name in names]
+        else:
+            return
+        # a value that is passed on, or a view of one, is in memory that the next message is received in
+        buffers = {_memory(buffer) for buffer in self._buffers.get((task.stage, task.batch), ())}
+        self._made[task] = [piece.clone() if _memory(piece) in buffers else piece for piece in pieces]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

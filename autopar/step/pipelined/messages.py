@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import distributed
 
+from autopar.pipeline import Task
+from autopar.runtime.current_slot import slot, waiting_for
 from autopar.runtime.lowering.point_to_point import Handle, start
 from autopar.runtime.lowering.point_to_point import Message as End
 from autopar.runtime.simulation.simulate import Until
 from autopar.torch_private import group_named
+
+NUMBERS = "the numbers of all stages"
 
 Waits = Generator[Any, Any, dict[int, torch.Tensor]]
 
@@ -60,11 +65,18 @@ class Messages(Protocol):
         ...
 
     def wait(self, task: object) -> Waits:
-        """Wait for the messages of a task, once; return what was received, by sender."""
+        """Wait for the messages of a task, once; return what was received, by sender.
+
+        A task without messages has none to wait for: nothing crosses its boundary, or nothing to other ranks.
+        """
         ...
 
     def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
         """Return the vectors of some ranks, in their order; all of them call it."""
+        ...
+
+    def during(self, task: Task) -> AbstractContextManager[object]:
+        """Say in errors that what runs in the ``with`` block belongs to a pass."""
         ...
 
 
@@ -106,6 +118,7 @@ class ProcessMessages:
         self.device, self._group, self._pool = device, group, pool
         self._handles: dict[object, tuple[Handle, list[Message]]] = {}
         self._sent: dict[object, list[int]] = {}  # task → where the memory of its sends begins
+        self._slots: dict[Task, slot] = {}
 
     def buffer(self, bytes: int) -> torch.Tensor:
         return self._pool.buffer(bytes)
@@ -132,18 +145,28 @@ class ProcessMessages:
                 self._sent[task] = storages
 
     def wait(self, task: object) -> Waits:
+        if task not in self._handles:
+            return {}
         handle, own = self._handles.pop(task)
         if handle.under_way:
-            handle.wait()
+            others = tuple(dict.fromkeys(message.other for message in own))
+            with waiting_for(others, own[0].words):
+                handle.wait()
         self._sent.pop(task, None)
         return {message.other: message.memory for message in own if not message.is_send}
         yield  # it is a generator that does not stop
 
     def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
         vectors = [torch.empty_like(vector) for _ in ranks]
-        distributed.all_gather(vectors, vector, group=group_named(self._group))
+        with waiting_for(tuple(ranks), NUMBERS, is_collective=True):
+            distributed.all_gather(vectors, vector, group=group_named(self._group))
         return vectors
         yield
+
+    def during(self, task: Task) -> AbstractContextManager[object]:
+        if task not in self._slots:
+            self._slots[task] = slot(f"{task.where} (micro-batch {task.batch})")
+        return self._slots[task]
 
 
 Mail = dict[tuple[int, int, int], deque[torch.Tensor]]  # sender, receiver, tag → what was sent and not received
@@ -178,7 +201,7 @@ class SimulatedMessages:
 
     def wait(self, task: object) -> Waits:
         received: dict[int, torch.Tensor] = {}
-        for message in self._open.pop(task):
+        for message in self._open.pop(task, ()):
             if message.is_send:
                 continue
             key = (message.other, self._rank, message.tag)
@@ -194,12 +217,15 @@ class SimulatedMessages:
         return received
 
     def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
-        tag, words = -1, "the numbers of all stages"
+        tag = -1
         for other in ranks:
             self._mail.setdefault((self._rank, other, tag), deque()).append(vector.clone())
         vectors = []
         for other in ranks:
             key = (other, self._rank, tag)
-            yield Until(lambda key=key: bool(self._mail.get(key)), words, (other,))  # type: ignore[misc]
+            yield Until(lambda key=key: bool(self._mail.get(key)), NUMBERS, (other,))  # type: ignore[misc]
             vectors.append(self._mail[key].popleft())
         return vectors
+
+    def during(self, task: Task) -> AbstractContextManager[object]:
+        return nullcontext()  # simulated ranks take turns in one process

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.capture import Captured
-from autopar.ir.layout import DistAttr, Layout
-from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.ir.layout import DistAttr, Layout, layout_of
+from autopar.ir.mesh import Mesh, mesh_of_stage
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.ir.transfers import Ends
+from autopar.ir.value_names import sums_in
+from autopar.model.stage_homes import StageHomes
 from autopar.pipeline import PipelineSchedule
 from autopar.report.passes import PassReport
 from autopar.runtime.interface import Interface
@@ -20,12 +23,6 @@ from autopar.step.compiled_step import MicroBatch, Placed
 from autopar.step.pipelined.bundles import Crossed
 from autopar.step.pipelined.stage_programs import StageProgram
 from autopar.step.update import Untrained
-
-
-def mesh_of_stage(mesh: Mesh, position: int) -> Mesh:
-    """Return the mesh of the ranks at a position along ``pp``, without that axis."""
-    ranks = [rank for rank in mesh.ranks if mesh.coordinates(rank)[PIPELINE] == position]
-    return Mesh({axis: size for axis, size in mesh.axes if axis != PIPELINE}, ranks=ranks)
 
 
 @dataclass(frozen=True)
@@ -42,40 +39,36 @@ class Counting:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One stage of a pipelined step.
+class CutStage:
+    """One stage of a program that was cut.
 
     Attributes:
         number: its number.
         mesh: the mesh of its ranks.
         cut: what the cut says of its program.
-        micro: the programs of a micro-batch on it.
-        counting: the programs of its counts; ``None`` if it divides by none.
+        program: its program with the transfers.
+        local: the program of each rank.
     """
 
     number: int
     mesh: Mesh
     cut: StageProgram
-    micro: MicroBatch
-    counting: Counting | None = None
+    program: Program
+    local: LocalPrograms
 
     @cached_property
     def interface(self) -> Interface:
-        return Interface.of(self.micro.program)
-
-    @property
-    def program(self) -> Program:
-        """The program of the stage with its transfers."""
-        return self.micro.program
-
-    @property
-    def local(self) -> LocalPrograms:
-        return self.micro.local
+        return Interface.of(self.program)
 
     @cached_property
     def types(self) -> dict[str, TensorType]:
         """The types of its placeholders, by the user's names."""
         return {name_of(node): tensor_type(node) for node in self.program.placeholders}
+
+    @cached_property
+    def input_types(self) -> dict[str, TensorType]:
+        """The types of what it reads of a call, by the user's names."""
+        return self.types
 
     @cached_property
     def named(self) -> dict[str, str]:
@@ -94,7 +87,57 @@ class Stage:
     def sent_back(self, value: str) -> tuple[str, TensorType]:
         """Return the name and the type of a value of the backward that goes to the stage before."""
         where = self.cut.down[value]
+        if isinstance(where, str) and where in self.cut.from_behind.values():
+            return where, self.interface.types[where]
         return self.interface.gradients[where] if isinstance(where, str) else self.interface.returned[where]
+
+
+def forward_values(here: CutStage, behind: CutStage) -> list[Crossed]:
+    """Return the values that go from a stage to the next one."""
+    types = behind.interface.types
+    return [Crossed.of(value, here.sent(value)[1], types[behind.cut.from_before[value]]) for value in here.cut.up]
+
+
+def backward_values(here: CutStage, behind: CutStage) -> list[Crossed]:
+    """Return the values that go from a stage back to the one before, ``here``."""
+    types = here.interface.types
+    return [
+        Crossed.of(value, behind.sent_back(value)[1], types[here.cut.from_behind[value]]) for value in behind.cut.down
+    ]
+
+
+def written_buffers(stages: Sequence[CutStage]) -> list[Crossed]:
+    """Return the buffers that the forward of one stage writes, as they go to the ranks of each other stage."""
+    values = []
+    for stage in stages:
+        sums = sums_in(stage.program)
+        users = {of: name for name, of in stage.named.items()}
+        others = dict.fromkeys(other.mesh for other in stages if other.mesh != stage.mesh)
+        for of in stage.interface.states:
+            if (name := users[of]) not in sums:
+                type = stage.types[name]
+                ends = (Ends(type.shape, type.placed, layout_of(mesh, type.attr)) for mesh in others)
+                values += [Crossed(name, end, type.dtype) for end in ends]
+    return values
+
+
+@dataclass(frozen=True)
+class Stage(CutStage):
+    """One stage of a pipelined step.
+
+    Attributes:
+        micro: the programs of a micro-batch on it.
+        counting: the programs of its counts; ``None`` if it divides by none.
+    """
+
+    micro: MicroBatch
+    counting: Counting | None = None
+
+    @cached_property
+    def input_types(self) -> dict[str, TensorType]:
+        """The types of what it reads of a micro-batch, by the user's names; its counts may read more."""
+        counted = [] if self.counting is None else self.counting.sums[0].placeholders
+        return {**{name_of(node): tensor_type(node) for node in counted}, **self.types}
 
 
 @dataclass(frozen=True)
@@ -164,21 +207,23 @@ class PipelinedMicro:
                 layouts[name] = type.placed
         return layouts
 
+    @cached_property
+    def stage_homes(self) -> StageHomes:
+        """Where the parameters are between steps."""
+        return StageHomes(tuple(stage.mesh for stage in self.stages), self.homes, self.layouts)
+
+    @cached_property
+    def written_buffers(self) -> list[Crossed]:
+        """The buffers that the forward writes, as they go to the ranks of each other stage."""
+        return written_buffers(self.stages)
+
     def forward_values(self, boundary: int) -> list[Crossed]:
         """Return the values that go from stage ``boundary`` to the next one."""
-        here, behind = self.stages[boundary], self.stages[boundary + 1]
-        return [
-            Crossed.of(value, here.sent(value)[1], behind.interface.types[behind.cut.from_before[value]])
-            for value in here.cut.up
-        ]
+        return forward_values(self.stages[boundary], self.stages[boundary + 1])
 
     def backward_values(self, boundary: int) -> list[Crossed]:
         """Return the values that go from the stage behind ``boundary`` back to it."""
-        here, behind = self.stages[boundary], self.stages[boundary + 1]
-        return [
-            Crossed.of(value, behind.sent_back(value)[1], here.interface.types[here.cut.from_behind[value]])
-            for value in behind.cut.down
-        ]
+        return backward_values(self.stages[boundary], self.stages[boundary + 1])
 
 
 def programs_of(micro: PipelinedMicro) -> list[Program]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,15 +18,16 @@ from autopar.ir.program import Program
 from autopar.ir.transfers import Ends
 from autopar.ir.value_names import MEASURED, SQUARES, copy_name, count_name, gradient_name, sums_in, total_name
 from autopar.runtime.interface import Interface
-from autopar.runtime.lowering.tags import tag_of
 from autopar.scheduling.programs.order import donated_names
 from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.bundles import Bundle, Crossed
+from autopar.step.pipelined.exchange import Move, exchange, share_buffers
 from autopar.step.pipelined.functions import Functions
 from autopar.step.pipelined.loop import PipelineLoop
-from autopar.step.pipelined.messages import Message, Messages
+from autopar.step.pipelined.messages import Messages
 from autopar.step.pipelined.programs import PipelinedMicro, Stage
-from autopar.step.pipelined.stage_state import StageState, Tensors
+from autopar.step.pipelined.schedules import gathers_apart
+from autopar.step.pipelined.stage_state import Gathers, StageState, Tensors
 from autopar.step.pipelined.update import PipelinedUpdate, StageUpdate
 
 # makes the functions of a program on this rank; the names are those of the placeholders that it may overwrite
@@ -81,21 +83,23 @@ class RankStep:
             inputs: stage → the inputs of each micro-batch, by the user's names.
         """
         read = dict(held)
-        for stage in self.stages:
-            if stage.micro.copy is not None:
-                copies = (yield from self.call(stage.micro.copy, "update", dict(held))).states
-                read |= {name: copies[copy_name(name)] for name in stage.types if copy_name(name) in copies}
+        apart = gathers_apart(self.micro.schedule)
+        for stage in self.stages if not apart else ():
+            read |= yield from self._copies(stage, held)
         foreign = yield from self._copies_of_tied(held)
         states = {}
         for stage in self.stages:
             own = {**read, **foreign.get(stage.number, {})}
             own |= yield from self._counts(stage, own, inputs[stage.number])
-            states[stage.number] = self._state(stage, own, inputs[stage.number])
+            gathers = partial(self._gathered, stage, held) if apart else None
+            states[stage.number] = self._state(stage, own, inputs[stage.number], gathers)
         del read, foreign
         loop = PipelineLoop(self.micro.schedule, self.position, states, self.forward, self.backward, self.messages)
         yield from loop.run()
         sums = {number: self._sums(state) for number, state in states.items()}
         del states, loop
+        first = self.micro.schedule.stages
+        yield from share_buffers(self.rank, held, self.micro.written_buffers, self.messages, first)
         received = yield from self._send_home(sums)
         return (yield from self._update(held, sums, received))
 
@@ -124,13 +128,13 @@ class RankStep:
         if function is None:
             return Called(returned, {})
         left = {} if results is None else results
-        constants = placed[0].constants
+        constants = {name: c.tensor for name, c in placed[0].constants.items() if c.tensor is not None}
         boxed = []
         for name in function.takes:
             if name in left:
                 boxed.append(left[name])
             elif name in constants:
-                boxed.append(constants[name].tensor)
+                boxed.append(constants[name])
             else:
                 boxed.append(values[users[name]])
         gives = function.gives
@@ -150,21 +154,39 @@ class RankStep:
 
     # -- before the first slot -------------------------------------------------------------------------------------
 
+    def _copies(self, stage: Stage, held: Tensors) -> Generator[Any, Any, Tensors]:
+        """Make the copies of parameters that a stage computes with: in low precision, or gathered."""
+        if stage.micro.copy is None:
+            return {}
+        copies: Tensors = {}
+        left: Tensors = {}
+        for phase in ("forward", "update"):  # a gather without a cast is no part of an update
+            copies |= (yield from self.call(stage.micro.copy, phase, dict(held), results=left)).states
+        return {name: copies[copy_name(name)] for name in stage.types if copy_name(name) in copies}
+
+    def _gathered(self, stage: Stage, held: Tensors) -> Generator[Any, Any, Tensors]:
+        """Make these copies, by placeholder."""
+        copies = yield from self._copies(stage, held)
+        return {stage.named[name]: copy for name, copy in copies.items()}
+
     def _copies_of_tied(self, held: Tensors) -> Generator[Any, Any, dict[int, Tensors]]:
         """Send the tied parameters to the stages that read them: stage → name → its piece."""
-        moves: list[tuple[Bundle, list[torch.Tensor], int]] = []
+        moves: list[Move] = []
+        readers = []
         for tied in self.micro.tied:
             home = self.micro.layouts[tied.name]
             for reader in tied.readers:
                 type = self.micro.stages[reader].types[tied.name]
                 value = Crossed(tied.name, Ends(type.shape, home, type.placed), type.dtype)
                 pieces = [held[tied.name].to(type.dtype)] if self.rank in home.mesh else []
-                moves.append((Bundle([value], self.rank), pieces, reader))
-        received = yield from self._exchange(moves, "the copies of tied parameters")
+                moves.append((Bundle([value], self.rank), pieces))
+                readers.append((reader, tied.name))
+        first = self.micro.schedule.stages  # the boundaries of stages come before
+        received = yield from exchange(self.rank, moves, self.messages, first, "the copies of tied parameters")
         copies: dict[int, Tensors] = {}
-        for (bundle, _, reader), pieces in zip(moves, received, strict=True):
+        for (reader, name), pieces in zip(readers, received, strict=True):
             if pieces:
-                copies.setdefault(reader, {})[bundle.values[0].name] = pieces[0]
+                copies.setdefault(reader, {})[name] = pieces[0]
         return copies
 
     def _counts(self, stage: Stage, held: Tensors, inputs: Sequence[Tensors]) -> Generator[Any, Any, Tensors]:
@@ -179,13 +201,13 @@ class RankStep:
         counts = (yield from self.call(stage.counting.counts, "forward", values)).returned
         return {count_name(k): count for k, count in counts.items()}
 
-    def _state(self, stage: Stage, held: Tensors, inputs: Sequence[Tensors]) -> StageState:
+    def _state(self, stage: Stage, held: Tensors, inputs: Sequence[Tensors], gathers: Gathers | None) -> StageState:
         named, constants = stage.named, stage.program.constants
         by_placeholder = {named[name]: tensor for name, tensor in held.items() if name in named}
         by_placeholder |= {name: c.tensor for name, c in constants.items() if c.tensor is not None}
         each = [{named[name]: tensor for name, tensor in values.items() if name in named} for values in inputs]
         functions, _, _ = self._micro_functions(stage)
-        return StageState(stage, functions, by_placeholder, each, self.messages.device)
+        return StageState(stage, functions, by_placeholder, each, self.messages.device, gathers)
 
     def _micro_functions(self, stage: Stage) -> tuple[Functions, Interface, dict[str, str]]:
         program: Program = stage.program
@@ -204,15 +226,16 @@ class RankStep:
 
     def _send_home(self, sums: Mapping[int, Tensors]) -> Generator[Any, Any, Tensors]:
         """Send the sums of tied parameters to their homes; return those that came here."""
-        moves: list[tuple[Bundle, list[torch.Tensor], int]] = []
+        moves: list[Move] = []
         for sent in self.update.homeward:
             pieces = []
             if sent.reader in sums:
                 name = gradient_name(sent.tied.name)
                 reduced = yield from self.call(sent.placed, "forward", {name: sums[sent.reader].pop(name)})
                 pieces = [reduced.returned[0]]
-            moves.append((Bundle([sent.value], self.rank), pieces, sent.tied.home))
-        received = yield from self._exchange(moves, "the gradients of tied parameters")
+            moves.append((Bundle([sent.value], self.rank), pieces))
+        first = self.micro.schedule.stages
+        received = yield from exchange(self.rank, moves, self.messages, first, "the gradients of tied parameters")
         pairs = zip(self.update.homeward, received, strict=True)
         return {sent.value.name: pieces[0] for sent, pieces in pairs if pieces}
 
@@ -268,37 +291,3 @@ class RankStep:
         types = Interface.of(ending.placed[0]).types
         named = {name_of(node): node.name for node in ending.placed[0].placeholders}
         return {name: value.to(types[named[name]].dtype) for name, value in numbers.items() if name in named}
-
-    def _exchange(
-        self, moves: Sequence[tuple[Bundle, list[torch.Tensor], int]], words: str
-    ) -> Generator[Any, Any, list[list[torch.Tensor]]]:
-        """Send and receive bundles that are not part of a slot, all at the same time.
-
-        Args:
-            moves: the bundle, this rank's pieces of it, and the stage that receives it.
-
-        Returns:
-            For each bundle the new pieces; nothing if the rank gets none.
-        """
-        first = self.micro.schedule.stages  # the boundaries of stages come before
-        starting = []
-        for k, (bundle, pieces, _) in enumerate(moves):
-            tag = tag_of(first + k, "forward", 0)
-            packed = bundle.pack(pieces) if pieces else {}
-            starting += [Message(("send", k), True, other, memory, tag, words) for other, memory in packed.items()]
-            starting += [
-                Message(("receive", k), False, other, self.messages.buffer(bytes), tag, words)
-                for other, bytes in bundle.receives.items()
-            ]
-        if starting:
-            self.messages.start(starting)
-        tasks = {message.task for message in starting}
-        results = []
-        for k, (bundle, pieces, _) in enumerate(moves):
-            received = (yield from self.messages.wait(("receive", k))) if ("receive", k) in tasks else {}
-            gets = self.rank in bundle.values[0].ends.target.mesh
-            results.append(bundle.unpack(received, self.messages.device, pieces) if gets else [])
-        for k in range(len(moves)):
-            if ("send", k) in tasks:
-                yield from self.messages.wait(("send", k))
-        return results

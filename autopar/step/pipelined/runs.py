@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +20,13 @@ from autopar.model.calls import Calls
 from autopar.model.dtensor_parameters import local_of
 from autopar.model.inputs import CallInputs, piece_of
 from autopar.runtime.modes import as_captured
-from autopar.runtime.seeds import step_seed
+from autopar.runtime.seeds import seeds_of_calls
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import run_together
 from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.functions import Functions, ProcessFunctions, SimulatedFunctions
 from autopar.step.pipelined.messages import Mail, Pool, ProcessMessages, SimulatedMessages
-from autopar.step.pipelined.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.programs import CutStage, PipelinedMicro, Stage
 from autopar.step.pipelined.rank import RankStep
 from autopar.step.pipelined.stage_state import Tensors
 from autopar.step.pipelined.update import PipelinedUpdate
@@ -41,15 +41,8 @@ def computed_of(calls: Calls, micro: PipelinedMicro, count: int) -> list[Tensors
     captured = micro.captured
     numbers = {number.name: number.tensor(captured.device) for number in captured.numbers}
     control = None if calls.job is None else calls.job.control
-    seeds = step_seeds(calls, micro, count, control)
-    return [{**numbers, **seed} for seed in seeds]
-
-
-def step_seeds(calls: Calls, micro: PipelinedMicro, count: int, control: Any) -> list[Tensors]:
-    """Return the seed of each micro-batch; nothing if the program draws no random numbers."""
-    captured = micro.captured
-    seeds = [step_seed(captured.draws, calls.compiler.random, captured.device, control) for _ in range(count)]
-    return [{"seed": seed[0]} if seed else {} for seed in seeds]
+    seeds = seeds_of_calls(count, captured.draws, calls.compiler.random, captured.device, control)
+    return [{**numbers, **({"seed": seeds[k]} if seeds else {})} for k in range(count)]
 
 
 def types_of_held(micro: PipelinedMicro, update: PipelinedUpdate, stage: Stage) -> dict[str, TensorType]:
@@ -95,29 +88,15 @@ class PipelinedOnProcess:
         if context.agreement is not None:
             context.agreement.finish()
         with as_captured():
-            returned = _result_of(step.run(held, inputs))
+            returned = result_of(step.run(held, inputs))
         return [returned[name] for name in update.returns], []
 
     def _step(self, micro: PipelinedMicro, update: PipelinedUpdate) -> RankStep:
         key = id(micro), id(update)
         if key not in self._steps:
             calls = self.calls
-            context, job = calls.context(), calls.job
-            device = torch.device("cpu") if job is None else job.device
-            groups = {} if job is None else job.groups
-
-            def functions(placed: Placed, donated: Sequence[str]) -> Functions:
-                program, local = placed
-                names = {node.name: name_of(node) for node in program.placeholders}
-                sums = [of for of in donated if names[of] in sums_in(program)]
-                return ProcessFunctions(
-                    program, local[context.rank], groups, device, donated, sums, SCALE in names.values()
-                )
-
-            ranks = calls.mesh.group(context.rank, PIPELINE)
-            group = groups.get(group_key(ranks, DEFAULT), "")
             self._steps[key] = RankStep(
-                calls.mesh, context.rank, micro, update, functions, ProcessMessages(device, group, Pool(device))
+                calls.mesh, calls.context().rank, micro, update, functions_on_process(calls), messages_on_process(calls)
             )
         return self._steps[key]
 
@@ -224,30 +203,44 @@ class PipelinedSimulated:
         self._steps.clear()
 
 
-def inputs_of(stage: Stage, batch: Sequence[CallInputs], computed: Sequence[Tensors], rank: int) -> list[Tensors]:
+def inputs_of(stage: CutStage, batch: Sequence[CallInputs], computed: Sequence[Tensors], rank: int) -> list[Tensors]:
     """Return a rank's pieces of the inputs of each micro-batch that a stage reads, by the user's names."""
-    each = []
-    for inputs, numbers in zip(batch, computed, strict=True):
-        values = dict(numbers)
-        for name, tensor in inputs.named:
-            type = stage.types.get(name)
-            if type is None and stage.counting is not None:
-                type = _type_in(stage.counting.sums[0], name)
-            if type is not None:
-                values[name] = piece_of(tensor, name, type, rank, inputs)
-        each.append(values)
-    return each
-
-
-def _type_in(program: Program, name: str) -> TensorType | None:
-    return next((tensor_type(node) for node in program.placeholders if name_of(node) == name), None)
+    types = stage.input_types
+    return [
+        {**numbers, **{name: piece_of(t, name, types[name], rank, inputs) for name, t in inputs.named if name in types}}
+        for inputs, numbers in zip(batch, computed, strict=True)
+    ]
 
 
 def _has(step: RankStep, program: Program) -> bool:
     return any(stage.program is program for stage in step.micro.stages)
 
 
-def _result_of(run: Any) -> Any:
+def functions_on_process(calls: Calls) -> Callable[..., Functions]:
+    """Return what makes the functions of a placed program on this rank, given what it may overwrite."""
+    rank, job = calls.context().rank, calls.job
+    device = torch.device("cpu") if job is None else job.device
+    groups = {} if job is None else job.groups
+
+    def functions(placed: Placed, donated: Sequence[str] = ()) -> Functions:
+        program, local = placed
+        names = {node.name: name_of(node) for node in program.placeholders}
+        sums = [of for of in donated if names[of] in sums_in(program)]
+        return ProcessFunctions(program, local[rank], groups, device, donated, sums, SCALE in names.values())
+
+    return functions
+
+
+def messages_on_process(calls: Calls) -> ProcessMessages:
+    """Return where this rank sends and receives."""
+    rank, job = calls.context().rank, calls.job
+    device = torch.device("cpu") if job is None else job.device
+    ranks = calls.mesh.group(rank, PIPELINE)
+    group = "" if job is None else job.groups.get(group_key(ranks, DEFAULT), "")
+    return ProcessMessages(device, group, Pool(device))
+
+
+def result_of(run: Any) -> Any:
     """Run a generator that never stops, and return its result."""
     try:
         next(run)

@@ -6,6 +6,8 @@ from autopar.errors import ScheduleError, shown
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.pipeline import POLICIES, PipelineSchedule, build
 from autopar.pipeline.lowering import with_frees
+from autopar.pipeline.task import UNSHARD
+from autopar.search.devices.stages import Pipelined
 from autopar.step.options import StepOptions
 
 
@@ -17,17 +19,27 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
         TypeError: it is neither a name nor a ``PipelineSchedule``.
         ScheduleError: there is no such policy, it has no schedule of these sizes, or the schedule does not fit.
     """
+    if PIPELINE not in mesh.sizes:
+        named = next(name for name in ("schedule", "chunks", "stages") if getattr(options, name) is not None)
+        raise ValueError(
+            f"{named}= is about the stages of a pipeline, and the mesh ({mesh}) has no axis pp, along which they lie: "
+            f"use a mesh such as Mesh(pp=2, {', '.join(f'{axis}={size}' for axis, size in mesh.axes) or 'tp=2'}), or "
+            f"leave {named}= out"
+        )
     ranks, given = mesh.sizes[PIPELINE], options.schedule
     if given is None:
         raise ValueError(
             f"the mesh ({mesh}) has {ranks} stages along pp, and train_step has no schedule: give "
             f'schedule="1f1b", another of {", ".join(POLICIES)}, or an autopar.pipeline.PipelineSchedule'
         )
+    if isinstance(given, Pipelined):
+        given = given.schedule
     if isinstance(given, str):
         return with_frees(build(given, ranks, options.count, options.chunks))
     if not isinstance(given, PipelineSchedule):
         raise TypeError(
-            f"schedule={shown(given)} is neither the name of a policy ({', '.join(POLICIES)}) nor a PipelineSchedule"
+            f"schedule={shown(given)} is neither the name of a policy ({', '.join(POLICIES)}), nor a PipelineSchedule, "
+            f"nor a pipeline of best_pipeline"
         )
     if options.chunks is not None:
         raise ValueError(f"chunks={options.chunks} goes with the name of a policy; this schedule has {given.chunks}")
@@ -39,3 +51,8 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
             f"microbatches={given.batches}"
         )
     return with_frees(given.checked())
+
+
+def gathers_apart(schedule: PipelineSchedule) -> bool:
+    """Return whether slots of the schedule gather the parameters of stages, for several passes at once."""
+    return any(name == UNSHARD for row in schedule.slots for slot in row for name, _ in slot.parameters)

@@ -46,11 +46,12 @@ class StageProgram:
         up: the values that the stage sends to the next one, in order: name of the value → its position among the
             returned ones.
         down: the values that the stage sends to the one before: name of the value in the backward → the placeholder
-            whose gradient it is, or its position among the returned values.
+            whose gradient it is, or in which it came from behind; or its position among the returned values.
         from_before: name of a value of the stage before → its placeholder.
         from_behind: name of a value of the stage behind → its placeholder.
         gradients: the names of the parameters whose gradients add up here.
         has_loss: whether the losses add up here.
+        outputs: position among the values that the whole program returns → position among those of the stage.
     """
 
     program: Program
@@ -60,6 +61,7 @@ class StageProgram:
     from_behind: Mapping[str, str]
     gradients: tuple[str, ...]
     has_loss: bool
+    outputs: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -100,9 +102,10 @@ def cut_program(program: Program, assignment: Assignment, device: torch.device) 
             sums[home] = gradient_parts(gradient, assignment.stage, dissolved)
             dissolved.add(value)
     others = {home: value for home, value in states.items() if home not in sums}
+    outputs = [node for node, result in rows if result.kind == "return"]
     crossing = crossing_values(program, assignment, dissolved)
     return [
-        _Stage(program, assignment, device, stage, crossing, dissolved, sums, others).run()
+        _Stage(program, assignment, device, stage, crossing, dissolved, sums, others, outputs).run()
         for stage in range(assignment.stages)
     ]
 
@@ -120,6 +123,7 @@ class _Stage:
         dissolved: set[fx.Node],
         sums: Mapping[fx.Node, Mapping[int, Part]],
         states: Mapping[fx.Node, fx.Node],
+        outputs: Sequence[fx.Node],
     ) -> None:
         self.program, self.stage, self.builder = program, stage, GraphBuilder(device)
         last = assignment.stages - 1
@@ -129,10 +133,11 @@ class _Stage:
         self.anywhere = assignment.anywhere
         self.sums = {home: parts[stage] for home, parts in sums.items() if stage in parts}
         self.states = {home: value for home, value in states.items() if self._makes(value)}
+        self.outputs = {k: node for k, node in enumerate(outputs) if self._makes(node)}
         self.values: dict[fx.Node, fx.Node] = {}
 
     def _makes(self, value: fx.Node) -> bool:
-        """Return whether the next value of a state is made here; what all stages can make is the first stage's."""
+        """Return whether a result is made here; what all stages can make is made on the first one."""
         return value in self.own or (self.stage == 0 and (value in self.anywhere or value.op == "placeholder"))
 
     def run(self) -> StageProgram:
@@ -162,6 +167,7 @@ class _Stage:
         open_ = [value for node in self.own for value in operands(node)]
         open_ += [value for part in self.sums.values() for value in _values_of(part)]
         open_ += [node for home, value in self.states.items() for node in (home, value)]
+        open_ += self.outputs.values()
         while open_:
             node = open_.pop()
             if node in needed or node in self.own:
@@ -239,11 +245,18 @@ class _Stage:
         self, next_values: Mapping[fx.Node, fx.Node], from_before: dict[str, str], from_behind: dict[str, str]
     ) -> StageProgram:
         matched = self._matched(self.before, self.gradients_before)
-        returned = [*self.behind, *(node for node in self.gradients_before if node not in matched)]
+        # what comes from behind and is no gradient here is sent on as it came; no pass of this stage returns it
+        passed_on = set(self.gradients_behind) - matched.keys()
+        made = [node for node in self.gradients_before if node not in matched and node not in passed_on]
+        returned = [*self.behind, *made]
+        outputs = {position: len(returned) + k for k, position in enumerate(self.outputs)}
         gradients = {self.values[value]: self.values[gradient] for gradient, value in matched.items()}
-        program = self.builder.program([self.values[node] for node in returned], next_values, gradients=gradients)
+        results = [self.values[node] for node in (*returned, *self.outputs.values())]
+        program = self.builder.program(results, next_values, gradients=gradients)
         down: dict[str, str | int] = {
-            node.name: self.values[matched[node]].name if node in matched else returned.index(node)
+            node.name: self.values[matched.get(node, node)].name
+            if node in matched or node in passed_on
+            else returned.index(node)
             for node in self.gradients_before
         }
         return StageProgram(
@@ -254,6 +267,7 @@ class _Stage:
             from_behind,
             tuple(parameter for home in self.sums if (parameter := gradient_parameter(name_of(home)))),
             any(name_of(home) == LOSS for home in self.states),
+            outputs,
         )
 
 

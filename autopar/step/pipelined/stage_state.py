@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from autopar.step.pipelined.programs import Stage
 
 PHASES = {"F": "forward", "B": "backward", "W": "weight_gradients"}
 Tensors = dict[str, torch.Tensor]
+Gathers = Callable[[], Generator[Any, Any, Tensors]]
 
 
 class StageState:
@@ -27,14 +28,17 @@ class StageState:
     Args:
         functions: the functions of the stage.
         device: where sums begin.
+        gathers: gathers the parameters that slots of the schedule gather; ``None`` if none do.
     """
 
     def __init__(
-        self, stage: Stage, functions: Functions, held: Tensors, inputs: Sequence[Tensors], device: torch.device
-    ) -> None:
+        self, stage: Stage, functions: Functions, held: Tensors, inputs: Sequence[Tensors], device: torch.device,
+        gathers: Gathers | None = None,
+    ) -> None:  # fmt: skip
         self.stage, self.held, self.inputs = stage, held, inputs
         self.kept: list[Tensors] = [{} for _ in inputs]
-        self._functions, self._device = functions, device
+        self._functions, self._device, self._gathers = functions, device, gathers
+        self._gathered: tuple[str, ...] = ()
         named = {placeholder: name for name, placeholder in stage.named.items()}
         sums = sums_in(stage.program)
         self._sums = {placeholder for placeholder, name in named.items() if name in sums}
@@ -90,6 +94,19 @@ class StageState:
             self.held[state] = value
         else:
             self.held[state].copy_(value)
+
+    def gather(self) -> Generator[Any, Any, None]:
+        """Gather the parameters of the stage, if slots of the schedule do that."""
+        if self._gathers is not None:
+            gathered = yield from self._gathers()
+            self.held.update(gathered)
+            self._gathered = tuple(gathered)
+
+    def drop_gathered(self) -> None:
+        """Free what was gathered."""
+        for name in self._gathered:
+            del self.held[name]
+        self._gathered = ()
 
     def end(self, batch: int) -> None:
         """Drop what is left of a micro-batch."""

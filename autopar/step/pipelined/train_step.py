@@ -9,15 +9,21 @@ import torch
 from autopar.errors import shown
 from autopar.model.calls import Calls
 from autopar.report.passes import Reports
+from autopar.scheduling.programs.communication import Communication
+from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches import MicroBatches
 from autopar.step.compiled_step import about
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.programs import PipelinedMicro
+from autopar.step.pipelined.rank_memory import memory_of_rank
+from autopar.step.pipelined.rank_programs import rank_step_of
+from autopar.step.pipelined.report import Pipeline, communication_of
 from autopar.step.pipelined.runs import PipelinedOnProcess, PipelinedSimulated
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.step import PipelinedPrograms
 from autopar.step.pipelined.update import PipelinedUpdate
+from autopar.step.stages import stages_of
 from autopar.step.train_step import TrainStep
 
 REFUSED = {"across": "a pipelined step ends complete", "offload": "the stages keep their state on their devices"}
@@ -67,6 +73,54 @@ class PipelinedStep(TrainStep):
         """The report of each pass, stage by stage. Prints as a table. ``RuntimeError`` before a capture."""
         micro, update = self._now()
         return Reports((*micro.reports, *about("update", update.reports)))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The stages and the schedule, which ``.simulate()`` simulates. ``RuntimeError`` before a capture."""
+        compiler = self._captured.compiler()
+        return Pipeline.of(*self._now(), compiler.machine or compiler.planner.machine)
+
+    @property
+    def communication(self) -> Communication:
+        """How the collectives of each stage are scheduled, with a bound. Prints as a table.
+
+        ``RuntimeError`` before a capture.
+        """
+        job = self._calls.job
+        return communication_of(*self._now(), job is None or job.in_order)
+
+    def local(self, rank: int) -> Any:
+        """Return the programs that one rank runs, stage by stage. ``RuntimeError`` before a capture."""
+        return rank_step_of(*self._now(), rank)
+
+    def memory(self, rank: int = 0) -> Any:
+        """Return the bytes of one rank at the peak of its slots. Prints as a table.
+
+        ``RuntimeError`` before a capture.
+        """
+        return memory_of_rank(*self._now(), self._calls.mesh, rank)
+
+    @property
+    def choice(self) -> StepChoice:
+        """How the step runs: micro-batches, recomputation, ZeRO. ``RuntimeError`` before a capture."""
+        micro, _ = self._now()
+        options = self._choices.latest.options
+        zero = {name: kind for stage in micro.stages for name, kind in stages_of(stage.micro).items()}
+        return StepChoice(options.count, options.recompute, options.zero, zero, ())
+
+    def measure(self, **options: Any) -> Any:
+        """Refused: time the model on the mesh of one stage."""
+        raise RuntimeError(
+            f"step.measure() times the programs of one mesh, and this step has {len(self._now()[0].stages)} stages: "
+            f"measure a step of the model on the mesh without pp"
+        )
+
+    def timeline(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: ``step.pipeline.simulate()`` has the simulated times."""
+        raise RuntimeError(
+            "step.timeline() records the programs of one mesh, and this step has stages: "
+            "step.pipeline.simulate().save_trace(path) writes the simulated step, and torch.profiler records a real one"
+        )
 
     @property
     def solution(self) -> None:

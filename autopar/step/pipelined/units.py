@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
-from autopar.capture.blocks import block_of
+from autopar.capture.blocks import block_of, blocks, module_paths
 from autopar.costs.machine import Machine
 from autopar.costs.op_prices import OpPrices
 from autopar.ir.nodes import is_getitem, operands, record_of
@@ -35,6 +35,7 @@ class Unit:
         held: bytes of its parameters, their sums of gradients and their optimizer's states.
         activations: bytes of the results of its forward.
         crossing: bytes that travel forward if the forward is cut before it.
+        is_block: whether it is a block of the model, or a part of one.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Unit:
     held: int
     activations: int
     crossing: int
+    is_block: bool = False
 
 
 def units_of(program: Program, ops: Sequence[fx.Node], machine: Machine) -> list[Unit]:
@@ -69,9 +71,10 @@ def units_of(program: Program, ops: Sequence[fx.Node], machine: Machine) -> list
         if record_of(node).role == "param" and readers:
             held[min(readers)] += STATES * bytes_of(node)
     crossing = _crossing(ops, number, len(runs))
+    repeated = blocks(module_paths(program))
+    columns = zip(runs, seconds, held, activations, crossing, strict=True)
     return [
-        Unit(name, nodes, *facts)
-        for (name, nodes), *facts in zip(runs, seconds, held, activations, crossing, strict=True)
+        Unit(name, nodes, time, own, kept, sent, name in repeated) for (name, nodes), time, own, kept, sent in columns
     ]
 
 
@@ -111,6 +114,3 @@ def bytes_of(node: fx.Node) -> int:
     """Return the bytes of a value on one device; 0 for a tuple, whose elements are counted."""
     type = record_of(node).type
     return math.prod(type.shape) * type.dtype.itemsize if isinstance(type, TensorType) else 0
-
-
-Place = Callable[[fx.Node], int]  # from an op of the forward to its stage

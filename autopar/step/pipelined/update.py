@@ -1,4 +1,4 @@
-"""Compile the programs that end a pipelined step: one update for each stage, and the sums that tied parameters send home."""
+"""Compile the programs that end a pipelined step: an update for each stage, and sums of tied parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class StageUpdate:
     """The update of one stage.
 
     Attributes:
-        placed: its program, and the local programs; ``None`` if the stage updates nothing and has no loss.
+        placed: its program, and the local programs; ``None`` if the stage has nothing to update, to count or to
+            return.
         returns: the names of the values that it returns.
         states: the names of the states that it replaces.
     """
@@ -138,12 +139,12 @@ class _Updates:
         options, micro = self.options, stage.micro
         trained = [self.trained[name] for name in micro.parameters if name in self.trained]
         norm = Norm(options.clip_norm, micro.untrained) if options.measured else None
-        if not trained and micro.loss is None and not options.scaled:
-            return StageUpdate()
         ending = update_of(
             trained, micro.loss, self.device, norm=norm, scaling=options.loss_scale if options.scaled else None,
             ema=options.ema, staged=Staged(list(self.trained.values()), self.foreign),
         )  # fmt: skip
+        if not ending.program.placeholders:
+            return StageUpdate()
         verify(ending.program, "update")
         states = frozenset(name_of(node) for node in ending.program.placeholders if record_of(node).role == "state")
         execution = Execution(written=states, sums=True)

@@ -1,4 +1,4 @@
-"""Define the beat that each rank posts twice a second: its state, its current op, and its process."""
+"""Define the beat that each rank posts twice a second: its state, its current op and whom it waits for, its process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class Beat:
     @staticmethod
     def load(text: bytes) -> Beat:
         row = json.loads(text)
-        return Beat(row["sequence"], row["state"], CurrentOp(**row["place"]), Process(**row["process"]), row["error"])
+        place = CurrentOp(**{**row["place"], "peers": tuple(row["place"]["peers"])})
+        return Beat(row["sequence"], row["state"], place, Process(**row["process"]), row["error"])
 
 
 def process_of(pid: int) -> Process:

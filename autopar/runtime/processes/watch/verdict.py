@@ -1,26 +1,20 @@
 """Decide which rank is to blame, as a pure function of the beats of all ranks.
 
-When one rank fails, the others soon fail too, or wait forever. These are consequences; the verdict names the cause.
+When one rank fails, the others soon fail too, or wait forever. These are consequences; the verdict names the cause. If
+no rank makes progress, it follows the waits (``waits``). Where no rank says whom it waits for, those that are not where
+most ranks are count as the cause.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autopar.runtime.current_op import CurrentOp
-from autopar.runtime.processes.watch.beat import (
-    ALIVE,
-    CUT,
-    DEAD,
-    ENDED,
-    FAILED,
-    RUNNING,
-    STOPPED,
-    TERMINATED,
-    UNKNOWN,
-    Beat,
-)
+from autopar.runtime.processes.watch.beat import ALIVE, CUT, DEAD, ENDED, FAILED, RUNNING, STOPPED, TERMINATED, Beat
+from autopar.runtime.processes.watch.followed_rank import RankState
+from autopar.runtime.processes.watch.waits import Waits
+from autopar.runtime.processes.watch.wording import IS, WAITS, at, clauses, in_words, joined, last_seen, lines
 
 # a rank that is not known to run counts as lost after so many seconds without a beat, and without progress of any rank
 SILENCE = 20.0
@@ -29,58 +23,16 @@ HASTE = 1.5  # once a connection broke, a rank counts as lost after so many seco
 
 LOST = "was lost (killed or crashed)"
 LONGER = "\n  if a rank may take that long (an evaluation, a checkpoint, a debugger), give a longer timeout="
-
-
-@dataclass(frozen=True)
-class RankState:
-    """The state of one rank as another rank sees it. Seconds are those of the watching rank."""
-
-    beat: Beat | None  # None: the rank has not begun
-    process: str  # running, stopped, dead, unknown
-    silent: float  # seconds since its newest beat came
-    still: float  # seconds since it last made progress
-    settled: float  # seconds since its state changed
-
-    def is_in(self, *states: str) -> bool:
-        return self.beat is not None and self.beat.state in states
-
-    @property
-    def inside(self) -> bool:
-        return self.beat is not None and self.beat.state == ALIVE and self.beat.place.inside
-
-
-class FollowedRank:
-    """One rank, updated by its beats. Times are those of the watching rank's clock."""
-
-    def __init__(self) -> None:
-        self.beat: Beat | None = None
-        self.process = UNKNOWN
-        self.came = self.moved = self.settled = 0.0
-
-    def take(self, beat: Beat, now: float) -> None:
-        last, self.beat = self.beat, beat
-        if last is None or beat.sequence != last.sequence:
-            self.came = now
-        if last is None or beat.state != last.state:
-            self.settled = now
-        if last is None or _progress(beat.place) != _progress(last.place):
-            self.moved = now
-
-    def state(self, now: float) -> RankState:
-        return RankState(self.beat, self.process, now - self.came, now - self.moved, now - self.settled)
-
-
-def _progress(place: CurrentOp) -> tuple[int, str]:
-    """Return a value that changes while a rank makes progress. Outside of a step, nothing counts as progress."""
-    return place.ticks, place.text if place.inside else ""
+ORDER = "\n  let all ranks come to these calls in one order"  # where no time-out is long enough
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The ranks to blame, and the message for the user."""
+    """The ranks to blame, the message for the user, and whether it is about an error that such a rank has raised."""
 
     ranks: tuple[int, ...]
     text: str
+    raised: bool = False
 
 
 def judge(states: Mapping[int, RankState], timeout: float) -> Verdict | None:
@@ -103,7 +55,10 @@ def judge(states: Mapping[int, RankState], timeout: float) -> Verdict | None:
         settled = states[cut[0]].settled
         silent = [rank for rank, s in states.items() if s.is_in(ALIVE) and s.silent >= HASTE and s.process != RUNNING]
         if settled >= GRACE or (settled >= HASTE and not silent and any(s.is_in(ENDED) for s in states.values())):
-            return _lost(silent, states) if silent else _ended(states, cut) or _raised(cut[0], states)
+            ended = [rank for rank, s in states.items() if s.is_in(ENDED)]
+            if silent:
+                return _lost(silent, states)
+            return _ended(states, ended, cut) if ended else _raised(cut[0], states)
     if len(states) < 2 or not any(s.inside for s in states.values()):
         return None
     still = min(s.still for s in states.values() if s.is_in(ALIVE))
@@ -115,9 +70,7 @@ def judge(states: Mapping[int, RankState], timeout: float) -> Verdict | None:
     if still >= timeout:
         if stopped:
             return _lost(stopped, states)
-        alive = [rank for rank, s in states.items() if s.is_in(ALIVE)]
-        waiting = [rank for rank in alive if states[rank].inside]
-        return (_ended(states, waiting) if waiting == alive else None) or _stalled(states, timeout)
+        return _stalled(states, f"autopar: no progress for {timeout:g} s: ")
     return None
 
 
@@ -126,15 +79,11 @@ def _raised(rank: int, states: Mapping[int, RankState]) -> Verdict:
     return failed(rank, beat.place, beat.error)
 
 
-def last_seen(beat: Beat) -> str:
-    return f"it was last seen {at(beat.place)}"
-
-
 def failed(rank: int, place: CurrentOp, error: str) -> Verdict:
     """Return the verdict over a rank that raised an exception."""
     if error.startswith("KeyboardInterrupt"):
-        return Verdict((rank,), f"autopar: rank {rank} was interrupted {at(place)}")
-    return Verdict((rank,), f"autopar: rank {rank} failed {at(place)}: {error}")
+        return Verdict((rank,), f"autopar: rank {rank} was interrupted {at(place)}", True)
+    return Verdict((rank,), f"autopar: rank {rank} failed {at(place)}: {error}", True)
 
 
 def _lost(ranks: Sequence[int], states: Mapping[int, RankState]) -> Verdict:
@@ -146,85 +95,101 @@ def _lost(ranks: Sequence[int], states: Mapping[int, RankState]) -> Verdict:
         elif states[rank].process != DEAD and not states[rank].is_in(TERMINATED):
             cause = f"has given no sign of life for {states[rank].silent:.0f} s (its process or its host is lost)"
         parts.append(f"rank {rank} {cause}; {last_seen(_beat(states, rank))}")
-    waiting = _by_activity(states, [rank for rank, s in states.items() if rank not in ranks and s.inside])
-    parts += [_listed(waiting)] if waiting else []
+    waits = _waits(states, ranks)
+    waiting = [rank for rank, s in states.items() if rank not in ranks and s.inside]
+    waiting = list(dict.fromkeys([*(rank for rank in waits.outwards(ranks) if rank in waiting), *waiting]))
     remedy = (
         ""
         if any(states[rank].process == STOPPED or states[rank].is_in(TERMINATED) for rank in ranks)
         else "\n  if memory ran out, the kernel killed it: see dmesg"
     )
-    return Verdict(tuple(ranks), "autopar: " + "; ".join(parts) + remedy)
+    told = joined(parts, clauses(states, waiting, alone=IS if waits.known else WAITS))
+    return Verdict(tuple(ranks), f"autopar: {told}{remedy}")
 
 
-def _ended(states: Mapping[int, RankState], waiting: Sequence[int]) -> Verdict | None:
-    ended = [rank for rank, s in states.items() if s.is_in(ENDED)]
-    if not ended:
-        return None
+def _ended(states: Mapping[int, RankState], ended: Sequence[int], waiting: Sequence[int]) -> Verdict:
+    told = joined([f"{in_words(ended)} ended"], clauses(states, waiting))
     return Verdict(
-        tuple(ended),
-        f"autopar: {_ranks(ended)} ended; {_listed(_by_activity(states, waiting))}\n  all ranks must take the same "
-        f"number of steps: see how the data is split",
+        tuple(ended), f"autopar: {told}\n  all ranks must take the same number of steps: see how the data is split"
     )
 
 
-def _stalled(states: Mapping[int, RankState], timeout: float) -> Verdict:
+# -- no rank makes progress --------------------------------------------------------------------------------------------
+
+
+def _stalled(states: Mapping[int, RankState], begin: str) -> Verdict:
+    """Blame the ranks to which waits lead, or those that wait for each other. ``begin``: of the message."""
+    waits = _waits(states)
+    if not waits.known:
+        return _outvoted(states, begin)
+    if waits.apart:
+        return _mismatched(states, waits, begin)
+    if waits.cycle:
+        return _circular(states, waits, begin)
+    blamed, led = waits.ends, waits.outwards(waits.ends)
+    if all(states[rank].is_in(ENDED) for rank in blamed):
+        return _ended(states, blamed, led)
+    told = joined(clauses(states, blamed, alone=IS), clauses(states, [*led, *_rest(states, blamed, led)], alone=IS))
+    return Verdict(tuple(blamed), f"{begin}{told}{LONGER}")
+
+
+def _mismatched(states: Mapping[int, RankState], waits: Waits, begin: str) -> Verdict:
+    """Blame the ranks of a group that are not in the collective in which most of its ranks are."""
+    collectives: dict[str, list[int]] = {}
+    for rank in waits.apart:
+        collectives.setdefault(_beat(states, rank).place.collective, []).append(rank)
+    *fewer, most = sorted(collectives.values(), key=lambda ranks: (len(ranks), _ticks(states, ranks)))
+    blamed = sorted(rank for ranks in fewer for rank in ranks)
+    led = waits.outwards(waits.apart)
+    told = joined(
+        clauses(states, blamed, together=IS), clauses(states, [*most, *led, *_rest(states, waits.apart, led)], alone=IS)
+    )
+    return Verdict(tuple(blamed), f"{begin}{told}{ORDER}")
+
+
+def _circular(states: Mapping[int, RankState], waits: Waits, begin: str) -> Verdict:
+    """Blame the ranks of a cycle of waits."""
+    cycle, led = waits.cycle, waits.outwards(waits.cycle)
+    told = [
+        f"rank {rank} waits for rank {peer} {at(_beat(states, rank).place)}"
+        for rank, peer in zip(cycle, [*cycle[1:], cycle[0]], strict=True)
+    ]
+    told += clauses(states, [*led, *_rest(states, cycle, led)], alone=IS)
+    return Verdict(tuple(cycle), f"{begin}{in_words(sorted(cycle))} wait for each other{lines(told)}{ORDER}")
+
+
+def _outvoted(states: Mapping[int, RankState], begin: str) -> Verdict:
     """Blame the ranks outside of any step; without such ranks, those that are not where most ranks are."""
-    inside = _by_activity(states, [rank for rank, s in states.items() if s.inside])
-    inside.sort(key=lambda item: (len(item[1]), min(_beat(states, rank).place.ticks for rank in item[1])))
-    outside = _by_activity(states, [rank for rank, s in states.items() if not s.inside])
-    groups = [ranks for _, ranks in outside]
-    if not groups and len(inside) > 1:  # the largest group waits; the other groups are to blame
-        groups = [ranks for _, ranks in inside[:-1]]
-        inside[:-1] = [(replace(doing, one="is", many="are"), ranks) for doing, ranks in inside[:-1]]
-    blamed = sorted(rank for ranks in groups for rank in ranks) or list(states)
-    return Verdict(tuple(blamed), f"autopar: no progress for {timeout:g} s: {_listed(outside + inside)}{LONGER}")
+    inside = [rank for rank, s in states.items() if s.inside]
+    outside = _rest(states, inside)
+    if all(not states[rank].is_in(ALIVE) for rank in outside):
+        ended = [rank for rank in outside if states[rank].is_in(ENDED)]
+        if ended:
+            return _ended(states, ended, inside)
+    if outside:
+        return Verdict(tuple(outside), f"{begin}{joined(clauses(states, outside), clauses(states, inside))}{LONGER}")
+    places: dict[str, list[int]] = {}
+    for rank in inside:
+        places.setdefault(_beat(states, rank).place.text, []).append(rank)
+    *fewer, most = sorted(places.values(), key=lambda ranks: (len(ranks), _ticks(states, ranks)))
+    blamed = [rank for ranks in fewer for rank in ranks]
+    told = joined(clauses(states, blamed, alone=IS), clauses(states, most))
+    return Verdict(tuple(sorted(blamed or states)), f"{begin}{told}{LONGER}")
 
 
-@dataclass(frozen=True)
-class _Activity:
-    """The activity of a rank, in words for one rank and for several."""
-
-    one: str
-    many: str
-    place: str = ""
+def _waits(states: Mapping[int, RankState], lost: Sequence[int] = ()) -> Waits:
+    """Return the waits of the ranks that are not lost."""
+    inside = [rank for rank, s in states.items() if s.inside and rank not in lost]
+    return Waits({rank: _beat(states, rank).place for rank in inside}, states)
 
 
-def _activity(state: RankState) -> _Activity:
-    beat = state.beat
-    if beat is None:
-        return _Activity("has not begun", "have not begun")
-    if beat.state == ENDED:
-        return _Activity("has ended", "have ended")
-    place = " " + at(beat.place)
-    if state.silent >= GRACE:
-        return _Activity("is silent, last seen", "are silent, last seen", place)
-    return (
-        _Activity("waits", "wait", place)
-        if beat.place.inside
-        else _Activity("is outside of a step,", "are outside of a step,", place)
-    )
+def _rest(states: Mapping[int, RankState], *others: Sequence[int]) -> list[int]:
+    named = {rank for ranks in others for rank in ranks}
+    return [rank for rank in states if rank not in named]
 
 
-def _by_activity(states: Mapping[int, RankState], ranks: Sequence[int]) -> list[tuple[_Activity, list[int]]]:
-    groups: dict[_Activity, list[int]] = {}
-    for rank in ranks:
-        groups.setdefault(_activity(states[rank]), []).append(rank)
-    return list(groups.items())
-
-
-def _listed(groups: Sequence[tuple[_Activity, Sequence[int]]]) -> str:
-    return "; ".join(
-        f"{_ranks(ranks)} {doing.many if len(ranks) > 1 else doing.one}{doing.place}" for doing, ranks in groups
-    )
-
-
-def at(place: CurrentOp) -> str:
-    return f"{'in' if place.inside else 'at'} {place.text}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = " ".join(str(rank) for rank in ranks[:16]) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {shown}"
+def _ticks(states: Mapping[int, RankState], ranks: Sequence[int]) -> int:
+    return min(_beat(states, rank).place.ticks for rank in ranks)
 
 
 def _beat(states: Mapping[int, RankState], rank: int) -> Beat:

@@ -37,19 +37,10 @@ from autopar.runtime.processes.watch.beat import (
     process_of,
 )
 from autopar.runtime.processes.watch.ending import leave, say
+from autopar.runtime.processes.watch.followed_rank import FollowedRank, RankState
 from autopar.runtime.processes.watch.holder import Holder, is_launched
-from autopar.runtime.processes.watch.verdict import (
-    GRACE,
-    LOST,
-    SILENCE,
-    FollowedRank,
-    RankState,
-    Verdict,
-    at,
-    failed,
-    judge,
-    last_seen,
-)
+from autopar.runtime.processes.watch.verdict import GRACE, LOST, SILENCE, Verdict, failed, judge
+from autopar.runtime.processes.watch.wording import at, last_seen
 
 INTERVAL = 0.5  # seconds between beats
 WITNESSES = 4  # so many ranks watch all others; every other rank only checks that one of these is alive
@@ -244,7 +235,7 @@ class Watch:
         self._unprinted = "" if kind is KeyboardInterrupt else "".join(traceback.format_exception(kind, error, trace))
         if not broke_off(error):
             self._print_own()
-        self._failure = (CUT if broke_off(error) else FAILED, where_raised(trace), line)
+        self._failure = (CUT if broke_off(error) else FAILED, where_raised(error), line)
         try:
             self._post()
             if self._failure[0] == FAILED:
@@ -263,11 +254,12 @@ class Watch:
                     if self._store.check(["done"]):
                         self._follow()
                     time.sleep(0.1)  # if nothing comes, the elected rank was killed in between
-            if self._rank in verdict.ranks:
+            raised = verdict.ranks if verdict.raised else ()  # errors of other ranks are consequences
+            if self._rank in raised:
                 self._print_own()
             if not is_launched():
                 say(verdict.text + "\n")
-            self._store.set("done", json.dumps({"text": verdict.text, "ranks": verdict.ranks}))
+            self._store.set("done", json.dumps({"text": verdict.text, "ranks": verdict.ranks, "raised": raised}))
             for rank in verdict.ranks:
                 beat = self._others[rank].beat
                 if rank != self._rank and beat is not None and beat.process.state() == STOPPED:
@@ -277,7 +269,7 @@ class Watch:
     def _follow(self) -> None:
         """Leave after another rank has printed the verdict."""
         with self._ending:
-            if self._rank in json.loads(self._store.get("done"))["ranks"]:
+            if self._rank in json.loads(self._store.get("done"))["raised"]:
                 self._print_own()
             self._store.add("followed", 1)
             self._leave_last()

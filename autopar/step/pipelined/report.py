@@ -1,0 +1,142 @@
+"""Report how a step is cut into stages, and simulate its schedule."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from autopar.capture.blocks import ancestors
+from autopar.costs.machine import Machine
+from autopar.ir.nodes import name_of, record_of
+from autopar.ir.program import Program
+from autopar.pipeline import PipelineSchedule
+from autopar.pipeline.simulate import Simulation
+from autopar.scheduling.programs.communication import Communication
+from autopar.scheduling.programs.order import Order
+from autopar.step.pipelined.programs import PipelinedMicro
+from autopar.step.pipelined.sizes import sizes_of
+from autopar.step.pipelined.times import times_of
+from autopar.step.pipelined.update import PipelinedUpdate
+
+SHOWN = 4  # modules of a stage that are named
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """One stage of a pipelined step.
+
+    Attributes:
+        number: its number.
+        ranks: the ranks that compute it.
+        modules: the modules that it runs, the outermost ones of those that no other stage runs.
+        parameters: the names of the parameters that it keeps.
+        copies: those of which it takes a copy when a step begins, because another stage keeps them.
+        sent, sent_back: bytes of one micro-batch that go to the next stage, and to the one before, of the whole values.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    modules: tuple[str, ...]
+    parameters: tuple[str, ...]
+    copies: tuple[str, ...]
+    sent: int
+    sent_back: int
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How a step is cut into stages, and in which order these run. Prints as a table.
+
+    Attributes:
+        schedule: the schedule, with messages and the slots that release their buffers.
+        stages: the stages.
+    """
+
+    schedule: PipelineSchedule
+    stages: tuple[StageReport, ...]
+    _micro: PipelinedMicro
+    _update: PipelinedUpdate
+    _machine: Machine
+
+    @staticmethod
+    def of(micro: PipelinedMicro, update: PipelinedUpdate, machine: Machine) -> Pipeline:
+        """Report a captured step."""
+        modules = _own_modules([stage.program for stage in micro.stages])
+        count = len(micro.stages)
+        reports = []
+        for stage, own in zip(micro.stages, modules, strict=True):
+            number = stage.number
+            up = micro.forward_values(number) if number + 1 < count else []
+            down = micro.backward_values(number - 1) if number else []
+            keeps = tuple(name for name in stage.parameters if micro.homes[name] == number)
+            copies = tuple(name for name in stage.parameters if micro.homes[name] != number)
+            sent, back = (sum(value.bytes for value in values) for values in (up, down))
+            reports.append(StageReport(number, stage.mesh.ranks, own, keeps, copies, sent, back))
+        return Pipeline(micro.schedule, tuple(reports), micro, update, machine)
+
+    def simulate(self) -> Simulation[PipelineSchedule]:
+        """Simulate the schedule with the durations and the memory of this step.
+
+        Each pass takes the makespan of its program, and messages the price of their bytes on the machine. The update is
+        not part of it. Times are in seconds, sizes in bytes.
+        """
+        sizes = sizes_of(self._micro, self._update)
+        return self.schedule.simulate(times_of(self._micro, self._machine), sizes)
+
+    def __str__(self) -> str:
+        right = (Column(name, justify="right") for name in ("parameters", "sends", "sends back"))
+        table = Table("stage", "ranks", "modules", *right)
+        for stage in self.stages:
+            more = "" if len(stage.modules) <= SHOWN else f", … ({len(stage.modules)})"
+            copied = "" if not stage.copies else f" + {len(stage.copies)} copied"
+            table.add_row(
+                str(stage.number), " ".join(map(str, stage.ranks)), ", ".join(stage.modules[:SHOWN]) + more,
+                f"{len(stage.parameters)}{copied}", f"{stage.sent:,}", f"{stage.sent_back:,}",
+            )  # fmt: skip
+        out = io.StringIO()
+        Console(file=out, width=120).print(table)
+        return f"{out.getvalue()}{self.schedule.title}; bytes of one micro-batch\n"
+
+
+def _own_modules(programs: Sequence[Program]) -> list[tuple[str, ...]]:
+    """Return the outermost modules that each program alone runs."""
+    paths = [_modules(program) for program in programs]
+    own = []
+    for k, mine in enumerate(paths):
+        others = {outer for j, path in enumerate(paths) if j != k for p in path for outer in ancestors(p)}
+        outermost = (next((o for o in ancestors(path) if o not in others), path) for path in mine)
+        own.append(tuple(dict.fromkeys(path for path in outermost if path)))
+    return own
+
+
+def _modules(program: Program) -> list[str]:
+    """Return the modules of the ops of the forward that depend on a parameter or on another stage."""
+    reached = {n for n in program.placeholders if record_of(n).role == "param" or name_of(n).startswith(".received.")}
+    modules: dict[str, None] = {}
+    for node in program.nodes:
+        if node.op == "call_function" and any(value in reached for value in node.all_input_nodes):
+            reached.add(node)
+            if record_of(node).phase == "forward":
+                modules[record_of(node).module] = None
+    return list(modules)
+
+
+def communication_of(micro: PipelinedMicro, update: PipelinedUpdate, in_order: bool) -> Communication:
+    """Report how the collectives of all stages are scheduled."""
+    orders: dict[str, tuple[Order, int]] = {}
+    for stage, ending in zip(micro.stages, update.stages, strict=True):
+        at = f"stage {stage.number}"
+        for name, local, times in (
+            ("copy", stage.micro.copy and stage.micro.copy[1], 1),
+            ("", stage.local, micro.schedule.batches),
+            ("", ending.placed and ending.placed[1], 1),
+        ):
+            if local and local.order is not None:
+                key = f"{at} {name}".strip()
+                orders[key if key not in orders else f"{at} update"] = local.order, times
+    note = "the functions of different stages run at the same time; step.pipeline.simulate() has the whole step"
+    return Communication.of(orders, in_order=in_order, notes=(note,))

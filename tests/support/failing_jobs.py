@@ -1,0 +1,29 @@
+"""Runs jobs whose ranks fail on purpose, all at once, for they mostly wait."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Ended = tuple[list[int | None], str]  # how each rank ended (``failing_ranks.ends``), and what all have printed
+
+
+def ended(script: str, jobs: Sequence[dict[str, Any]], folder: Path) -> dict[str, Ended]:
+    """How the ranks of each job ended, by its case. ``script``: one of ``tests/support``, which serves jobs."""
+    served = [
+        {**job, "output": str(folder / f"{k}.txt"), "file": str(folder / f"store_{k}")} for k, job in enumerate(jobs)
+    ]
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / script)],
+        input="".join(json.dumps(job) + "\n" for job in served),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    codes = {answer["case"]: answer["codes"] for answer in map(json.loads, done.stdout.splitlines())}
+    return {job["case"]: (codes[job["case"]], Path(job["output"]).read_text()) for job in served}
