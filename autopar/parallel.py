@@ -107,7 +107,12 @@ class Parallel(ModelProxy):
 
     @property
     def program(self) -> Program:
-        """The explicit program, in which every transfer is an op. ``RuntimeError`` before a capture."""
+        """The explicit program, in which every transfer is an op. ``RuntimeError`` before a capture.
+
+        On a mesh with the stages of a pipeline it is the traced program of the example, which ``train_step`` cuts.
+        """
+        if self._calls.latest is None and self._calls.traced is not None:
+            return self._calls.traced
         return self._current().program
 
     @property
@@ -165,14 +170,20 @@ class Parallel(ModelProxy):
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def capture(self, *args: Any, **kwargs: Any) -> Compiled:
+    def capture(self, *args: Any, **kwargs: Any) -> Compiled | None:
         """Capture such a call and place it, unless it was captured before. Nothing is computed. All ranks call it.
+
+        On a mesh with the stages of a pipeline nothing is placed: that is for ``train_step``, which cuts the model.
 
         Raises:
             RuntimeError: another call was captured before, and ``recapture=False``.
         """
         calls = self._calls
         inputs = calls.inputs(calls.bound(args, kwargs))
+        if self.mesh.sizes.get(PIPELINE, 1) > 1:
+            captured, *_ = calls.compiler.capture(inputs)
+            calls.traced = captured.program
+            return None
         return calls.compiled(inputs, calls.call(inputs, model_state(self.module)))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -354,7 +365,8 @@ class Parallel(ModelProxy):
         if chosen is not None and made.schedule is None:
             count = made.microbatches if "microbatches" in options else chosen.microbatches
             made = replace(made, schedule=chosen, microbatches=count)
-        pipelined = self._calls.mesh.sizes.get(PIPELINE, 1) > 1 or made.schedule is not None
+        given = (made.schedule, made.chunks, made.stages)
+        pipelined = self._calls.mesh.sizes.get(PIPELINE, 1) > 1 or any(option is not None for option in given)
         return (PipelinedStep if pipelined else TrainStep)(self, self._calls, optimizer, made)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from autopar.runtime.lowering.tags import tag_of
-from autopar.step.pipelined.bundles import Bundle
+from autopar.step.pipelined.bundles import Bundle, Crossed
 from autopar.step.pipelined.messages import Message, Messages
 
 Move = tuple[
@@ -49,3 +49,23 @@ def exchange(
         if ("send", k) in tasks:
             yield from messages.wait(("send", k))
     return results
+
+
+def share_buffers(
+    rank: int, held: Mapping[str, torch.Tensor], written: Sequence[Crossed], messages: Messages, first: int
+) -> Generator[Any, Any, None]:
+    """Write the buffers that a stage has written on the ranks of all other stages, which keep them too.
+
+    Args:
+        held: this rank's pieces, by the user's names.
+        written: the buffers, as they go to each other stage.
+        first: as of ``exchange``.
+    """
+    moves: list[Move] = []
+    for value in written:
+        pieces = [held[value.name]] if rank in value.ends.source.mesh else []
+        moves.append((Bundle([value], rank), pieces))
+    received = yield from exchange(rank, moves, messages, first, "the buffers of all stages")
+    for value, pieces in zip(written, received, strict=True):
+        if pieces and value.name in held:
+            held[value.name].copy_(pieces[0])

@@ -20,9 +20,9 @@ import torch
 
 from autopar.pipeline import PipelineSchedule, Slot, Task
 from autopar.pipeline.dataflow import source
+from autopar.pipeline.task import RESHARD, UNSHARD
 from autopar.runtime.lowering.tags import tag_of
 from autopar.step.pipelined.bundles import Bundle
-from autopar.pipeline.task import RESHARD, UNSHARD
 from autopar.step.pipelined.messages import Message, Messages
 from autopar.step.pipelined.stage_state import StageState
 

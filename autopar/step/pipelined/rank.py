@@ -21,12 +21,12 @@ from autopar.runtime.interface import Interface
 from autopar.scheduling.programs.order import donated_names
 from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.bundles import Bundle, Crossed
-from autopar.step.pipelined.exchange import Move, exchange
+from autopar.step.pipelined.exchange import Move, exchange, share_buffers
 from autopar.step.pipelined.functions import Functions
-from autopar.step.pipelined.schedules import gathers_apart
 from autopar.step.pipelined.loop import PipelineLoop
 from autopar.step.pipelined.messages import Messages
 from autopar.step.pipelined.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.schedules import gathers_apart
 from autopar.step.pipelined.stage_state import Gathers, StageState, Tensors
 from autopar.step.pipelined.update import PipelinedUpdate, StageUpdate
 
@@ -98,6 +98,8 @@ class RankStep:
         yield from loop.run()
         sums = {number: self._sums(state) for number, state in states.items()}
         del states, loop
+        first = self.micro.schedule.stages
+        yield from share_buffers(self.rank, held, self.micro.written_buffers, self.messages, first)
         received = yield from self._send_home(sums)
         return (yield from self._update(held, sums, received))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,29 +88,15 @@ class PipelinedOnProcess:
         if context.agreement is not None:
             context.agreement.finish()
         with as_captured():
-            returned = _result_of(step.run(held, inputs))
+            returned = result_of(step.run(held, inputs))
         return [returned[name] for name in update.returns], []
 
     def _step(self, micro: PipelinedMicro, update: PipelinedUpdate) -> RankStep:
         key = id(micro), id(update)
         if key not in self._steps:
             calls = self.calls
-            context, job = calls.context(), calls.job
-            device = torch.device("cpu") if job is None else job.device
-            groups = {} if job is None else job.groups
-
-            def functions(placed: Placed, donated: Sequence[str]) -> Functions:
-                program, local = placed
-                names = {node.name: name_of(node) for node in program.placeholders}
-                sums = [of for of in donated if names[of] in sums_in(program)]
-                return ProcessFunctions(
-                    program, local[context.rank], groups, device, donated, sums, SCALE in names.values()
-                )
-
-            ranks = calls.mesh.group(context.rank, PIPELINE)
-            group = groups.get(group_key(ranks, DEFAULT), "")
             self._steps[key] = RankStep(
-                calls.mesh, context.rank, micro, update, functions, ProcessMessages(device, group, Pool(device))
+                calls.mesh, calls.context().rank, micro, update, functions_on_process(calls), messages_on_process(calls)
             )
         return self._steps[key]
 
@@ -230,7 +216,31 @@ def _has(step: RankStep, program: Program) -> bool:
     return any(stage.program is program for stage in step.micro.stages)
 
 
-def _result_of(run: Any) -> Any:
+def functions_on_process(calls: Calls) -> Callable[..., Functions]:
+    """Return what makes the functions of a placed program on this rank, given what it may overwrite."""
+    rank, job = calls.context().rank, calls.job
+    device = torch.device("cpu") if job is None else job.device
+    groups = {} if job is None else job.groups
+
+    def functions(placed: Placed, donated: Sequence[str] = ()) -> Functions:
+        program, local = placed
+        names = {node.name: name_of(node) for node in program.placeholders}
+        sums = [of for of in donated if names[of] in sums_in(program)]
+        return ProcessFunctions(program, local[rank], groups, device, donated, sums, SCALE in names.values())
+
+    return functions
+
+
+def messages_on_process(calls: Calls) -> ProcessMessages:
+    """Return where this rank sends and receives."""
+    rank, job = calls.context().rank, calls.job
+    device = torch.device("cpu") if job is None else job.device
+    ranks = calls.mesh.group(rank, PIPELINE)
+    group = "" if job is None else job.groups.get(group_key(ranks, DEFAULT), "")
+    return ProcessMessages(device, group, Pool(device))
+
+
+def result_of(run: Any) -> Any:
     """Run a generator that never stops, and return its result."""
     try:
         next(run)

@@ -19,6 +19,13 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
         TypeError: it is neither a name nor a ``PipelineSchedule``.
         ScheduleError: there is no such policy, it has no schedule of these sizes, or the schedule does not fit.
     """
+    if PIPELINE not in mesh.sizes:
+        named = next(name for name in ("schedule", "chunks", "stages") if getattr(options, name) is not None)
+        raise ValueError(
+            f"{named}= is about the stages of a pipeline, and the mesh ({mesh}) has no axis pp, along which they lie: "
+            f"use a mesh such as Mesh(pp=2, {', '.join(f'{axis}={size}' for axis, size in mesh.axes) or 'tp=2'}), or "
+            f"leave {named}= out"
+        )
     ranks, given = mesh.sizes[PIPELINE], options.schedule
     if given is None:
         raise ValueError(

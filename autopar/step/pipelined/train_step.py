@@ -16,7 +16,9 @@ from autopar.step.compiled_step import about
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.programs import PipelinedMicro
-from autopar.step.pipelined.report import Pipeline, communication_of, rank_step_of
+from autopar.step.pipelined.rank_memory import memory_of_rank
+from autopar.step.pipelined.rank_programs import rank_step_of
+from autopar.step.pipelined.report import Pipeline, communication_of
 from autopar.step.pipelined.runs import PipelinedOnProcess, PipelinedSimulated
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.step import PipelinedPrograms
@@ -75,9 +77,8 @@ class PipelinedStep(TrainStep):
     @property
     def pipeline(self) -> Pipeline:
         """The stages and the schedule, which ``.simulate()`` simulates. ``RuntimeError`` before a capture."""
-        micro, _ = self._now()
         compiler = self._captured.compiler()
-        return Pipeline.of(micro, compiler.machine or compiler.planner.machine)
+        return Pipeline.of(*self._now(), compiler.machine or compiler.planner.machine)
 
     @property
     def communication(self) -> Communication:
@@ -91,6 +92,13 @@ class PipelinedStep(TrainStep):
     def local(self, rank: int) -> Any:
         """Return the programs that one rank runs, stage by stage. ``RuntimeError`` before a capture."""
         return rank_step_of(*self._now(), rank)
+
+    def memory(self, rank: int = 0) -> Any:
+        """Return the bytes of one rank at the peak of its slots. Prints as a table.
+
+        ``RuntimeError`` before a capture.
+        """
+        return memory_of_rank(*self._now(), self._calls.mesh, rank)
 
     @property
     def choice(self) -> StepChoice:
