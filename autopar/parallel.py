@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from autopar.step.options import StepKeywords
-    from autopar.step.pipelined.evaluation import StagedCalls
     from autopar.step.train_step import TrainStep
 
 Outputs = Literal["sharded", "global"]  # how tensors come back: as DTensors, or replicated
@@ -65,8 +64,7 @@ class Parallel(ModelProxy):
         compiler: captures its calls and places them on the mesh.
     """
 
-    OWN = ModelProxy.OWN | {"compiler", "_staged_calls"}
-    _staged_calls: StagedCalls | None = None
+    OWN = ModelProxy.OWN | {"compiler"}
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
                  strict: bool = False, inputs: Inputs = "global", outputs: Outputs = "sharded", recapture: bool = True,
@@ -262,10 +260,9 @@ class Parallel(ModelProxy):
         from autopar.step.pipelined.evaluation import StagedCalls
 
         calls, simulates = self._calls, self.job is None
-        if self._staged_calls is None:
-            object.__setattr__(self, "_staged_calls", StagedCalls(calls))
-        staged = self._staged_calls
-        assert staged is not None
+        if calls.staged is None:
+            calls.staged = StagedCalls(calls)
+        staged: StagedCalls = calls.staged
         with ONE_AT_A_TIME:
             inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
             call = staged.known(inputs, state)

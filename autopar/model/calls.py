@@ -50,6 +50,7 @@ class Calls:
         recapture: whether another call may be captured after the first one.
         unfinished: functions that complete the steps that have left something under way.
         homes: where the parameters are that are on stages of a pipeline; ``None`` before a step has cut the model.
+        staged: what runs the calls of a model on stages, once there was one.
         traced: the traced program of an example, on a mesh with stages.
         pipelined: the pipeline that the plan has chosen; ``None`` if it has none.
 
@@ -70,6 +71,7 @@ class Calls:
         self.latest: Compiled | None = None
         self.unfinished: dict[int, Callable[[], None]] = {}
         self.homes: StageHomes | None = None
+        self.staged: Any = None
         self.traced: Program | None = None
         self.pipelined: Pipelined | None = None
         self._inputs, self._layouts, self._original = inputs, dict(layouts), original

@@ -12,7 +12,6 @@ from autopar.report.passes import Reports
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches import MicroBatches
-from autopar.step.compiled_step import about
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.programs import PipelinedMicro
@@ -78,7 +77,7 @@ class PipelinedStep(TrainStep):
     def reports(self) -> Reports:
         """The report of each pass, stage by stage. Prints as a table. ``RuntimeError`` before a capture."""
         micro, update = self._now()
-        return Reports((*micro.reports, *about("update", update.reports)))
+        return Reports((*micro.reports, *update.reports))
 
     @property
     def pipeline(self) -> Pipeline:
