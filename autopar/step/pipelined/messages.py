@@ -81,6 +81,21 @@ class Messages(Protocol):
         ...
 
 
+_connected: list[Any] = []  # none or one: the default group whose ranks are connected
+
+
+def connect(device: torch.device) -> None:
+    """Connect all ranks, once for each default group. All ranks call it.
+
+    NCCL connects the ranks of a group in its first call, which all of them must enter, and in the same order: the first
+    messages of a slot would have only two. gloo has connected them when the group was made.
+    """
+    world = distributed.group.WORLD
+    if device.type != "cpu" and (not _connected or _connected[0] is not world):
+        distributed.all_reduce(torch.zeros(1, device=device))
+        _connected[:] = [world]
+
+
 @dataclass
 class Pool:
     """Memory for received messages, which is used again and again.

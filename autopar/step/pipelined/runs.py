@@ -28,7 +28,7 @@ from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import run_together
 from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.functions import Functions, ProcessFunctions, SimulatedFunctions
-from autopar.step.pipelined.messages import Mail, Pool, ProcessMessages, SimulatedMessages
+from autopar.step.pipelined.messages import Mail, Pool, ProcessMessages, SimulatedMessages, connect
 from autopar.step.pipelined.programs import CutStage, PipelinedMicro, Stage
 from autopar.step.pipelined.rank import RankStep
 from autopar.step.pipelined.stage_state import Tensors
@@ -260,6 +260,7 @@ def messages_on_process(calls: Calls) -> ProcessMessages:
     device = torch.device("cpu") if job is None else job.device
     ranks = calls.mesh.group(rank, PIPELINE)
     group = "" if job is None else job.groups.get(group_key(ranks, DEFAULT), "")
+    connect(device)
     return ProcessMessages(device, group, Pool(device))
 
 
