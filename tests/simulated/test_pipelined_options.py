@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from equality import relative
-from pipelined_steps import MESHES, MODELS, adamw, made, pipelined_alike
-from steps import differences, narrow, run
+from pipelined_steps import MESHES, MODELS, adamw, differences, made, pipelined_alike
+from steps import narrow, run
 from torch import nn
 
 import autopar

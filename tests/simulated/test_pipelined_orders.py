@@ -9,8 +9,8 @@ from broken_schedules import FAULTS, disordered, passes, right, shaken
 from equality import relative
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelined_steps import made
-from steps import differences, run
+from pipelined_steps import differences, made
+from steps import run
 
 from autopar.errors import ScheduleError
 from autopar.pipeline import PipelineSchedule, Slot, Task, build
