@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autopar.runtime.lowering.tags import tag_of
-from autopar.step.pipelined.bundles import Bundle, Crossed
+from autopar.step.pipelined.bundles import Bundle
 from autopar.step.pipelined.messages import Message, Messages
 
 Move = tuple[
@@ -52,7 +52,7 @@ def exchange(
 
 
 def share_buffers(
-    rank: int, held: Mapping[str, torch.Tensor], written: Sequence[Crossed], messages: Messages, first: int
+    rank: int, held: Mapping[str, torch.Tensor], written: Sequence[Bundle], messages: Messages, first: int
 ) -> Generator[Any, Any, None]:
     """Write the buffers that a stage has written on the ranks of all other stages, which keep them too.
 
@@ -62,10 +62,10 @@ def share_buffers(
         first: as of ``exchange``.
     """
     moves: list[Move] = []
-    for value in written:
-        pieces = [held[value.name]] if rank in value.ends.source.mesh else []
-        moves.append((Bundle([value], rank), pieces))
+    for bundle in written:
+        (value,) = bundle.values
+        moves.append((bundle, [held[value.name]] if rank in value.ends.source.mesh else []))
     received = yield from exchange(rank, moves, messages, first, "the buffers of all stages")
-    for value, pieces in zip(written, received, strict=True):
-        if pieces and value.name in held:
-            held[value.name].copy_(pieces[0])
+    for bundle, pieces in zip(written, received, strict=True):
+        if pieces and bundle.values[0].name in held:
+            held[bundle.values[0].name].copy_(pieces[0])

@@ -62,7 +62,7 @@ class RankCall:
         for stage in self.call.stages[:-1]:
             if ("send", stage.number) in self._sending:
                 yield from messages.wait(("send", stage.number))
-        written = written_buffers(self.call.stages)
+        written = [Bundle([value], self.rank) for value in written_buffers(self.call.stages)]
         yield from share_buffers(self.rank, held, written, messages, len(self.call.stages))
         return (yield from self._outputs(made, messages))
 
