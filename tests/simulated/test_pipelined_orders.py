@@ -58,7 +58,9 @@ def test_many_random_orders(schedule: PipelineSchedule, name: str, tp: int) -> N
 
 @pytest.mark.long
 @settings(RANDOM, max_examples=8)
-@given(schedule=right(ranks=3, batches=4), name=NAMES, choose=st.randoms(use_true_random=False), times=st.integers(0, 2))
+@given(
+    schedule=right(ranks=3, batches=4), name=NAMES, choose=st.randoms(use_true_random=False), times=st.integers(0, 2)
+)
 def test_changed_policies(schedule: PipelineSchedule, name: str, choose: random.Random, times: int) -> None:
     """Policies with messages early or late, with their releases or without, and then changed at random."""
     if schedule.ranks == 1:

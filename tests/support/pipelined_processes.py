@@ -83,6 +83,7 @@ def state_dicts() -> None:
 
 def frozen_first_stages() -> None:
     """Ranks that train nothing have the numbers of steps, and the norm."""
+
     def freeze(model: torch.nn.Module) -> None:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not name.startswith("layers."))

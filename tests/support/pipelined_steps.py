@@ -51,7 +51,7 @@ class Skip(Layers):
 
 
 class Streams(Layers):
-    """Two streams, which are added behind the second half of the layers: a gradient that one stage reads and hands on."""
+    """Two streams, which are added before the last layer: there is a gradient that one stage reads and hands on."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         side = self.layers[0](x)
@@ -123,8 +123,10 @@ def plan_of(name: str, sizes: Mapping[str, int]) -> Any:
 
 
 class Alone:
-    """The loop of a single device, over the whole batch at once; micro-batch by micro-batch if the model has batch norms,
-    with the losses' means over all that have a label."""
+    """The loop of a single device, over the whole batch at once.
+
+    If the model has batch norms, it goes micro-batch by micro-batch, with the mean of the losses over all labels.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, microbatches: int,
                  clip_norm: float | None = None) -> None:  # fmt: skip
