@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import steps
 import torch
 from equality import relative
-from pipelined_steps import MESHES, MODELS, adamw, made, pipelined_alike
-from steps import differences, narrow, run
+from pipelined_steps import MESHES, MODELS, adamw, differences, made, pipelined_alike
+from steps import narrow, run
 from torch import nn
 
 import autopar
@@ -104,7 +105,8 @@ def test_recompute(what: Any) -> None:
 
 
 @pytest.mark.parametrize(("what", "words"), [
-    ("blocks", r'recompute="blocks" takes the numbered modules'), ("layer.9", r"recompute's glob 'layer\.9' matches no"),
+    ("blocks", r'recompute="blocks" takes the numbered modules'),
+    ("layer.9", r"recompute's glob 'layer\.9' matches no"),
 ])  # fmt: skip
 def test_nothing_that_is_recomputed(what: str, words: str) -> None:
     torch.manual_seed(0)
@@ -168,6 +170,7 @@ def test_a_frozen_tied_parameter(mesh: dict[str, int]) -> None:
 @pytest.mark.parametrize("clip_parameters", ["all", "optimizer"])
 def test_the_norm_of_parameters_that_the_optimizer_does_not_have(mesh: dict[str, int], clip_parameters: str) -> None:
     """Also of a tied one, whose sums come home to be measured."""
+
     def some(model: nn.Module) -> torch.optim.Optimizer:
         own = [p for name, p in model.named_parameters() if name.startswith(("layers.1.0.bias", "head"))]
         return torch.optim.AdamW(own, lr=1e-2)
@@ -262,7 +265,7 @@ def test_evaluation_between_steps() -> None:
 
 def test_batches_of_another_shape() -> None:
     """Each shape is captured once, and cut on its own."""
-    step, alone, batches = made("layers", DP2, "1f1b", 3, clip_norm=0.5)
+    step, alone, _ = made("layers", DP2, "1f1b", 3, clip_norm=0.5)
     for k in range(4):
         batch = {name: tensor[: 12 if k % 2 else 6] for name, tensor in MODELS["layers"][1](12)(k).items()}
         assert relative(run(step, batch), alone(**batch)[0]) <= 1e-9
@@ -277,3 +280,15 @@ def test_a_micro_batch_without_labels() -> None:
         batch["y"][2:4] = -100
         assert relative(run(step, batch), alone(**batch)[0]) <= 1e-9
     assert max(differences(step, alone).values()) <= 1e-9
+
+
+SEED = {"schedule": "1f1b", "recompute": "blocks", "clip_norm": 1.0}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("sizes", "options"), [
+    (TP2, {"microbatches": 4}), pytest.param(DP2, {"microbatches": 2, "zero": 1}, marks=SWEEP),
+], ids=str)  # fmt: skip
+def test_llama_in_mixed_precision(sizes: dict[str, int], options: dict[str, Any]) -> None:
+    """As far from float32 as a single device with a ``GradScaler``."""
+    steps.mixed_alike("llama", sizes, "fp16-O2", {**SEED, **options}, count=3)

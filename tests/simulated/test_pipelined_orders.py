@@ -9,8 +9,8 @@ from broken_schedules import FAULTS, disordered, passes, right, shaken
 from equality import relative
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelined_steps import made
-from steps import differences, run
+from pipelined_steps import differences, made
+from steps import run
 
 from autopar.errors import ScheduleError
 from autopar.pipeline import PipelineSchedule, Slot, Task, build
@@ -58,7 +58,9 @@ def test_many_random_orders(schedule: PipelineSchedule, name: str, tp: int) -> N
 
 @pytest.mark.long
 @settings(RANDOM, max_examples=8)
-@given(schedule=right(ranks=3, batches=4), name=NAMES, choose=st.randoms(use_true_random=False), times=st.integers(0, 2))
+@given(
+    schedule=right(ranks=3, batches=4), name=NAMES, choose=st.randoms(use_true_random=False), times=st.integers(0, 2)
+)
 def test_changed_policies(schedule: PipelineSchedule, name: str, choose: random.Random, times: int) -> None:
     """Policies with messages early or late, with their releases or without, and then changed at random."""
     if schedule.ranks == 1:

@@ -13,7 +13,7 @@ from autopar.errors import PlanError, at_line
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import name_of, record_of
+from autopar.ir.nodes import name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.value_names import count_name, sums_in
 from autopar.model.compiled import Compiler
@@ -125,10 +125,13 @@ def _check_every_stage(ops: Sequence[fx.Node], assignment: Assignment) -> None:
 def _check_buffers(program: Program, assignment: Assignment, schedule: PipelineSchedule) -> None:
     """Refuse a buffer that one stage writes and another one reads, or that is written out of order."""
     sums = sums_in(program)
+    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
+    written = {result.of: value for value, result in rows if result.kind == "state"}
     for node in program.placeholders:
         if record_of(node).role != "state" or name_of(node) in sums:
             continue
-        readers = {assignment.stage[user]: user for user in node.users if user in assignment.stage}
+        users = (*node.users, written[node.name])
+        readers = {assignment.stage[user]: user for user in users if user in assignment.stage}
         if len(readers) > 1:
             record = record_of(readers[max(readers)])
             raise PlanError(

@@ -127,10 +127,14 @@ class _Updates:
         """Place the program that reduces a sum of gradients."""
         builder = GraphBuilder(self.device)
         name = gradient_name(parameter)
-        record = Record(type, role="buffer", name=name, module=parameter.rpartition(".")[0], source="tied parameter")
-        program = builder.program([builder.placeholder(name, record)])
+        waits = bool(type.attr.pending)
+        kept = type if waits else TensorType(type.shape, type.dtype)
+        record = Record(kept, role="buffer", name=name, module=parameter.rpartition(".")[0], source="tied parameter")
+        node = builder.placeholder(name, record)
+        program = builder.program([node])
         verify(program, "update")
-        local, reports, _ = self._on(stage).place(program, {}, self.device, execution=OF_STEPS)
+        attrs = {} if waits else {node.name: type.attr}
+        local, reports, _ = self._on(stage).place(program, attrs, self.device, execution=OF_STEPS)
         self.reports += about(f"stage {stage.number} home", reports)
         return program, local
 
