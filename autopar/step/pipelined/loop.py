@@ -20,9 +20,9 @@ import torch
 
 from autopar.pipeline import PipelineSchedule, Slot, Task
 from autopar.pipeline.dataflow import source
+from autopar.pipeline.task import RESHARD, UNSHARD
 from autopar.runtime.lowering.tags import tag_of
 from autopar.step.pipelined.bundles import Bundle
-from autopar.pipeline.task import RESHARD, UNSHARD
 from autopar.step.pipelined.messages import Message, Messages
 from autopar.step.pipelined.stage_state import StageState
 
@@ -83,7 +83,8 @@ class PipelineLoop:
         for name, stage in slot.parameters:
             state = self._stages[stage]
             if name == UNSHARD:
-                yield from state.gather()
+                with self._messages.during(f"{name} of stage {stage}"):
+                    yield from state.gather()
             elif name == RESHARD:
                 state.drop_gathered()
 

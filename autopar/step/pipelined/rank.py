@@ -23,10 +23,10 @@ from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.bundles import Bundle, Crossed
 from autopar.step.pipelined.exchange import Move, exchange
 from autopar.step.pipelined.functions import Functions
-from autopar.step.pipelined.schedules import gathers_apart
 from autopar.step.pipelined.loop import PipelineLoop
 from autopar.step.pipelined.messages import Messages
 from autopar.step.pipelined.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.schedules import gathers_apart
 from autopar.step.pipelined.stage_state import Gathers, StageState, Tensors
 from autopar.step.pipelined.update import PipelinedUpdate, StageUpdate
 
