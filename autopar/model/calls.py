@@ -200,6 +200,8 @@ class Calls:
         The seed is there only if the program draws random numbers.
         """
         control = None if self.job is None else self.job.control
+        if captured.draws:
+            self.agreement.wait()  # the ranks exchange seeds in the group in which they compare calls
         seed = step_seed(captured.draws, self.compiler.random, captured.device, control)
         return {
             **{number.name: number.tensor(captured.device) for number in captured.numbers},

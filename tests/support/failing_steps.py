@@ -108,6 +108,8 @@ class Fault:
             mock.patch.object(source, "kernel_of", self.kernel).start()
         if self.here and "drops" in self.job:
             mock.patch.object(ProcessMessages, "start", self.started(ProcessMessages.start)).start()
+        if self.here and "raises before" in self.job:
+            mock.patch.object(ProcessMessages, "start", self.failing(ProcessMessages.start)).start()
         if self.slow:
             mock.patch.object(ProcessMessages, "start", self.late(ProcessMessages.start)).start()
             mock.patch.object(ProcessMessages, "gather", self.late(ProcessMessages.gather)).start()
@@ -142,6 +144,16 @@ class Fault:
                 own._handles[message.task] = point_to_point.start([]), [message]
 
         return drop
+
+    def failing(self, start: Callable[..., None]) -> Callable[..., None]:
+        """``start`` of messages, which fails at what the job says."""
+
+        def fail(own: ProcessMessages, messages: list[Message]) -> None:
+            if self.due and any(message.words == self.job["raises before"] for message in messages):
+                happen("raises")
+            start(own, messages)
+
+        return fail
 
     def late(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """A call that comes late, if its messages are those that the job says."""

@@ -42,8 +42,8 @@ def batch(rows: int = 8) -> dict[str, torch.Tensor]:
     return {"x": torch.ones(rows, 8), "y": torch.ones(rows, dtype=torch.int64)}
 
 
-def step_of(model: torch.nn.Module, options: dict[str, Any]) -> Any:
-    parallel = autopar.parallelize(model, MESH, SPLIT)
+def step_of(model: torch.nn.Module, options: dict[str, Any], mesh: Mesh = MESH) -> Any:
+    parallel = autopar.parallelize(model, mesh, SPLIT)
     return parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), **{**PLAIN, **options})
 
 
@@ -65,9 +65,9 @@ def other_options() -> dict[str, tuple[str, bool]]:
     return answers
 
 
-def another_batch() -> tuple[str, list[float]]:
+def another_batch(sizes: dict[str, int]) -> tuple[str, list[float]]:
     """What is said of a batch of another shape in a later step, and the losses of the steps around it."""
-    step = step_of(Noisy(), {})
+    step = step_of(Noisy(), {} if "pp" in sizes else {"schedule": None}, Mesh(sizes))
     losses = [float(step(batch()))]
     said = refused(RuntimeError, lambda: step(batch(4 if distributed.get_rank() == ODD else 8)))
     losses += [float(step(batch())) for _ in range(2)]

@@ -67,11 +67,10 @@ class StagedCalls:
         if context.rank not in ranks:
             ranks[context.rank] = RankCall(context.rank, call, functions_on_process(calls))
         held = {name: local_of(tensor) for name, tensor in (*state.parameters, *state.buffers)}
+        calls.agreement.wait()  # before any other message
         computed = calls.computed(call.captured)
         own = [stage for stage in call.stages if context.rank in stage.mesh]
         each = {stage.number: inputs_of(stage, [inputs], [computed], context.rank)[0] for stage in own}
-        if context.agreement is not None:
-            context.agreement.finish()
         with as_captured():
             return list(result_of(ranks[context.rank].run(held, each, messages_on_process(calls))))
 

@@ -83,7 +83,8 @@ class PipelineLoop:
         for name, stage in slot.parameters:
             state = self._stages[stage]
             if name == UNSHARD:
-                yield from state.gather()
+                with self._messages.during(f"{name} of stage {stage}"):
+                    yield from state.gather()
             elif name == RESHARD:
                 state.drop_gathered()
 

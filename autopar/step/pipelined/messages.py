@@ -76,8 +76,8 @@ class Messages(Protocol):
         """Return the vectors of some ranks, in their order; all of them call it."""
         ...
 
-    def during(self, task: Task) -> AbstractContextManager[object]:
-        """Say in errors that what runs in the ``with`` block belongs to a pass."""
+    def during(self, where: Task | str) -> AbstractContextManager[object]:
+        """Say in errors that what runs in the ``with`` block belongs to a pass, or to what the text says."""
         ...
 
 
@@ -134,7 +134,7 @@ class ProcessMessages:
         self.device, self._group, self._pool = device, group, pool
         self._handles: dict[object, tuple[Handle, list[Message]]] = {}
         self._sent: dict[object, list[int]] = {}  # task → where the memory of its sends begins
-        self._slots: dict[Task, slot] = {}
+        self._slots: dict[Task | str, slot] = {}
 
     def buffer(self, bytes: int) -> torch.Tensor:
         return self._pool.buffer(bytes)
@@ -179,10 +179,10 @@ class ProcessMessages:
         return vectors
         yield
 
-    def during(self, task: Task) -> AbstractContextManager[object]:
-        if task not in self._slots:
-            self._slots[task] = slot(slot_of(task))
-        return self._slots[task]
+    def during(self, where: Task | str) -> AbstractContextManager[object]:
+        if where not in self._slots:
+            self._slots[where] = slot(where if isinstance(where, str) else slot_of(where))
+        return self._slots[where]
 
 
 Mail = dict[tuple[int, int, int], deque[torch.Tensor]]  # sender, receiver, tag → what was sent and not received
@@ -243,5 +243,5 @@ class SimulatedMessages:
             vectors.append(self._mail[key].popleft())
         return vectors
 
-    def during(self, task: Task) -> AbstractContextManager[object]:
+    def during(self, where: Task | str) -> AbstractContextManager[object]:
         return nullcontext()  # simulated ranks take turns in one process

@@ -86,8 +86,7 @@ class PipelinedOnProcess:
         held: Tensors = {}
         for name, tensor in (*model.parameters, *model.buffers):
             held[name] = local_of(tensor)
-        if context.agreement is not None:
-            context.agreement.finish()  # before any other message
+        calls.agreement.wait()  # before any other message
         computed = computed_of(calls, micro, len(batch))
         inputs = {stage.number: inputs_of(stage, batch, computed, context.rank) for stage in step.stages}
         if anomaly.is_on():

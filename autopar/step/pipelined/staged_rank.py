@@ -52,9 +52,10 @@ class RankCall:
                 continue
             values = {**held, **copies.get(stage.number, {}), **inputs[stage.number]}
             by_placeholder = {stage.named[name]: value for name, value in values.items() if name in stage.named}
-            if stage.number:
-                by_placeholder |= yield from self._receive(stage, sent, messages)
-            results = yield from self._forward(stage, by_placeholder)
+            with messages.during(f"the forward of stage {stage.number}"):
+                if stage.number:
+                    by_placeholder |= yield from self._receive(stage, sent, messages)
+                results = yield from self._forward(stage, by_placeholder)
             made |= {name: results[name] for number, name, _ in self.call.outputs if number == stage.number}
             if stage.number + 1 < len(self.call.stages):
                 sent[stage.number] = [results[stage.sent(value)[0]] for value in stage.cut.up]
@@ -90,7 +91,7 @@ class RankCall:
         if not bundle.sends:
             return
         packed = bundle.pack(sent[stage.number])
-        words = f"the forward of stage {stage.number}"
+        words = f"what stage {stage.number + 1} reads"
         messages.start([Message(task, True, other, memory, tag, words) for other, memory in packed.items()])
         self._sending.add(task)
 
@@ -101,7 +102,7 @@ class RankCall:
         bundle, tag, task = self._bundle(boundary), tag_of(boundary, "forward", 0), ("receive", boundary)
         received: dict[int, torch.Tensor] = {}
         if bundle.receives:
-            words = f"the forward of stage {boundary}"
+            words = f"what stage {boundary + 1} reads"
             messages.start([
                 Message(task, False, other, messages.buffer(bytes), tag, words)
                 for other, bytes in bundle.receives.items()
