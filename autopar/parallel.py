@@ -79,7 +79,8 @@ class Parallel(ModelProxy):
         if job is not None or mesh.size == 1:
             context = RankContext(mesh.ranks[0] if job is None else job.rank, job, agreement)
         position = 0 if job is None else mesh.coordinates(job.rank).get(PIPELINE, 0)
-        own = mesh_of_stage(mesh, position)  # until a training step cuts the model, each stage has all of it
+        # until a training step cuts the model, each stage has all of it
+        own = mesh_of_stage(mesh, position) if mesh.sizes.get(PIPELINE, 1) > 1 else mesh
         attrs = layouts_of(plan, model, own)
         if searches(plan):
             attrs |= _until_searched(model, own, attrs)

@@ -176,8 +176,8 @@ def round_trips(cost: Costs, batches: int) -> float:
     them was freed at f(n-k) + L or later. So f(n) >= f(n-k) + L, also f(n) >= f(n-1) + F, and f(1) >= head. The
     micro-batch of the m-th forward takes L and then the tail. While a stage keeps an activation up to B, all earlier
     stages of its rank keep theirs, so k counts them too. The same holds with L + W, where only what the other
-    micro-batches keep all the time up to the end of W counts. With one micro-batch, or memory for one, this is the critical
-    path.
+    micro-batches keep all the time up to the end of W counts. With one micro-batch, or memory for one, this is the
+    critical path.
     """
     shortest, room = shortest_times(cost), cost.room
     best = 0.0

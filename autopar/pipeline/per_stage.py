@@ -41,8 +41,8 @@ class Sizes:
 
     Attributes:
         activation: kept from the begin of the forward to the end of the backward.
-        for_weights: kept from the end of the backward to the end of the weight gradient, if that is computed separately:
-            inputs and gradients of outputs. It may be more than ``activation``. ``None``: as much.
+        for_weights: kept from the end of the backward to the end of the weight gradient, if that is computed
+            separately: inputs and gradients of outputs. It may be more than ``activation``. ``None``: as much.
         boundary: a tensor between two stages, and its gradient; one number, or one for each two neighbouring stages.
         fixed: memory that a stage needs all the time: parameters, gradients, optimizer state.
     """

@@ -73,6 +73,14 @@ class Hunt:
         self.nodes = {node.name: node for node in program.nodes}
         self.leaving = _outgoing_values(program)
         self._nan: dict[str, str] = {}  # values that have a NaN now → the error text if their op made it, or else ""
+        self._slot, self._nan_of = "", {0: self._nan}
+
+    def enter(self, slot: str, batch: int) -> None:
+        """Say in which slot of a pipeline's schedule the next values are made.
+
+        The passes of one micro-batch share their values; between them, those of others run.
+        """
+        self._slot, self._nan = slot, self._nan_of.setdefault(batch, {})
 
     def look(self, name: str, value: torch.Tensor, read: Sequence[Any]) -> None:
         """Check a value after its op, or after the wait for its collective.
@@ -135,7 +143,7 @@ class Hunt:
     def _text(self, node: fx.Node, value: torch.Tensor, read: Mapping[fx.Node, Any]) -> str:
         op, record, axes = op_of(node), record_of(node), _axes(op_of(node))
         during = f"the {record.phase}" + f" of {self.during}" * (bool(self.during) and record.phase != "update")
-        during = "the end of the step before" if record.phase == "finish" else during
+        during = self._slot or ("the end of the step before" if record.phase == "finish" else during)
         of = f" of {_user_name(_first_input(op))}" if op.target in IN_PLACE else ""
         op_text = f"the constant {op.name}" if op.op == "get_attr" else target_name(op.target)
         lines = [

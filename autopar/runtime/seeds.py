@@ -8,7 +8,10 @@ import torch
 from torch import distributed
 
 from autopar.ir.ops.seeded_random import Draw, Random, single_device_states
+from autopar.runtime.current_slot import waiting_for
 from autopar.torch_private import default_generator
+
+SEEDS = "the seeds of random ops"
 
 
 def step_seed(
@@ -42,5 +45,6 @@ def seeds_of_calls(
 
 def _of_first(tensor: torch.Tensor, control: distributed.ProcessGroup | None) -> torch.Tensor:
     if control is not None:
-        distributed.broadcast(tensor, group=control, group_src=0)
+        with waiting_for(distributed.get_process_group_ranks(control), SEEDS, is_collective=True):
+            distributed.broadcast(tensor, group=control, group_src=0)
     return tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -131,10 +132,20 @@ def describe_options(options: StepOptions) -> str:
     plain = StepOptions()
     values = {option.name: getattr(options, option.name) for option in fields(options) if option.compare}
     return "".join(
-        f", {name}={value.name if isinstance(value, (Machine, Profile)) else value!r}"
+        f", {name}={_described(value)}"
         for name, value in values.items()
         if name not in RANK_OPTIONS and value != getattr(plain, name)
     )
+
+
+def _described(value: Any) -> str:
+    """Describe a value in one line, so that values that differ have other lines."""
+    if isinstance(value, Pipelined):
+        return f"{_described(value.schedule)} cut at {' '.join(map(str, value.cut))}"
+    if isinstance(value, PipelineSchedule):
+        digest = hashlib.blake2b(value.to_json().encode(), digest_size=4).hexdigest()
+        return f"{value.title} (table {digest})"
+    return str(value.name) if isinstance(value, (Machine, Profile)) else repr(value)
 
 
 def options_of(keywords: Mapping[str, Any]) -> StepOptions:

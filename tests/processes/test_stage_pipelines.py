@@ -16,8 +16,9 @@ def test_a_training_goes_on_on_other_meshes(tmp_path: Path, names: list[str]) ->
     ranks(4).run(stage_pipelines.goes_on, str(tmp_path), names)
 
 
-def test_counts_where_a_stage_is_frozen() -> None:
-    ranks(4).run(stage_pipelines.where_a_stage_is_frozen, "dp2 pp2")
+@pytest.mark.parametrize("frozen", [1, 3])
+def test_counts_where_a_stage_is_frozen(frozen: int) -> None:
+    ranks(4).run(stage_pipelines.where_a_stage_is_frozen, frozen)
 
 
 def test_one_model_is_cut_in_two_ways() -> None:

@@ -252,8 +252,8 @@ def _check_weights(sizes: Sizes, stages: int) -> None:
     for stage, (activation, for_weights) in enumerate(pairs):
         if for_weights > activation:
             raise ScheduleError(
-                f"for_weights is {for_weights:g} on stage {stage}, and activation {activation:g}: optimise keeps within "
-                f"a limit only where for_weights is at most activation; give the larger one for both"
+                f"for_weights is {for_weights:g} on stage {stage}, and activation {activation:g}: optimise keeps "
+                f"within a limit only where for_weights is at most activation; give the larger one for both"
             )
 
 

@@ -32,8 +32,9 @@ def regions(program: Program, what: str | Sequence[str]) -> Regions:
 
 
 def within(part: Program, program: Program, what: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
-    """Return what is recomputed in a part of a program, as the stage of a pipeline: the modules of it that are chosen in
-    the whole; ``None`` if it has none.
+    """Return what is recomputed in a part of a program, as the stage of a pipeline.
+
+    It is the modules of the part that are chosen in the whole; ``None`` if it has none.
 
     Raises:
         TypeError, ValueError: as ``regions`` of the whole program.

@@ -105,7 +105,7 @@ class Agreement:
         rows = list(torch.zeros(self._control.size(), len(row), dtype=torch.float64))
         work = distributed.all_gather(rows, row, self._control, async_op=True)
         assert work is not None
-        names = {axes: [tensor.name for tensor in by_axes[axes]] for axes in kinds}
+        names = {axes: list(dict.fromkeys(tensor.name for tensor in by_axes[axes])) for axes in kinds}
         self._pending = _Sent(work, rows, call, remedy, names)
 
     def agree(self, call: str) -> None:

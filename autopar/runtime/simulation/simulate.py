@@ -174,8 +174,13 @@ def _load(value: Any, values: Values) -> Any:
     return value
 
 
-def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: int) -> Run:
-    """Run instructions on one rank's values; stop at each exchange, and go on with its result."""
+def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: int, during: str = "") -> Run:
+    """Run instructions on one rank's values; stop at each exchange, and go on with its result.
+
+    Args:
+        during: the slot of a schedule that they belong to, in errors.
+    """
+    here = f"on rank {rank}, in {during}" if during else f"on rank {rank}"
     for step in code:
         if step.axis is not None:
             values[step.name] = yield Arrival(step, _load(step.args[0], values), meshes)
@@ -189,7 +194,7 @@ def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: 
                 values[step.name] = step.function(*args, **kwargs)
             except Exception as error:
                 if step.program is not None:
-                    current_op.add_op(error, f"on rank {rank}: {line_of(step.program, step.node)}")
+                    current_op.add_op(error, f"{here}: {line_of(step.program, step.node)}")
                 raise
 
 

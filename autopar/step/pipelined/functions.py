@@ -17,6 +17,7 @@ from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.streams import Groups
+from autopar.pipeline import Task
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.lowering.lower import Lowered, lower
@@ -37,8 +38,12 @@ class Function(Protocol):
     @property
     def gives(self) -> tuple[str, ...]: ...
 
-    def __call__(self, boxed: list[Any]) -> Steps:
-        """Run on the values of ``takes``, which are emptied; the result has those of ``gives``."""
+    def __call__(self, boxed: list[Any], task: Task | None = None) -> Steps:
+        """Run on the values of ``takes``, which are emptied; the result has those of ``gives``.
+
+        Args:
+            task: the pass that it is, in errors; ``None`` outside of the slots.
+        """
         ...
 
 
@@ -59,9 +64,10 @@ class Functions(Protocol):
 
 @dataclass(frozen=True)
 class _Lowered:
-    """A generated function."""
+    """A generated function; ``hunt``: what looks for NaN in it."""
 
     lowered: Lowered
+    hunt: Hunt | None
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -71,8 +77,10 @@ class _Lowered:
     def gives(self) -> tuple[str, ...]:
         return self.lowered.gives
 
-    def __call__(self, boxed: list[Any]) -> Steps:
+    def __call__(self, boxed: list[Any], task: Task | None = None) -> Steps:
         current_op.tick()
+        if self.hunt is not None:
+            _enter(self.hunt, task)
         return self.lowered.run(boxed)
         yield  # it is a generator that does not stop
 
@@ -109,7 +117,7 @@ class ProcessFunctions:
             donated = Donated.of(self.local, self._donated, self._sums if zeros else ())
             hunt = self._hunt if anomaly.is_on() else None
             phases = lower(self.local, self._groups, None, self._device, hunt, pacing_of(self._explicit), donated)
-            self._made[key] = {name: _Lowered(lowered) for name, lowered in phases.items()}
+            self._made[key] = {name: _Lowered(lowered, hunt) for name, lowered in phases.items()}
         return self._made[key].get(phase)
 
 
@@ -123,12 +131,14 @@ class _Simulated:
     functions: SimulatedFunctions
     rank: int
 
-    def __call__(self, boxed: list[Any]) -> Steps:
+    def __call__(self, boxed: list[Any], task: Task | None = None) -> Steps:
         values: Values = dict(zip(self.takes, boxed, strict=True))
         boxed.clear()
         if anomaly.is_on():
+            _enter(self.functions.hunt, task)
             values = Watched(values, self.functions.hunt)
-        run: Run = run_rank(self.code, values, self.functions.local.meshes, self.rank)
+        during = "" if task is None else slot_of(task)
+        run: Run = run_rank(self.code, values, self.functions.local.meshes, self.rank, during)
         yield from run
         return [values[name] for name in self.gives]
 
@@ -155,6 +165,18 @@ class SimulatedFunctions:
 
     def phase(self, phase: str, zeros: bool = False) -> Function | None:
         return self._phases.get(phase)
+
+
+def slot_of(task: Task) -> str:
+    """Return what errors call the slot of a pass: ``BW03 of stage 1 (micro-batch 3)``."""
+    return f"{task.where} (micro-batch {task.batch})"
+
+
+def _enter(hunt: Hunt, task: Task | None) -> None:
+    if task is None:
+        hunt.enter("", -1)
+    else:
+        hunt.enter(slot_of(task), task.batch)
 
 
 def zeros_of(local: Program, name: str, device: torch.device) -> torch.Tensor:

@@ -69,8 +69,9 @@ class PipelineLoop:
         self._sending.clear()
 
     def _slot(self, slot: Slot) -> Loop:
-        if ends := [end for task in slot.messages for end in self._ends(task)]:
-            self._messages.start(ends)
+        if slot.messages:
+            with self._messages.during((*slot.compute, *slot.messages)[0]):
+                self._messages.start([end for task in slot.messages for end in self._ends(task)])
         if not slot.compute:
             yield from self._free(slot)
         for k, task in enumerate(slot.compute):
@@ -131,7 +132,7 @@ class PipelineLoop:
     def _compute(self, task: Task) -> Loop:
         of, stage, batch = task.of, task.stage, task.batch
         state = self._stages[stage]
-        results = yield from state.run(of, batch)
+        results = yield from state.run(task)
         self._keep_made(task, state, results)
         if of == self._last:
             state.end(batch)

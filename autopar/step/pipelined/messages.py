@@ -19,6 +19,7 @@ from autopar.runtime.current_slot import slot, waiting_for
 from autopar.runtime.lowering.point_to_point import Handle, start
 from autopar.runtime.lowering.point_to_point import Message as End
 from autopar.runtime.simulation.simulate import Until
+from autopar.step.pipelined.functions import slot_of
 from autopar.torch_private import group_named
 
 NUMBERS = "the numbers of all stages"
@@ -165,7 +166,7 @@ class ProcessMessages:
 
     def during(self, task: Task) -> AbstractContextManager[object]:
         if task not in self._slots:
-            self._slots[task] = slot(f"{task.where} (micro-batch {task.batch})")
+            self._slots[task] = slot(slot_of(task))
         return self._slots[task]
 
 

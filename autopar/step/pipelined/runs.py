@@ -19,7 +19,10 @@ from autopar.ir.value_names import SCALE, sums_in
 from autopar.model.calls import Calls
 from autopar.model.dtensor_parameters import local_of
 from autopar.model.inputs import CallInputs, piece_of
+from autopar.runtime import anomaly
+from autopar.runtime.current_op import where_raised
 from autopar.runtime.modes import as_captured
+from autopar.runtime.processes.watch.wording import at
 from autopar.runtime.seeds import seeds_of_calls
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import run_together
@@ -72,6 +75,7 @@ class PipelinedOnProcess:
 
     calls: Calls
     _steps: dict[tuple[int, int], RankStep] = field(default_factory=dict)
+    _failed: str = ""  # where a step has failed
 
     def __call__(self, batch: Sequence[CallInputs], model: ModelState, micro: PipelinedMicro, update: PipelinedUpdate,
                  state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
@@ -82,14 +86,29 @@ class PipelinedOnProcess:
         held: Tensors = {}
         for name, tensor in (*model.parameters, *model.buffers):
             held[name] = local_of(tensor)
-        held |= state
+        if context.agreement is not None:
+            context.agreement.finish()  # before any other message
         computed = computed_of(calls, micro, len(batch))
         inputs = {stage.number: inputs_of(stage, batch, computed, context.rank) for stage in step.stages}
-        if context.agreement is not None:
-            context.agreement.finish()
-        with as_captured():
-            returned = result_of(step.run(held, inputs))
+        if anomaly.is_on():
+            for stage in step.stages:
+                anomaly.refuse_nan(model, held, inputs[stage.number], state, context.rank)
+        held |= state
+        try:
+            with as_captured():
+                returned = result_of(step.run(held, inputs))
+        except BaseException as error:
+            self._failed = at(where_raised(error))
+            raise
         return [returned[name] for name in update.returns], []
+
+    def refuse_after_failure(self) -> None:
+        """Refuse to run on after a step that failed: its messages would meet those of the next."""
+        if self._failed:
+            raise RuntimeError(
+                f"a step failed on this rank {self._failed}, and its messages are still under way: end the job, and "
+                f"start again from a checkpoint"
+            )
 
     def _step(self, micro: PipelinedMicro, update: PipelinedUpdate) -> RankStep:
         key = id(micro), id(update)
@@ -125,8 +144,12 @@ class PipelinedSimulated:
         mail: Mail = {}
         steps = self._of(micro, update, mail)
         full: Tensors = {name: tensor.detach() for name, tensor in (*model.parameters, *model.buffers)}
-        full |= state
         computed = computed_of(self.calls, micro, len(batch))
+        if anomaly.is_on():
+            names = {name for stage in micro.stages for name in stage.input_types}
+            brought = [{name: t for name, t in inputs.named if name in names} for inputs in batch]
+            anomaly.refuse_nan(model, full, brought, state)
+        full |= state
         held: dict[int, Tensors] = {}
         layouts: dict[str, TensorType] = {}
         returned: dict[int, Tensors] = {}

@@ -69,7 +69,10 @@ def as_sizes(stages: Iterable[StageSizes]) -> Sizes:
 
 
 def stage_sizes(micro: PipelinedMicro, update: PipelinedUpdate) -> list[StageSizes]:
-    """Return the sizes of each stage. One pass runs at a time, so a rank's workspace is counted on one of its stages."""
+    """Return the sizes of each stage.
+
+    One pass runs at a time, so a rank's workspace is counted on one of its stages.
+    """
     rows = [_StageMemory(micro, update, stage).sizes() for stage in micro.stages]
     for stages in micro.schedule.stages_of:
         most = max(rows[stage].workspace for stage in stages)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from autopar.ir.value_names import sums_in
+from autopar.pipeline import Task
 from autopar.step.pipelined.functions import Functions, zeros_of
 from autopar.step.pipelined.programs import Stage
 
@@ -58,8 +59,9 @@ class StageState:
                 taken |= {self.stage.sent_back(value)[0] for value in self.stage.cut.down}
         return later
 
-    def run(self, of: str, batch: int) -> Generator[Any, Any, Tensors]:
+    def run(self, task: Task) -> Generator[Any, Any, Tensors]:
         """Run a pass of a micro-batch. Returns its results, by name."""
+        of, batch = task.of, task.batch
         phase, kept = PHASES[of], self.kept[batch]
         function = self._functions.phase(phase, zeros=phase not in self._begun)
         self._begun.add(phase)
@@ -68,7 +70,7 @@ class StageState:
         later = self._later[of]
         boxed = [self._take(name, batch, name in later) for name in function.takes]
         gives = function.gives
-        values = yield from function(boxed)
+        values = yield from function(boxed, task)
         results = dict(zip(gives, values, strict=True))
         del values
         for state, next_value in self._states.items():

@@ -63,6 +63,11 @@ class PipelinedStep(TrainStep):
         micro, update = self._current()
         return micro, update
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step, as ``TrainStep``. ``RuntimeError`` if one has failed on this rank before."""
+        self._here.refuse_after_failure()
+        return super().__call__(*args, **kwargs)
+
     @property
     def program(self) -> Any:
         """The explicit programs of all stages. Prints as text. ``RuntimeError`` before a capture."""

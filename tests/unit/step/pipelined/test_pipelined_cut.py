@@ -101,7 +101,7 @@ backward:
   mm_5 : f32[4 4] = mm(t_1, d_mm)  # call 7 head
   return mean
   grad head = mm_5
-"""  # noqa: W291
+"""
 
 
 def test_units_of_a_model() -> None:

@@ -1,0 +1,75 @@
+"""Steps on stages that are refused because ranks differ, on each of four processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from error_texts import refused
+from pipelined_steps import SPLIT, Layers, Noisy
+from torch import distributed
+
+import autopar
+from autopar import Mesh
+from autopar.model.dtensor_parameters import is_dtensor
+from autopar.pipeline import build
+
+MESH, ODD = Mesh({"pp": 2, "tp": 2}), 2  # the rank that differs
+OWN = build("1f1b", 2, 4)
+PLAIN: dict[str, Any] = {"schedule": "1f1b", "microbatches": 4}
+HALVES = {"stages": ["layers.[01]*", ["layers.[23]*", "head"]]}
+# case → options of all ranks, and those of rank 2 alone; what is said of rank 2, and of the others
+DIFFERENT: dict[str, tuple[tuple[dict[str, Any], dict[str, Any]], str, str]] = {
+    "schedule": (({}, {"schedule": "gpipe"}), "schedule='gpipe'", "schedule='1f1b'"),
+    "schedules of one name": (
+        ({"schedule": OWN}, {"schedule": replace(build("gpipe", 2, 4), name="1f1b")}),
+        "schedule=1f1b on 2 ranks, 4 micro-batches (table ",
+        "schedule=1f1b on 2 ranks, 4 micro-batches (table ",
+    ),
+    "stages": ((HALVES, {"stages": ["layers.0*", ["layers.[1-3]*", "head"]]}), "'layers.0*'", "'layers.[01]*'"),
+    "globs on one rank": (({}, HALVES), "stages=('layers.[01]*'", "microbatches=4, schedule='1f1b'"),
+    "microbatches": (({}, {"microbatches": 2}), "microbatches=2", "microbatches=4"),
+    "chunks": (
+        ({"schedule": "interleaved", "chunks": 2}, {"schedule": "interleaved", "chunks": 1}),
+        "chunks=1",
+        "chunks=2",
+    ),
+}
+
+
+def batch(rows: int = 8) -> dict[str, torch.Tensor]:
+    return {"x": torch.ones(rows, 8), "y": torch.ones(rows, dtype=torch.int64)}
+
+
+def step_of(model: torch.nn.Module, options: dict[str, Any]) -> Any:
+    parallel = autopar.parallelize(model, MESH, SPLIT)
+    return parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), **{**PLAIN, **options})
+
+
+def other_options() -> dict[str, tuple[str, bool]]:
+    """What each case says, and whether the parameters are what and where they were."""
+    answers = {}
+    for case, ((common, odd), *_) in DIFFERENT.items():
+        torch.manual_seed(0)
+        model = Layers()
+        before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+        step = step_of(model, {**common, **(odd if distributed.get_rank() == ODD else {})})
+        said = refused(RuntimeError, lambda step=step: step(batch()))
+        unchanged = all(
+            not is_dtensor(parameter) and torch.equal(parameter, before[name])
+            for name, parameter in model.named_parameters()
+        )
+        answers[case] = said, unchanged and step.captures == 0
+        step.parallel.close()
+    return answers
+
+
+def another_batch() -> tuple[str, list[float]]:
+    """What is said of a batch of another shape in a later step, and the losses of the steps around it."""
+    step = step_of(Noisy(), {})
+    losses = [float(step(batch()))]
+    said = refused(RuntimeError, lambda: step(batch(4 if distributed.get_rank() == ODD else 8)))
+    losses += [float(step(batch())) for _ in range(2)]
+    step.parallel.close()
+    return said, losses
