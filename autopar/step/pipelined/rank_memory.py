@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Column, Table
 
+from autopar.errors import MemoryLimitError
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.pipeline.memory import memory
+from autopar.search.certificate import bytes_text
 from autopar.step.pipelined.programs import PipelinedMicro
-from autopar.step.pipelined.sizes import as_sizes, stage_sizes
+from autopar.step.pipelined.sizes import as_sizes, sizes_of, stage_sizes
 from autopar.step.pipelined.update import PipelinedUpdate
 
 
@@ -60,3 +63,21 @@ def memory_of_rank(micro: PipelinedMicro, update: PipelinedUpdate, mesh: Mesh, r
         **{kind: round(bytes) for kind, bytes in found.at_peak[position].items()},
     }
     return RankMemory(rank, round(found.peak[position]), kinds["parameters, state and batch"], kinds)
+
+
+def check_within(limit: float | None, micro: PipelinedMicro, update: PipelinedUpdate) -> None:
+    """Raise ``MemoryLimitError`` if a rank takes more bytes than the option ``memory=`` allows."""
+    if limit is None or limit == math.inf:
+        return
+    peaks = memory(micro.schedule, sizes_of(micro, update)).peak
+    position = max(range(len(peaks)), key=peaks.__getitem__)
+    if (peak := peaks[position]) > limit:
+        stages = ", ".join(map(str, micro.schedule.stages_of[position]))
+        error = MemoryLimitError(
+            f"{micro.schedule.title} takes {bytes_text(peak)} of a rank of stage {stages}, {bytes_text(peak - limit)} "
+            f'more than memory={limit:g} allows\n  recompute more (recompute="blocks"), cut into more stages, use a '
+            f"schedule that keeps fewer micro-batches (step.pipeline.simulate() shows the memory of each), or give a "
+            f"larger memory="
+        )
+        error.bytes = peak
+        raise error
