@@ -145,8 +145,8 @@ CASES: dict[str, Case] = {
         [1, 1, 1, 1],
         [
             r"rank 2 failed at failing_steps\.py:\d+  step\(batch\): RuntimeError: a step failed on this rank in BW01 "
-            r"of stage 1 \(micro-batch 1\): .*, and its messages are still under way: end the job, and start again from a "
-            r"checkpoint"
+            r"of stage 1 \(micro-batch 1\): .*, and its messages are still under way: end the job, and start again from "
+            r"a checkpoint"
         ],
     ),
     "a message is never sent": (
