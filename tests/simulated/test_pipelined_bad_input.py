@@ -104,7 +104,8 @@ LATER: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"schedule": "interleaved-1f1b", "chunks": 4},
         PlanError,
         "the schedule has 8 stages, and the forward has 6 parts between which it can be cut: layers.0, layers.1, "
-        "layers.2, layers.3, head, the root; use fewer stages (a smaller pp, or fewer chunks), or a model with more layers",
+        "layers.2, layers.3, head, the root; use fewer stages (a smaller pp, or fewer chunks), or a model with more "
+        "layers",
     ),
     "globs leave ops out": ({"stages": ["layers.0", "layers.1"]}, PlanError, "no stage has the module layers.2.0\n"),
     "globs overlap": (

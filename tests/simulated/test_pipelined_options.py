@@ -131,10 +131,9 @@ class Mean(nn.Module):
 # -- ZeRO, norms, what is trained
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
-@pytest.mark.parametrize("policy", ["1f1b", "zb-v"])
+@pytest.mark.parametrize(("zero", "policy"), [(1, "1f1b"), (2, "zb-v"), (3, "1f1b"), (3, "zb-v")])
 def test_zero(zero: int, policy: str) -> None:
-    step = pipelined_alike("shared", DP2, policy, 3, count=4, zero=zero, clip_norm=0.5)
+    step = pipelined_alike("shared", DP2, policy, 3, count=3, zero=zero, clip_norm=0.5)
     assert "/dp" in str(step.program)
 
 
@@ -291,4 +290,4 @@ SEED = {"schedule": "1f1b", "recompute": "blocks", "clip_norm": 1.0}
 ], ids=str)  # fmt: skip
 def test_llama_in_mixed_precision(sizes: dict[str, int], options: dict[str, Any]) -> None:
     """As far from float32 as a single device with a ``GradScaler``."""
-    steps.mixed_alike("llama", sizes, "fp16-O2", {**SEED, **options}, count=3)
+    steps.mixed_alike("llama", sizes, "fp16-O2", {**SEED, **options}, count=2)

@@ -41,7 +41,7 @@ NAMES = st.sampled_from(("skip", "shared", "streams"))
 
 
 @pytest.mark.long
-@settings(RANDOM, max_examples=10)
+@settings(RANDOM, max_examples=6)
 @given(schedule=disordered(), name=NAMES)
 def test_random_orders(schedule: PipelineSchedule, name: str) -> None:
     """Of computations and messages, on random placements with unequal numbers of stages on a rank."""
@@ -57,7 +57,7 @@ def test_many_random_orders(schedule: PipelineSchedule, name: str, tp: int) -> N
 
 
 @pytest.mark.long
-@settings(RANDOM, max_examples=8)
+@settings(RANDOM, max_examples=5)
 @given(
     schedule=right(ranks=3, batches=4), name=NAMES, choose=st.randoms(use_true_random=False), times=st.integers(0, 2)
 )
@@ -92,8 +92,7 @@ def test_rows_without_tasks() -> None:
         for row in schedule.slots
         for rank in (1, 0)
     ]
-    assert alike_or_refused(PipelineSchedule(tuple(apart), 3, schedule.rank_of), "skip")
-    spread = [each for row in schedule.slots for each in (empty, row)]
+    spread = [each for row in apart for each in (empty, row)]
     assert alike_or_refused(PipelineSchedule(tuple(spread), 3, schedule.rank_of), "skip")
 
 
