@@ -13,7 +13,7 @@ from autopar.capture.blocks import ancestors
 from autopar.costs.machine import Machine
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
-from autopar.pipeline import PipelineSchedule
+from autopar.pipeline import PipelineSchedule, Sizes, Times
 from autopar.pipeline.simulate import Simulation
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.order import Order
@@ -78,14 +78,23 @@ class Pipeline:
             reports.append(StageReport(number, stage.mesh.ranks, own, keeps, copies, sent, back))
         return Pipeline(micro.schedule, tuple(reports), micro, update, machine)
 
+    @property
+    def times(self) -> Times:
+        """The seconds of each stage's passes and messages, for ``autopar.pipeline``."""
+        return times_of(self._micro, self._machine)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The bytes of each stage's values, for ``autopar.pipeline``."""
+        return sizes_of(self._micro, self._update)
+
     def simulate(self) -> Simulation[PipelineSchedule]:
         """Simulate the schedule with the durations and the memory of this step.
 
         Each pass takes the makespan of its program, and messages the price of their bytes on the machine. The update is
         not part of it. Times are in seconds, sizes in bytes.
         """
-        sizes = sizes_of(self._micro, self._update)
-        return self.schedule.simulate(times_of(self._micro, self._machine), sizes)
+        return self.schedule.simulate(self.times, self.sizes)
 
     def __str__(self) -> str:
         right = (Column(name, justify="right") for name in ("parameters", "sends", "sends back"))
