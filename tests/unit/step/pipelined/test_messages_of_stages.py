@@ -48,7 +48,7 @@ def test_tags_match() -> None:
 
 
 def test_other_sizes() -> None:
-    with pytest.raises(RuntimeError, match="^rank 1 receives 1 bytes in FR03 of stage 1, and rank 0 sends 2$"):
+    with pytest.raises(RuntimeError, match=r"^rank 1 receives 1 bytes in FR03 of stage 1, and rank 0 sends 2$"):
         exchanged(
             [Message("a", True, 1, bytes_of(1, 2), 7, "")], [Message("a", False, 0, bytes_of(0), 7, "FR03 of stage 1")]
         )
