@@ -5,7 +5,8 @@ and a boundary tensor are 1 MiB. Predicted: ``step.memory(rank)``. Wire: real pr
 computing, from the first slot to the end of the last, beside ``step.pipeline.simulate()``. Overhead: CPU time of the
 thread that runs the slots of a tiny model, without that of the generated functions, and with it; gloo's own threads
 are not counted. Torch: alternating pairs of whole steps: 8 blocks of a product and a GELU, 512 wide, with 256 rows in a
-micro-batch; a Llama of 8 layers, 256 wide, with 4 × 64 tokens. Growth: capture, nodes and lines of generated code by micro-batches.
+micro-batch; a Llama of 8 layers, 256 wide, with 4 × 64 tokens. Growth: capture, nodes and lines of generated code by
+micro-batches.
 """
 
 from __future__ import annotations
