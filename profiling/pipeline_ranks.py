@@ -44,10 +44,9 @@ def measured(function: Callable[..., Any], *args: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         given = (function, args, os.path.join(folder, "store"), results)
         processes = multiprocessing.spawn(_rank, given, RANKS, join=False)
-        found = results.get()
-        while not processes.join():
+        while not processes.join():  # it raises what a rank has raised
             pass
-    return found
+        return results.get()  # it is short, so that its sender has not waited for us
 
 
 def _rank(rank: int, function: Callable[..., Any], args: Any, store: str, results: Any) -> None:
@@ -69,11 +68,16 @@ def together(value: Any) -> list[Any]:
     return values
 
 
-def stepped(model: Any, given: dict[str, torch.Tensor], microbatches: int, policy: str, **options: Any) -> Any:
-    """A captured step."""
+def uncaptured(model: Any, microbatches: int, policy: str, **options: Any) -> Any:
+    """A step that has not been captured."""
     parallel = autopar.parallelize(model, autopar.Mesh(pp=RANKS), {}, **options)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=RATE)
-    step = parallel.train_step(optimizer, microbatches=microbatches, schedule=policy)
+    return parallel.train_step(optimizer, microbatches=microbatches, schedule=policy)
+
+
+def stepped(model: Any, given: dict[str, torch.Tensor], microbatches: int, policy: str, **options: Any) -> Any:
+    """A captured step."""
+    step = uncaptured(model, microbatches, policy, **options)
     step.capture(**given)
     return step
 
@@ -193,9 +197,9 @@ def overhead(policy: str, microbatches: int) -> list[tuple[int, float, float]]:
         whole = time.thread_time() - begun
         loops.append((whole - inside[0], whole))
 
-    def counted(function: Any, boxed: list[Any]) -> Any:
+    def counted(function: Any, boxed: list[Any], *more: Any) -> Any:
         begun = time.thread_time()
-        values = yield from call(function, boxed)
+        values = yield from call(function, boxed, *more)
         inside[0] += time.thread_time() - begun
         return values
 
@@ -212,8 +216,8 @@ def overhead(policy: str, microbatches: int) -> list[tuple[int, float, float]]:
 
 
 MODELS: dict[str, Callable[[], tuple[Any, Callable[[int], dict[str, torch.Tensor]]]]] = {
-    "8 × Linear 512, GELU": lambda: (Blocks(8, 512), lambda count: Blocks.batch(256 * count, 512)),
-    "Llama, 8 layers of 256": lambda: (Llama(), lambda count: Llama.batch(4 * count)),
+    "blocks": lambda: (Blocks(8, 512), lambda count: Blocks.batch(256 * count, 512)),
+    "llama": lambda: (Llama(), lambda count: Llama.batch(4 * count)),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from autopar.errors import ScheduleError, shown
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.pipeline import POLICIES, PipelineSchedule, build
@@ -35,7 +37,9 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
     if isinstance(given, Pipelined):
         given = given.schedule
     if isinstance(given, str):
-        return with_frees(build(given, ranks, options.count, options.chunks))
+        if options.chunks is not None and not isinstance(options.chunks, int):
+            return with_frees(build(given, ranks, options.count, options.chunks))  # it is refused
+        return _of_policy(given, ranks, options.count, options.chunks)
     if not isinstance(given, PipelineSchedule):
         raise TypeError(
             f"schedule={shown(given)} is neither the name of a policy ({', '.join(POLICIES)}), nor a PipelineSchedule, "
@@ -56,3 +60,9 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
 def gathers_apart(schedule: PipelineSchedule) -> bool:
     """Return whether slots of the schedule gather the parameters of stages, for several passes at once."""
     return any(name == UNSHARD for row in schedule.slots for slot in row for name, _ in slot.parameters)
+
+
+@lru_cache(maxsize=16, typed=True)
+def _of_policy(name: str, ranks: int, batches: int, chunks: int | None) -> PipelineSchedule:
+    """Make a policy's schedule once: a step asks for it before it captures, and again with each new call."""
+    return with_frees(build(name, ranks, batches, chunks))
