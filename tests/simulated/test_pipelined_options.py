@@ -72,6 +72,7 @@ def test_mixed_precision(amp: str) -> None:
     assert f"addmm : {amp[:4].rstrip('-').replace('fp16', 'f16')}[" in str(ours.program) or amp.endswith("O1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["1f1b", "zb-v"])
 def test_an_overflow_is_skipped_on_all_stages(policy: str) -> None:
     """The scale begins far too large, falls until gradients fit, and rises again."""
@@ -249,6 +250,7 @@ def test_states_go_to_other_meshes(sizes: dict[str, int]) -> None:
     assert max(differences(other, alone).values()) <= 1e-9
 
 
+@pytest.mark.long
 def test_evaluation_between_steps() -> None:
     step, alone, batches = made("normed", TP2, "zb-v", 3, rows=8)
     for k in range(3):

@@ -76,7 +76,7 @@ def alike(name: str, mesh: str, policy: str, microbatches: int, **options: Any) 
 @pytest.mark.parametrize(
     ("name", "mesh", "policy", "microbatches"),
     [
-        *DRAWN,
+        *(pytest.param(*case, marks=pytest.mark.long) if "normed" in case else case for case in DRAWN),
         *(pytest.param(*case, marks=pytest.mark.long) for case in LONG),
         *(pytest.param(*case, marks=[SWEEP, pytest.mark.long]) for case in MORE),
     ],
@@ -150,6 +150,7 @@ def test_bitwise_those_of_one_rank(name: str, policy: str) -> None:
         same_bits(bits(step.parallel.module), bits(whole.parallel.module))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("random", ["parallel", "single"])
 def test_no_order_changes_a_draw(random: str) -> None:
     """Dropout draws what it does on one rank, in the order of any policy; each micro-batch has numbers of its own."""
