@@ -63,7 +63,8 @@ class PipelinedStep(TrainStep):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step, as ``TrainStep``. ``RuntimeError`` if one has failed on this rank before."""
-        self._here.refuse_after_failure()
+        here: Any = self._here
+        here.refuse_after_failure()
         return super().__call__(*args, **kwargs)
 
     @property
