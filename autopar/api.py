@@ -14,7 +14,7 @@ from autopar.costs.machine import Machine, machine_from, machine_of
 from autopar.errors import class_of, shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
-from autopar.ir.mesh import Mesh, mesh_of_stage
+from autopar.ir.mesh import PIPELINE, Mesh, mesh_of_stage
 from autopar.ir.ops.seeded_random import RANDOM, Random
 from autopar.model.choose_mesh import choose_mesh
 from autopar.model.dtensor_parameters import is_dtensor
@@ -135,7 +135,7 @@ def parallelize(
     check_time_limit(time_limit)
     check_memory(memory)
     overlap_of(overlap, "direct")  # refused before anything is sent
-    stage = mesh_of_stage(mesh, 0)  # plans are of one stage
+    stage = mesh_of_stage(mesh, 0) if mesh.sizes.get(PIPELINE, 1) > 1 else mesh  # plans are of one stage
     plan, pipelined = without_pipeline(plan, mesh)
     layers, given = given_plan(plan, stage)
     on = machine_from(machine) if machine is not None else None if given is None else given.machine

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from autopar.step.options import StepKeywords
-    from autopar.step.pipelined.evaluation import StagedCalls
     from autopar.step.train_step import TrainStep
 
 Outputs = Literal["sharded", "global"]  # how tensors come back: as DTensors, or replicated
@@ -65,8 +64,7 @@ class Parallel(ModelProxy):
         compiler: captures its calls and places them on the mesh.
     """
 
-    OWN = ModelProxy.OWN | {"compiler", "_staged_calls"}
-    _staged_calls: StagedCalls | None = None
+    OWN = ModelProxy.OWN | {"compiler"}
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh, plan: Plan | None = None, *, job: Job | None = None,
                  strict: bool = False, inputs: Inputs = "global", outputs: Outputs = "sharded", recapture: bool = True,
@@ -79,7 +77,8 @@ class Parallel(ModelProxy):
         if job is not None or mesh.size == 1:
             context = RankContext(mesh.ranks[0] if job is None else job.rank, job, agreement)
         position = 0 if job is None else mesh.coordinates(job.rank).get(PIPELINE, 0)
-        own = mesh_of_stage(mesh, position)  # until a training step cuts the model, each stage has all of it
+        # until a training step cuts the model, each stage has all of it
+        own = mesh_of_stage(mesh, position) if mesh.sizes.get(PIPELINE, 1) > 1 else mesh
         attrs = layouts_of(plan, model, own)
         if searches(plan):
             attrs |= _until_searched(model, own, attrs)
@@ -107,7 +106,12 @@ class Parallel(ModelProxy):
 
     @property
     def program(self) -> Program:
-        """The explicit program, in which every transfer is an op. ``RuntimeError`` before a capture."""
+        """The explicit program, in which every transfer is an op. ``RuntimeError`` before a capture.
+
+        On a mesh with the stages of a pipeline it is the traced program of the example, which ``train_step`` cuts.
+        """
+        if self._calls.latest is None and self._calls.traced is not None:
+            return self._calls.traced
         return self._current().program
 
     @property
@@ -165,14 +169,20 @@ class Parallel(ModelProxy):
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def capture(self, *args: Any, **kwargs: Any) -> Compiled:
+    def capture(self, *args: Any, **kwargs: Any) -> Compiled | None:
         """Capture such a call and place it, unless it was captured before. Nothing is computed. All ranks call it.
+
+        On a mesh with the stages of a pipeline nothing is placed: that is for ``train_step``, which cuts the model.
 
         Raises:
             RuntimeError: another call was captured before, and ``recapture=False``.
         """
         calls = self._calls
         inputs = calls.inputs(calls.bound(args, kwargs))
+        if self.mesh.sizes.get(PIPELINE, 1) > 1:
+            captured, *_ = calls.compiler.capture(inputs)
+            calls.traced = captured.program
+            return None
         return calls.compiled(inputs, calls.call(inputs, model_state(self.module)))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,10 +260,9 @@ class Parallel(ModelProxy):
         from autopar.step.pipelined.evaluation import StagedCalls
 
         calls, simulates = self._calls, self.job is None
-        if self._staged_calls is None:
-            object.__setattr__(self, "_staged_calls", StagedCalls(calls))
-        staged = self._staged_calls
-        assert staged is not None
+        if calls.staged is None:
+            calls.staged = StagedCalls(calls)
+        staged: StagedCalls = calls.staged
         with ONE_AT_A_TIME:
             inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
             call = staged.known(inputs, state)
@@ -354,7 +363,8 @@ class Parallel(ModelProxy):
         if chosen is not None and made.schedule is None:
             count = made.microbatches if "microbatches" in options else chosen.microbatches
             made = replace(made, schedule=chosen, microbatches=count)
-        pipelined = self._calls.mesh.sizes.get(PIPELINE, 1) > 1 or made.schedule is not None
+        given = (made.schedule, made.chunks, made.stages)
+        pipelined = self._calls.mesh.sizes.get(PIPELINE, 1) > 1 or any(option is not None for option in given)
         return (PipelinedStep if pipelined else TrainStep)(self, self._calls, optimizer, made)
 
 

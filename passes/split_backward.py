@@ -28,8 +28,8 @@ class SplitBackward(Pass):
           grad x = mm                                            mm_1 : f32[8 4] = mm(t, x)
                                                                  w_grad_sum : f32[8 4] = add.Tensor(w_grad, mm_1)
 
-    These are the W of a zero-bubble schedule (Qi et al., 2023): no gradient that another stage receives needs them. An op
-    that leads to the gradients of several parameters stays: on the first stage, which sends no gradient, everything
+    These are the W of a zero-bubble schedule (Qi et al., 2023): no gradient that another stage receives needs them. An
+    op that leads to the gradients of several parameters stays: on the first stage, which sends no gradient, everything
     else would be W, and B empty. So does an addition to a sum whose addend stays: the addend would be kept for it.
     Linear in the graph.
     """

@@ -15,6 +15,7 @@ from autopar.capture.model_state import ModelState, model_state
 from autopar.errors import PlanError
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
 from autopar.model.call_agreement import CallAgreement
 from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiled, Compiler, RankContext
@@ -49,6 +50,8 @@ class Calls:
         recapture: whether another call may be captured after the first one.
         unfinished: functions that complete the steps that have left something under way.
         homes: where the parameters are that are on stages of a pipeline; ``None`` before a step has cut the model.
+        staged: what runs the calls of a model on stages, once there was one.
+        traced: the traced program of an example, on a mesh with stages.
         pipelined: the pipeline that the plan has chosen; ``None`` if it has none.
 
     Args:
@@ -68,6 +71,8 @@ class Calls:
         self.latest: Compiled | None = None
         self.unfinished: dict[int, Callable[[], None]] = {}
         self.homes: StageHomes | None = None
+        self.staged: Any = None
+        self.traced: Program | None = None
         self.pipelined: Pipelined | None = None
         self._inputs, self._layouts, self._original = inputs, dict(layouts), original
         self._input_layouts: dict[Any, Mapping[str, DistAttr]] = {}  # by names and shapes of inputs

@@ -51,7 +51,6 @@ def move_to_stages(module: torch.nn.Module, homes: Mapping[str, Layout], job: Jo
             placements = placements_of(home.attr, home.mesh, tuple(parameter.shape))
             if parameter.device_mesh == device_mesh and parameter.placements == placements:
                 continue
-            parameter.grad = None
             new = torch.nn.Parameter(
                 placed_on(parameter.detach(), device_mesh, placements, job), requires_grad=parameter.requires_grad
             )

@@ -175,9 +175,9 @@ def round_trips(cost: Costs, batches: int) -> float:
     1 other micro-batches, so n - k are freed. Each of them was held for at least L = F + turn + B, so the (n-k)-th of
     them was freed at f(n-k) + L or later. So f(n) >= f(n-k) + L, also f(n) >= f(n-1) + F, and f(1) >= head. The
     micro-batch of the m-th forward takes L and then the tail. While a stage keeps an activation up to B, all earlier
-    stages of its rank keep theirs, so k counts them too. The same holds with L + W, where only the memory for the
-    weight gradients of the other micro-batches counts. With one micro-batch, or memory for one, this is the critical
-    path.
+    stages of its rank keep theirs, so k counts them too. The same holds with L + W, where only what the other
+    micro-batches keep all the time up to the end of W counts. With one micro-batch, or memory for one, this is the
+    critical path.
     """
     shortest, room = shortest_times(cost), cost.room
     best = 0.0
@@ -186,7 +186,8 @@ def round_trips(cost: Costs, batches: int) -> float:
             forward, trip = cost.forward[stage], cost.forward[stage] + shortest.turn[stage] + cost.backward[stage]
             free = room[rank] - cost.buffers(stage)
             activations = sum(cost.activation[earlier] for earlier in stages[: number + 1])
-            for size, extra in ((activations, 0.0), (cost.later[stage], cost.weight[stage])):
+            to_the_end = min(cost.activation[stage], cost.later[stage])
+            for size, extra in ((activations, 0.0), (to_the_end, cost.weight[stage])):
                 k = batches if free == inf or not size else max(1, 1 + floor((free - activations) / size))
                 rounds, remaining = divmod(batches - 1, k)
                 best = max(

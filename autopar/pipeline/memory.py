@@ -128,11 +128,6 @@ def _walk(schedule: ScheduleTable, sizes: Sizes, held: Collection[Held], takes: 
     stages, rank_of = schedule.stages, schedule.rank_of
     activation = per_stage(sizes.activation, stages, "activation")
     later = activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights")
-    for stage, (most, for_weights) in enumerate(zip(activation, later, strict=True)):
-        if for_weights > most:
-            raise ScheduleError(
-                f"for_weights is {for_weights:g} on stage {stage}: a part of activation, which is {most:g} there"
-            )
     boundary = per_stage(sizes.boundary, stages - 1, "boundary", PAIRS) if stages > 1 else []
     # bytes of a message between a stage and the next
     between = [b if rank_of[s] != rank_of[s + 1] else None for s, b in enumerate(boundary)]
@@ -166,14 +161,14 @@ def _walk(schedule: ScheduleTable, sizes: Sizes, held: Collection[Held], takes: 
                     sent = before[stage] if kind == "BW" else None
                 if sent is not None:
                     take(time, task, False, "sends", sent)
-                if kind == "BW":
-                    take(time, task, True, "activations", (later[stage] if split else 0.0) - activation[stage])
-                elif kind == "WW":
-                    take(time, task, True, "activations", -later[stage])
                 if kind == last_of_forward and (read := before[stage]) is not None:
                     take(time, task, True, "receives", -read)
                 if kind == last_of_gradient and (read := behind[stage]) is not None:
                     take(time, task, True, "receives", -read)
+                if kind == "BW":
+                    take(time, task, True, "activations", (later[stage] if split else 0.0) - activation[stage])
+                elif kind == "WW":
+                    take(time, task, True, "activations", -later[stage])
 
 
 def _live(schedule: ScheduleTable) -> tuple[float, ...]:

@@ -41,7 +41,8 @@ class Sizes:
 
     Attributes:
         activation: kept from the begin of the forward to the end of the backward.
-        for_weights: the part of it that the weight gradient reads, if that is computed separately; ``None``: all of it.
+        for_weights: kept from the end of the backward to the end of the weight gradient, if that is computed
+            separately: inputs and gradients of outputs. It may be more than ``activation``. ``None``: as much.
         boundary: a tensor between two stages, and its gradient; one number, or one for each two neighbouring stages.
         fixed: memory that a stage needs all the time: parameters, gradients, optimizer state.
     """

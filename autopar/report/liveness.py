@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import fx
@@ -61,11 +61,13 @@ class Lifetimes:
     Attributes:
         ops: the nodes that run, in order.
         storages: all storages, in the order of allocation.
+        of: value → the storages of each of its elements; empty for a lowered function.
     """
 
     program: Program
     ops: tuple[fx.Node, ...]
     storages: tuple[Storage, ...]
+    of: Mapping[fx.Node, tuple[tuple[Storage, ...], ...]] = field(default_factory=dict, repr=False)
 
     def held(self) -> list[int]:
         """Return the bytes in use while each op runs, including its operands and results."""
@@ -158,7 +160,7 @@ class _Walk:
                     storage.kind = (
                         "gradients" if result.kind == "grad" else self.of[self.placeholders[result.of]][0][0].kind
                     )
-        return Lifetimes(self.program, tuple(self.ops), tuple(self.storages))
+        return Lifetimes(self.program, tuple(self.ops), tuple(self.storages), self.of)
 
     def hold(self, node: fx.Node, end: int) -> None:
         record = record_of(node)

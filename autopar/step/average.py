@@ -9,7 +9,7 @@ depend on a parameter does not change its average.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -156,12 +156,17 @@ class Averages:
         saved = [parameter.detach().clone() for parameter, _ in pairs]
         self.lent = True
         try:
-            job = self.optimizer_state.job
-            _write([(parameter, with_layout_of(tensor, parameter, job)) for parameter, tensor in pairs])
+            self._write(pairs)
             yield
         finally:
-            _write([(parameter, weights) for (parameter, _), weights in zip(pairs, saved, strict=True)])
+            self._write([(parameter, weights) for (parameter, _), weights in zip(pairs, saved, strict=True)])
             self.lent = False
+
+    @torch.no_grad()
+    def _write(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Write values to parameters, which may have left their stages since the values were taken."""
+        for parameter, value in pairs:
+            parameter.copy_(with_layout_of(value, parameter, self.optimizer_state.job))
 
     def refuse_while_lent(self) -> None:
         """Raise ``RuntimeError`` inside of ``in_model``, where the model's weights are the averages."""
@@ -175,9 +180,3 @@ def with_layout_of(tensor: torch.Tensor, parameter: torch.Tensor, job: Job | Non
         return tensor
     assert is_dtensor(parameter) and job is not None
     return placed_on(tensor.to(local_of(parameter).device), parameter.device_mesh, parameter.placements, job)
-
-
-@torch.no_grad()
-def _write(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    for parameter, value in pairs:
-        parameter.copy_(value)

@@ -115,7 +115,7 @@ def test_a_job_of_another_size_is_refused(model: str, monkeypatch: pytest.Monkey
         (["--zero", "4"], "--zero 4 must be 0, 1, 2 or 3"),
         (["--optimizer", "adm"], "did you mean adam?"),
         (["--device", "tpu"], "--device tpu is unknown"),
-        (["--mesh", "pp=2,dp=2"], "parallelize does not run pipelines yet"),
+        (["--mesh", "pp=2,dp=2"], "is about the ranks of one stage"),
         (["--machine", "cpus"], "there is no machine 'cpus'; did you mean 'cpu'?"),
         (["--save", "no/step.json"], "there is no folder no for --save no/step.json; make it first"),
         (["huge"], "the model huge is unknown; choose from tiny, small, medium, large, or name a function"),

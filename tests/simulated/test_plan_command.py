@@ -150,7 +150,7 @@ def test_a_plan_that_does_not_fit_is_not_the_cheapest(model: str) -> None:
                                 "or 'NVIDIA H100 NVL'?"),
         (["--machine", "none.json"], "there is no machine file none.json; autopar calibrate writes one"),
         (["--mesh", "dp=2,dp=2"], "is not a list of different axes with their sizes"),
-        (["--mesh", "pp=2,dp=2"], "parallelize does not run pipelines yet"),
+        (["--mesh", "pp=2,dp=2"], "is about the ranks of one stage"),
         (["--plan", "megatorn"], "did you mean megatron?"),
         (["--compare", "--plan", "ddp"], "--compare has all presets and the search; leave --plan ddp out"),
         (["--optimizer", "adm"], "did you mean adam?"),

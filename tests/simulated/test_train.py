@@ -260,7 +260,6 @@ REFUSED = {
     "--mesh dp=2,dp=2": r"--mesh 'dp=2,dp=2' is not a list of different axes .*",
     "--mesh dp=0": r"--mesh 'dp=0': axis 'dp' has size 0; the size of an axis is an integer ≥ 1; write it as in --mesh "
     r"dp=2,tp=2",
-    "--mesh pp=2,dp=2": r"--mesh pp=2,dp=2: the mesh \(pp=2 dp=2\) has an axis pp, for the stages of a pipeline, .*",
     "--mesh dp=2 --plan "
     "megatron": r"the preset 'megatron' splits over an axis named tp, and the mesh \(dp=2\) has none; .*",
     "--plan "
@@ -287,7 +286,7 @@ REFUSED = {
     "--seed -1": r"--seed -1 must be between 0 and 2\*\*32 - 1",
     "--timeout 0": r"--timeout 0\.0 must be above 0, in seconds",
     "--tolerance -1": r"--tolerance -1\.0 must be 0 or more, such as 1e-4",
-    "--preset llama": r"--preset llama is unknown; choose from llama-fp16-o2, llama-bf16-zero3",
+    "--preset llama": r"--preset llama is unknown; choose from llama-fp16-o2, llama-bf16-zero3, .*",
     "--preset llama-fp16": r"--preset llama-fp16 is unknown; choose from .*; did you mean llama-fp16-o2\?",
     "--microbatches 3": r"--microbatches 3 do not divide --batch 8 into equal pieces; try --microbatches 2",
     "--amp fp16-o2": r"--amp fp16-o2 is unknown; choose from none, bf16-O1, fp16-O1, bf16-O2, fp16-O2; did you mean "

@@ -15,7 +15,9 @@ from autopar.ir.dtensor import edge_of, placements_of
 from autopar.ir.layout import DistAttr, Layout
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.stage_parameters import move_to_stages
+from autopar.runtime.processes.groups import process_groups
 
+# what parallelize refuses on an axis ``pp`` is not the matter of these tests
 MESHES: dict[str, dict[str, int]] = {
     "pp4": {"stage": 4},
     "pp2 tp2": {"stage": 2, "tp": 2},
@@ -110,6 +112,7 @@ def values_here(tensor: Any) -> torch.Tensor | None:
 
 def moved(sizes: dict[str, int]) -> None:
     """From the whole mesh to stages, to other stages, and back: the values stay, and so do the objects."""
+    groups = len(process_groups())
     parallel, expected = made(sizes), values()
     mesh, job, before = parallel.mesh, parallel.job, dict(parallel.named_parameters())
     optimizer = torch.optim.AdamW(parallel.parameters())
@@ -125,3 +128,4 @@ def moved(sizes: dict[str, int]) -> None:
         assert optimizer.param_groups[0]["params"] == list(parallel.parameters())
     parallel(torch.ones(4, 6, dtype=torch.float64)).backward()
     parallel.close()
+    assert len(process_groups()) == groups  # those of the stages are closed, too

@@ -10,12 +10,13 @@ import loops
 import torch
 from casts import PromotedCasts
 from equality import relative
-from steps import differences, run
+from steps import run
 from torch import nn
 from transformers_models import bert, gpt2, llama
 
 import autopar
 from autopar import Mesh
+from autopar.model.dtensor_parameters import is_dtensor
 from autopar.pipeline import PipelineSchedule
 
 MESHES = {"pp2 tp2": {"pp": 2, "tp": 2}, "pp4": {"pp": 4}, "pp2 dp2": {"pp": 2, "dp": 2}, "pp3": {"pp": 3}}
@@ -50,7 +51,7 @@ class Skip(Layers):
 
 
 class Streams(Layers):
-    """Two streams, which are added behind the second half of the layers: a gradient that one stage reads and hands on."""
+    """Two streams, which are added before the last layer: there is a gradient that one stage reads and hands on."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         side = self.layers[0](x)
@@ -122,8 +123,10 @@ def plan_of(name: str, sizes: Mapping[str, int]) -> Any:
 
 
 class Alone:
-    """The loop of a single device, over the whole batch at once; micro-batch by micro-batch if the model has batch norms,
-    with the losses' means over all that have a label."""
+    """The loop of a single device, over the whole batch at once.
+
+    If the model has batch norms, it goes micro-batch by micro-batch, with the mean of the losses over all labels.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, microbatches: int,
                  clip_norm: float | None = None) -> None:  # fmt: skip
@@ -171,6 +174,30 @@ def made(name: str, sizes: Mapping[str, int], schedule: str | PipelineSchedule, 
     step = parallel.train_step(make_optimizer(parallel), microbatches=microbatches, schedule=schedule, **options)
     alone = Alone(own, make_optimizer(own), microbatches, options.get("clip_norm"))
     return step, alone, batches(rows * microbatches)
+
+
+def is_here(tensor: torch.Tensor) -> bool:
+    """Whether this rank is on the mesh of a tensor. Else its piece is empty."""
+    here = not is_dtensor(tensor) or tensor.device_mesh.get_coordinate() is not None
+    assert here or not tensor.to_local().numel()
+    return here
+
+
+def differences(step: Any, alone: Alone) -> dict[str, float]:
+    """How far parameters, buffers and the optimizer's state are from those of a single device, on the ranks that have
+    them; all ranks have all names."""
+    pairs = []
+    for kind in ("named_parameters", "named_buffers"):
+        ours, theirs = getattr(step.parallel, kind)(), getattr(alone.model, kind)()
+        for (name, a), (other, b) in zip(ours, theirs, strict=True):
+            assert name == other
+            pairs.append((name, a, b))
+    one, other = step.optimizer.state_dict(), alone.optimizer.state_dict()
+    assert one["param_groups"] == other["param_groups"] and one["state"].keys() == other["state"].keys()
+    for k, state in other["state"].items():
+        assert state.keys() == one["state"][k].keys()
+        pairs += [(f"{k}.{name}", one["state"][k][name], value) for name, value in state.items()]
+    return {name: relative(loops.whole(a), b) for name, a, b in pairs if is_here(a)}
 
 
 def pipelined_alike(name: str, sizes: Mapping[str, int], schedule: str | PipelineSchedule, microbatches: int,

@@ -271,5 +271,6 @@ def copied(mesh: str) -> None:
         training.parallel.up.weight.zero_()
     for name, p in new.named_parameters():
         same(p, wanted["model"][name], 1e-12)
+        assert p.device_mesh is dict(training.parallel.named_parameters())[name].device_mesh  # with its process groups
     new.close()
     close(training)

@@ -82,8 +82,8 @@ def gradient(name: str, shape: tuple[int, ...], step: int) -> torch.Tensor:
 
 
 def trained_at(name: str, step: int) -> bool:
-    """Whether a step's loss depends on a parameter: two of them begin later, so that counts of steps differ."""
-    return name != "frozen" and (step > 0 or name not in ("qkv.weight", "scale"))
+    """Whether a step's loss depends on a parameter: some begin later, so that counts differ, and a stage has none."""
+    return name != "frozen" and (step > 0 or name not in ("qkv.weight", "scale", "down.bias"))
 
 
 def alone(optimizer: str, steps: int, seed: int = 0) -> dict[str, Any]:

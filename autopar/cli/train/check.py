@@ -106,6 +106,7 @@ def check(options: TrainOptions, launched: Launched | None) -> Checked:
     plan_name = options.plan or ("megatron" if "tp" in mesh.names else "ddp")
     alone = options.plan is None and set(mesh.names) <= {PIPELINE}  # each rank has a stage, and nothing is split
     plan = {} if alone else plan_of(plan_name)
+    plan_name = "of one rank a stage" if alone else plan_name
     if isinstance(plan, Solution) and plan.mesh.axes != mesh.axes:
         raise Refused(
             f"--plan {plan_name} is for the mesh ({plan.mesh}), and this one is ({mesh}); use --mesh "

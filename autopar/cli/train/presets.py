@@ -23,6 +23,11 @@ TRAININGS: dict[str, Preset] = {
             "microbatches": 16, "zero": 1, "clip_norm": 1.0, "optimizer": "adamw", "weight_decay": 0.01, "warmup": 5,
         },
     ),
+    "llama-bf16-zero3": Preset(
+        "all of a training's state split over the data axis, in bfloat16",
+        {"mesh": "dp=4", "amp": "bf16-O1", "recompute": "blocks", "batch": 8, "microbatches": 2, "zero": 3,
+         "clip_norm": 1.0, "warmup": 5},
+    ),
     "llama-pp2-tp2": Preset(
         "two stages of a pipeline with tensor parallelism: fp16-O2, recomputation, 16 micro-batches",
         {
@@ -37,10 +42,5 @@ TRAININGS: dict[str, Preset] = {
             "batch": 32, "microbatches": 16, "zero": 1, "clip_norm": 1.0, "optimizer": "adamw", "weight_decay": 0.01,
             "warmup": 5,
         },
-    ),
-    "llama-bf16-zero3": Preset(
-        "all of a training's state split over the data axis, in bfloat16",
-        {"mesh": "dp=4", "amp": "bf16-O1", "recompute": "blocks", "batch": 8, "microbatches": 2, "zero": 3,
-         "clip_norm": 1.0, "warmup": 5},
     ),
 }  # fmt: skip

@@ -25,7 +25,7 @@ from autopar.pipeline.optimiser.greedy import one_by_one
 from autopar.pipeline.optimiser.orders import Orders, Paper, orders_of, schedule_of
 from autopar.pipeline.optimiser.peaks import Peaks
 from autopar.pipeline.optimiser.search import search, with_joined_backwards
-from autopar.pipeline.per_stage import Sizes, Times
+from autopar.pipeline.per_stage import Sizes, Times, per_stage
 from autopar.pipeline.policies import POLICIES, build, loop, vee
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.simulate import Simulation, simulate
@@ -149,6 +149,8 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
     if objective not in OBJECTIVES:
         raise ScheduleError(f"optimise: objective is {' or '.join(map(repr, OBJECTIVES))}, not {shown(objective)}")
     limits = _limits(limit, ranks)
+    if limits is not None:
+        _check_weights(sizes, ranks * chunks)
     placements = dict.fromkeys([*([vee(ranks, chunks)] if chunks == 2 else []), loop(ranks, chunks)])
     costs_of = {rank_of: costs(times, rank_of, sizes, limits, objective) for rank_of in placements}
     too_much = {rank_of: text for rank_of, cost in costs_of.items() if (text := _text_of_too_much(cost))}
@@ -236,6 +238,23 @@ def _limits(limit: float | Iterable[float] | None, ranks: int) -> list[float] | 
         if not float(number) >= 0:
             raise ScheduleError(f"limit is {float(number)}; it must be a number from 0, or None for no limit")
     return [float(number) for number in numbers]
+
+
+def _check_weights(sizes: Sizes, stages: int) -> None:
+    """Refuse backwards that end with more memory than they begin with: the search places them without looking."""
+    if sizes.for_weights is None:
+        return
+    pairs = zip(
+        per_stage(sizes.activation, stages, "activation"),
+        per_stage(sizes.for_weights, stages, "for_weights"),
+        strict=True,
+    )
+    for stage, (activation, for_weights) in enumerate(pairs):
+        if for_weights > activation:
+            raise ScheduleError(
+                f"for_weights is {for_weights:g} on stage {stage}, and activation {activation:g}: optimise keeps "
+                f"within a limit only where for_weights is at most activation; give the larger one for both"
+            )
 
 
 def _within(peak: Sequence[float], limits: Sequence[float] | None) -> bool:

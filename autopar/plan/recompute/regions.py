@@ -25,6 +25,17 @@ def modules(program: Program, choice: str | Sequence[str]) -> Regions:
     Raises:
         ValueError: a glob matches no module that runs an op; no module is a block.
     """
+    chosen = chosen_modules(program, choice)
+
+    @cache
+    def outermost(path: str) -> str | None:
+        return next((outer for outer in ancestors(path) if outer in chosen), None)
+
+    return lambda node: outermost(record_of(node).module)
+
+
+def chosen_modules(program: Program, choice: str | Sequence[str]) -> frozenset[str]:
+    """Return the paths of the modules that ``"blocks"`` or globs mean; ``ValueError`` as ``modules``."""
     paths = module_paths(program)
     chosen = blocks(paths) if choice == "blocks" else matches(paths, [choice] if isinstance(choice, str) else choice)
     if not chosen:
@@ -33,12 +44,7 @@ def modules(program: Program, choice: str | Sequence[str]) -> Regions:
             f"the step has none; "
             f"name modules with globs; it has {', '.join(path for path in paths if path) or 'no modules but the root'}"
         )
-
-    @cache
-    def outermost(path: str) -> str | None:
-        return next((outer for outer in ancestors(path) if outer in chosen), None)
-
-    return lambda node: outermost(record_of(node).module)
+    return frozenset(chosen)
 
 
 def matches(paths: Sequence[str], globs: Iterable[str]) -> frozenset[str]:

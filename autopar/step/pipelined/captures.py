@@ -14,6 +14,7 @@ from autopar.pipeline import PipelineSchedule
 from autopar.step.captures import StepCaptures
 from autopar.step.pipelined.compile import compile_pipelined
 from autopar.step.pipelined.programs import PipelinedMicro, programs_of
+from autopar.step.pipelined.rank_memory import check_within
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.update import PipelinedUpdate, compile_pipelined_update
 from autopar.step.update import Trained
@@ -37,7 +38,9 @@ class PipelinedCaptures(StepCaptures):
         )
 
     def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: Any) -> Any:
-        return compile_pipelined_update(compiler, trained, micro, self._options)
+        update = compile_pipelined_update(compiler, trained, micro, self._options)
+        check_within(compiler.planner.memory, micro, update)
+        return update
 
     def _move(self, micro: Any) -> None:
         self._calls.move_to_stages(micro.stage_homes)

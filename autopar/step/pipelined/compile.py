@@ -13,12 +13,13 @@ from autopar.errors import PlanError, at_line
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import name_of, record_of
+from autopar.ir.nodes import name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.value_names import count_name, sums_in
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
+from autopar.plan.recompute import within
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import OF_STAGES, OF_STEPS
@@ -124,10 +125,13 @@ def _check_every_stage(ops: Sequence[fx.Node], assignment: Assignment) -> None:
 def _check_buffers(program: Program, assignment: Assignment, schedule: PipelineSchedule) -> None:
     """Refuse a buffer that one stage writes and another one reads, or that is written out of order."""
     sums = sums_in(program)
+    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
+    written = {result.of: value for value, result in rows if result.kind == "state"}
     for node in program.placeholders:
         if record_of(node).role != "state" or name_of(node) in sums:
             continue
-        readers = {assignment.stage[user]: user for user in node.users if user in assignment.stage}
+        users = (*node.users, written[node.name])
+        readers = {assignment.stage[user]: user for user in users if user in assignment.stage}
         if len(readers) > 1:
             record = record_of(readers[max(readers)])
             raise PlanError(
@@ -188,8 +192,10 @@ class _Stages:
             before = self.stages[-1]
             attrs |= {part.from_before[value]: before.sent(value)[1].attr for value in part.from_before}
         updates = {name: how for name, how in self.updates.items() if name in part.gradients}
+        what = within(part.program, self.micro.program, self.options.recompute)
+        options = replace(self.options, recompute=what)
         compiler = MicroCompiler(
-            replace(self.compiler, mesh=mesh, whole=False), self.options, self.trained, updates, self.captured,
+            replace(self.compiler, mesh=mesh, whole=False), options, self.trained, updates, self.captured,
             attrs, PassReport("cut", 0.0), False,
         )  # fmt: skip
         compiler.reports.clear()

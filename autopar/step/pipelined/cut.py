@@ -153,6 +153,8 @@ def cut_by_globs(program: Program, ops: Sequence[fx.Node], globs: Globs, stages:
 
 def _chosen(paths: Sequence[str], globs: Globs, stages: int) -> dict[str, int]:
     """Return the stage of each module that a glob matches."""
+    if not isinstance(globs, (str, Sequence)):
+        raise PlanError(f"stages={shown(globs)}: give one glob over module paths, or a list of them, for each stage")
     if isinstance(globs, str) or len(globs) != stages:
         raise PlanError(
             f"stages={shown(globs)} gives globs for {1 if isinstance(globs, str) else len(globs)} stages, and the "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,3 +49,23 @@ def exchange(
         if ("send", k) in tasks:
             yield from messages.wait(("send", k))
     return results
+
+
+def share_buffers(
+    rank: int, held: Mapping[str, torch.Tensor], written: Sequence[Bundle], messages: Messages, first: int
+) -> Generator[Any, Any, None]:
+    """Write the buffers that a stage has written on the ranks of all other stages, which keep them too.
+
+    Args:
+        held: this rank's pieces, by the user's names.
+        written: the buffers, as they go to each other stage.
+        first: as of ``exchange``.
+    """
+    moves: list[Move] = []
+    for bundle in written:
+        (value,) = bundle.values
+        moves.append((bundle, [held[value.name]] if rank in value.ends.source.mesh else []))
+    received = yield from exchange(rank, moves, messages, first, "the buffers of all stages")
+    for bundle, pieces in zip(written, received, strict=True):
+        if pieces and bundle.values[0].name in held:
+            held[bundle.values[0].name].copy_(pieces[0])

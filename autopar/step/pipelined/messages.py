@@ -66,7 +66,10 @@ class Messages(Protocol):
         ...
 
     def wait(self, task: object) -> Waits:
-        """Wait for the messages of a task, once; return what was received, by sender."""
+        """Wait for the messages of a task, once; return what was received, by sender.
+
+        A task without messages has none to wait for: nothing crosses its boundary, or nothing to other ranks.
+        """
         ...
 
     def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
@@ -76,6 +79,21 @@ class Messages(Protocol):
     def during(self, where: Task | str) -> AbstractContextManager[object]:
         """Say in errors that what runs in the ``with`` block belongs to a pass, or to what the text says."""
         ...
+
+
+_connected: list[Any] = []  # none or one: the default group whose ranks are connected
+
+
+def connect(device: torch.device) -> None:
+    """Connect all ranks, once for each default group. All ranks call it.
+
+    NCCL connects the ranks of a group in its first call, which all of them must enter, and in the same order: the first
+    messages of a slot would have only two. gloo has connected them when the group was made.
+    """
+    world = distributed.group.WORLD
+    if device.type != "cpu" and (not _connected or _connected[0] is not world):
+        distributed.all_reduce(torch.zeros(1, device=device))
+        _connected[:] = [world]
 
 
 @dataclass
@@ -143,6 +161,8 @@ class ProcessMessages:
                 self._sent[task] = storages
 
     def wait(self, task: object) -> Waits:
+        if task not in self._handles:
+            return {}
         handle, own = self._handles.pop(task)
         if handle.under_way:
             others = tuple(dict.fromkeys(message.other for message in own))
@@ -197,7 +217,7 @@ class SimulatedMessages:
 
     def wait(self, task: object) -> Waits:
         received: dict[int, torch.Tensor] = {}
-        for message in self._open.pop(task):
+        for message in self._open.pop(task, ()):
             if message.is_send:
                 continue
             key = (message.other, self._rank, message.tag)

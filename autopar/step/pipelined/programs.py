@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.capture import Captured
-from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.layout import DistAttr, Layout, layout_of
 from autopar.ir.mesh import Mesh, mesh_of_stage
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.ir.transfers import Ends
+from autopar.ir.value_names import sums_in
 from autopar.model.stage_homes import StageHomes
 from autopar.pipeline import PipelineSchedule
 from autopar.report.passes import PassReport
@@ -104,6 +106,21 @@ def backward_values(here: CutStage, behind: CutStage) -> list[Crossed]:
     ]
 
 
+def written_buffers(stages: Sequence[CutStage]) -> list[Crossed]:
+    """Return the buffers that the forward of one stage writes, as they go to the ranks of each other stage."""
+    values = []
+    for stage in stages:
+        sums = sums_in(stage.program)
+        users = {of: name for name, of in stage.named.items()}
+        others = dict.fromkeys(other.mesh for other in stages if other.mesh != stage.mesh)
+        for of in stage.interface.states:
+            if (name := users[of]) not in sums:
+                type = stage.types[name]
+                ends = (Ends(type.shape, type.placed, layout_of(mesh, type.attr)) for mesh in others)
+                values += [Crossed(name, end, type.dtype) for end in ends]
+    return values
+
+
 @dataclass(frozen=True)
 class Stage(CutStage):
     """One stage of a pipelined step.
@@ -194,6 +211,11 @@ class PipelinedMicro:
     def stage_homes(self) -> StageHomes:
         """Where the parameters are between steps."""
         return StageHomes(tuple(stage.mesh for stage in self.stages), self.homes, self.layouts)
+
+    @cached_property
+    def written_buffers(self) -> list[Crossed]:
+        """The buffers that the forward writes, as they go to the ranks of each other stage."""
+        return written_buffers(self.stages)
 
     def forward_values(self, boundary: int) -> list[Crossed]:
         """Return the values that go from stage ``boundary`` to the next one."""

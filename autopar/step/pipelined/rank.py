@@ -21,11 +21,11 @@ from autopar.runtime.interface import Interface
 from autopar.scheduling.programs.order import donated_names
 from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.bundles import Bundle, Crossed
-from autopar.step.pipelined.exchange import Move, exchange
+from autopar.step.pipelined.exchange import Move, exchange, share_buffers
 from autopar.step.pipelined.functions import Functions
 from autopar.step.pipelined.loop import PipelineLoop
 from autopar.step.pipelined.messages import Messages
-from autopar.step.pipelined.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.programs import PipelinedMicro, Stage, Tied
 from autopar.step.pipelined.schedules import gathers_apart
 from autopar.step.pipelined.stage_state import Gathers, StageState, Tensors
 from autopar.step.pipelined.update import PipelinedUpdate, StageUpdate
@@ -73,6 +73,18 @@ class RankStep:
         boundaries = {b for s in self.stages for b in (s.number - 1, s.number) if 0 <= b < schedule.stages - 1}
         self.forward = {b: Bundle(self.micro.forward_values(b), self.rank) for b in boundaries}
         self.backward = {b: Bundle(self.micro.backward_values(b), self.rank) for b in boundaries}
+        self.tied = [
+            (reader, Bundle([self._copied(tied, reader)], self.rank))
+            for tied in self.micro.tied
+            for reader in tied.readers
+        ]
+        self.homeward = [Bundle([sent.value], self.rank) for sent in self.update.homeward]
+        self.buffers = [Bundle([value], self.rank) for value in self.micro.written_buffers]
+
+    def _copied(self, tied: Tied, reader: int) -> Crossed:
+        """Return a tied parameter as a stage reads it."""
+        type = self.micro.stages[reader].types[tied.name]
+        return Crossed(tied.name, Ends(type.shape, self.micro.layouts[tied.name], type.placed), type.dtype)
 
     def run(self, held: Tensors, inputs: Mapping[int, Sequence[Tensors]]) -> Generator[Any, Any, Tensors]:
         """Run a step. States in ``held`` are updated in place. Returns the values of ``update.returns``.
@@ -98,6 +110,8 @@ class RankStep:
         yield from loop.run()
         sums = {number: self._sums(state) for number, state in states.items()}
         del states, loop
+        first = self.micro.schedule.stages
+        yield from share_buffers(self.rank, held, self.buffers, self.messages, first)
         received = yield from self._send_home(sums)
         return (yield from self._update(held, sums, received))
 
@@ -170,21 +184,16 @@ class RankStep:
     def _copies_of_tied(self, held: Tensors) -> Generator[Any, Any, dict[int, Tensors]]:
         """Send the tied parameters to the stages that read them: stage → name → its piece."""
         moves: list[Move] = []
-        readers = []
-        for tied in self.micro.tied:
-            home = self.micro.layouts[tied.name]
-            for reader in tied.readers:
-                type = self.micro.stages[reader].types[tied.name]
-                value = Crossed(tied.name, Ends(type.shape, home, type.placed), type.dtype)
-                pieces = [held[tied.name].to(type.dtype)] if self.rank in home.mesh else []
-                moves.append((Bundle([value], self.rank), pieces))
-                readers.append((reader, tied.name))
+        for _, bundle in self.tied:
+            (value,) = bundle.values
+            pieces = [held[value.name].to(value.dtype)] if self.rank in value.ends.source.mesh else []
+            moves.append((bundle, pieces))
         first = self.micro.schedule.stages  # the boundaries of stages come before
         received = yield from exchange(self.rank, moves, self.messages, first, "the copies of tied parameters")
         copies: dict[int, Tensors] = {}
-        for (reader, name), pieces in zip(readers, received, strict=True):
+        for (reader, bundle), pieces in zip(self.tied, received, strict=True):
             if pieces:
-                copies.setdefault(reader, {})[name] = pieces[0]
+                copies.setdefault(reader, {})[bundle.values[0].name] = pieces[0]
         return copies
 
     def _counts(self, stage: Stage, held: Tensors, inputs: Sequence[Tensors]) -> Generator[Any, Any, Tensors]:
@@ -225,13 +234,13 @@ class RankStep:
     def _send_home(self, sums: Mapping[int, Tensors]) -> Generator[Any, Any, Tensors]:
         """Send the sums of tied parameters to their homes; return those that came here."""
         moves: list[Move] = []
-        for sent in self.update.homeward:
+        for sent, bundle in zip(self.update.homeward, self.homeward, strict=True):
             pieces = []
             if sent.reader in sums:
                 name = gradient_name(sent.tied.name)
                 reduced = yield from self.call(sent.placed, "forward", {name: sums[sent.reader].pop(name)})
                 pieces = [reduced.returned[0]]
-            moves.append((Bundle([sent.value], self.rank), pieces))
+            moves.append((bundle, pieces))
         first = self.micro.schedule.stages
         received = yield from exchange(self.rank, moves, self.messages, first, "the gradients of tied parameters")
         pairs = zip(self.update.homeward, received, strict=True)

@@ -13,11 +13,12 @@ from autopar.capture.blocks import ancestors
 from autopar.costs.machine import Machine
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
-from autopar.pipeline import PipelineSchedule
+from autopar.pipeline import PipelineSchedule, Sizes, Times
 from autopar.pipeline.simulate import Simulation
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.order import Order
-from autopar.step.pipelined.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.programs import PipelinedMicro
+from autopar.step.pipelined.sizes import sizes_of
 from autopar.step.pipelined.times import times_of
 from autopar.step.pipelined.update import PipelinedUpdate
 
@@ -58,10 +59,11 @@ class Pipeline:
     schedule: PipelineSchedule
     stages: tuple[StageReport, ...]
     _micro: PipelinedMicro
+    _update: PipelinedUpdate
     _machine: Machine
 
     @staticmethod
-    def of(micro: PipelinedMicro, machine: Machine) -> Pipeline:
+    def of(micro: PipelinedMicro, update: PipelinedUpdate, machine: Machine) -> Pipeline:
         """Report a captured step."""
         modules = _own_modules([stage.program for stage in micro.stages])
         count = len(micro.stages)
@@ -74,14 +76,25 @@ class Pipeline:
             copies = tuple(name for name in stage.parameters if micro.homes[name] != number)
             sent, back = (sum(value.bytes for value in values) for values in (up, down))
             reports.append(StageReport(number, stage.mesh.ranks, own, keeps, copies, sent, back))
-        return Pipeline(micro.schedule, tuple(reports), micro, machine)
+        return Pipeline(micro.schedule, tuple(reports), micro, update, machine)
+
+    @property
+    def times(self) -> Times:
+        """The seconds of each stage's passes and messages, for ``autopar.pipeline``."""
+        return times_of(self._micro, self._machine)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The bytes of each stage's values, for ``autopar.pipeline``."""
+        return sizes_of(self._micro, self._update)
 
     def simulate(self) -> Simulation[PipelineSchedule]:
-        """Simulate the schedule with the durations of this step: each pass takes the makespan of its program.
+        """Simulate the schedule with the durations and the memory of this step.
 
-        Messages take the price of their bytes on the machine. Times are in seconds, sizes in bytes.
+        Each pass takes the makespan of its program, and messages the price of their bytes on the machine. The update is
+        not part of it. Times are in seconds, sizes in bytes.
         """
-        return self.schedule.simulate(times_of(self._micro, self._machine))
+        return self.schedule.simulate(self.times, self.sizes)
 
     def __str__(self) -> str:
         right = (Column(name, justify="right") for name in ("parameters", "sends", "sends back"))
@@ -136,48 +149,3 @@ def communication_of(micro: PipelinedMicro, update: PipelinedUpdate, in_order: b
                 orders[key if key not in orders else f"{at} update"] = local.order, times
     note = "the functions of different stages run at the same time; step.pipeline.simulate() has the whole step"
     return Communication.of(orders, in_order=in_order, notes=(note,))
-
-
-@dataclass(frozen=True)
-class PipelinedRankStep:
-    """The programs that one rank of a pipelined step runs. Prints as text.
-
-    Attributes:
-        rank: the rank.
-        programs: the programs by name, in the order of its stages.
-    """
-
-    rank: int
-    programs: dict[str, Program]
-
-    def __getitem__(self, name: str) -> Program:
-        """Return a program by its name, such as ``stage 0 micro``."""
-        return self.programs[name]
-
-    def __str__(self) -> str:
-        parts = [f"{name} {program.text()}" for name, program in self.programs.items()]
-        return "\n".join([f"rank {self.rank} of a pipelined step", *parts])
-
-    def verify(self) -> None:
-        """Check each program; ``VerifyError`` otherwise."""
-        for program in self.programs.values():
-            program.verify()
-
-
-def rank_step_of(micro: PipelinedMicro, update: PipelinedUpdate, rank: int) -> PipelinedRankStep:
-    """Return the programs that a rank runs."""
-    programs: dict[str, Program] = {}
-    for stage, ending in zip(micro.stages, update.stages, strict=True):
-        if rank in stage.mesh:
-            programs |= _of_stage(stage, rank)
-            if ending.placed is not None:
-                programs[f"stage {stage.number} update"] = ending.placed[1][rank]
-    return PipelinedRankStep(rank, programs)
-
-
-def _of_stage(stage: Stage, rank: int) -> dict[str, Program]:
-    at = f"stage {stage.number}"
-    programs = {f"{at} copy": stage.micro.copy[1][rank]} if stage.micro.copy is not None else {}
-    if stage.counting is not None:
-        programs |= {f"{at} sums": stage.counting.sums[1][rank], f"{at} count": stage.counting.counts[1][rank]}
-    return programs | {f"{at} micro": stage.local[rank]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import run_together
 from autopar.step.compiled_step import Placed
 from autopar.step.pipelined.functions import Functions, ProcessFunctions, SimulatedFunctions
-from autopar.step.pipelined.messages import Mail, Pool, ProcessMessages, SimulatedMessages
+from autopar.step.pipelined.messages import Mail, Pool, ProcessMessages, SimulatedMessages, connect
 from autopar.step.pipelined.programs import CutStage, PipelinedMicro, Stage
 from autopar.step.pipelined.rank import RankStep
 from autopar.step.pipelined.stage_state import Tensors
@@ -95,7 +95,7 @@ class PipelinedOnProcess:
         held |= state
         try:
             with as_captured():
-                returned = _result_of(step.run(held, inputs))
+                returned = result_of(step.run(held, inputs))
         except BaseException as error:
             self._failed = at(where_raised(error))
             raise
@@ -113,22 +113,8 @@ class PipelinedOnProcess:
         key = id(micro), id(update)
         if key not in self._steps:
             calls = self.calls
-            context, job = calls.context(), calls.job
-            device = torch.device("cpu") if job is None else job.device
-            groups = {} if job is None else job.groups
-
-            def functions(placed: Placed, donated: Sequence[str]) -> Functions:
-                program, local = placed
-                names = {node.name: name_of(node) for node in program.placeholders}
-                sums = [of for of in donated if names[of] in sums_in(program)]
-                return ProcessFunctions(
-                    program, local[context.rank], groups, device, donated, sums, SCALE in names.values()
-                )
-
-            ranks = calls.mesh.group(context.rank, PIPELINE)
-            group = groups.get(group_key(ranks, DEFAULT), "")
             self._steps[key] = RankStep(
-                calls.mesh, context.rank, micro, update, functions, ProcessMessages(device, group, Pool(device))
+                calls.mesh, calls.context().rank, micro, update, functions_on_process(calls), messages_on_process(calls)
             )
         return self._steps[key]
 
@@ -252,7 +238,32 @@ def _has(step: RankStep, program: Program) -> bool:
     return any(stage.program is program for stage in step.micro.stages)
 
 
-def _result_of(run: Any) -> Any:
+def functions_on_process(calls: Calls) -> Callable[..., Functions]:
+    """Return what makes the functions of a placed program on this rank, given what it may overwrite."""
+    rank, job = calls.context().rank, calls.job
+    device = torch.device("cpu") if job is None else job.device
+    groups = {} if job is None else job.groups
+
+    def functions(placed: Placed, donated: Sequence[str] = ()) -> Functions:
+        program, local = placed
+        names = {node.name: name_of(node) for node in program.placeholders}
+        sums = [of for of in donated if names[of] in sums_in(program)]
+        return ProcessFunctions(program, local[rank], groups, device, donated, sums, SCALE in names.values())
+
+    return functions
+
+
+def messages_on_process(calls: Calls) -> ProcessMessages:
+    """Return where this rank sends and receives."""
+    rank, job = calls.context().rank, calls.job
+    device = torch.device("cpu") if job is None else job.device
+    ranks = calls.mesh.group(rank, PIPELINE)
+    group = "" if job is None else job.groups.get(group_key(ranks, DEFAULT), "")
+    connect(device)
+    return ProcessMessages(device, group, Pool(device))
+
+
+def result_of(run: Any) -> Any:
     """Run a generator that never stops, and return its result."""
     try:
         next(run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from autopar.errors import ScheduleError, shown
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.pipeline import POLICIES, PipelineSchedule, build
@@ -19,6 +21,13 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
         TypeError: it is neither a name nor a ``PipelineSchedule``.
         ScheduleError: there is no such policy, it has no schedule of these sizes, or the schedule does not fit.
     """
+    if PIPELINE not in mesh.sizes:
+        named = next(name for name in ("schedule", "chunks", "stages") if getattr(options, name) is not None)
+        raise ValueError(
+            f"{named}= is about the stages of a pipeline, and the mesh ({mesh}) has no axis pp, along which they lie: "
+            f"use a mesh such as Mesh(pp=2, {', '.join(f'{axis}={size}' for axis, size in mesh.axes) or 'tp=2'}), or "
+            f"leave {named}= out"
+        )
     ranks, given = mesh.sizes[PIPELINE], options.schedule
     if given is None:
         raise ValueError(
@@ -28,7 +37,9 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
     if isinstance(given, Pipelined):
         given = given.schedule
     if isinstance(given, str):
-        return with_frees(build(given, ranks, options.count, options.chunks))
+        if options.chunks is not None and not isinstance(options.chunks, int):
+            return with_frees(build(given, ranks, options.count, options.chunks))  # it is refused
+        return _of_policy(given, ranks, options.count, options.chunks)
     if not isinstance(given, PipelineSchedule):
         raise TypeError(
             f"schedule={shown(given)} is neither the name of a policy ({', '.join(POLICIES)}), nor a PipelineSchedule, "
@@ -49,3 +60,9 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
 def gathers_apart(schedule: PipelineSchedule) -> bool:
     """Return whether slots of the schedule gather the parameters of stages, for several passes at once."""
     return any(name == UNSHARD for row in schedule.slots for slot in row for name, _ in slot.parameters)
+
+
+@lru_cache(maxsize=16, typed=True)
+def _of_policy(name: str, ranks: int, batches: int, chunks: int | None) -> PipelineSchedule:
+    """Make a policy's schedule once: a step asks for it before it captures, and again with each new call."""
+    return with_frees(build(name, ranks, batches, chunks))

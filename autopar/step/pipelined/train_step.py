@@ -12,11 +12,12 @@ from autopar.report.passes import Reports
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches import MicroBatches
-from autopar.step.compiled_step import about
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.programs import PipelinedMicro
-from autopar.step.pipelined.report import Pipeline, communication_of, rank_step_of
+from autopar.step.pipelined.rank_memory import memory_of_rank
+from autopar.step.pipelined.rank_programs import rank_step_of
+from autopar.step.pipelined.report import Pipeline, communication_of
 from autopar.step.pipelined.runs import PipelinedOnProcess, PipelinedSimulated
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.step import PipelinedPrograms
@@ -76,14 +77,13 @@ class PipelinedStep(TrainStep):
     def reports(self) -> Reports:
         """The report of each pass, stage by stage. Prints as a table. ``RuntimeError`` before a capture."""
         micro, update = self._now()
-        return Reports((*micro.reports, *about("update", update.reports)))
+        return Reports((*micro.reports, *update.reports))
 
     @property
     def pipeline(self) -> Pipeline:
         """The stages and the schedule, which ``.simulate()`` simulates. ``RuntimeError`` before a capture."""
-        micro, _ = self._now()
         compiler = self._captured.compiler()
-        return Pipeline.of(micro, compiler.machine or compiler.planner.machine)
+        return Pipeline.of(*self._now(), compiler.machine or compiler.planner.machine)
 
     @property
     def communication(self) -> Communication:
@@ -97,6 +97,13 @@ class PipelinedStep(TrainStep):
     def local(self, rank: int) -> Any:
         """Return the programs that one rank runs, stage by stage. ``RuntimeError`` before a capture."""
         return rank_step_of(*self._now(), rank)
+
+    def memory(self, rank: int = 0) -> Any:
+        """Return the bytes of one rank at the peak of its slots. Prints as a table.
+
+        ``RuntimeError`` before a capture.
+        """
+        return memory_of_rank(*self._now(), self._calls.mesh, rank)
 
     @property
     def choice(self) -> StepChoice:

@@ -27,7 +27,8 @@ class StageUpdate:
     """The update of one stage.
 
     Attributes:
-        placed: its program, and the local programs; ``None`` if the stage updates nothing and has no loss.
+        placed: its program, and the local programs; ``None`` if the stage has nothing to update, to count or to
+            return.
         returns: the names of the values that it returns.
         states: the names of the states that it replaces.
     """
@@ -126,10 +127,14 @@ class _Updates:
         """Place the program that reduces a sum of gradients."""
         builder = GraphBuilder(self.device)
         name = gradient_name(parameter)
-        record = Record(type, role="buffer", name=name, module=parameter.rpartition(".")[0], source="tied parameter")
-        program = builder.program([builder.placeholder(name, record)])
+        waits = bool(type.attr.pending)
+        kept = type if waits else TensorType(type.shape, type.dtype)
+        record = Record(kept, role="buffer", name=name, module=parameter.rpartition(".")[0], source="tied parameter")
+        node = builder.placeholder(name, record)
+        program = builder.program([node])
         verify(program, "update")
-        local, reports, _ = self._on(stage).place(program, {}, self.device, execution=OF_STEPS)
+        attrs = {} if waits else {node.name: type.attr}
+        local, reports, _ = self._on(stage).place(program, attrs, self.device, execution=OF_STEPS)
         self.reports += about(f"stage {stage.number} home", reports)
         return program, local
 
@@ -138,12 +143,12 @@ class _Updates:
         options, micro = self.options, stage.micro
         trained = [self.trained[name] for name in micro.parameters if name in self.trained]
         norm = Norm(options.clip_norm, micro.untrained) if options.measured else None
-        if not trained and micro.loss is None and not options.scaled:
-            return StageUpdate()
         ending = update_of(
             trained, micro.loss, self.device, norm=norm, scaling=options.loss_scale if options.scaled else None,
             ema=options.ema, staged=Staged(list(self.trained.values()), self.foreign),
         )  # fmt: skip
+        if not ending.program.placeholders:
+            return StageUpdate()
         verify(ending.program, "update")
         states = frozenset(name_of(node) for node in ending.program.placeholders if record_of(node).role == "state")
         execution = Execution(written=states, sums=True)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import autopar
-from autopar import CaptureError, Mesh
+from autopar import CaptureError, Mesh, PlanError
 
 HERE = re.escape("test_bad_models.py")
 
@@ -193,27 +193,15 @@ def test_models_that_are_not_plain(case: str) -> None:
     assert re.fullmatch(text, str(caught.value)), str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "instead"),
-    [
-        ({"pp": 2, "dp": 2}, "dp=4"),
-        ({"dp": 2, "pp": 2, "tp": 2}, "dp=4, tp=2"),
-        ({"pp": 2, "tp": 2}, "dp=2, tp=2"),
-        ({"pp": 4}, "dp=4"),
-    ],
-    ids=str,
-)
-def test_a_mesh_with_pp(sizes: dict[str, int], instead: str) -> None:
-    """It would have every stage compute the whole model; a mesh of one stage is as one without."""
-    mesh = Mesh(sizes)
+@pytest.mark.parametrize("sizes", [{"pp": 2, "dp": 2}, {"dp": 2, "pp": 2, "tp": 2}, {"pp": 4}], ids=str)
+def test_pp_is_no_axis_of_a_layout(sizes: dict[str, int]) -> None:
+    """The stages of a pipeline lie along it; a mesh of one stage is as one without."""
     text = (
-        rf"the mesh \({mesh}\) has an axis pp, for the stages of a pipeline, and parallelize does not run pipelines "
-        rf"yet: each stage would compute "
-        rf"the whole model; give these ranks to another axis, as in Mesh\({instead}\); schedules by themselves are in "
-        rf"autopar\.pipeline"
+        r"the plan's 'up.weight': \('pp', None\) is split over pp, which is no axis of layouts: the stages of a pipeline "
+        r"lie along it, each with other parameters; leave it out, and cut the model with "
+        r"train_step\(schedule=, stages=\)"
     )
-    refuses(ValueError, text, Block(), mesh=mesh)
-    refuses(ValueError, text, Block(), mesh=mesh, plan={"up.weight": ("pp", None)})
+    refuses(PlanError, text, Block(), mesh=Mesh(sizes), plan={"up.weight": ("pp", None)})
     assert autopar.parallelize(Block(), Mesh(pp=1, dp=2), "ddp", example=(x,)).mesh.size == 2
 
 

@@ -66,8 +66,12 @@ def test_what_leads_to_two_gradients_stays() -> None:
 
 def test_an_addition_of_what_stays_stays() -> None:
     """Else what is added would be kept for it."""
-    text = MIDDLE.replace("mm_1 : f32[4 4] = mm(t, d_y)", "mm_1 : f32[4 4] = mm(t, tanh)").replace("  d_x : f32[8 4] = mm(tanh, u)", "  d_x : f32[8 4] = mm(tanh, mm_1)")
-    text = text.replace("  tanh : f32[8 4] = tanh(d_y)\n", "").replace("  t : f32[4 8] = t(x)\n", "  tanh : f32[8 4] = tanh(d_y)\n  t : f32[4 8] = t(x)\n")
+    text = MIDDLE.replace("mm_1 : f32[4 4] = mm(t, d_y)", "mm_1 : f32[4 4] = mm(t, tanh)").replace(
+        "  d_x : f32[8 4] = mm(tanh, u)", "  d_x : f32[8 4] = mm(tanh, mm_1)"
+    )
+    text = text.replace("  tanh : f32[8 4] = tanh(d_y)\n", "").replace(
+        "  t : f32[4 8] = t(x)\n", "  tanh : f32[8 4] = tanh(d_y)\n  t : f32[4 8] = t(x)\n"
+    )
     text = text.replace("  u : f32[4 4] = t(w)\n", "")
     assert apart(text) == ["d_g", "g_grad_sum"]
 
@@ -103,7 +107,9 @@ def test_nothing_of_a_backward_may_read_a_weight_gradient() -> None:
     program = program_of(MIDDLE)
     with program.edit() as edit:
         edit.annotate(next(node for node in program.nodes if node.name == "tanh"), phase=APART)
-    with pytest.raises(VerifyError, match="d_g is part of the backward and reads tanh, which is part of the weight_gradients"):
+    with pytest.raises(
+        VerifyError, match="d_g is part of the backward and reads tanh, which is part of the weight_gradients"
+    ):
         program.verify()
 
 

@@ -33,7 +33,20 @@ backward:
   ga : f32[4 4] = mm(a, d_x)
 """
 LAST = "  w_grad_sum : f32[4 4] = add.Tensor(w_grad, {})\n"
-STAGES = {"mm": 0, "mm_1": 1, "mm_2": 2, "sum_1": 2, "loss_sum": 2, "d": 2, "c": 2, "gc": 2, "b": 1, "gb": 1, "d_x": 0, "ga": 0}
+STAGES = {
+    "mm": 0,
+    "mm_1": 1,
+    "mm_2": 2,
+    "sum_1": 2,
+    "loss_sum": 2,
+    "d": 2,
+    "c": 2,
+    "gc": 2,
+    "b": 1,
+    "gb": 1,
+    "d_x": 0,
+    "ga": 0,
+}
 
 # the sum of the gradients → what each stage adds, and the ops that no stage runs as a whole
 CASES = {

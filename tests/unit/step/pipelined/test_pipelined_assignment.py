@@ -110,7 +110,11 @@ def test_a_cut_that_runs_backwards() -> None:
 
 def test_a_backward_that_runs_forwards() -> None:
     """A gradient of the first stage that an op of the second reads."""
-    text = TEXT.replace("mm_2 : f32[2 4] = mm(d_mm_1, t_1)  # call 9 b", "mm_2 : f32[2 4] = mm(d_mm_1, t_1)  # call 6 a")
-    text = text.replace("  again : f32[2 4] = mul.Tensor(mm, half)", "  again : f32[2 4] = mul.Tensor(mm_2, half)  # call 9 b")
+    text = TEXT.replace(
+        "mm_2 : f32[2 4] = mm(d_mm_1, t_1)  # call 9 b", "mm_2 : f32[2 4] = mm(d_mm_1, t_1)  # call 6 a"
+    )
+    text = text.replace(
+        "  again : f32[2 4] = mul.Tensor(mm, half)", "  again : f32[2 4] = mul.Tensor(mm_2, half)  # call 9 b"
+    )
     with pytest.raises(PlanError, match=r"runs backwards: again of stage 1 reads mm_2 of stage 0, in the backward\n"):
         stages(text, {"a": 0, "b": 1})

@@ -57,7 +57,7 @@ def test_no_such_policy() -> None:
 
 
 def test_no_schedule_at_all() -> None:
-    with pytest.raises(TypeError, match=r"^schedule=3 is neither the name of a policy \(gpipe, .*\) nor a PipelineSch"):
+    with pytest.raises(TypeError, match=r"^schedule=3 is neither the name of a policy \(gpipe, .*\), nor a Pipeline"):
         schedule_of(options(3), MESH)
 
 

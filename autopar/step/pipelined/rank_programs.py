@@ -1,0 +1,54 @@
+"""List the programs that one rank of a pipelined step runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.ir.program import Program
+from autopar.step.pipelined.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.update import PipelinedUpdate
+
+
+@dataclass(frozen=True)
+class PipelinedRankStep:
+    """The programs that one rank of a pipelined step runs. Prints as text.
+
+    Attributes:
+        rank: the rank.
+        programs: the programs by name, in the order of its stages.
+    """
+
+    rank: int
+    programs: dict[str, Program]
+
+    def __getitem__(self, name: str) -> Program:
+        """Return a program by its name, such as ``stage 0 micro``."""
+        return self.programs[name]
+
+    def __str__(self) -> str:
+        parts = [f"{name} {program.text()}" for name, program in self.programs.items()]
+        return "\n".join([f"rank {self.rank} of a pipelined step", *parts])
+
+    def verify(self) -> None:
+        """Check each program; ``VerifyError`` otherwise."""
+        for program in self.programs.values():
+            program.verify()
+
+
+def rank_step_of(micro: PipelinedMicro, update: PipelinedUpdate, rank: int) -> PipelinedRankStep:
+    """Return the programs that a rank runs."""
+    programs: dict[str, Program] = {}
+    for stage, ending in zip(micro.stages, update.stages, strict=True):
+        if rank in stage.mesh:
+            programs |= _of_stage(stage, rank)
+            if ending.placed is not None:
+                programs[f"stage {stage.number} update"] = ending.placed[1][rank]
+    return PipelinedRankStep(rank, programs)
+
+
+def _of_stage(stage: Stage, rank: int) -> dict[str, Program]:
+    at = f"stage {stage.number}"
+    programs = {f"{at} copy": stage.micro.copy[1][rank]} if stage.micro.copy is not None else {}
+    if stage.counting is not None:
+        programs |= {f"{at} sums": stage.counting.sums[1][rank], f"{at} count": stage.counting.counts[1][rank]}
+    return programs | {f"{at} micro": stage.local[rank]}

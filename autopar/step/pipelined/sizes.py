@@ -1,0 +1,227 @@
+"""Compute what a pipelined step keeps in memory, for ``pipeline.memory``: the bytes of a stage's values on one rank.
+
+A pass leaves values to later passes; the messages that it receives and sends are counted apart, as buffers. Storages
+count once, however many views they have. Kernels' own buffers are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from autopar.ir.nodes import operands, record_of, tensor_type
+from autopar.ir.value_names import copy_name, sums_in
+from autopar.pipeline import Sizes
+from autopar.report.liveness import START, Storage, liveness
+from autopar.scheduling.programs.shared import piece_bytes
+from autopar.step.pipelined.bundles import Bundle
+from autopar.step.pipelined.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.runs import types_of_held
+from autopar.step.pipelined.update import PipelinedUpdate
+
+PASSES = ("forward", "backward", "weight_gradients")
+
+
+@dataclass(frozen=True)
+class StageSizes:
+    """The bytes of one stage on its first rank, which has the largest pieces.
+
+    Attributes:
+        activation: what the forward keeps for later passes, and the message that it has received.
+        for_weights: what is kept for the weight gradients after the backward.
+        boundary: the larger one of the two messages between the stage and the next one; 0 on the last stage.
+        sums: the sums of gradients, and of the loss.
+        copies: the copies of parameters that live during a step: in low precision, and of tied ones.
+        workspace: the most that a pass needs while it runs, beyond what is counted above.
+        held: what is there between steps: parameters, buffers, the optimizer's state; and the inputs of all
+            micro-batches.
+    """
+
+    activation: int
+    for_weights: int
+    boundary: int
+    sums: int
+    copies: int
+    workspace: int
+    held: int
+
+    @property
+    def fixed(self) -> int:
+        """What the stage needs during the whole step."""
+        return self.sums + self.copies + self.workspace + self.held
+
+
+def sizes_of(micro: PipelinedMicro, update: PipelinedUpdate) -> Sizes:
+    """Return the sizes of a pipelined step, in bytes. Linear in its programs."""
+    return as_sizes(stage_sizes(micro, update))
+
+
+def as_sizes(stages: Iterable[StageSizes]) -> Sizes:
+    """Return the sizes of all stages, in their order."""
+    rows = list(stages)
+    return Sizes(
+        activation=[row.activation for row in rows],
+        for_weights=[row.for_weights for row in rows],
+        boundary=[row.boundary for row in rows[:-1]] or 0,
+        fixed=[row.fixed for row in rows],
+    )
+
+
+def stage_sizes(micro: PipelinedMicro, update: PipelinedUpdate) -> list[StageSizes]:
+    """Return the sizes of each stage.
+
+    One pass runs at a time, so a rank's workspace is counted on one of its stages.
+    """
+    rows = [_StageMemory(micro, update, stage).sizes() for stage in micro.stages]
+    for stages in micro.schedule.stages_of:
+        most = max(rows[stage].workspace for stage in stages)
+        for k, stage in enumerate(stages):
+            rows[stage] = replace(rows[stage], workspace=0 if k else most)
+    return rows
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A bundle, on the first ranks of its two stages.
+
+    Attributes:
+        sent, received: bytes; 0 between stages of one rank.
+        is_value: whether it is one value, which is sent from its own memory.
+    """
+
+    sent: int = 0
+    received: int = 0
+    is_value: bool = False
+
+    @staticmethod
+    def of(micro: PipelinedMicro, boundary: int, direction: str) -> _Message:
+        if not 0 <= boundary < len(micro.stages) - 1:
+            return _Message()
+        forward = direction == "F"
+        values = micro.forward_values(boundary) if forward else micro.backward_values(boundary)
+        sender, receiver = (boundary, boundary + 1) if forward else (boundary + 1, boundary)
+        sends, receives = (Bundle(values, micro.stages[end].mesh.ranks[0]) for end in (sender, receiver))
+        is_value = len(values) == 1 and len(sends.sends) == 1
+        return _Message(sum(sends.sends.values()), sum(receives.receives.values()), is_value)
+
+
+class _StageMemory:
+    """Computes the sizes of one stage.
+
+    A pass is a number: 0 is the forward, 1 the backward, 2 the weight gradients.
+    """
+
+    def __init__(self, micro: PipelinedMicro, update: PipelinedUpdate, stage: Stage) -> None:
+        self.micro, self.update, self.stage = micro, update, stage
+        number = stage.number
+        self.up, self.down = _Message.of(micro, number, "F"), _Message.of(micro, number - 1, "B")  # sent
+        self.before, self.behind = _Message.of(micro, number - 1, "F"), _Message.of(micro, number, "B")  # received
+        self.life = liveness(stage.local[stage.mesh.ranks[0]])
+        self.passes = [PASSES.index(record_of(node).phase) for node in self.life.ops]
+        self.born = self._births()
+        self.read = self._reads()
+        self.shared = self._named(stage.sent(value)[0] for value in stage.cut.up) if self.up.is_value else set()
+
+    def sizes(self) -> StageSizes:
+        activation, for_weights = self._kept(0), self._kept(1)
+        rest = (
+            # what ``pipeline.memory`` counts while a pass runs
+            activation + self.up.sent + self.before.received,
+            activation + self.down.sent + self.behind.received,
+            for_weights + self.behind.received,
+        )
+        needs = self._needs()
+        workspace = max(0, *(need - counted for need, counted in zip(needs, rest, strict=True) if need))
+        messages = (self.up.sent, self.behind.received)
+        copies, held = self._copies(), self._held()
+        return StageSizes(activation, for_weights, max(messages), self._sums(), copies, workspace, held)
+
+    # -- storages ----------------------------------------------------------------------------------------------------
+
+    def _births(self) -> dict[Storage, int]:
+        """Return the pass in which each storage is made. Messages are not among them."""
+        born = {storage: self.passes[storage.born] for storage in self.life.storages if storage.born != START}
+        for at, message, names in ((0, self.before, self.stage.cut.from_before),
+                                   (1, self.behind, self.stage.cut.from_behind)):  # fmt: skip
+            if not message.received:  # the other stage is on this rank, and leaves its values to this one
+                born |= dict.fromkeys(self._named(names.values()), at)
+        return born
+
+    def _named(self, names: Iterable[str]) -> set[Storage]:
+        """Return the storages of values."""
+        wanted = set(names)
+        return {
+            storage for node, parts in self.life.of.items() if node.name in wanted for part in parts for storage in part
+        }
+
+    def _reads(self) -> dict[Storage, int]:
+        """Return for each storage the number of its last reader among the ops."""
+        read: dict[Storage, int] = {}
+        for position, node in enumerate(self.life.ops):
+            for value in operands(node):
+                read |= {storage: position for part in self.life.of[value] for storage in part}
+        return read
+
+    def _last_pass(self, storage: Storage) -> int:
+        return self.passes[self.read[storage]] if storage in self.read else -1
+
+    def _kept(self, after: int) -> int:
+        """Return the bytes that are kept when a pass has ended, for later ones."""
+        kept = (s for s, born in self.born.items() if born <= after < self._last_pass(s) and s not in self.shared)
+        return sum(storage.bytes for storage in kept) + self.before.received
+
+    # -- what passes need --------------------------------------------------------------------------------------------
+
+    def _needs(self) -> list[int]:
+        """Return for each pass the most bytes that a micro-batch has while it runs."""
+        changes = [[0] * (len(self.life.ops) + 1) for _ in PASSES]
+        given = self._given()
+        first = {at: self.passes.index(at) for at in set(self.passes)}
+        for storage, born in self.born.items():
+            last = self._last_pass(storage)
+            for at in first:
+                if not born <= at <= max(born, last):
+                    continue
+                begin = max(storage.born, first[at])
+                stays = last > at or (at == born and storage in given)
+                end = self._end(at) if stays else max(begin, self.read.get(storage, begin))
+                changes[at][begin] += storage.bytes
+                changes[at][end + 1] -= storage.bytes
+        messages = (self.before.received, *(self.before.received + self.behind.received,) * 2)
+        return [max(accumulate(changes[at])) + messages[at] if at in first else 0 for at in range(len(PASSES))]
+
+    def _end(self, at: int) -> int:
+        """Return the last op of a pass."""
+        return len(self.passes) - 1 - self.passes[::-1].index(at)
+
+    def _given(self) -> set[Storage]:
+        """Return what is sent to other stages."""
+        stage = self.stage
+        sent = (stage.sent(value)[0] for value in stage.cut.up)
+        sent_back = (stage.sent_back(value)[0] for value in stage.cut.down)
+        return self._named((*sent, *sent_back))
+
+    # -- what lives longer than a micro-batch ------------------------------------------------------------------------
+
+    def _sums(self) -> int:
+        names = sums_in(self.stage.program)
+        return sum(piece_bytes(type) for name, type in self.stage.types.items() if name in names)
+
+    def _copies(self) -> int:
+        stage, homes = self.stage, self.micro.homes
+        low = {copy_name(name) for name in homes}
+        tied = {name for name in stage.parameters if homes.get(name, stage.number) != stage.number}
+        return sum(piece_bytes(type) for name, type in stage.types.items() if name in low | tied)
+
+    def _held(self) -> int:
+        stage = self.stage
+        types = types_of_held(self.micro, self.update, stage)
+        own = (name for name in types if self.micro.homes.get(name, stage.number) == stage.number)
+        received = {*stage.cut.from_before.values(), *stage.cut.from_behind.values()}
+        inputs = sum(
+            piece_bytes(tensor_type(node))
+            for node in stage.program.placeholders
+            if record_of(node).role == "input" and node.name not in received
+        )
+        return sum(piece_bytes(types[name]) for name in own) + inputs * self.micro.schedule.batches

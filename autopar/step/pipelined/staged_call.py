@@ -1,0 +1,102 @@
+"""Capture a call of a model whose parameters are on stages, and cut it by the homes of its parameters.
+
+Each op runs on the last of the stages that keep its parameters or make its operands, so the call needs no cut of its
+own. There are no gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from autopar.capture import Captured
+from autopar.gc_pause import gc_paused
+from autopar.ir.layout import layout_of
+from autopar.ir.nodes import name_of, operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.ir.transfers import Ends
+from autopar.model.compiled import Compiler
+from autopar.model.inputs import CallInputs
+from autopar.model.stage_homes import StageHomes
+from autopar.report.progress import doing
+from autopar.step.pipelined.assignment import Assignment, computed_anywhere
+from autopar.step.pipelined.bundles import Crossed
+from autopar.step.pipelined.programs import CutStage
+from autopar.step.pipelined.stage_programs import cut_program
+from autopar.verify.levels import verify
+
+
+@dataclass(frozen=True)
+class StagedCall:
+    """A captured call, cut into the stages of a pipeline.
+
+    Attributes:
+        captured: the call.
+        stages: its stages.
+        homes: where the parameters are.
+        outputs: for each output the stage that makes it, its name there, and its type.
+    """
+
+    captured: Captured
+    stages: tuple[CutStage, ...]
+    homes: StageHomes
+    outputs: tuple[tuple[int, str, TensorType], ...]
+
+    @property
+    def text(self) -> str:
+        """The programs, as text that ranks compare."""
+        return "\n".join(str(stage.program) for stage in self.stages)
+
+    def bundles(self) -> list[Crossed]:
+        """Return the outputs as they go to each position along the pipeline, output by output."""
+        positions = dict.fromkeys(stage.mesh for stage in self.stages)
+        return [
+            Crossed(name, Ends(type.shape, type.placed, layout_of(there, type.attr)), type.dtype)
+            for _, name, type in self.outputs
+            for there in positions
+        ]
+
+
+@doing("parallelize")
+@gc_paused()
+def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Sequence[str]) -> StagedCall:
+    """Capture a call without gradients, and cut it by the homes of its parameters."""
+    attrs = {name: layout.attr for name, layout in homes.layouts.items()}
+    compiler = replace(compiler, mesh=homes.meshes[0], homes={**compiler.homes, **attrs}, whole=False)
+    captured, constraints, _ = compiler.capture(inputs, notes)
+    assignment = assigned_by_homes(captured.program, homes)
+    parts = cut_program(captured.program, assignment, captured.device)
+    stages: list[CutStage] = []
+    for number, (mesh, part) in enumerate(zip(homes.meshes, parts, strict=True)):
+        verify(part.program, "cut")
+        own = dict(constraints)
+        if stages:
+            own |= {part.from_before[value]: stages[-1].sent(value)[1].attr for value in part.from_before}
+        local, _, _ = replace(compiler, mesh=mesh).place(part.program, own, captured.device)
+        stages.append(CutStage(number, mesh, part, part.program, local))
+    outputs: dict[int, tuple[int, str, TensorType]] = {}
+    for stage in stages:
+        for position, k in stage.cut.outputs.items():
+            name, type = stage.interface.returned[k]
+            outputs[position] = stage.number, name, type
+    return StagedCall(captured, tuple(stages), homes, tuple(outputs[k] for k in sorted(outputs)))
+
+
+def assigned_by_homes(program: Program, homes: StageHomes) -> Assignment:
+    """Assign each op of a forward to the last of the stages of its operands and its parameters. Linear in the graph."""
+    anywhere = computed_anywhere(program)
+    home: dict[fx.Node, int] = {}  # parameters, and what is computed of one parameter on any stage
+    stage: dict[fx.Node, int] = {}
+    for node in program.nodes:
+        if node.op == "placeholder" and record_of(node).role == "param":
+            home[node] = homes.stage.get(name_of(node), 0)
+        elif node in anywhere:
+            read = [home[value] for value in operands(node) if value in home]
+            home |= dict.fromkeys([node] * bool(read), max(read, default=0))
+        elif node.op == "call_function":
+            read = [stage.get(value, home.get(value, 0)) for value in operands(node)]
+            stage[node] = max(read, default=0)
+    return Assignment(len(homes.meshes), stage, anywhere)

@@ -1,0 +1,52 @@
+"""Pipelined steps on gloo processes: the numbers of a single device, and those of simulated ranks."""
+
+from __future__ import annotations
+
+import functools
+
+import pipelined_processes
+import pytest
+from equality import relative
+from processes import ranks
+
+from autopar.pipeline import POLICIES
+
+GRID = ("pp2 tp2", "pp4", "pp2 dp2")
+# a model on each mesh; four ranks run all of a list in one launch
+CASES = [("streams", "pp2 tp2", "interleaved-1f1b", 3), ("skip", "pp4", "zb-h1", 3), ("normed", "pp2 dp2", "1f1b", 3)]
+TRANSFORMERS = [("llama", "pp2 tp2", "zb-v", 3), ("llama tied", "pp4", "1f1b", 3), ("gpt2", "pp2 dp2", "zb-h1", 3),
+                ("bert", "pp2 tp2", "1f1b", 1)]  # fmt: skip
+MORE = [(name, mesh, policy, 5) for name in ("skip", "shared", "streams") for mesh in GRID for policy in POLICIES]
+
+
+@pytest.mark.parametrize("cases", [
+    CASES,
+    pytest.param(TRANSFORMERS, marks=pytest.mark.sweep("simulated ranks run transformers, and these run their loop")),
+    *(
+        pytest.param(MORE[at : at + 12], marks=pytest.mark.sweep("one mesh for each policy and model"))
+        for at in range(0, len(MORE), 12)
+    ),
+], ids=lambda cases: f"{cases[0][0]} {cases[0][1]}, …")  # fmt: skip
+def test_steps(cases: list[tuple[str, str, str, int]]) -> None:
+    ranks(4).run(pipelined_processes.steps_alike, cases)
+
+
+@pytest.mark.parametrize("zero", [pytest.param(1, marks=pytest.mark.sweep("it is simulated, and 3 runs here")), 3])
+def test_zero(zero: int) -> None:
+    run = functools.partial(pipelined_processes.steps_alike, zero=zero)
+    ranks(4).run(run, [("shared", "pp2 dp2", "zb-v", 3)])
+
+
+def test_the_numbers_of_simulated_ranks() -> None:
+    """Also of what is drawn. A kernel adds up the elements of a tensor in an order that its address decides."""
+    cases = [("noisy", "pp4", "1f1b", 3), ("shared", "pp2 tp2", "zb-h1", 3)]
+    simulated = pipelined_processes.as_simulated(cases)
+    for found in ranks(4).run(pipelined_processes.as_simulated, cases):
+        for (losses, own), (wanted, whole) in zip(found, simulated, strict=True):
+            assert all(relative(a, b) <= 1e-14 for a, b in zip(losses, wanted, strict=True)) and own
+            assert all(relative(tensor, whole[name]) <= 1e-14 for name, tensor in own.items())
+
+
+@pytest.mark.parametrize("call", ["homes", "state_dicts", "frozen_first_stages", "other_batches"])
+def test_calls(call: str) -> None:
+    ranks(4).run(getattr(pipelined_processes, call))

@@ -1,0 +1,91 @@
+"""The sizes of a stage are the bytes of what a step keeps: of each storage once, however many views it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import autopar
+from autopar import Mesh
+from autopar.step.pipelined.loop import PipelineLoop
+from autopar.step.pipelined.sizes import stage_sizes
+
+LAYERS, WIDE, ROWS, COUNT = 6, 8, 16, 4
+
+
+class Chain(nn.Module):
+    """Layers with an op after each; with ``relu`` a stage keeps what it sends."""
+
+    def __init__(self, op: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(LAYERS))
+        self.op = getattr(nn.functional, op)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.op(layer(x))
+        return nn.functional.mse_loss(x, y)
+
+
+class Skipped(Chain):
+    """A value of the first stage is read on all later ones, so that messages have several values."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first = x = self.layers[0](x)
+        for layer in self.layers[1:]:
+            x = self.op(layer(x) + first)
+        return nn.functional.mse_loss(x, y)
+
+
+def storages(tensors: Any) -> dict[int, int]:
+    """Address → bytes."""
+    each = (tensor.untyped_storage() for tensor in tensors if tensor is not None)
+    return {storage.data_ptr(): storage.nbytes() for storage in each}
+
+
+def kept_by(step: Any, given: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
+    """Pass and stage → the bytes that a micro-batch keeps after it, in a simulated step."""
+    compute, found = PipelineLoop._compute, dict[tuple[str, int], int]()
+    received: dict[tuple[int, int], dict[int, int]] = {}
+
+    def counted(loop: Any, task: Any) -> Any:
+        at, state = (task.stage, task.batch), loop._stages[task.stage]
+        if task.of == "F":
+            received[at] = storages(loop._buffers.get(at, ()))
+        yield from compute(loop, task)
+        if task.batch:
+            return  # only the first has all readers still before it
+        elsewhere = storages((*state.held.values(), *state.inputs[task.batch].values()))
+        made = loop._made.get(task, ()) if task.of == "F" else ()
+        goes = [loop._schedule.rank_of[stage] for stage in (task.stage, task.stage + 1)] if made else []
+        # one value that goes to another rank is sent from its own memory; others are copied, or stay
+        sent = storages(made) if len(made) == 1 and len(set(goes)) == 2 else {}
+        tangents = storages(loop._buffers.get(at, ())).keys() - received[at].keys()
+        kept = {**storages(state.kept[task.batch].values()), **received[at]}
+        found[task.of, task.stage] = sum(
+            bytes for place, bytes in kept.items() if place not in elsewhere.keys() | sent.keys() | tangents
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PipelineLoop, "_compute", counted)
+        step.simulate(**given)
+    return found
+
+
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h1", "zb-v"])
+@pytest.mark.parametrize("model", [Chain("gelu"), Chain("relu"), Skipped("tanh")], ids=["gelu", "relu", "skip"])
+def test_sizes_are_what_a_step_keeps(model: nn.Module, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    parallel = autopar.parallelize(model, Mesh(pp=2), {})
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), 0.1), microbatches=COUNT, schedule=policy)
+    given = {name: torch.randn(ROWS * COUNT, WIDE) for name in ("x", "y")}
+    step.capture(**given)
+    micro, update = step._now()
+    kept = kept_by(step, given, monkeypatch)
+    for number, stage in enumerate(stage_sizes(micro, update)):
+        assert stage.activation == kept["F", number]
+        if micro.schedule.is_split:
+            assert stage.for_weights == kept["B", number]
