@@ -67,7 +67,7 @@ CASES: dict[str, Case] = {
     "an exception between ops": (
         {**TP, "rank": 0, "raises before": "FS02 of stage 0 to stage 1"},
         [1, 1, 1, 1],
-        [r"rank 0 failed in BW01 of stage 0 \(micro-batch 1\): ValueError: a bad value"],
+        ["rank 0 failed in BR01 of stage 0 from stage 1 and FS02 of stage 0 to stage 1: ValueError: a bad value"],
     ),
     "an id out of range": (
         {**DP, "bad id in row": 7},  # of the last micro-batch, in the second half of its rows
@@ -145,8 +145,8 @@ CASES: dict[str, Case] = {
         [1, 1, 1, 1],
         [
             r"rank 2 failed at failing_steps\.py:\d+  step\(batch\): RuntimeError: a step failed on this rank in BW01 "
-            r"of stage 1 \(micro-batch 1\): .*, and its messages are still under way: end the job, and start again from "
-            r"a checkpoint"
+            r"of stage 1 \(micro-batch 1\): .*, and its messages are still under way: end the job, and start again "
+            r"from a checkpoint"
         ],
     ),
     "a message is never sent": (

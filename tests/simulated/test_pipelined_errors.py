@@ -97,12 +97,14 @@ class Rooted(Layers):
         return nn.functional.cross_entropy(self.head(self.layers[-1](x)), y)
 
 
-def looking(make: Callable[[], nn.Module], sizes: dict[str, int], schedule: str = "1f1b") -> Any:
+def looking(
+    make: Callable[[], nn.Module], sizes: dict[str, int], schedule: str = "1f1b", *, looks: bool = True, **options: Any
+) -> Any:
     torch.manual_seed(0)
     parallel = autopar.parallelize(make(), Mesh(sizes), "ddp" if "dp" in sizes else {})
     return parallel.train_step(
         torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=MICROBATCHES, schedule=schedule,
-        stages=[["layers.[01]*"], ["layers.[23]*", "head"]], detect_anomaly=True,
+        stages=[["layers.[01]*"], ["layers.[23]*", "head"]], detect_anomaly=looks, **options,
     )  # fmt: skip
 
 
@@ -140,3 +142,13 @@ def test_a_nan_that_comes_in_is_told(of: str, said: str) -> None:
     with pytest.raises(AnomalyError) as caught:
         step.simulate(**batch)
     assert str(caught.value).startswith(said)
+
+
+def test_a_step_that_looks_computes_the_same_although_gradients_overflow() -> None:
+    """The scale makes inf and NaN in gradients, which cross stages; that is no anomaly, and the step is skipped."""
+    losses = []
+    for looks in (True, False):
+        step = looking(Layers, {"pp": 2}, looks=looks, amp="fp16-O2", loss_scale=2.0**40, clip_norm=1.0)
+        losses.append([step.simulate(**batch_of("layers", k)) for k in range(2)])
+        assert bool(step.skipped)
+    assert losses[0] == losses[1]
