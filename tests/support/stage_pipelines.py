@@ -148,7 +148,7 @@ def cut_again() -> None:
             with step.averaged():
                 with torch.no_grad():
                     assert parallel(**batch(9)).shape == ()
-            assert all(p.device_mesh.size() == 4 for p in parallel.parameters())
+            assert all(p.device_mesh.size() == 1 for p in parallel.parameters())  # the call runs from stage to stage
     assert identities == list(map(id, parallel.parameters()))
     for name, value in wanted["model"].items():
         near(dict(parallel.named_parameters())[name], value)
