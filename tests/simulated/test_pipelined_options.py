@@ -72,6 +72,7 @@ def test_mixed_precision(amp: str) -> None:
     assert f"addmm : {amp[:4].rstrip('-').replace('fp16', 'f16')}[" in str(ours.program) or amp.endswith("O1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["1f1b", "zb-v"])
 def test_an_overflow_is_skipped_on_all_stages(policy: str) -> None:
     """The scale begins far too large, falls until gradients fit, and rises again."""
@@ -165,8 +166,9 @@ def test_a_frozen_tied_parameter(mesh: dict[str, int]) -> None:
     assert [tied.name for tied in micro.tied] == ["layers.0.0.weight"] and not update.homeward
 
 
-@pytest.mark.parametrize("mesh", [PP4, DP2], ids=str)
-@pytest.mark.parametrize("clip_parameters", ["all", "optimizer"])
+@pytest.mark.parametrize(("mesh", "clip_parameters"), [
+    (PP4, "all"), (DP2, "optimizer"), pytest.param(DP2, "all", marks=SWEEP),
+], ids=str)  # fmt: skip
 def test_the_norm_of_parameters_that_the_optimizer_does_not_have(mesh: dict[str, int], clip_parameters: str) -> None:
     """Also of a tied one, whose sums come home to be measured."""
 
@@ -229,7 +231,7 @@ def test_parameters_with_other_numbers_of_steps() -> None:
     assert counts == {2.0, 4.0}
 
 
-@pytest.mark.parametrize("sizes", [DP2, {"dp": 2}, PP4], ids=str)
+@pytest.mark.parametrize("sizes", [{"dp": 2}, PP4, pytest.param(DP2, marks=SWEEP)], ids=str)
 def test_states_go_to_other_meshes(sizes: dict[str, int]) -> None:
     """State dicts of a step in four stages, in a step on another mesh, or in the order of another policy."""
     step, alone, batches = made("shared", PP4, "1f1b", 3)
@@ -248,6 +250,7 @@ def test_states_go_to_other_meshes(sizes: dict[str, int]) -> None:
     assert max(differences(other, alone).values()) <= 1e-9
 
 
+@pytest.mark.long
 def test_evaluation_between_steps() -> None:
     step, alone, batches = made("normed", TP2, "zb-v", 3, rows=8)
     for k in range(3):
@@ -286,7 +289,8 @@ SEED = {"schedule": "1f1b", "recompute": "blocks", "clip_norm": 1.0}
 
 @pytest.mark.long
 @pytest.mark.parametrize(("sizes", "options"), [
-    (TP2, {"microbatches": 4}), pytest.param(DP2, {"microbatches": 2, "zero": 1}, marks=SWEEP),
+    pytest.param(TP2, {"microbatches": 4}, marks=pytest.mark.sweep("test_mixed_precision has all modes, bit for bit")),
+    pytest.param(DP2, {"microbatches": 2, "zero": 1}, marks=SWEEP),
 ], ids=str)  # fmt: skip
 def test_llama_in_mixed_precision(sizes: dict[str, int], options: dict[str, Any]) -> None:
     """As far from float32 as a single device with a ``GradScaler``."""

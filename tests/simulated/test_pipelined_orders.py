@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from broken_schedules import FAULTS, disordered, passes, right, shaken
@@ -15,6 +17,8 @@ from steps import run
 from autopar.errors import ScheduleError
 from autopar.pipeline import PipelineSchedule, Slot, Task, build
 from autopar.pipeline.rows import rows
+from autopar.step.pipelined.messages import Message, SimulatedMessages
+from autopar.step.pipelined.stage_state import StageState
 
 RANDOM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
@@ -115,3 +119,47 @@ def test_unequal_numbers_of_stages(rank_of: tuple[int, ...]) -> None:
     ]
     orders = [[Slot((task,)) for task in order if rank_of[task.stage] == rank] for rank in range(max(rank_of) + 1)]
     assert alike_or_refused(PipelineSchedule(rows(orders, rank_of), batches, rank_of), "streams")
+
+
+@pytest.mark.parametrize("policy", ["1f1b", "zb-v"])
+def test_nothing_is_kept_longer_than_the_schedule_says(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So memory does not grow with micro-batches: activations are dropped behind the last pass that reads them, and
+    sends are waited for where their buffers are free."""
+    under_way: dict[object, set[Task]] = {}
+    live: dict[int, set[int]] = {}
+    most = {"sends": 0, "live": 0}
+    start, wait, run_pass, end = SimulatedMessages.start, SimulatedMessages.wait, StageState.run, StageState.end
+
+    def counted_start(self: SimulatedMessages, messages: Sequence[Message]) -> None:
+        own = under_way.setdefault(self._rank, set())
+        own |= {message.task for message in messages if message.is_send}
+        most["sends"] = max(most["sends"], len(own))
+        start(self, messages)
+
+    def counted_wait(self: SimulatedMessages, task: object) -> Any:
+        under_way.setdefault(self._rank, set()).discard(task)
+        return (yield from wait(self, task))
+
+    def counted_run(self: StageState, task: Task) -> Any:
+        own = live.setdefault(id(self), set())
+        own.add(task.batch)
+        most["live"] = max(most["live"], len(own))
+        return (yield from run_pass(self, task))
+
+    def counted_end(self: StageState, batch: int) -> None:
+        end(self, batch)
+        live[id(self)].discard(batch)
+        assert not self.kept[batch]
+
+    monkeypatch.setattr(SimulatedMessages, "start", counted_start)
+    monkeypatch.setattr(SimulatedMessages, "wait", counted_wait)
+    monkeypatch.setattr(StageState, "run", counted_run)
+    monkeypatch.setattr(StageState, "end", counted_end)
+    found = []
+    for count in (8, 24):
+        most |= {"sends": 0, "live": 0}
+        step, _, batches = made("layers", {"pp": 2}, policy, count)
+        run(step, batches(0))
+        assert not any(under_way.values()) and not any(live.values())
+        found.append(dict(most))
+    assert found[0] == found[1] and found[0]["live"] <= 4 and 0 < found[0]["sends"] <= 4

@@ -37,7 +37,7 @@ DRAWN = [
     ("normed", "pp2 dp2", "onnxruntime", 3),
 ]
 LONG = [
-    ("llama", "pp2 tp2", "zb-v", 3),
+    ("llama", "pp2 tp2", "zb-h1", 3),
     ("llama tied", "pp4", "1f1b", 1),
     ("gpt2", "pp2 dp2", "zb-h1", 3),
     ("bert", "pp2 tp2", "1f1b", 3),
@@ -53,8 +53,9 @@ MORE = [
 ]
 
 
-def layers_for(mesh: str, policy: str) -> int:
-    return max(4, MESHES[mesh]["pp"] * POLICIES[policy].default)
+def layers_for(mesh: str, policy: str, name: str = "") -> int:
+    stages = MESHES[mesh]["pp"] * POLICIES[policy].default
+    return stages if name in TRANSFORMERS else max(4, stages)
 
 
 def alike(name: str, mesh: str, policy: str, microbatches: int, **options: Any) -> Any:
@@ -64,7 +65,7 @@ def alike(name: str, mesh: str, policy: str, microbatches: int, **options: Any) 
         MESHES[mesh],
         policy,
         microbatches,
-        layers=layers_for(mesh, policy),
+        layers=layers_for(mesh, policy, name),
         rows=8 if name == "normed" else 2,
         count=10 if microbatches == 1 else 3,
         clip_norm=0.5,
@@ -75,7 +76,7 @@ def alike(name: str, mesh: str, policy: str, microbatches: int, **options: Any) 
 @pytest.mark.parametrize(
     ("name", "mesh", "policy", "microbatches"),
     [
-        *DRAWN,
+        *(pytest.param(*case, marks=pytest.mark.long) if "normed" in case else case for case in DRAWN),
         *(pytest.param(*case, marks=pytest.mark.long) for case in LONG),
         *(pytest.param(*case, marks=[SWEEP, pytest.mark.long]) for case in MORE),
     ],
@@ -149,6 +150,7 @@ def test_bitwise_those_of_one_rank(name: str, policy: str) -> None:
         same_bits(bits(step.parallel.module), bits(whole.parallel.module))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("random", ["parallel", "single"])
 def test_no_order_changes_a_draw(random: str) -> None:
     """Dropout draws what it does on one rank, in the order of any policy; each micro-batch has numbers of its own."""

@@ -72,7 +72,7 @@ def test_it_optimises_the_longest_span() -> None:
 @pytest.mark.parametrize(("arguments", "text"), [
     (["optimised", "--objective", "time"], "optimise: objective is 'makespan' or 'span', not 'time'"),
     (["1f1b", "--objective", "span"], "--objective is for autopar schedule optimised: 1f1b has a fixed order"),
-    (["optimised", "--for-weights", "2", "--limit", "9"], "for_weights is 2 on stage 0, and activation 1: optimise keeps"),
+    (["optimised", "--for-weights", "2", "--limit", "9"], "for_weights is 2 on stage 0, and activation 1: optimise"),
     (["1f1b", "--for-weights", "x"], "--for-weights x: write a number, or one for each stage"),
     (["optimised", "--chunks", "0"], "optimise: chunks=0; there is at least one"),
     (["v-min", "--chunks", "3"], "v-min has 2 stages on a rank, not 3"),

@@ -197,8 +197,8 @@ def test_models_that_are_not_plain(case: str) -> None:
 def test_pp_is_no_axis_of_a_layout(sizes: dict[str, int]) -> None:
     """The stages of a pipeline lie along it; a mesh of one stage is as one without."""
     text = (
-        r"the plan's 'up.weight': \('pp', None\) is split over pp, which is no axis of layouts: the stages of a pipeline "
-        r"lie along it, each with other parameters; leave it out, and cut the model with "
+        r"the plan's 'up.weight': \('pp', None\) is split over pp, which is no axis of layouts: the stages of a "
+        r"pipeline lie along it, each with other parameters; leave it out, and cut the model with "
         r"train_step\(schedule=, stages=\)"
     )
     refuses(PlanError, text, Block(), mesh=Mesh(sizes), plan={"up.weight": ("pp", None)})
