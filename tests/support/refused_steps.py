@@ -49,7 +49,7 @@ def step_of(model: torch.nn.Module, options: dict[str, Any], mesh: Mesh = MESH) 
 
 def other_options() -> dict[str, tuple[str, bool]]:
     """What each case says, and whether the parameters are what and where they were."""
-    answers = {}
+    answers, steps = {}, []
     for case, ((common, odd), *_) in DIFFERENT.items():
         torch.manual_seed(0)
         model = Layers()
@@ -61,6 +61,8 @@ def other_options() -> dict[str, tuple[str, bool]]:
             for name, parameter in model.named_parameters()
         )
         answers[case] = said, unchanged and step.captures == 0
+        steps.append(step)
+    for step in steps:  # the last closes the groups, which all share
         step.parallel.close()
     return answers
 
