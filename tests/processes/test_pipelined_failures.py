@@ -168,7 +168,7 @@ CASES: dict[str, Case] = {
         [r"rank \d failed in .*: RuntimeError: ranks 0 and 2 bring different values of x, y, which must be equal"],
     ),
 }
-LONG = ["a kill in the copies", "a kill on the way home", "a stop in the numbers", "a slow op", "a rank ends"]
+SWEPT = ["a kill in the copies", "a kill on the way home", "a stop in the numbers", "a slow op", "a rank ends"]
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,11 @@ def ends(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.long) if case in LONG else case for case in CASES]
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.sweep("others fail in the same way")) if case in SWEPT else case
+        for case in CASES
+    ],
 )
 def test_what_the_user_reads(ends: dict[str, Ended], case: str) -> None:
     codes, output = ends[case]

@@ -145,9 +145,8 @@ def cut_again() -> None:
         step = (first, second)[number % 2]
         assert abs(float(step(**batch(number))) - wanted["losses"][number]) < 1e-9
         if number == 2:
-            with step.averaged():
-                with torch.no_grad():
-                    assert parallel(**batch(9)).shape == ()
+            with step.averaged(), torch.no_grad():
+                assert parallel(**batch(9)).shape == ()
             assert all(p.device_mesh.size() == 1 for p in parallel.parameters())  # the call runs from stage to stage
     assert identities == list(map(id, parallel.parameters()))
     for name, value in wanted["model"].items():
