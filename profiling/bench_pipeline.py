@@ -58,8 +58,8 @@ def printed(title: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
 
 
 def chunks_of(policy: str) -> int:
-    chunks = POLICIES[policy].chunks
-    return 1 if chunks is None or 1 in chunks else 2
+    """Stages of a rank."""
+    return POLICIES[policy].default
 
 
 def mebibytes(values: Sequence[float]) -> str:
