@@ -32,7 +32,7 @@ from autopar.step.pipelined.loop import PipelineLoop
 RANKS = 4
 MIB = 2**20
 HIDDEN, ROWS = 64, 4096  # a boundary tensor of 1 MiB
-PRODUCT = 6e-3  # the least seconds of an op on the paced machine
+PRODUCT = 12e-3  # the least seconds of an op on the paced machine: long beside what Python takes for a line
 LATENCY = 60e-6
 SHARE = 0.25  # of a message, relative to a forward of one layer
 WARM, STEPS = 1, 3
