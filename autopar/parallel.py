@@ -162,6 +162,11 @@ class Parallel(ModelProxy):
         return self._current().local[rank]
 
     def _current(self) -> Compiled:
+        if self._calls.latest is None and self._calls.homes is not None:
+            raise RuntimeError(
+                "the parameters are on the stages of a pipeline, and what was decided is in the step that cut the "
+                "model: step.program, step.reports, step.local(rank), step.communication, step.pipeline"
+            )
         if self._calls.latest is None:
             call = "call it" if self.compiler.context else "call .simulate(x)"
             raise RuntimeError(f"nothing has been captured yet; give parallelize an example=(x,), or {call} once")
@@ -244,6 +249,16 @@ class Parallel(ModelProxy):
         return _returned_like_the_model(
             compiled, compiled.simulated([*tensors, *calls.computed(compiled.captured).values()]), args, kwargs
         )
+
+    def leave_stages(self) -> None:
+        """Bring the parameters from the stages of a pipeline back to the whole mesh. All ranks call it.
+
+        There each rank has a piece of each parameter, so that ``full_tensor()`` and torch's full state dicts have all
+        weights; on a stage, torch gives an empty tensor to the ranks of the others. The next step moves the parameters
+        to their stages again. They stay the same objects. Without stages nothing happens.
+        """
+        self._calls.complete()
+        self._calls.leave_stages()
 
     def _refuse_gradients(self) -> None:
         """Raise ``RuntimeError`` where a call on the stages of a pipeline would need gradients."""

@@ -64,6 +64,7 @@ def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
     if axes_of_batch and all(mesh.sizes[axis] == 1 for axis in axes_of_batch):
         return axes_of_batch[0]
     raise ValueError(
-        f"zero= splits what an axis of the batch replicates, but no axis of the mesh ({mesh}) splits an input; use "
+        f"zero= splits what an axis of the batch replicates, but no axis of the mesh "
+        f"({mesh if mesh.names else 'of one rank, of a stage'}) splits an input; use "
         f"zero=0, or split the batch"
     )

@@ -83,7 +83,16 @@ AT_ONCE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "returns= with schedule=: the outputs of a pipelined step stay on the "
         'stages that make them; use returns="loss", and parallel(...) under torch.no_grad() for outputs',
     ),
-    "searched": ({"zero": "search"}, ValueError, 'zero="search" with schedule=: give a value'),
+    "searched": (
+        {"zero": "search"},
+        ValueError,
+        'zero="search" with schedule=: the search is about steps without stages; give zero= a value',
+    ),
+    "a file": (
+        {"schedule": "zb.json"},
+        ScheduleError,
+        "schedule='zb.json' is a file: load it, schedule=autopar.pipeline.PipelineSchedule.load('zb.json')",
+    ),
 }
 
 

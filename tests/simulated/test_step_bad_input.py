@@ -22,7 +22,8 @@ from autopar.errors import RuleError
 
 ALL = (
     "microbatches, amp, keep, reduce_dtype, loss_scale, recompute, zero, clip_norm, clip_parameters, grad_norm, "
-    "returns, ema, detect_anomaly, offload, machine, time_limit, memory, overlap, profile, across"
+    "returns, ema, detect_anomaly, offload, machine, time_limit, memory, overlap, profile, across, "
+    "schedule, chunks, stages"
 )
 SAY = 'say "blocks", "min-cut", '
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [

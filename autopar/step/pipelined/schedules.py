@@ -36,6 +36,10 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
         )
     if isinstance(given, Pipelined):
         given = given.schedule
+    if isinstance(given, str) and given.endswith((".json", ".csv")):
+        raise ScheduleError(
+            f"schedule={given!r} is a file: load it, schedule=autopar.pipeline.PipelineSchedule.load({given!r})"
+        )
     if isinstance(given, str):
         if options.chunks is not None and not isinstance(options.chunks, int):
             return with_frees(build(given, ranks, options.count, options.chunks))  # it is refused

@@ -46,7 +46,11 @@ class PipelinedStep(TrainStep):
                 'returns="loss", and parallel(...) under torch.no_grad() for outputs'
             )
         if options.opened:
-            raise ValueError(f'{options.opened[0]}="search" with schedule=: give a value')
+            opened = options.opened[0]
+            raise ValueError(
+                f'{opened}="search" with schedule=: the search is about steps without stages; give {opened}= a value, '
+                f"and compare step.pipeline.simulate() of several"
+            )
         schedule_of(options, calls.mesh)  # refused before anything runs
         super().__init__(parallel, calls, optimizer, options)
 
@@ -96,6 +100,7 @@ class PipelinedStep(TrainStep):
 
     def local(self, rank: int) -> Any:
         """Return the programs that one rank runs, stage by stage. ``RuntimeError`` before a capture."""
+        self._calls.mesh.coordinates(rank)  # refused if the rank is not on the mesh
         return rank_step_of(*self._now(), rank)
 
     def memory(self, rank: int = 0) -> Any:
