@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import io
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import overlap_wire
 from overlap_steps import MODELS, PUBLISHED, Published, data_parallel, networks, push_and_pull, tensor_parallel
-from rich.console import Console
-from rich.table import Table
+from tables import Row, printed
 
 from autopar.scheduling import ByteScheduler, Line, Op, Part, schedule, simulate
 from autopar.scheduling.bounds import bound
@@ -48,22 +46,10 @@ PROGRAMS: dict[str, tuple[dict[str, int], str, dict[str, Any]]] = {  # title →
     "dp=4, zero=3": ({"dp": 4}, "ddp", {"zero": 3}),
     "dp=4": ({"dp": 4}, "ddp", {}),
 }
-Row = Sequence[str]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
-
-
-def printed(title: str, columns: Sequence[str], rows: Iterator[Row]) -> str:
-    table = Table(title=title, title_justify="left")
-    for k, column in enumerate(columns):
-        table.add_column(column, justify="right" if k else "left")
-    for row in rows:
-        table.add_row(*row)
-    out = io.StringIO()
-    Console(file=out, width=150).print(table)
-    return out.getvalue()
 
 
 # -- known figures -----------------------------------------------------------------------------------------------------

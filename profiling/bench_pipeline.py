@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import io
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,8 +21,7 @@ from typing import Any
 from bench_step import interval, ratios, told
 from pipeline_models import RIVALS, Blocks
 from pipeline_ranks import MIB, MODELS, beside_torch, measured, on_wire, overhead, peaks, peaks_of_torch, uncaptured
-from rich.console import Console
-from rich.table import Table
+from tables import printed
 
 from autopar.pipeline import POLICIES
 from autopar.runtime.lowering.lower import lower
@@ -36,7 +34,6 @@ DEEP = 4  # layers of a stage
 GROWS = ("gpipe", "looped-bfs")  # policies whose memory grows with the micro-batches
 GROWTH = (4, 256)
 FLAT, NEAR_BYTES, NEAR_SECONDS, LIGHT, SLOPE = 1.0, 0.10, 0.05, 0.3, 0.02
-Row = Sequence[str]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,17 +41,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="beside torch's")
     parser.add_argument("--rounds", type=int, default=24)
-
-
-def printed(title: str, columns: Sequence[str], rows: Sequence[Row]) -> str:
-    table = Table(title=title, title_justify="left")
-    for k, column in enumerate(columns):
-        table.add_column(column, justify="right" if k else "left")
-    for row in rows:
-        table.add_row(*row)
-    out = io.StringIO()
-    Console(file=out, width=150).print(table)
-    return out.getvalue()
 
 
 def chunks_of(policy: str) -> int:

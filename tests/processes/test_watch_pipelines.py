@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from failing_jobs import Ended, ended
+from failing_jobs import Ended, ended, told
 
 RANKS = 4
 SOON, NEVER = 2.0, 600.0  # time-outs: where it is never, the processes end at once, or the harness kills them
@@ -68,15 +68,11 @@ def ends(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_stages(ends: dict[str, Ended], case: str) -> None:
     codes, output = ends[case]
     timeout, expected, message = CASES[case]
-    assert codes == expected, output
-    if not message:
-        assert output == ""
+    if (found := told(codes, output, expected, message)) is None:
         return
-    lines = output.splitlines()
-    said = [k for k, line in enumerate(lines) if line.startswith("autopar: ")]
-    assert len(said) == 1, output
-    assert lines[said[0]].startswith(f"autopar: {message[0]}"), output
+    lines, said = found
+    assert lines[said].startswith(f"autopar: {message[0]}"), output
     if timeout == SOON:
-        assert lines[said[0] + 1 :] == [f"  {line}" for line in message[1:]]
+        assert lines[said + 1 :] == [f"  {line}" for line in message[1:]]
     tracebacks = {line.partition("] ")[0] + "]" for line in lines if "Traceback" in line}
     assert tracebacks == ({"[rank 2]"} if "exception" in case else set()), output

@@ -27,3 +27,18 @@ def ended(script: str, jobs: Sequence[dict[str, Any]], folder: Path) -> dict[str
     )
     codes = {answer["case"]: answer["codes"] for answer in map(json.loads, done.stdout.splitlines())}
     return {job["case"]: (codes[job["case"]], Path(job["output"]).read_text()) for job in served}
+
+
+def told(codes: object, output: str, expected: object, message: object) -> tuple[list[str], int] | None:
+    """Check how a job has ended; return its lines, and the number of the one message among them.
+
+    ``None`` if there should be no message, and is none.
+    """
+    assert codes == expected, output
+    if not message:
+        assert output == ""
+        return None
+    lines = output.splitlines()
+    said = [k for k, line in enumerate(lines) if line.startswith("autopar: ")]
+    assert len(said) == 1, output
+    return lines, said[0]
