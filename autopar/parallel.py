@@ -272,7 +272,7 @@ class Parallel(ModelProxy):
 
     def _on_stages(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run the forward from stage to stage, on this rank or on all simulated ranks."""
-        from autopar.step.pipelined.evaluation import StagedCalls
+        from autopar.step.pipelined.calls.evaluation import StagedCalls
 
         calls, simulates = self._calls, self.job is None
         if calls.staged is None:

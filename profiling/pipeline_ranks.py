@@ -26,8 +26,9 @@ from autopar.costs.machine import Link, Machine
 from autopar.examples.peak import peak_bytes
 from autopar.pipeline import PipelineSchedule
 from autopar.runtime.wire.clock import now
-from autopar.step.pipelined import captures, functions
-from autopar.step.pipelined.loop import PipelineLoop
+from autopar.step.pipelined import captures
+from autopar.step.pipelined.running import functions
+from autopar.step.pipelined.running.loop import PipelineLoop
 
 RANKS = 4
 MIB = 2**20

@@ -15,7 +15,7 @@ from pipelined_programs import random_values, read, run_stages, run_whole, stage
 
 from autopar.ir.nodes import name_of
 from autopar.scheduling.programs.functions import functions_of
-from autopar.step.pipelined.stage_programs import StageProgram
+from autopar.step.pipelined.cutting.stage_programs import StageProgram
 
 GOLDEN = Path(__file__).parent / "stages"
 CASES = sorted(path.stem for path in GOLDEN.glob("*.txt"))

@@ -10,7 +10,7 @@ from pipelined_steps import MESHES, made, vectors
 from steps import run
 
 from autopar.ir.nodes import record_of
-from autopar.step.pipelined.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
 
 
 def cut(name: str, mesh: str = "pp2 tp2", policy: str = "1f1b", layers: int = 4, **options: Any) -> PipelinedMicro:

@@ -17,8 +17,8 @@ from steps import run
 from autopar.errors import ScheduleError
 from autopar.pipeline import PipelineSchedule, Slot, Task, build
 from autopar.pipeline.rows import rows
-from autopar.step.pipelined.messages import Message, SimulatedMessages
-from autopar.step.pipelined.stage_state import StageState
+from autopar.step.pipelined.running.messages import Message, SimulatedMessages
+from autopar.step.pipelined.running.stage_state import StageState
 
 RANDOM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.step.pipelined.loop import PipelineLoop
-from autopar.step.pipelined.sizes import stage_sizes
+from autopar.step.pipelined.reports.sizes import stage_sizes
+from autopar.step.pipelined.running.loop import PipelineLoop
 
 LAYERS, WIDE, ROWS, COUNT = 6, 8, 16, 4
 

@@ -11,8 +11,8 @@ from torch import fx
 from autopar.ir.nodes import called_op, map_operands, name_of, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Call
-from autopar.step.pipelined.assignment import Assignment, computed_anywhere
-from autopar.step.pipelined.stage_programs import StageProgram, cut_program
+from autopar.step.pipelined.cutting.assignment import Assignment, computed_anywhere
+from autopar.step.pipelined.cutting.stage_programs import StageProgram, cut_program
 from autopar.verify.levels import verify
 
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
 from autopar.step.captures import StepCaptures
-from autopar.step.pipelined.compile import compile_pipelined
-from autopar.step.pipelined.programs import PipelinedMicro, programs_of
-from autopar.step.pipelined.rank_memory import check_within
+from autopar.step.pipelined.placing.compile import compile_pipelined
+from autopar.step.pipelined.placing.programs import PipelinedMicro, programs_of
+from autopar.step.pipelined.placing.update import PipelinedUpdate, compile_pipelined_update
+from autopar.step.pipelined.reports.rank_memory import check_within
 from autopar.step.pipelined.schedules import schedule_of
-from autopar.step.pipelined.update import PipelinedUpdate, compile_pipelined_update
 from autopar.step.update import Trained
 
 

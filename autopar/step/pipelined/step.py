@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.ir.program import Program
-from autopar.step.pipelined.programs import PipelinedMicro
-from autopar.step.pipelined.update import PipelinedUpdate
+from autopar.step.pipelined.placing.programs import PipelinedMicro
+from autopar.step.pipelined.placing.update import PipelinedUpdate
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches import MicroBatches
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
-from autopar.step.pipelined.programs import PipelinedMicro
-from autopar.step.pipelined.rank_memory import memory_of_rank
-from autopar.step.pipelined.rank_programs import rank_step_of
-from autopar.step.pipelined.report import Pipeline, communication_of
-from autopar.step.pipelined.runs import PipelinedOnProcess, PipelinedSimulated
+from autopar.step.pipelined.placing.programs import PipelinedMicro
+from autopar.step.pipelined.placing.update import PipelinedUpdate
+from autopar.step.pipelined.reports.rank_memory import memory_of_rank
+from autopar.step.pipelined.reports.rank_programs import rank_step_of
+from autopar.step.pipelined.reports.report import Pipeline, communication_of
+from autopar.step.pipelined.running.runs import PipelinedOnProcess, PipelinedSimulated
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.step import PipelinedPrograms
-from autopar.step.pipelined.update import PipelinedUpdate
 from autopar.step.stages import stages_of
 from autopar.step.train_step import TrainStep
 

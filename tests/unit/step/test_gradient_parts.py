@@ -8,7 +8,7 @@ import pytest
 import torch
 from pipelined_programs import assigned, node_of, random_values, read, run_stages, run_whole, stages_of
 
-from autopar.step.pipelined.gradient_parts import Part, gradient_parts
+from autopar.step.pipelined.cutting.gradient_parts import Part, gradient_parts
 
 HEAD = """\
 program traced

@@ -10,7 +10,7 @@ from pipelined_programs import CPU
 
 from autopar.errors import SimulationError
 from autopar.runtime.simulation.simulate import run_together
-from autopar.step.pipelined.messages import Mail, Message, Pool, SimulatedMessages
+from autopar.step.pipelined.running.messages import Mail, Message, Pool, SimulatedMessages
 
 
 def bytes_of(*values: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from pipelined_programs import named, read
 
 from autopar.errors import PlanError
 from autopar.ir.nodes import record_of
-from autopar.step.pipelined.assignment import assign, computed_anywhere, ops_of_forward
+from autopar.step.pipelined.cutting.assignment import assign, computed_anywhere, ops_of_forward
 
 TEXT = """\
 program traced

@@ -12,9 +12,9 @@ from pipelined_programs import node_of, read
 
 from autopar.costs.machine import machine_of
 from autopar.errors import PlanError
-from autopar.step.pipelined.assignment import computed_anywhere, ops_of_forward
-from autopar.step.pipelined.cut import NEAR, best_cut, cut_by_cost, cut_by_globs
-from autopar.step.pipelined.units import Unit, units_of
+from autopar.step.pipelined.cutting.assignment import computed_anywhere, ops_of_forward
+from autopar.step.pipelined.cutting.cut import NEAR, best_cut, cut_by_cost, cut_by_globs
+from autopar.step.pipelined.cutting.units import Unit, units_of
 
 # -- by cost
 

@@ -22,9 +22,9 @@ from autopar.pipeline import PipelineSchedule, Slot, Task
 from autopar.pipeline.dataflow import source
 from autopar.pipeline.task import RESHARD, UNSHARD
 from autopar.runtime.lowering.tags import tag_of
-from autopar.step.pipelined.bundles import Bundle
-from autopar.step.pipelined.messages import Message, Messages
-from autopar.step.pipelined.stage_state import StageState
+from autopar.step.pipelined.placing.bundles import Bundle
+from autopar.step.pipelined.running.messages import Message, Messages
+from autopar.step.pipelined.running.stage_state import StageState
 
 Loop = Generator[Any, Any, None]
 DURING = {"F": "forward", "B": "backward"}

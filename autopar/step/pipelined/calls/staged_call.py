@@ -22,10 +22,10 @@ from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.model.stage_homes import StageHomes
 from autopar.report.progress import doing
-from autopar.step.pipelined.assignment import Assignment, computed_anywhere
-from autopar.step.pipelined.bundles import Crossed
-from autopar.step.pipelined.programs import CutStage
-from autopar.step.pipelined.stage_programs import cut_program
+from autopar.step.pipelined.cutting.assignment import Assignment, computed_anywhere
+from autopar.step.pipelined.cutting.stage_programs import cut_program
+from autopar.step.pipelined.placing.bundles import Crossed
+from autopar.step.pipelined.placing.programs import CutStage
 from autopar.verify.levels import verify
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from autopar.runtime.lowering.tags import tag_of
-from autopar.step.pipelined.bundles import Bundle
-from autopar.step.pipelined.messages import Message, Messages
+from autopar.step.pipelined.placing.bundles import Bundle
+from autopar.step.pipelined.running.messages import Message, Messages
 
 Move = tuple[
     Bundle, list[torch.Tensor]

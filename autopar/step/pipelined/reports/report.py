@@ -17,10 +17,10 @@ from autopar.pipeline import PipelineSchedule, Sizes, Times
 from autopar.pipeline.simulate import Simulation
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.order import Order
-from autopar.step.pipelined.programs import PipelinedMicro
-from autopar.step.pipelined.sizes import sizes_of
-from autopar.step.pipelined.times import times_of
-from autopar.step.pipelined.update import PipelinedUpdate
+from autopar.step.pipelined.placing.programs import PipelinedMicro
+from autopar.step.pipelined.placing.update import PipelinedUpdate
+from autopar.step.pipelined.reports.sizes import sizes_of
+from autopar.step.pipelined.reports.times import times_of
 
 SHOWN = 4  # modules of a stage that are named
 

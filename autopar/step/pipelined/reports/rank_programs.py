@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.ir.program import Program
-from autopar.step.pipelined.programs import PipelinedMicro, Stage
-from autopar.step.pipelined.update import PipelinedUpdate
+from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.placing.update import PipelinedUpdate
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from autopar.capture.blocks import ancestors, module_paths
 from autopar.errors import PlanError, at_line, shown
 from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
-from autopar.step.pipelined.units import Unit
+from autopar.step.pipelined.cutting.units import Unit
 
 NEAR = 1.05  # stages and memories that differ by less count as equal
 

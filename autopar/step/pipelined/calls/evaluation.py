@@ -20,12 +20,12 @@ from autopar.runtime.modes import as_captured
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import run_together
 from autopar.step.compiled_step import Placed
-from autopar.step.pipelined.functions import Functions, SimulatedFunctions
-from autopar.step.pipelined.messages import Mail, SimulatedMessages
-from autopar.step.pipelined.runs import functions_on_process, inputs_of, messages_on_process, result_of
-from autopar.step.pipelined.stage_state import Tensors
-from autopar.step.pipelined.staged_call import StagedCall, compile_staged
-from autopar.step.pipelined.staged_rank import RankCall
+from autopar.step.pipelined.calls.staged_call import StagedCall, compile_staged
+from autopar.step.pipelined.calls.staged_rank import RankCall
+from autopar.step.pipelined.running.functions import Functions, SimulatedFunctions
+from autopar.step.pipelined.running.messages import Mail, SimulatedMessages
+from autopar.step.pipelined.running.runs import functions_on_process, inputs_of, messages_on_process, result_of
+from autopar.step.pipelined.running.stage_state import Tensors
 
 
 class StagedCalls:

@@ -9,8 +9,8 @@ import torch
 
 from autopar.ir.value_names import sums_in
 from autopar.pipeline import Task
-from autopar.step.pipelined.functions import Functions, zeros_of
-from autopar.step.pipelined.programs import Stage
+from autopar.step.pipelined.placing.programs import Stage
+from autopar.step.pipelined.running.functions import Functions, zeros_of
 
 PHASES = {"F": "forward", "B": "backward", "W": "weight_gradients"}
 Tensors = dict[str, torch.Tensor]

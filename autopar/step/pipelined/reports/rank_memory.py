@@ -14,9 +14,9 @@ from autopar.errors import MemoryLimitError
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.pipeline.memory import memory
 from autopar.search.certificate import bytes_text
-from autopar.step.pipelined.programs import PipelinedMicro
-from autopar.step.pipelined.sizes import as_sizes, sizes_of, stage_sizes
-from autopar.step.pipelined.update import PipelinedUpdate
+from autopar.step.pipelined.placing.programs import PipelinedMicro
+from autopar.step.pipelined.placing.update import PipelinedUpdate
+from autopar.step.pipelined.reports.sizes import as_sizes, sizes_of, stage_sizes
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from autopar.scheduling.programs.order import OF_STEPS, Execution
 from autopar.step.compiled_step import Placed, about
 from autopar.step.graph_builder import GraphBuilder
 from autopar.step.options import StepOptions
-from autopar.step.pipelined.bundles import Crossed
-from autopar.step.pipelined.programs import PipelinedMicro, Stage, Tied
+from autopar.step.pipelined.placing.bundles import Crossed
+from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage, Tied
 from autopar.step.update import Norm, Staged, Trained, update_of
 from autopar.verify.levels import verify
 

@@ -11,13 +11,13 @@ import torch
 from autopar.ir.transfers import Ends
 from autopar.runtime.lowering.tags import tag_of
 from autopar.step.compiled_step import Placed
-from autopar.step.pipelined.bundles import Bundle, Crossed
-from autopar.step.pipelined.exchange import Move, exchange, share_buffers
-from autopar.step.pipelined.functions import Functions
-from autopar.step.pipelined.messages import Message, Messages
-from autopar.step.pipelined.programs import CutStage, forward_values, written_buffers
-from autopar.step.pipelined.stage_state import Tensors
-from autopar.step.pipelined.staged_call import StagedCall
+from autopar.step.pipelined.calls.staged_call import StagedCall
+from autopar.step.pipelined.placing.bundles import Bundle, Crossed
+from autopar.step.pipelined.placing.programs import CutStage, forward_values, written_buffers
+from autopar.step.pipelined.running.exchange import Move, exchange, share_buffers
+from autopar.step.pipelined.running.functions import Functions
+from autopar.step.pipelined.running.messages import Message, Messages
+from autopar.step.pipelined.running.stage_state import Tensors
 
 Run = Generator[Any, Any, list[torch.Tensor]]
 

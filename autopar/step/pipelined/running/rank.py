@@ -20,15 +20,15 @@ from autopar.ir.value_names import MEASURED, SQUARES, copy_name, count_name, gra
 from autopar.runtime.interface import Interface
 from autopar.scheduling.programs.order import donated_names
 from autopar.step.compiled_step import Placed
-from autopar.step.pipelined.bundles import Bundle, Crossed
-from autopar.step.pipelined.exchange import Move, exchange, share_buffers
-from autopar.step.pipelined.functions import Functions
-from autopar.step.pipelined.loop import PipelineLoop
-from autopar.step.pipelined.messages import Messages
-from autopar.step.pipelined.programs import PipelinedMicro, Stage, Tied
+from autopar.step.pipelined.placing.bundles import Bundle, Crossed
+from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage, Tied
+from autopar.step.pipelined.placing.update import PipelinedUpdate, StageUpdate
+from autopar.step.pipelined.running.exchange import Move, exchange, share_buffers
+from autopar.step.pipelined.running.functions import Functions
+from autopar.step.pipelined.running.loop import PipelineLoop
+from autopar.step.pipelined.running.messages import Messages
+from autopar.step.pipelined.running.stage_state import Gathers, StageState, Tensors
 from autopar.step.pipelined.schedules import gathers_apart
-from autopar.step.pipelined.stage_state import Gathers, StageState, Tensors
-from autopar.step.pipelined.update import PipelinedUpdate, StageUpdate
 
 # makes the functions of a program on this rank; the names are those of the placeholders that it may overwrite
 MakeFunctions = Callable[[Placed, Sequence[str]], Functions]

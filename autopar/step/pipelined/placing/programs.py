@@ -20,8 +20,8 @@ from autopar.report.passes import PassReport
 from autopar.runtime.interface import Interface
 from autopar.runtime.localize import LocalPrograms
 from autopar.step.compiled_step import MicroBatch, Placed
-from autopar.step.pipelined.bundles import Crossed
-from autopar.step.pipelined.stage_programs import StageProgram
+from autopar.step.pipelined.cutting.stage_programs import StageProgram
+from autopar.step.pipelined.placing.bundles import Crossed
 from autopar.step.update import Untrained
 
 

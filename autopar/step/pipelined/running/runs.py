@@ -27,12 +27,12 @@ from autopar.runtime.seeds import seeds_of_calls
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import run_together
 from autopar.step.compiled_step import Placed
-from autopar.step.pipelined.functions import Functions, ProcessFunctions, SimulatedFunctions
-from autopar.step.pipelined.messages import Mail, Pool, ProcessMessages, SimulatedMessages, connect
-from autopar.step.pipelined.programs import CutStage, PipelinedMicro, Stage
-from autopar.step.pipelined.rank import RankStep
-from autopar.step.pipelined.stage_state import Tensors
-from autopar.step.pipelined.update import PipelinedUpdate
+from autopar.step.pipelined.placing.programs import CutStage, PipelinedMicro, Stage
+from autopar.step.pipelined.placing.update import PipelinedUpdate
+from autopar.step.pipelined.running.functions import Functions, ProcessFunctions, SimulatedFunctions
+from autopar.step.pipelined.running.messages import Mail, Pool, ProcessMessages, SimulatedMessages, connect
+from autopar.step.pipelined.running.rank import RankStep
+from autopar.step.pipelined.running.stage_state import Tensors
 from autopar.step.runs import Returned
 
 

@@ -19,7 +19,7 @@ from autopar.runtime.current_slot import slot, waiting_for
 from autopar.runtime.lowering.point_to_point import Handle, start
 from autopar.runtime.lowering.point_to_point import Message as End
 from autopar.runtime.simulation.simulate import Until
-from autopar.step.pipelined.functions import slot_of
+from autopar.step.pipelined.running.functions import slot_of
 from autopar.torch_private import group_named
 
 NUMBERS = "the numbers of all stages"

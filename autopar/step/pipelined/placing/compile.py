@@ -30,12 +30,12 @@ from autopar.step.counts import count_parts
 from autopar.step.ending import Updating
 from autopar.step.micro import Micro
 from autopar.step.options import StepOptions
-from autopar.step.pipelined.assignment import Assignment, assign, computed_anywhere, ops_of_forward
-from autopar.step.pipelined.cut import Place, cut_by_blocks, cut_by_cost, cut_by_globs
-from autopar.step.pipelined.programs import Counting, PipelinedMicro, Stage, Tied, meshes_of
+from autopar.step.pipelined.cutting.assignment import Assignment, assign, computed_anywhere, ops_of_forward
+from autopar.step.pipelined.cutting.cut import Place, cut_by_blocks, cut_by_cost, cut_by_globs
+from autopar.step.pipelined.cutting.stage_programs import StageProgram, cut_program
+from autopar.step.pipelined.cutting.units import units_of
+from autopar.step.pipelined.placing.programs import Counting, PipelinedMicro, Stage, Tied, meshes_of
 from autopar.step.pipelined.schedules import gathers_apart
-from autopar.step.pipelined.stage_programs import StageProgram, cut_program
-from autopar.step.pipelined.units import units_of
 from autopar.step.terms import Terms
 from autopar.verify.levels import verify
 

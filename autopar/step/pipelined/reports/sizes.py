@@ -15,10 +15,10 @@ from autopar.ir.value_names import copy_name, sums_in
 from autopar.pipeline import Sizes
 from autopar.report.liveness import START, Storage, liveness
 from autopar.scheduling.programs.shared import piece_bytes
-from autopar.step.pipelined.bundles import Bundle
-from autopar.step.pipelined.programs import PipelinedMicro, Stage
-from autopar.step.pipelined.runs import types_of_held
-from autopar.step.pipelined.update import PipelinedUpdate
+from autopar.step.pipelined.placing.bundles import Bundle
+from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.placing.update import PipelinedUpdate
+from autopar.step.pipelined.running.runs import types_of_held
 
 PASSES = ("forward", "backward", "weight_gradients")
 

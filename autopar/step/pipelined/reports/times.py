@@ -5,8 +5,8 @@ from __future__ import annotations
 from autopar.costs.machine import Machine
 from autopar.costs.prices import price
 from autopar.pipeline.per_stage import Times
-from autopar.step.pipelined.bundles import Bundle
-from autopar.step.pipelined.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.placing.bundles import Bundle
+from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
 
 
 def times_of(micro: PipelinedMicro, machine: Machine) -> Times:

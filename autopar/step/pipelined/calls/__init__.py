@@ -1,0 +1,1 @@
+"""Call a model whose parameters are on the stages of a pipeline."""

@@ -1,0 +1,1 @@
+"""Report what a pipelined step runs, and how long and how large it is."""

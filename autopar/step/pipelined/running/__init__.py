@@ -1,0 +1,1 @@
+"""Run the passes of the stages, slot by slot, on real processes or simulated."""
