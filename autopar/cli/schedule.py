@@ -36,6 +36,7 @@ class Request:
     backward: str = "1"
     weight: str = "1"
     transfer: str = "0"
+    rendezvous: bool = False
     activation: str = "1"
     for_weights: str | None = None
     boundary: str = "0"
@@ -77,7 +78,8 @@ def _follow(request: Request) -> None:
         for name in ("ranks", "batches", "chunks", *(["recompute"] if from_file == ".json" else [])):
             if getattr(request, name) not in (None, False):
                 raise ScheduleError(f"--{name} is not for a file: {request.source} has its own; leave it out")
-    times = Times(*(numbers(getattr(request, name), name) for name in ("forward", "backward", "weight", "transfer")))
+    durations = (numbers(getattr(request, name), name) for name in ("forward", "backward", "weight", "transfer"))
+    times = Times(*durations, rendezvous=request.rendezvous)
     later = None if request.for_weights is None else numbers(request.for_weights, "for-weights")
     sizes = Sizes(
         activation=numbers(request.activation, "activation"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from autopar.errors import ScheduleError, shown
@@ -24,14 +24,19 @@ class Times:
             backward takes F more.
         transfer: c, sending a tensor between two stages on different ranks; one number, or one for each two
             neighbouring stages.
+        rendezvous: whether a message begins only when its receiver, too, has reached it: on a CPU. A GPU has posted its
+            receives before it computes, so that a message waits for its sender alone.
     """
 
     forward: PerStage = 1.0
     backward: PerStage = 1.0
     weight: PerStage = 1.0
     transfer: PerStage = 0.0
+    rendezvous: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rendezvous, bool):
+            raise TypeError(f"Times(rendezvous=…) is True or False, not {shown(self.rendezvous)}")
         keep_numbers(self)
 
 
@@ -65,7 +70,7 @@ def keep_numbers(numbers: Any, *may_be_none: str) -> None:
     """
     for member in fields(numbers):
         value, label = getattr(numbers, member.name), f"{type(numbers).__name__}({member.name}=…)"
-        if value is None and member.name in may_be_none:
+        if isinstance(member.default, bool) or (value is None and member.name in may_be_none):
             continue
         if getattr(value, "ndim", 1) == 0:  # an array or tensor without dims
             value = float(value)

@@ -1,9 +1,9 @@
 """Simulate a schedule: compute when each task begins and ends, how much time is lost, and how much memory is used.
 
 Each rank computes one task after the other. Each pair of ranks has a link in either direction, and messages travel
-while ranks compute. A send begins when its rank has reached it and its link is free. A computation waits for its
-message; nothing before the computation waits for it. The tasks of one slot are computed one after the other, and their
-results are sent when all of them are done.
+while ranks compute. A send begins when its rank has reached it and its link is free; with ``Times.rendezvous``, when
+both ranks have reached it. A computation waits for its message; nothing before the computation waits for it. The tasks
+of one slot are computed one after the other, and their results are sent when all of them are done.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from autopar.pipeline.picture import draw
 from autopar.pipeline.schedule_table import Schedule
 from autopar.pipeline.simulation_data import SimulationData
 from autopar.pipeline.summary import summary
-from autopar.pipeline.task import Task
+from autopar.pipeline.task import Task, other_end
 from autopar.pipeline.timeline import Span, Timeline
 from autopar.pipeline.trace import save_trace
 from autopar.pipeline.verify import checked
@@ -83,16 +83,23 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
     exposed = [0.0] * schedule.ranks
     # kind, receiving stage, micro-batch → ready to send, arrived
     arrived: dict[tuple[str, int, int], tuple[float, float]] = {}
+    # kind, receiving stage, micro-batch → when the first of both ranks has reached the message
+    reached: dict[tuple[str, int, int], float] = {}
     at_once = set(at_once)
     for row in schedule.slots:
         for rank, slot in enumerate(row):
             for task in slot.tasks:
-                if task.kind[1] == "S":
-                    computed_at = ranks.free.get(rank, 0.0)
-                    end = links.place(
-                        task, (rank, rank_of[task.peer]), transfer[min(task.stage, task.peer)], computed_at
-                    )
-                    arrived[task.kind[0], task.peer, task.batch] = computed_at, end
+                if task.kind[1] == "W" or (task.kind[1] == "R" and not times.rendezvous):
+                    continue
+                send = task if task.kind[1] == "S" else other_end(task)
+                message, ready = (send.kind[0], send.peer, send.batch), ranks.free.get(rank, 0.0)
+                if times.rendezvous:
+                    if message not in reached:
+                        reached[message] = ready
+                        continue
+                    ready = max(ready, reached.pop(message))
+                link = (rank_of[send.stage], rank_of[send.peer])
+                arrived[message] = ready, links.place(send, link, transfer[min(send.stage, send.peer)], ready)
         for rank, slot in enumerate(row):
             for task in slot.tasks:
                 kind, stage, batch, _ = task

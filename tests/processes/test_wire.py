@@ -37,7 +37,9 @@ def test_rooted_operations_begin_when_all_have_come() -> None:
 
 @pytest.mark.parametrize(("prepare", "shared"), [(wired.slow, False), (wired.slow_ranks, True)])
 def test_groups_share_links_or_do_not(prepare: Any, shared: bool) -> None:
-    ranks(2, prepare).run(wired.two_groups_at_once, shared)
+    world = ranks(2, prepare)
+    world.run(wired.two_groups_at_once, shared)
+    world.run(wired.ways_of_a_link)
 
 
 @pytest.mark.parametrize("how", ["wait", "future", "receive", "ddp"])

@@ -100,6 +100,26 @@ def two_groups_at_once(shared: bool) -> None:
     distributed.destroy_process_group(other)
 
 
+def ways_of_a_link() -> None:
+    """Messages in both directions travel at the same time, two in one direction and a collective after each other."""
+    rank = distributed.get_rank()
+    wire().reset()
+    sent, received = torch.ones(3), torch.empty(2, 3)
+    works = [distributed.isend(sent, 1 - rank)]
+    works += [distributed.irecv(received[0], 1 - rank)]
+    if rank == 0:
+        works.append(distributed.isend(sent, 1, tag=1))
+    else:
+        works.append(distributed.irecv(received[1], 0, tag=1))
+    for work in works:
+        work.wait()
+    distributed.all_reduce(torch.ones(3))
+    *both, third, fourth = wire().records
+    assert len(both) == 2 and both[0].end > both[1].begin, both
+    assert third.name in ("send", "recv") and third.begin >= both[0].end, (third, both)
+    assert fourth.begin >= third.end and fourth.begin >= both[1].end
+
+
 def a_small_one_waits_for_an_earlier_one() -> None:
     """Within a group the first ends first, also where the caller waits in another order."""
     wire().reset()

@@ -49,6 +49,7 @@ OPTIONS = {
         OptionRow("backward", "TIME,…", "The time of the gradient of the input."),
         OptionRow("weight", "TIME,…", "The time of the gradient of the weights."),
         OptionRow("transfer", "TIME,…", "The time of a message; one, or one for each pair of neighbours."),
+        OptionRow("rendezvous", "", "A message waits for both its ranks, as on a CPU."),
         OptionRow("activation", "BYTES,…", "The memory that a micro-batch needs on a stage."),
         OptionRow(
             "for_weights",

@@ -100,8 +100,9 @@ def emulate(latency: float, bandwidth: float, links: str = "rank", pace: Pace | 
     Call it on all ranks, before process groups exist. Groups of the CPU that are made afterwards without a backend are
     on the wire: those of autopar, of DistributedDataParallel, FSDP2 and DTensor alike. Data really travels, by gloo. A
     transfer begins when all its members have issued it and their links are free, and takes at least its price
-    (``costs.prices``), as plans and schedules assume. Numbers do not change. Control messages of autopar are not
-    charged.
+    (``costs.prices``), as plans and schedules assume. A message takes the way out of its sender and the way into its
+    receiver; a collective takes both ways of all its members. Numbers do not change. Control messages of autopar
+    are not charged.
 
     Args:
         latency: the seconds of an empty message.

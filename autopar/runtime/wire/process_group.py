@@ -48,7 +48,9 @@ class WireGroup(distributed.ProcessGroup):
         self._machine = machine_of(settings["latency"], settings["bandwidth"])
         self._description = ""
         scope = name if settings["links"] == "axis" else ""
-        self._links = tuple(key_of("link", scope, rank) for rank in self._ranks)
+        self._out, self._in = (
+            tuple(key_of("link", scope, rank, direction) for rank in self._ranks) for direction in ("out", "in")
+        )
         self._numbers: Iterator[int] = itertools.count()  # of collectives
         self._messages: Counter[tuple[int, int, int]] = Counter()  # sender, receiver, tag → how many so far
         self._order = InOrder()
@@ -103,9 +105,8 @@ class WireGroup(distributed.ProcessGroup):
         return self._issue(name, size, seconds, lambda: carry(self._inner, name, args, kwargs))
 
     def _issue(self, name: str, size: int, seconds: float, start: Callable[[], Carried]) -> CollectiveWork:
-        transfer = self._transfer(
-            name, size, seconds, ("collective", self._name, next(self._numbers)), range(len(self._ranks))
-        )
+        key = ("collective", self._name, next(self._numbers))
+        transfer = self._transfer(name, size, seconds, key, self._ranks, (*self._out, *self._in))
         transfer.issue()
         return CollectiveWork(start(), transfer, self._order)
 
@@ -149,24 +150,16 @@ class WireGroup(distributed.ProcessGroup):
         size, seconds = charged(name, (tensors,), 2, self._machine)
         number = self._messages[sender, receiver, tag]
         self._messages[sender, receiver, tag] += 1
-        return self._transfer(
-            name, size, seconds, ("message", self._name, sender, receiver, tag, number), (sender, receiver)
-        )
+        key = ("message", self._name, sender, receiver, tag, number)
+        members, links = (self._ranks[sender], self._ranks[receiver]), (self._out[sender], self._in[receiver])
+        return self._transfer(name, size, seconds, key, members, links)
 
     def _transfer(
-        self, name: str, size: int, seconds: float, parts: tuple[Any, ...], members: Sequence[int]
+        self, name: str, size: int, seconds: float, key: tuple[Any, ...], members: Sequence[int], links: Sequence[int]
     ) -> Transfer:
         return Transfer(
-            key_of(*parts),
-            [self._ranks[member] for member in members],
-            [self._links[member] for member in members],
-            self._name,
-            name,
-            size,
-            seconds,
-            self._timeout,
-            self._medium,
-        )
+            key_of(*key), members, links, self._name, name, size, seconds, self._timeout, self._medium
+        )  # fmt: skip
 
 
 def _collective(name: str) -> Callable[..., CollectiveWork]:

@@ -105,7 +105,7 @@ class Pipelined:
 
 def best_pipeline(
     blocks: Mapping[int, Sequence[Block]], ranks: int, *, policies: Collection[str] = tuple(POLICIES),
-    limit: float = math.inf, most: int = LOOKED_AT,
+    limit: float = math.inf, rendezvous: bool = False, most: int = LOOKED_AT,
 ) -> Pipelined:  # fmt: skip
     """Return the pipeline with the least makespan: cuts × policies × numbers of micro-batches.
 
@@ -115,6 +115,7 @@ def best_pipeline(
         ranks: the ranks of the pipeline.
         policies: the schedules to choose from, by the names of ``autopar.pipeline``.
         limit: the most bytes of a rank.
+        rendezvous: whether a message waits for both its ranks, as of ``Times``: on a CPU.
         most: after so many simulated cuts the best one so far is taken, and the bound is that of what is left.
 
     Raises:
@@ -131,7 +132,7 @@ def best_pipeline(
         if len(row) < schedule.stages:
             why = f"{policy} has {schedule.stages} stages on {ranks} ranks, and the model has {len(row)} blocks to cut"
             continue
-        candidates.append(_Candidate(policy, schedule, tuple(row), count))
+        candidates.append(_Candidate(policy, schedule, tuple(row), count, rendezvous))
     if not candidates:
         raise PlanError(f"no pipeline can be made: {why}")
     candidates.sort(key=lambda candidate: candidate.bound)
@@ -171,6 +172,7 @@ class _Candidate:
     schedule: PipelineSchedule
     blocks: tuple[Block, ...]
     count: int
+    rendezvous: bool
 
     def __post_init__(self) -> None:
         self._split = self.schedule.is_split
@@ -252,6 +254,6 @@ class _Candidate:
         def ends(name: str) -> list[float]:
             return [getattr(stage[-1], name) for stage in stages[:-1]]
 
-        times = Times(sums("forward"), sums("backward"), sums("weight"), ends("transfer"))
+        times = Times(sums("forward"), sums("backward"), sums("weight"), ends("transfer"), rendezvous=self.rendezvous)
         sizes = Sizes(sums("activation"), None, ends("boundary"), sums("fixed"))
         return self.schedule.simulate(times, sizes)

@@ -87,7 +87,7 @@ class PipelinedStep(TrainStep):
     def pipeline(self) -> Pipeline:
         """The stages and the schedule, which ``.simulate()`` simulates. ``RuntimeError`` before a capture."""
         compiler = self._captured.compiler()
-        return Pipeline.of(*self._now(), compiler.machine or compiler.planner.machine)
+        return Pipeline.of(*self._now(), compiler.machine or compiler.planner.machine, compiler.overlap.issue)
 
     @property
     def communication(self) -> Communication:

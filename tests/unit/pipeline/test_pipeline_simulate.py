@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ def drawn(draw: st.DrawFn) -> tuple[PipelineSchedule, Times]:
     v = draw(st.integers(1, 3)) if POLICIES[policy].chunks is None else None
     schedule = build(policy, p, m, v)
     some = st.lists(st.integers(0, 9), min_size=schedule.stages, max_size=schedule.stages)
-    times = Times(draw(some), draw(some), draw(some), draw(some)[1:])
+    times = Times(draw(some), draw(some), draw(some), draw(some)[1:], rendezvous=draw(st.booleans()))
     return schedule.without_messages().with_messages(latest=draw(st.booleans())), times
 
 
@@ -33,11 +35,14 @@ def relaxed(schedule: PipelineSchedule, times: Times) -> dict[Task, tuple[float,
     link: dict[tuple[int, int], Task] = {}
     own: dict[int, list[Task]] = {rank: [] for rank in range(schedule.ranks)}
     for row in schedule.slots:
+        newest = {rank: tasks[-1:] for rank, tasks in own.items()}  # both ends of a message are in one row
         for rank, slot in enumerate(row):
             for task in slot.send:
                 ends = rank, rank_of[task.peer]
                 lasts[task] = times.transfer[min(task.stage, task.peer)]
-                before[task] = {*own[rank][-1:], *([link[ends]] if ends in link else [])}
+                before[task] = {*newest[rank], *([link[ends]] if ends in link else [])}
+                if times.rendezvous:
+                    before[task].update(newest[rank_of[task.peer]])
                 link[ends] = task
             for task in slot.compute:
                 f, b, w = times.forward[task.stage], times.backward[task.stage], times.weight[task.stage]
@@ -108,6 +113,24 @@ def test_a_message_travels_while_ranks_compute() -> None:
     first = simulation.sent[0]
     assert (first.op, first.stream, first.start, first.end) == (Task("FS", 0, 0, 1), (0, 1), 2, 7)
     assert [span.start for span in simulation.computed[1]] == [7, 9, 13, 15]
+
+
+def test_a_message_may_wait_for_both_its_ranks() -> None:
+    rows = (
+        {0: Task("FW", 0, 0)}, {0: Task("FS", 0, 0, 1)}, {1: Task("FR", 1, 0, 0)}, {1: Task("FW", 1, 0)},
+        {1: Task("BW", 1, 0)}, {1: Task("BS", 1, 0, 0)}, {0: Task("BR", 0, 0, 1)}, {0: Task("BW", 0, 0)},
+    )  # fmt: skip
+    reduces = {Task("BW", stage, 0): (("REDUCE_GRAD", stage),) for stage in (0, 1)}
+    table = tuple(
+        tuple(Slot((row[rank],), parameters=reduces.get(row[rank], ())) if rank in row else Slot() for rank in (0, 1))
+        for row in rows
+    )
+    schedule = PipelineSchedule(table, 1, (0, 1))  # each receive is in a later row
+    alone, both = (schedule.simulate(Times(transfer=1.0, rendezvous=which)) for which in (False, True))
+    assert alone.sent == both.sent and alone.makespan == both.makespan  # no rank computes before it receives
+    times = Times(forward=[2, 1, 1, 3], backward=[5.5, 3, 3, 2], weight=0, transfer=0.25)
+    run, met = (build("1f1b", 4, 8).simulate(replace(times, rendezvous=which)) for which in (False, True))
+    assert (run.makespan, met.makespan) == (68.5, 70.25)
 
 
 def test_times_of_another_length_are_refused() -> None:

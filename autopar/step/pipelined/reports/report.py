@@ -17,6 +17,7 @@ from autopar.pipeline import PipelineSchedule, Sizes, Times
 from autopar.pipeline.simulate import Simulation
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.order import Order
+from autopar.scheduling.simulation import Issue
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.reports.sizes import sizes_of
@@ -61,10 +62,11 @@ class Pipeline:
     _micro: PipelinedMicro
     _update: PipelinedUpdate
     _machine: Machine
+    _rendezvous: bool
 
     @staticmethod
-    def of(micro: PipelinedMicro, update: PipelinedUpdate, machine: Machine) -> Pipeline:
-        """Report a captured step."""
+    def of(micro: PipelinedMicro, update: PipelinedUpdate, machine: Machine, issue: Issue) -> Pipeline:
+        """Report a captured step. ``issue``: how the device issues lines."""
         modules = _own_modules([stage.program for stage in micro.stages])
         count = len(micro.stages)
         reports = []
@@ -76,12 +78,12 @@ class Pipeline:
             copies = tuple(name for name in stage.parameters if micro.homes[name] != number)
             sent, back = (sum(value.bytes for value in values) for values in (up, down))
             reports.append(StageReport(number, stage.mesh.ranks, own, keeps, copies, sent, back))
-        return Pipeline(micro.schedule, tuple(reports), micro, update, machine)
+        return Pipeline(micro.schedule, tuple(reports), micro, update, machine, issue == "direct")
 
     @property
     def times(self) -> Times:
         """The seconds of each stage's passes and messages, for ``autopar.pipeline``."""
-        return times_of(self._micro, self._machine)
+        return times_of(self._micro, self._machine, self._rendezvous)
 
     @property
     def sizes(self) -> Sizes:
@@ -91,8 +93,9 @@ class Pipeline:
     def simulate(self) -> Simulation[PipelineSchedule]:
         """Simulate the schedule with the durations and the memory of this step.
 
-        Each pass takes the makespan of its program, and messages the price of their bytes on the machine. The update is
-        not part of it. Times are in seconds, sizes in bytes.
+        Each pass takes the makespan of its program, and messages the price of their bytes on the machine. On a CPU a
+        message begins when both its ranks have reached it. The update is not part of it. Times are in seconds, sizes in
+        bytes.
         """
         return self.schedule.simulate(self.times, self.sizes)
 

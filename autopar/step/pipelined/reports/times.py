@@ -9,17 +9,20 @@ from autopar.step.pipelined.placing.bundles import Bundle
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
 
 
-def times_of(micro: PipelinedMicro, machine: Machine) -> Times:
+def times_of(micro: PipelinedMicro, machine: Machine, rendezvous: bool) -> Times:
     """Return the seconds of each stage's F, B and W, and of the messages between neighbouring stages.
 
     A pass takes the makespan of its program. A message takes the price of the longest message of a rank.
+
+    Args:
+        rendezvous: as of ``Times``.
     """
     forward, backward, weight = (
         [_seconds(stage, phase) for stage in micro.stages] for phase in ("forward", "backward", "weight_gradients")
     )
     boundaries = range(len(micro.stages) - 1)
     transfer = [max(_message(micro, b, machine, back) for back in (False, True)) for b in boundaries]
-    return Times(forward, backward, weight, transfer if transfer else 0.0)
+    return Times(forward, backward, weight, transfer if transfer else 0.0, rendezvous=rendezvous)
 
 
 def _seconds(stage: Stage, phase: str) -> float:
