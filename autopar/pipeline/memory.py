@@ -133,8 +133,13 @@ def _walk(schedule: ScheduleTable, sizes: Sizes, held: Collection[Held], takes: 
     between = [b if rank_of[s] != rank_of[s + 1] else None for s, b in enumerate(boundary)]
     # the message size of each stage with the stage before it, and after it
     before, behind = ([None, *between], [*between, None])
+    needs = {
+        kind: per_stage(getattr(sizes, name), stages, name)
+        for kind, name in (("FW", "in_forward"), ("BW", "in_backward"), ("WW", "in_weight"))
+    }
     split = schedule.is_split
     last_of_forward, last_of_gradient = "BW" if schedule.recompute else "FW", "WW" if split else "BW"
+    idle = [0.0] * schedule.ranks if sizes.pooled else []  # bytes of each rank's pool that no message uses
     free: Mapping[tuple[int, int], Sequence[Task]] = {
         (time, rank): slot.free for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) if slot.free
     } or (releases(schedule) if any(boundary) else {})
@@ -149,7 +154,12 @@ def _walk(schedule: ScheduleTable, sizes: Sizes, held: Collection[Held], takes: 
                     take(time, None, False, "sends", -boundary[min(send.stage, send.peer)])
             for task in slot.tasks:
                 if task.kind[1] == "R":
-                    take(time, None, False, "receives", boundary[min(task.stage, task.peer)])
+                    bytes = boundary[min(task.stage, task.peer)]
+                    if idle:
+                        used = min(bytes, idle[rank])
+                        idle[rank] -= used
+                        bytes -= used
+                    take(time, None, False, "receives", bytes)
             for task in slot.tasks:
                 kind, stage, _, _ = task
                 if kind[1] != "W":
@@ -161,10 +171,17 @@ def _walk(schedule: ScheduleTable, sizes: Sizes, held: Collection[Held], takes: 
                     sent = before[stage] if kind == "BW" else None
                 if sent is not None:
                     take(time, task, False, "sends", sent)
-                if kind == last_of_forward and (read := before[stage]) is not None:
-                    take(time, task, True, "receives", -read)
-                if kind == last_of_gradient and (read := behind[stage]) is not None:
-                    take(time, task, True, "receives", -read)
+                if need := needs[kind][stage]:
+                    take(time, task, False, "activations", need)
+                    take(time, task, True, "activations", -need)
+                if idle:
+                    if kind == last_of_gradient:
+                        idle[rank] += (before[stage] or 0.0) + (behind[stage] or 0.0)
+                else:
+                    if kind == last_of_forward and (read := before[stage]) is not None:
+                        take(time, task, True, "receives", -read)
+                    if kind == last_of_gradient and (read := behind[stage]) is not None:
+                        take(time, task, True, "receives", -read)
                 if kind == "BW":
                     take(time, task, True, "activations", (later[stage] if split else 0.0) - activation[stage])
                 elif kind == "WW":

@@ -35,8 +35,6 @@ class Times:
     rendezvous: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rendezvous, bool):
-            raise TypeError(f"Times(rendezvous=…) is True or False, not {shown(self.rendezvous)}")
         keep_numbers(self)
 
 
@@ -50,27 +48,38 @@ class Sizes:
             separately: inputs and gradients of outputs. It may be more than ``activation``. ``None``: as much.
         boundary: a tensor between two stages, and its gradient; one number, or one for each two neighbouring stages.
         fixed: memory that a stage needs all the time: parameters, gradients, optimizer state.
+        in_forward, in_backward, in_weight: what F, B and W need only while they run, beyond all this.
+        pooled: whether memory for messages that are received is taken from a pool: it is in use until the last pass of
+            its micro-batch, and then kept for later messages. By default it is freed when it has been read.
     """
 
     activation: PerStage = 1.0
     for_weights: PerStage | None = None
     boundary: PerStage = 0.0
     fixed: PerStage = 0.0
+    in_forward: PerStage = field(default=0.0, kw_only=True)
+    in_backward: PerStage = field(default=0.0, kw_only=True)
+    in_weight: PerStage = field(default=0.0, kw_only=True)
+    pooled: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         keep_numbers(self, "for_weights")
 
 
 def keep_numbers(numbers: Any, *may_be_none: str) -> None:
-    """Make every field of a frozen dataclass a float, or a tuple of floats.
+    """Make every field of a frozen dataclass a float, or a tuple of floats; one whose default is a bool stays.
 
     Raises:
-        TypeError: a field is neither a number nor a list of numbers.
+        TypeError: a field is neither a number nor a list of numbers, or not a bool where it has to be one.
         ScheduleError: a number is negative, or not finite.
     """
     for member in fields(numbers):
         value, label = getattr(numbers, member.name), f"{type(numbers).__name__}({member.name}=…)"
-        if isinstance(member.default, bool) or (value is None and member.name in may_be_none):
+        if isinstance(member.default, bool):
+            if not isinstance(value, bool):
+                raise TypeError(f"{label} is True or False, not {shown(value)}")
+            continue
+        if value is None and member.name in may_be_none:
             continue
         if getattr(value, "ndim", 1) == 0:  # an array or tensor without dims
             value = float(value)

@@ -47,14 +47,11 @@ def storages(tensors: Any) -> dict[int, int]:
 
 
 def kept_by(step: Any, given: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
-    """Pass and stage → the bytes that a micro-batch keeps after it, in a simulated step."""
+    """Pass and stage → the bytes that a micro-batch keeps after it, beside messages, in a simulated step."""
     compute, found = PipelineLoop._compute, dict[tuple[str, int], int]()
-    received: dict[tuple[int, int], dict[int, int]] = {}
 
     def counted(loop: Any, task: Any) -> Any:
         at, state = (task.stage, task.batch), loop._stages[task.stage]
-        if task.of == "F":
-            received[at] = storages(loop._buffers.get(at, ()))
         yield from compute(loop, task)
         if task.batch:
             return  # only the first has all readers still before it
@@ -63,11 +60,9 @@ def kept_by(step: Any, given: dict[str, torch.Tensor], monkeypatch: pytest.Monke
         goes = [loop._schedule.rank_of[stage] for stage in (task.stage, task.stage + 1)] if made else []
         # one value that goes to another rank is sent from its own memory; others are copied, or stay
         sent = storages(made) if len(made) == 1 and len(set(goes)) == 2 else {}
-        tangents = storages(loop._buffers.get(at, ())).keys() - received[at].keys()
-        kept = {**storages(state.kept[task.batch].values()), **received[at]}
-        found[task.of, task.stage] = sum(
-            bytes for place, bytes in kept.items() if place not in elsewhere.keys() | sent.keys() | tangents
-        )
+        others = elsewhere.keys() | sent.keys() | storages(loop._buffers.get(at, ())).keys()  # the last is received
+        kept = storages(state.kept[task.batch].values())
+        found[task.of, task.stage] = sum(bytes for place, bytes in kept.items() if place not in others)
 
     with monkeypatch.context() as patch:
         patch.setattr(PipelineLoop, "_compute", counted)

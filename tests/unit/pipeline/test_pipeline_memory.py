@@ -6,6 +6,8 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,9 +116,10 @@ def test_one_step_sooner_is_refused() -> None:
 
 Instant = tuple[int, int]  # row, and which of the slot's computations runs; -1: its messages are launched
 END = (10**9, 0)
+RUNNING = {"FW": "in_forward", "BW": "in_backward", "WW": "in_weight"}
 
 
-def kept(schedule: PipelineSchedule, held: str = "") -> Iterator[tuple[Task, Instant, Instant]]:
+def kept(schedule: PipelineSchedule, held: str = "", pooled: bool = False) -> Iterator[tuple[Task, Instant, Instant]]:
     """All that is ever kept: an activation (FW), what of it is for the weights (WW), a buffer of a message; first and
     last instant."""
     at: dict[Task, Instant] = {}
@@ -137,24 +140,29 @@ def kept(schedule: PipelineSchedule, held: str = "") -> Iterator[tuple[Task, Ins
         elif kind[1] == "S":
             yield task, at[Task(kind[0] + "W", stage, batch)], freed.get(task, END)
         elif kind[1] == "R":
-            yield task, begin, weight if kind == "BR" else backward if schedule.recompute else forward
+            read = weight if kind == "BR" else backward if schedule.recompute else forward
+            yield task, begin, weight if pooled else read
 
 
 @pytest.mark.simulated
 @settings(deadline=None, max_examples=60)
-@given(right(4, 6), st.data(), st.sampled_from(("", "B", "F", "FB")))
-def test_memory_is_what_intervals_say(schedule: PipelineSchedule, data: st.DataObject, held: str) -> None:
+@given(st.one_of(right(4, 6), disordered()), st.data(), st.sampled_from(("", "B", "F", "FB")), st.booleans())
+def test_memory_is_what_intervals_say(schedule: PipelineSchedule, data: st.DataObject, held: str, pooled: bool) -> None:
+    assume(passes(schedule))
     schedule = with_frees(schedule)
     numbers = {
         "activation": schedule.stages,
         "for_weights": schedule.stages,
         "boundary": schedule.stages - 1,
         "fixed": schedule.stages,
+        "in_forward": schedule.stages,
+        "in_backward": schedule.stages,
+        "in_weight": schedule.stages,
     }
     sizes = {
         name: data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n), label=name) for name, n in numbers.items()
     }
-    found = memory(schedule, Sizes(**sizes), held=held)
+    found = memory(schedule, Sizes(**sizes, pooled=pooled), held=held)
 
     def size(task: Task) -> int:
         if task.kind[1] == "W":
@@ -163,14 +171,22 @@ def test_memory_is_what_intervals_say(schedule: PipelineSchedule, data: st.DataO
 
     for rank in range(schedule.ranks):
         fixed = sum(sizes["fixed"][stage] for stage in schedule.stages_of[rank])
-        own = [
-            (size(task), first, last)
-            for task, first, last in kept(schedule, held)
-            if schedule.rank_of[task.stage] == rank
-        ]
+        own = [one for one in kept(schedule, held, pooled) if schedule.rank_of[one[0].stage] == rank]
+        running = Counter[Instant]()  # what a pass needs while it runs
+        for time, row in enumerate(schedule.slots):
+            for i, task in enumerate(row[rank].compute):
+                running[time, i] = sizes[RUNNING[task.kind]][task.stage]
+
+        def used(now: Instant, received: bool, own: Any = own) -> int:
+            alike = (one for one in own if (one[0].kind[1] == "R") == received)
+            return sum(size(task) for task, first, last in alike if first <= now <= last)
+
         instants = [(time, i) for time, row in enumerate(schedule.slots) for i in range(-1, len(row[rank].compute) + 1)]
+        messages = [used(now, True) for now in instants]
+        if pooled:
+            messages = list(accumulate(messages, max))  # memory of the pool stays
         assert found.peak[rank] == fixed + max(
-            sum(bytes for bytes, first, last in own if first <= now <= last) for now in instants
+            used(now, False) + running[now] + bytes for now, bytes in zip(instants, messages, strict=True)
         )
         assert fixed + sum(found.at_peak[rank].values()) == found.peak[rank]
 

@@ -7,7 +7,7 @@ count once, however many views they have. Kernels' own buffers are not counted.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from autopar.ir.nodes import operands, record_of, tensor_type
@@ -28,12 +28,12 @@ class StageSizes:
     """The bytes of one stage on its first rank, which has the largest pieces.
 
     Attributes:
-        activation: what the forward keeps for later passes, and the message that it has received.
+        activation: what the forward keeps for later passes, beside the message that it has received.
         for_weights: what is kept for the weight gradients after the backward.
         boundary: the larger one of the two messages between the stage and the next one; 0 on the last stage.
         sums: the sums of gradients, and of the loss.
         copies: the copies of parameters that live during a step: in low precision, and of tied ones.
-        workspace: the most that a pass needs while it runs, beyond what is counted above.
+        workspace: what each of ``PASSES`` needs while it runs, beyond what is counted above.
         held: what is there between steps: parameters, buffers, the optimizer's state; and the inputs of all
             micro-batches.
     """
@@ -43,13 +43,13 @@ class StageSizes:
     boundary: int
     sums: int
     copies: int
-    workspace: int
+    workspace: tuple[int, ...]
     held: int
 
     @property
     def fixed(self) -> int:
         """What the stage needs during the whole step."""
-        return self.sums + self.copies + self.workspace + self.held
+        return self.sums + self.copies + self.held
 
 
 def sizes_of(micro: PipelinedMicro, update: PipelinedUpdate) -> Sizes:
@@ -65,20 +65,16 @@ def as_sizes(stages: Iterable[StageSizes]) -> Sizes:
         for_weights=[row.for_weights for row in rows],
         boundary=[row.boundary for row in rows[:-1]] or 0,
         fixed=[row.fixed for row in rows],
+        in_forward=[row.workspace[0] for row in rows],
+        in_backward=[row.workspace[1] for row in rows],
+        in_weight=[row.workspace[2] for row in rows],
+        pooled=True,
     )
 
 
 def stage_sizes(micro: PipelinedMicro, update: PipelinedUpdate) -> list[StageSizes]:
-    """Return the sizes of each stage.
-
-    One pass runs at a time, so a rank's workspace is counted on one of its stages.
-    """
-    rows = [_StageMemory(micro, update, stage).sizes() for stage in micro.stages]
-    for stages in micro.schedule.stages_of:
-        most = max(rows[stage].workspace for stage in stages)
-        for k, stage in enumerate(stages):
-            rows[stage] = replace(rows[stage], workspace=0 if k else most)
-    return rows
+    """Return the sizes of each stage."""
+    return [_StageMemory(micro, update, stage).sizes() for stage in micro.stages]
 
 
 @dataclass(frozen=True)
@@ -125,14 +121,8 @@ class _StageMemory:
 
     def sizes(self) -> StageSizes:
         activation, for_weights = self._kept(0), self._kept(1)
-        rest = (
-            # what ``pipeline.memory`` counts while a pass runs
-            activation + self.up.sent + self.before.received,
-            activation + self.down.sent + self.behind.received,
-            for_weights + self.behind.received,
-        )
-        needs = self._needs()
-        workspace = max(0, *(need - counted for need, counted in zip(needs, rest, strict=True) if need))
+        counted = (activation + self.up.sent, activation + self.down.sent, for_weights)  # while a pass runs
+        workspace = tuple(max(0, need - part) for need, part in zip(self._needs(), counted, strict=True))
         messages = (self.up.sent, self.behind.received)
         copies, held = self._copies(), self._held()
         return StageSizes(activation, for_weights, max(messages), self._sums(), copies, workspace, held)
@@ -169,12 +159,12 @@ class _StageMemory:
     def _kept(self, after: int) -> int:
         """Return the bytes that are kept when a pass has ended, for later ones."""
         kept = (s for s, born in self.born.items() if born <= after < self._last_pass(s) and s not in self.shared)
-        return sum(storage.bytes for storage in kept) + self.before.received
+        return sum(storage.bytes for storage in kept)
 
     # -- what passes need --------------------------------------------------------------------------------------------
 
     def _needs(self) -> list[int]:
-        """Return for each pass the most bytes that a micro-batch has while it runs."""
+        """Return for each pass the most bytes that a micro-batch has while it runs, beside messages received."""
         changes = [[0] * (len(self.life.ops) + 1) for _ in PASSES]
         given = self._given()
         first = {at: self.passes.index(at) for at in set(self.passes)}
@@ -188,8 +178,7 @@ class _StageMemory:
                 end = self._end(at) if stays else max(begin, self.read.get(storage, begin))
                 changes[at][begin] += storage.bytes
                 changes[at][end + 1] -= storage.bytes
-        messages = (self.before.received, *(self.before.received + self.behind.received,) * 2)
-        return [max(accumulate(changes[at])) + messages[at] if at in first else 0 for at in range(len(PASSES))]
+        return [max(accumulate(changes[at])) if at in first else 0 for at in range(len(PASSES))]
 
     def _end(self, at: int) -> int:
         """Return the last op of a pass."""
