@@ -11,13 +11,22 @@ from torch import fx
 from autopar.ir.nodes import called_op, map_operands, operands, tensor_type
 from autopar.optimizers import IN_PLACE, OFFLOADED
 from autopar.runtime.lowering.body import Body
-from autopar.scheduling.programs.donated import Donated, overwritten, updated_together
+from autopar.scheduling.programs.donated import ADDING, Donated, overwritten, updated_together
+
+
+def adds_product(body: Body, donated: Donated, node: fx.Node) -> bool:
+    """Return whether a product is added to a sum as it is computed. A search for NaN looks at the product itself."""
+    return node in donated.products and body.hunt is None
 
 
 def write_sum(body: Body, donated: Donated, node: fx.Node) -> None:
     """Add a gradient to its sum in place. The first gradient becomes the sum itself, if no other value shares its
     memory."""
     sum, addend = donated.sums[node], operands(node)[1]
+    if adds_product(body, donated, addend):
+        factors = map_operands(addend.args, body.values.__getitem__)
+        body.values[node] = body.call(node, node.name, ADDING[called_op(addend)], (body.values[sum], *factors))
+        return
     value, dtype = body.values[addend], tensor_type(node).dtype
     if sum not in donated.zeros:
         value = body.call(node, node.name, torch.ops.aten.add_.Tensor, (body.values[sum], value))

@@ -30,7 +30,7 @@ from autopar.report.progress import doing
 from autopar.runtime.anomaly import Hunt
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.communication import Communication
-from autopar.runtime.lowering.in_place import write_overwritten, write_sum, write_updates
+from autopar.runtime.lowering.in_place import adds_product, write_overwritten, write_sum, write_updates
 from autopar.runtime.lowering.local_transfers import write_local_transfer
 from autopar.runtime.lowering.source import Run, compiled
 from autopar.runtime.wire.pacing import Pacing
@@ -123,7 +123,7 @@ def _function(
     body.values |= {value: body.values[home] for value, home in function.replaced.items() if home in body.values}
     communication = Communication(body, groups, device or torch.device("cpu"))
     communication.take_under_way(takes)
-    _write(body, function.nodes, communication, donated, pacing)
+    _write(body, function.nodes, communication, donated.within(function.nodes), pacing)
     body.give(function.gives)
     title = f"{' and '.join(function.phases)} of rank {program.rank}"
     run = compiled(body.graph, title, program, body.origins)
@@ -173,6 +173,8 @@ def _write_line(body: Body, members: Sequence[fx.Node], communication: Communica
         communication.finish(members, members)
     elif first.target in transfers.BY_FUNCTION:
         write_local_transfer(body, first)
+    elif adds_product(body, donated, first):
+        return  # the next line computes it
     elif first in donated.sums:
         write_sum(body, donated, first)
     elif first in updates or (is_getitem(first) and first.args[0] in updates):

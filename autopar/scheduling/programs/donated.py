@@ -1,10 +1,13 @@
 """Find the updates and sums that a program can compute in place, in memory that the caller donates to it.
 
-    w_grad_sum : f32[8 4] = add.Tensor(w_grad, mm)      w_grad_sum = torch.ops.aten.add_.Tensor(w_grad, mm)
+    b_grad_sum : f32[8] = add.Tensor(b_grad, view)      b_grad_sum = torch.ops.aten.add_.Tensor(b_grad, view)
+    mm : f32[8 4] = mm(t, x)                            w_grad_sum = torch.ops.aten.addmm_.default(w_grad, t, x)
+    w_grad_sum : f32[8 4] = add.Tensor(w_grad, mm)
     adamw = autopar::adamw(w, g, m, v, step, …)    →    adamw_in_place = update([w, w_1], [g, g_1], [[m, m_1], …], …)
     adamw_1 = autopar::adamw(w_1, g_1, m_1, …)
 
-Gradients are added to their sums in place; if a sum starts as zeros, the first gradient takes its place. The updates of
+Gradients are added to their sums in place; if a sum starts as zeros, the first gradient takes its place. A product that
+only the next line reads, to add it, is added as it is computed, and never stored. The updates of
 parameters whose optimizer has the same numbers are one fused kernel (``optimizers.IN_PLACE``). A value is overwritten
 only if nothing reads it afterwards.
 """
@@ -12,7 +15,7 @@ only if nothing reads it afterwards.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
@@ -23,9 +26,15 @@ from autopar.ir.nodes import called_op, element_of, is_getitem, node_at, operand
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE, SHARED
 from autopar.scheduling.programs.memory_readers import MemoryReaders
+from autopar.torch_private import OpOverload
 from autopar.verify.subject import Subject
 
 ADD = torch.ops.aten.add.Tensor
+# product → the op that adds it to a sum, in place
+ADDING: dict[Any, OpOverload] = {
+    torch.ops.aten.mm.default: torch.ops.aten.addmm_.default,
+    torch.ops.aten.bmm.default: torch.ops.aten.baddbmm_.default,
+}
 SHARED_BY_UPDATES = 3  # their last operands: the rate, the scale of gradients and the flag of an overflow
 
 
@@ -36,6 +45,7 @@ class Donated:
     Attributes:
         placeholders: the placeholders whose memory the program may reuse.
         sums: an addition to one of them, which nothing else reads → that placeholder.
+        products: a product that the next line adds to a sum of its dtype, and nothing else reads → that addition.
         zeros: placeholders of sums that are not passed, because they are zero.
         buckets: the last of several updates → all of them, which run as one op, in place.
         offloaded: whether the updates run on the host, where the optimizer's state is.
@@ -43,6 +53,7 @@ class Donated:
 
     placeholders: frozenset[fx.Node] = frozenset()
     sums: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    products: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     zeros: frozenset[fx.Node] = frozenset()
     buckets: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
     offloaded: bool = False
@@ -51,6 +62,11 @@ class Donated:
     def updates(self) -> set[fx.Node]:
         """All updates that run in place."""
         return {node for bucket in self.buckets.values() for node in bucket}
+
+    def within(self, nodes: Collection[fx.Node]) -> Donated:
+        """Return it for a function that has only some lines: a product and its addition may be in two functions."""
+        lines = set(nodes)
+        return replace(self, products={value: sum for value, sum in self.products.items() if {value, sum} <= lines})
 
     @staticmethod
     def of(program: Program, names: Collection[str], zeros: Collection[str] = (), offloaded: bool = False) -> Donated:
@@ -81,13 +97,25 @@ class Donated:
             ):
                 sums[value] = node
         empty = frozenset(node for node in sums.values() if node.name in zeros)
+        products = {operands(sum)[1]: sum for sum, start in sums.items() if start not in empty and _adds_product(sum)}
         readers = MemoryReaders(program)
         if program.level == "scheduled":
             groups = _side_by_side(program, donated, readers)
             check_not_overwritten(program, groups, readers)
         else:
             groups = _update_groups(program, donated, readers)
-        return Donated(donated, sums, empty, {updates[-1]: tuple(updates) for updates in groups}, offloaded)
+        return Donated(donated, sums, products, empty, {updates[-1]: tuple(updates) for updates in groups}, offloaded)
+
+
+def _adds_product(sum: fx.Node) -> bool:
+    """Return whether an addition reads a product that may be added as it is computed.
+
+    If there were lines between both, the operands of the product would live longer.
+    """
+    value = operands(sum)[1]
+    if value.target not in ADDING or len(value.users) > 1 or value.next is not sum:
+        return False
+    return tensor_type(value).dtype == tensor_type(sum).dtype
 
 
 def _update_groups(program: Program, donated: frozenset[fx.Node], readers: MemoryReaders) -> list[list[fx.Node]]:
