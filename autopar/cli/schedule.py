@@ -37,6 +37,7 @@ class Request:
     weight: str = "1"
     transfer: str = "0"
     rendezvous: bool = False
+    overlap: float = 0.0
     activation: str = "1"
     for_weights: str | None = None
     boundary: str = "0"
@@ -79,7 +80,7 @@ def _follow(request: Request) -> None:
             if getattr(request, name) not in (None, False):
                 raise ScheduleError(f"--{name} is not for a file: {request.source} has its own; leave it out")
     durations = (numbers(getattr(request, name), name) for name in ("forward", "backward", "weight", "transfer"))
-    times = Times(*durations, rendezvous=request.rendezvous)
+    times = Times(*durations, rendezvous=request.rendezvous, overlap=request.overlap)
     later = None if request.for_weights is None else numbers(request.for_weights, "for-weights")
     sizes = Sizes(
         activation=numbers(request.activation, "activation"),

@@ -26,6 +26,9 @@ class Times:
             neighbouring stages.
         rendezvous: whether a message begins only when its receiver, too, has reached it: on a CPU. A GPU has posted its
             receives before it computes, so that a message waits for its sender alone.
+        overlap: the share of the shorter one that is hidden where a forward and a backward share a slot, from 0 to 1:
+            they begin when the messages of both have arrived, and take F + B - overlap * min(F, B). B has W in it if W
+            is in the slot, too.
     """
 
     forward: PerStage = 1.0
@@ -33,9 +36,12 @@ class Times:
     weight: PerStage = 1.0
     transfer: PerStage = 0.0
     rendezvous: bool = field(default=False, kw_only=True)
+    overlap: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         keep_numbers(self)
+        if not isinstance(self.overlap, float) or self.overlap > 1:
+            raise ScheduleError(f"Times(overlap=…) is {shown(self.overlap)}: one number, from 0 to 1")
 
 
 @dataclass(frozen=True)

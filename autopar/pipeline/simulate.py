@@ -3,13 +3,14 @@
 Each rank computes one task after the other. Each pair of ranks has a link in either direction, and messages travel
 while ranks compute. A send begins when its rank has reached it and its link is free; with ``Times.rendezvous``, when
 both ranks have reached it. A computation waits for its message; nothing before the computation waits for it. The tasks
-of one slot are computed one after the other, and their results are sent when all of them are done.
+of one slot are computed one after the other, and their results are sent when all of them are done. With
+``Times.overlap``, a forward and a backward of one slot take less than one after the other, as in DualPipe.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import ScheduleError, shown
@@ -19,7 +20,7 @@ from autopar.pipeline.lowering import with_messages
 from autopar.pipeline.memory import Held, memory
 from autopar.pipeline.per_stage import PAIRS, Sizes, Times, per_stage
 from autopar.pipeline.picture import draw
-from autopar.pipeline.schedule_table import Schedule
+from autopar.pipeline.schedule_table import Schedule, ScheduleTable
 from autopar.pipeline.simulation_data import SimulationData
 from autopar.pipeline.summary import summary
 from autopar.pipeline.task import Task, other_end
@@ -70,14 +71,8 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
         raise ScheduleError(f"at_once is of tasks of the schedule, not {shown(wrong[0])}")
     schedule = with_messages(checked(schedule))
     stages, rank_of = schedule.stages, schedule.rank_of
-    forward, backward, weight = (
-        per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight")
-    )
+    durations = _durations(schedule, times)
     transfer = per_stage(times.transfer, stages - 1, "transfer", PAIRS) if stages > 1 else []
-    if not schedule.is_split:
-        backward = [b + w for b, w in zip(backward, weight, strict=True)]
-    if schedule.recompute:
-        backward = [b + f for b, f in zip(backward, forward, strict=True)]
     ranks, links = Timeline(), Timeline()
     busy = [0.0] * schedule.ranks
     exposed = [0.0] * schedule.ranks
@@ -101,21 +96,20 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
                 link = (rank_of[send.stage], rank_of[send.peer])
                 arrived[message] = ready, links.place(send, link, transfer[min(send.stage, send.peer)], ready)
         for rank, slot in enumerate(row):
-            for task in slot.tasks:
-                kind, stage, batch, _ = task
-                if kind[1] == "W":
-                    if kind == "FW":
-                        duration = forward[stage]
-                    elif kind == "WW":
-                        duration = weight[stage]
-                    else:
-                        duration = backward[stage]
-                    ready = 0.0
-                    if source(task, rank_of) is not None and task not in at_once:
-                        computed_at, ready = arrived[kind[0], stage, batch]
-                        exposed[rank] += max(0.0, ready - max(computed_at, ranks.free.get(rank, 0.0)))
-                    ranks.place(task, rank, duration, ready)
-                    busy[rank] += duration
+            tasks = slot.compute
+            lasting = [durations[task.kind][task.stage] for task in tasks]
+            if together := bool(times.overlap) and {"FW", "BW"} <= {task.kind for task in tasks}:
+                lasting = _overlapped(tasks, lasting, times.overlap)
+            for k, (task, duration) in enumerate(zip(tasks, lasting, strict=True)):
+                ready = waits = 0.0
+                for reader in tasks if together and k == 0 else (task,):
+                    if source(reader, rank_of) is not None and reader not in at_once:
+                        computed_at, came = arrived[reader.kind[0], reader.stage, reader.batch]
+                        waits = max(waits, came - max(computed_at, ranks.free.get(rank, 0.0)))
+                        ready = max(ready, came)
+                exposed[rank] += waits
+                ranks.place(task, rank, duration, ready)
+                busy[rank] += duration
     computed: list[list[Span]] = [[] for _ in range(schedule.ranks)]
     for span in ranks.spans:
         assert isinstance(span.stream, int)  # a rank
@@ -129,3 +123,27 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
         tuple(busy),
         tuple(exposed),
     )
+
+
+def _durations(schedule: ScheduleTable, times: Times) -> dict[str, list[float]]:
+    """Return the durations of computations: kind → one for each stage."""
+    forward, backward, weight = (
+        per_stage(getattr(times, name), schedule.stages, name) for name in ("forward", "backward", "weight")
+    )
+    if not schedule.is_split:
+        backward = [b + w for b, w in zip(backward, weight, strict=True)]
+    if schedule.recompute:
+        backward = [b + f for b, f in zip(backward, forward, strict=True)]
+    return {"FW": forward, "BW": backward, "WW": weight}
+
+
+def _overlapped(tasks: Sequence[Task], lasting: Sequence[float], overlap: float) -> list[float]:
+    """Return the durations of the tasks of a slot, from whose end the hidden time is taken."""
+    forward = sum(duration for task, duration in zip(tasks, lasting, strict=True) if task.kind == "FW")
+    hidden = overlap * min(forward, sum(lasting) - forward)
+    left = []
+    for duration in reversed(lasting):
+        part = min(duration, hidden)
+        hidden -= part
+        left.append(duration - part)
+    return left[::-1]

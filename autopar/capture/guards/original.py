@@ -16,7 +16,15 @@ from typing import Any
 import torch
 
 from autopar.capture.guards.reads import HOOKS
-from autopar.capture.guards.values import FUNCTIONS, frozen, is_container, is_fixed, is_scalar, is_users_object
+from autopar.capture.guards.values import (
+    CONTAINERS,
+    FUNCTIONS,
+    frozen,
+    is_container,
+    is_fixed,
+    is_scalar,
+    is_users_object,
+)
 
 SKIPPED = frozenset({"_parameters", "_buffers", "_modules", "training"})
 
@@ -62,13 +70,18 @@ class _Followed:
         self.written = {
             name: frozen(value) for name, value in zip(self.names, self.values, strict=True) if not is_fixed(value)
         }
+        # the same objects, as long as no attribute is another one; most are empty, and an empty one costs little
+        containers = [(name, self.source[name]) for name in self.written]
+        self.empty = [value for _, value in containers if isinstance(value, CONTAINERS) and not value]
+        self.full = [(name, value) for name, value in containers if not isinstance(value, CONTAINERS) or value]
         self.hooked = [list(hooks.values()) for hooks in self._hooks]
 
     def take_over(self) -> None:
         if (
             len(self.source) == self.count
             and (self.last_values == () or self._is_unchanged())
-            and not self.written
+            and not any(self.empty)
+            and all(frozen(value) == self.written[name] for name, value in self.full)
             and not any(self._hooks)
         ):
             return

@@ -50,6 +50,7 @@ OPTIONS = {
         OptionRow("weight", "TIME,…", "The time of the gradient of the weights."),
         OptionRow("transfer", "TIME,…", "The time of a message; one, or one for each pair of neighbours."),
         OptionRow("rendezvous", "", "A message waits for both its ranks, as on a CPU."),
+        OptionRow("overlap", "SHARE", "The share of the shorter one that is hidden where a slot has F and B: 0 to 1."),
         OptionRow("activation", "BYTES,…", "The memory that a micro-batch needs on a stage."),
         OptionRow(
             "for_weights",

@@ -135,6 +135,10 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
     for label, value, kind in (("times", times, Times), ("sizes", sizes, Sizes)):
         if not isinstance(value, kind):
             raise TypeError(f"optimise: {label} is a {kind.__name__}, not {shown(value)}")
+    if times.overlap:
+        raise ScheduleError(
+            f"optimise: overlap={times.overlap:g}: it makes orders of passes that run one after the other; leave it out"
+        )
     ranks, batches, chunks = (
         _whole_number("ranks", ranks),
         _whole_number("batches", batches),

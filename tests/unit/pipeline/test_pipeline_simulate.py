@@ -12,6 +12,7 @@ from autopar.errors import ScheduleError
 from autopar.pipeline import POLICIES, PipelineSchedule, Slot, Task, build
 from autopar.pipeline.dataflow import reads
 from autopar.pipeline.memory import Sizes
+from autopar.pipeline.optimiser import optimise
 from autopar.pipeline.simulate import Times
 
 
@@ -176,3 +177,36 @@ def test_a_wrong_schedule_is_not_simulated() -> None:
 
 def test_a_schedule_without_messages_gets_them() -> None:
     assert build("zb-h1", 4, 8, messages=False).simulate().makespan == build("zb-h1", 4, 8).simulate().makespan
+
+
+@pytest.mark.parametrize("p", (2, 3, 4, 6))
+@pytest.mark.parametrize("overlap", (0.0, 0.25, 0.5, 1.0))
+@pytest.mark.parametrize(("f", "b", "w"), ((1, 1, 1), (2, 2, 1), (4, 6, 2)))
+def test_the_published_bubble_of_dualpipe(p: int, overlap: float, f: int, b: int, w: int) -> None:
+    """(PP/2 - 1)(F&B + B - 3W) with B and W together as B, and two stages a rank (DeepSeek's DualPipeV, 2025)."""
+    run = build("dualpipe-v", p, 4 * p).simulate(Times(f, b, w, overlap=overlap))
+    both = f + b + w - overlap * min(f, b + w)
+    published = (p - 1) * (both + b + w - 3 * w)
+    lost = run.makespan - min(run.work)  # of the rank that has most slots of both
+    assert lost == pytest.approx(published) if f >= b else lost <= published
+
+
+def test_a_forward_and_a_backward_in_one_slot_wait_for_both() -> None:
+    schedule = build("dualpipe-v", 2, 6)
+    times = Times(3, 2, 2, 5)
+    alone, overlapped = (schedule.simulate(replace(times, overlap=share)) for share in (0.0, 1.0))
+    slots = [slot.compute for row in schedule.slots for slot in row if {"FW", "BW"} <= {t.kind for t in slot.compute}]
+    assert slots
+    spans = {span.op: span for own in overlapped.computed for span in own}
+    arrived = {(span.op.of, span.op.peer, span.op.batch): span.end for span in overlapped.sent}
+    for tasks in slots:
+        first, last = spans[tasks[0]], spans[tasks[-1]]
+        assert last.end - first.start == 4  # F + B + W - min(F, B + W)
+        assert all(arrived.get((task.of, task.stage, task.batch), 0.0) <= first.start for task in tasks)
+    assert sum(overlapped.work) == sum(alone.work) - 3 * len(slots)
+    with pytest.raises(ScheduleError, match=r"^Times\(overlap=…\) is 1.5: one number, from 0 to 1$"):
+        Times(overlap=1.5)
+    with pytest.raises(ScheduleError, match=r"^Times\(overlap=…\) is \(0.5, 0.5\): one number, from 0 to 1$"):
+        Times(overlap=[0.5, 0.5])  # type: ignore[arg-type]
+    with pytest.raises(ScheduleError, match=r"^optimise: overlap=0.5: it makes orders of passes that run one after"):
+        optimise(Times(overlap=0.5), 2, 4)
