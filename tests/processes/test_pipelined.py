@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pipelined_processes
+import pipelined_timelines
 import pytest
 from equality import relative
 from processes import ranks
@@ -50,3 +52,9 @@ def test_the_numbers_of_simulated_ranks() -> None:
 @pytest.mark.parametrize("call", ["homes", "state_dicts", "frozen_first_stages", "other_batches"])
 def test_calls(call: str) -> None:
     ranks(4).run(getattr(pipelined_processes, call))
+
+
+def test_recorded(tmp_path: Path) -> None:
+    """A step beside its simulation: its numbers, its events, and one clock."""
+    cases = [("layers", "pp2 tp2", "1f1b"), ("shared", "pp4", "zb-v")]
+    ranks(4).run(pipelined_timelines.recorded, cases, str(tmp_path))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import torch
 
 from autopar.errors import shown
+from autopar.ir.mesh import PIPELINE
 from autopar.model.calls import Calls
 from autopar.report.passes import Reports
 from autopar.scheduling.programs.communication import Communication
@@ -19,6 +21,7 @@ from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.reports.rank_memory import memory_of_rank
 from autopar.step.pipelined.reports.rank_programs import rank_step_of
 from autopar.step.pipelined.reports.report import Pipeline, communication_of
+from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock
 from autopar.step.pipelined.running.runs import PipelinedOnProcess, PipelinedSimulated
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.step import PipelinedPrograms
@@ -125,12 +128,17 @@ class PipelinedStep(TrainStep):
             f"measure a step of the model on the mesh without pp"
         )
 
-    def timeline(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: ``step.pipeline.simulate()`` has the simulated times."""
-        raise RuntimeError(
-            "step.timeline() records the programs of one mesh, and this step has stages: "
-            "step.pipeline.simulate().save_trace(path) writes the simulated step, and torch.profiler records a real one"
-        )
+    def timeline(self, *args: Any, **kwargs: Any) -> PipelinedTimeline:
+        """Run one step and record when each slot begins and ends on each rank, beside the simulated slots.
+
+        All ranks call it, as they call the step: parameters change. ``print`` shows a table, and ``.save(path)`` writes
+        a trace for Perfetto. Errors are those of ``TrainStep.timeline``.
+        """
+        recorder = self._recorded(*args, **kwargs)
+        slots = recorder.slots[self._calls.context().rank]
+        begun, recorded = zip(*self._gathered(((socket.gethostname(), recorder.begun), slots)), strict=True)
+        positions = tuple(self._calls.mesh.coordinates(rank)[PIPELINE] for rank in self._calls.mesh.ranks)
+        return PipelinedTimeline(self.pipeline.simulate(), on_one_clock(begun, recorded), positions)
 
     @property
     def solution(self) -> None:

@@ -70,7 +70,7 @@ class PipelineLoop:
 
     def _slot(self, slot: Slot) -> Loop:
         if slot.messages:
-            with self._messages.during(" and ".join(task.where for task in slot.messages)):
+            with self._messages.during(slot.messages):
                 self._messages.start([end for task in slot.messages for end in self._ends(task)])
         if not slot.compute:
             yield from self._free(slot)

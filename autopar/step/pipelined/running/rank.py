@@ -97,7 +97,9 @@ class RankStep:
         read = dict(held)
         apart = gathers_apart(self.micro.schedule)
         for stage in self.stages if not apart else ():
-            read |= yield from self._copies(stage, held)
+            if stage.micro.copy is not None:
+                with self.messages.during(f"the copies of parameters of stage {stage.number}"):
+                    read |= yield from self._copies(stage, held)
         foreign = yield from self._copies_of_tied(held)
         states = {}
         for stage in self.stages:
@@ -201,11 +203,12 @@ class RankStep:
         if stage.counting is None:
             return {}
         totals: dict[int, torch.Tensor] = {}
-        for values in inputs:
-            sums = (yield from self.call(stage.counting.sums, "forward", {**held, **values})).returned
-            totals = {k: totals[k] + value if k in totals else value for k, value in sums.items()}
-        values = {**held, **inputs[0], **{total_name(k): total for k, total in totals.items()}}
-        counts = (yield from self.call(stage.counting.counts, "forward", values)).returned
+        with self.messages.during(f"the counts of all micro-batches of stage {stage.number}"):
+            for values in inputs:
+                sums = (yield from self.call(stage.counting.sums, "forward", {**held, **values})).returned
+                totals = {k: totals[k] + value if k in totals else value for k, value in sums.items()}
+            values = {**held, **inputs[0], **{total_name(k): total for k, total in totals.items()}}
+            counts = (yield from self.call(stage.counting.counts, "forward", values)).returned
         return {count_name(k): count for k, count in counts.items()}
 
     def _state(self, stage: Stage, held: Tensors, inputs: Sequence[Tensors], gathers: Gathers | None) -> StageState:
@@ -238,7 +241,8 @@ class RankStep:
             pieces = []
             if sent.reader in sums:
                 name = gradient_name(sent.tied.name)
-                reduced = yield from self.call(sent.placed, "forward", {name: sums[sent.reader].pop(name)})
+                with self.messages.during(f"the gradient of {sent.tied.name} of stage {sent.reader}"):
+                    reduced = yield from self.call(sent.placed, "forward", {name: sums[sent.reader].pop(name)})
                 pieces = [reduced.returned[0]]
             moves.append((bundle, pieces))
         first = self.micro.schedule.stages
@@ -258,7 +262,8 @@ class RankStep:
                 continue
             number = stage.number
             values[number], left[number] = {**held, **sums[number], **received}, {}
-            called = yield from self.call(ending.placed, "reduction", values[number], ending.states, left[number])
+            with self.messages.during(f"the reduction of gradients of stage {number}"):
+                called = yield from self.call(ending.placed, "reduction", values[number], ending.states, left[number])
             named = self._named(ending, called)
             for k, name in enumerate(("loss", "squares", "measured")):
                 if name in named:
@@ -275,7 +280,8 @@ class RankStep:
                 continue
             own, number = values[stage.number], stage.number
             own |= self._in_their_dtypes(ending, {SQUARES: squares, MEASURED: measured})
-            called = yield from self.call(ending.placed, "update", own, ending.states, left.pop(number))
+            with self.messages.during(f"the update of stage {number}"):
+                called = yield from self.call(ending.placed, "update", own, ending.states, left.pop(number))
             returned |= {
                 name: value for name, value in self._named(ending, called).items() if name in self.update.returns[1:]
             }

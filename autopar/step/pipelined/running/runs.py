@@ -32,6 +32,7 @@ from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.running.functions import Functions, ProcessFunctions, SimulatedFunctions
 from autopar.step.pipelined.running.messages import Mail, Pool, ProcessMessages, SimulatedMessages, connect
 from autopar.step.pipelined.running.rank import RankStep
+from autopar.step.pipelined.running.recorded import recorded
 from autopar.step.pipelined.running.stage_state import Tensors
 from autopar.step.runs import Returned
 
@@ -83,6 +84,7 @@ class PipelinedOnProcess:
         calls = self.calls
         context = calls.context()
         step = self._step(micro, update)
+        messages = step.messages
         held: Tensors = {}
         for name, tensor in (*model.parameters, *model.buffers):
             held[name] = local_of(tensor)
@@ -94,11 +96,14 @@ class PipelinedOnProcess:
                 anomaly.refuse_nan(model, held, inputs[stage.number], state, context.rank)
         held |= state
         try:
+            step.messages = recorded(messages, context.rank)
             with as_captured():
                 returned = result_of(step.run(held, inputs))
         except BaseException as error:
             self._failed = at(where_raised(error))
             raise
+        finally:
+            step.messages = messages
         return [returned[name] for name in update.returns], []
 
     def refuse_after_failure(self) -> None:
@@ -211,7 +216,7 @@ class PipelinedSimulated:
                 messages = SimulatedMessages(rank, mail)
                 self._steps[key][rank] = RankStep(self.calls.mesh, rank, micro, update, functions, messages)
         for rank, step in self._steps[key].items():
-            step.messages = SimulatedMessages(rank, mail)
+            step.messages = recorded(SimulatedMessages(rank, mail), rank)
         return self._steps[key]
 
     def forget(self, program: Program) -> None:
