@@ -90,7 +90,8 @@ class PipelinedTimeline:
 
     def _tracks(self) -> list[Track]:
         ranks = enumerate(zip(self.slots, self.positions, strict=True))
-        recorded = [_recorded_track(f"rank {rank}", position, slots) for rank, (slots, position) in ranks]
+        stages = [_stages(own) for own in self.simulation.schedule.stages_of]
+        recorded = [_recorded_track(f"rank {rank}, {stages[at]}", slots) for rank, (slots, at) in ranks]
         return [*_simulated_tracks(self.simulation), *recorded]
 
     @property
@@ -136,9 +137,9 @@ def _simulated_tracks(simulation: Simulation[PipelineSchedule]) -> list[Track]:
     return tracks
 
 
-def _recorded_track(name: str, position: int, slots: Sequence[RecordedSlot]) -> Track:
+def _recorded_track(name: str, slots: Sequence[RecordedSlot]) -> Track:
     """Return the track of a rank. A message is under way from its start to the end of its wait."""
-    track = Track(f"{name}, position {position}")
+    track = Track(name)
     starts: dict[Task, Slice] = {}
     for slot in slots:
         tasks, about = slot.tasks, {"slot": slot.words}
