@@ -201,11 +201,13 @@ class TrainStep:
             ValueError: ``interference`` in a process that is alone; or there is no such machine.
         """
         self._calls.membership.check()
-        micro, update = self._current()
+        self._current()
         with torch.inference_mode(False):
-            return measured(
-                self._calls, micro, update, self._choices.latest.options.count, machine, effort, interference
-            )
+            return self._measured(machine, effort, interference)
+
+    def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
+        count = self._choices.latest.options.count
+        return measured(self._calls, *self._current(), count, machine, effort, interference)
 
     def timeline(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step and record when each line begins and ends on each rank, beside the simulated step.

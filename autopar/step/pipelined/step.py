@@ -31,6 +31,12 @@ class PipelinedPrograms:
         """The programs by name, in the order of the stages."""
         return dict(self._named())
 
+    @property
+    def runs(self) -> dict[str, tuple[Program, int]]:
+        """The programs by name, and how often a step runs each of them."""
+        each = (" micro", " sums")  # once for each micro-batch
+        return {name: (made, self.microbatches if name.endswith(each) else 1) for name, made in self._named()}
+
     def _named(self) -> Iterator[tuple[str, Program]]:
         for stage, ending in zip(self.micro.stages, self.update.stages, strict=True):
             at = f"stage {stage.number}"

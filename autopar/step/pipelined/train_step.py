@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from autopar.costs.machine import Machine
+from autopar.costs.profile import Profile
 from autopar.errors import shown
 from autopar.ir.mesh import PIPELINE
 from autopar.model.calls import Calls
 from autopar.report.passes import Reports
+from autopar.runtime.measuring.clock import Effort
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches import MicroBatches
@@ -18,6 +22,7 @@ from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.placing.update import PipelinedUpdate
+from autopar.step.pipelined.reports.measured import measured
 from autopar.step.pipelined.reports.rank_memory import memory_of_rank
 from autopar.step.pipelined.reports.rank_programs import rank_step_of
 from autopar.step.pipelined.reports.report import Pipeline, communication_of
@@ -90,7 +95,7 @@ class PipelinedStep(TrainStep):
     def pipeline(self) -> Pipeline:
         """The stages and the schedule, which ``.simulate()`` simulates. ``RuntimeError`` before a capture."""
         compiler = self._captured.compiler()
-        return Pipeline.of(*self._now(), compiler.machine or compiler.planner.machine)
+        return Pipeline.of(*self._now(), compiler.figures or compiler.machine or compiler.planner.machine)
 
     @property
     def communication(self) -> Communication:
@@ -121,12 +126,8 @@ class PipelinedStep(TrainStep):
         zero = {name: kind for stage in micro.stages for name, kind in stages_of(stage.micro).items()}
         return StepChoice(options.count, options.recompute, options.zero, zero, ())
 
-    def measure(self, **options: Any) -> Any:
-        """Refused: time the model on the mesh of one stage."""
-        raise RuntimeError(
-            f"step.measure() times the programs of one mesh, and this step has {len(self._now()[0].stages)} stages: "
-            f"measure a step of the model on the mesh without pp"
-        )
+    def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
+        return measured(self._calls, *self._now(), machine, effort, interference)
 
     def timeline(self, *args: Any, **kwargs: Any) -> PipelinedTimeline:
         """Run one step and record when each slot begins and ends on each rank, beside the simulated slots.
