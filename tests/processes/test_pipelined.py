@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import pipelined_outputs
 import pipelined_processes
 import pipelined_profiles
 import pipelined_timelines
@@ -72,3 +73,7 @@ def test_measured(name: str, mesh: str, policy: str) -> None:
     assert messages and all(row.seconds > 0 for row in messages.values())
     assert {row.seconds for row in messages.values()} >= {seconds for seconds in times.transfer if seconds}
     assert any(row.group == "all_reduce over tp" and 0 < row.startup <= row.seconds for row in profile.rows.values())
+
+
+def test_outputs() -> None:
+    ranks(4).run(pipelined_outputs.on_processes)

@@ -81,9 +81,7 @@ def test_calls_are_counted_over_all_stages() -> None:
         {"backward": 3},
     ]
     of_stages = [[text for _, text in calls_of(step.program.programs[f"stage {k} micro"])] for k in stages]
-    both = {
-        text for text in of_stages[0] if text in of_stages[1] and not text.startswith("add.")
-    }  # sums begin as zeros
+    both = {text for text in of_stages[0] if text in of_stages[1] and not text.startswith("add.")}
     assert both
     for text in both:
         assert sum(found.rows[text].times.values()) == 3 * (of_stages[0].count(text) + of_stages[1].count(text)), text

@@ -48,11 +48,6 @@ class PipelinedStep(TrainStep):
         for option, why in REFUSED.items():
             if getattr(options, option):
                 raise ValueError(f"{option}= with schedule={shown(options.schedule)}: {why}; leave {option}= out")
-        if options.joins is not None:
-            raise ValueError(
-                "returns= with schedule=: the outputs of a pipelined step stay on the stages that make them; use "
-                'returns="loss", and parallel(...) under torch.no_grad() for outputs'
-            )
         if options.opened:
             opened = options.opened[0]
             raise ValueError(

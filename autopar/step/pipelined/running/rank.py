@@ -1,6 +1,6 @@
 """Run a whole pipelined step on one rank: from its pieces of parameters, state and inputs to their next values.
 
-copies of parameters · counts · the slots of the schedule · sums that go home · numbers of all stages · updates
+copies of parameters · counts · slots of the schedule · outputs · sums that go home · numbers of all stages · updates
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from autopar.step.pipelined.running.exchange import Move, exchange, share_buffer
 from autopar.step.pipelined.running.functions import Functions
 from autopar.step.pipelined.running.loop import PipelineLoop
 from autopar.step.pipelined.running.messages import Messages
+from autopar.step.pipelined.running.outputs import outputs_to_share, share_outputs
 from autopar.step.pipelined.running.stage_state import Gathers, StageState, Tensors
 from autopar.step.pipelined.schedules import gathers_apart
 
@@ -80,14 +81,20 @@ class RankStep:
         ]
         self.homeward = [Bundle([sent.value], self.rank) for sent in self.update.homeward]
         self.buffers = [Bundle([value], self.rank) for value in self.micro.written_buffers]
+        self.outputs = outputs_to_share(self.micro, self.rank)
 
     def _copied(self, tied: Tied, reader: int) -> Crossed:
         """Return a tied parameter as a stage reads it."""
         type = self.micro.stages[reader].types[tied.name]
         return Crossed(tied.name, Ends(type.shape, self.micro.layouts[tied.name], type.placed), type.dtype)
 
-    def run(self, held: Tensors, inputs: Mapping[int, Sequence[Tensors]]) -> Generator[Any, Any, Tensors]:
-        """Run a step. States in ``held`` are updated in place. Returns the values of ``update.returns``.
+    def run(
+        self, held: Tensors, inputs: Mapping[int, Sequence[Tensors]]
+    ) -> Generator[Any, Any, tuple[Tensors, list[torch.Tensor]]]:
+        """Run a step. States in ``held`` are updated in place.
+
+        Returns the values of ``update.returns``, and this rank's pieces of the model's outputs, those of all
+        micro-batches along a new first dim.
 
         Args:
             held: this rank's pieces of its parameters, of buffers, of the optimizer's state and of the numbers, by the
@@ -111,11 +118,13 @@ class RankStep:
         loop = PipelineLoop(self.micro.schedule, self.position, states, self.forward, self.backward, self.messages)
         yield from loop.run()
         sums = {number: self._sums(state) for number, state in states.items()}
+        made = {number: state.outputs for number, state in states.items()}
         del states, loop
         first = self.micro.schedule.stages
         yield from share_buffers(self.rank, held, self.buffers, self.messages, first)
+        outputs = yield from share_outputs(self.rank, made, self.outputs, self.messages, first)
         received = yield from self._send_home(sums)
-        return (yield from self._update(held, sums, received))
+        return (yield from self._update(held, sums, received)), outputs
 
     # -- calls by name ---------------------------------------------------------------------------------------------
 

@@ -31,10 +31,11 @@ from autopar.step.pipelined.placing.programs import CutStage, PipelinedMicro, St
 from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.running.functions import Functions, ProcessFunctions, SimulatedFunctions
 from autopar.step.pipelined.running.messages import Mail, Pool, ProcessMessages, SimulatedMessages, connect
+from autopar.step.pipelined.running.outputs import join_here, join_simulated
 from autopar.step.pipelined.running.rank import RankStep
 from autopar.step.pipelined.running.recorded import recorded
 from autopar.step.pipelined.running.stage_state import Tensors
-from autopar.step.runs import Returned
+from autopar.step.runs import Returned, brought_pieces
 
 
 def computed_of(calls: Calls, micro: PipelinedMicro, count: int) -> list[Tensors]:
@@ -98,13 +99,14 @@ class PipelinedOnProcess:
         try:
             step.messages = recorded(messages, context.rank)
             with as_captured():
-                returned = result_of(step.run(held, inputs))
+                returned, stacked = result_of(step.run(held, inputs))
         except BaseException as error:
             self._failed = at(where_raised(error))
             raise
         finally:
             step.messages = messages
-        return [returned[name] for name in update.returns], []
+        outputs = join_here(micro, stacked, context.rank, calls.tensors, brought_pieces(batch[0], calls.mesh))
+        return [returned[name] for name in update.returns], outputs
 
     def refuse_after_failure(self) -> None:
         """Refuse to run on after a step that failed: its messages would meet those of the next."""
@@ -157,9 +159,10 @@ class PipelinedSimulated:
         held: dict[int, Tensors] = {}
         layouts: dict[str, TensorType] = {}
         returned: dict[int, Tensors] = {}
+        pieces: dict[int, list[torch.Tensor]] = {}
 
         def run(rank: int, step: RankStep, inputs: Mapping[int, Sequence[Tensors]]) -> Any:
-            returned[rank] = yield from step.run(held[rank], inputs)
+            returned[rank], pieces[rank] = yield from step.run(held[rank], inputs)
 
         runs = {}
         for rank, step in steps.items():
@@ -183,7 +186,7 @@ class PipelinedSimulated:
             for name, value in values.items():
                 if not torch.equal(value, first[name]) and not (value.isnan().all() and first[name].isnan().all()):
                     raise SimulationError(f"rank {rank} has the {name} {value}, and the first rank {first[name]}")
-        return [first[name] for name in update.returns], []
+        return [first[name] for name in update.returns], join_simulated(micro, pieces)
 
     @staticmethod
     def _home(micro: PipelinedMicro, name: str, stage: Stage, type: TensorType) -> TensorType | None:
