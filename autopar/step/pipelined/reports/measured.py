@@ -21,8 +21,9 @@ from autopar.step.pipelined.step import PipelinedPrograms
 def placed_programs(micro: PipelinedMicro, update: PipelinedUpdate) -> dict[str, Placed]:
     """Return the explicit programs of all stages with their local ones, not scheduled, and how often each runs."""
     return {
-        name: Placed(program, LocalPrograms(program, lambda local: None), times)
-        for name, (program, times) in PipelinedPrograms(micro, update).runs.items()
+        f"stage {stage.number} {name}": Placed(program, LocalPrograms(program, lambda local: None), times)
+        for stage in PipelinedPrograms(micro, update).stages
+        for name, (program, times) in stage.runs.items()
     }
 
 
