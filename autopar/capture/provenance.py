@@ -16,6 +16,7 @@ import operator
 import os
 import sys
 import types
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,15 @@ def user_line(past: str = "") -> str:
             return _quoted(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def warn_user(message: str) -> None:
+    """Warn at the innermost line of the user, however deep in autopar the reason is found."""
+    frame: types.FrameType | None = sys._getframe(1)
+    level = 2  # of the caller
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def _quoted(filename: str, number: int) -> str:

@@ -39,13 +39,13 @@ REMEDIES = {  # level → what to do instead
 
 
 class Programs(Protocol):
-    """A training step: its programs by name, and how often ``micro`` runs; ``autopar.step.program.Step`` is one."""
+    """A training step, or one stage of it: its programs by name, and how often a step runs each.
+
+    ``autopar.step.program.Step`` is one.
+    """
 
     @property
-    def programs(self) -> Mapping[str, Program]: ...
-
-    @property
-    def microbatches(self) -> int: ...
+    def runs(self) -> Mapping[str, tuple[Program, int]]: ...
 
 
 @dataclass(frozen=True)
@@ -143,14 +143,17 @@ def price(program: Program | Programs, machine: Machine | str | Path, *, overlap
     """Return what an explicit program costs on a machine: the sum of its ops and transfers. Linear in the graph.
 
     The price of a training step is that of ``micro`` times the number of micro-batches, and of its other programs once.
+    The stages of a pipeline run side by side, and each has a price of its own.
 
     Args:
-        program: an explicit program, as ``parallel.program``, or a step of such programs.
+        program: an explicit program, as ``parallel.program``, or a step of such programs; or one stage of a step,
+            ``step.program.stages[0]``.
         machine: a machine, its name, as ``torch.cuda.get_device_name`` prints it, or the path of a machine file.
         overlap: the fraction of the communication that is hidden behind computation, from 0 to 1.
 
     Raises:
-        ValueError: the program is not explicit, there is no such machine, or ``overlap`` is no fraction.
+        ValueError: the program is not explicit, a step has several stages, there is no such machine, or ``overlap`` is
+            no fraction.
         RuleError: a rule does not fit a call.
         OSError: the machine file cannot be read.
         TypeError: ``program`` is no program, or ``machine`` no machine.
@@ -160,8 +163,13 @@ def price(program: Program | Programs, machine: Machine | str | Path, *, overlap
     on = machine_from(machine)
     if isinstance(program, Program):
         parts = [(1, program)]
-    elif hasattr(program, "programs") and hasattr(program, "microbatches"):
-        parts = [(program.microbatches if name == "micro" else 1, part) for name, part in program.programs.items()]
+    elif hasattr(program, "runs"):
+        parts = [(times, part) for part, times in program.runs.values()]
+    elif hasattr(program, "stages"):
+        raise ValueError(
+            f"the {len(program.stages)} stages of this step run side by side, so the sum of their prices is no time of "
+            f"a step: price one of them, step.program.stages[0], and take the whole step from step.pipeline.simulate()"
+        )
     else:
         raise TypeError(f"price takes an explicit program or a step of such programs, not {shown(program)}")
     total: dict[tuple[str, str, str, str], tuple[int, int]] = {}

@@ -5,7 +5,8 @@
     y : f32[16 256] = wait(y_start)                              wait    y_start   tp   2.1 ms – 2.6 ms
 
 In the ``with`` block of ``recording()``, functions are interpreted line by line instead of called. The results are the
-same, bit for bit; Python takes some microseconds more for each line.
+same, bit for bit; Python takes some microseconds more for each line. A step on the stages of a pipeline records its
+slots instead, and calls its functions.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import node_at, record_of
 from autopar.ir.program import Program
+from autopar.pipeline import Task
 from autopar.runtime.lowering.lower import Lowered
 from autopar.runtime.simulation.simulate import line_of
 
@@ -60,21 +62,46 @@ class RecordedRun(NamedTuple):
         return {(line.name, line.stream) for line in self.lines if line.kind == "start"}
 
 
+class RecordedSlot(NamedTuple):
+    """What a rank has done in a slot of a pipeline's schedule, or outside of the slots.
+
+    Attributes:
+        words: what errors call it.
+        kind: whether it computes, starts messages or waits.
+        begin, end: seconds, as of ``RecordedLine``.
+        tasks: the pass that it computes, or the messages that it starts or waits for; empty outside of slots.
+    """
+
+    words: str
+    kind: LineKind
+    begin: float
+    end: float
+    tasks: tuple[Task, ...]
+
+
 @dataclass
 class Recorder:
-    """Runs functions line by line, and keeps what it has recorded in ``runs``, with seconds since it was made."""
+    """Keeps what it has recorded, with seconds since it was made. Runs functions line by line.
+
+    Attributes:
+        runs: what was run line by line.
+        slots: rank → its slots, where the step has stages.
+        begun: when it was made, by the clock of this machine.
+    """
 
     runs: list[RecordedRun] = field(default_factory=list)
-    _begun: float = field(default_factory=time.perf_counter)
+    slots: dict[int, list[RecordedSlot]] = field(default_factory=dict)
+    begun: float = field(default_factory=time.perf_counter)
 
     def run(self, program: Program, lowered: Lowered, boxed: list[Any]) -> Any:
         """Run a function on its arguments, and empty their list as the function itself does."""
         phases = dict.fromkeys(record_of(node).phase for node in lowered.origins.values())
         self.runs.append(RecordedRun(" ".join(filter(None, phases)), []))
-        return _Lines(program, lowered, self._now, self.runs[-1].lines).boxed_run(boxed)
+        return _Lines(program, lowered, self.now, self.runs[-1].lines).boxed_run(boxed)
 
-    def _now(self) -> float:
-        return time.perf_counter() - self._begun
+    def now(self) -> float:
+        """Return the seconds since it was made."""
+        return time.perf_counter() - self.begun
 
 
 class _Lines(fx.Interpreter):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from autopar.capture.arguments import Arguments
+from autopar.capture.provenance import warn_user
 from autopar.ir.mesh import Mesh
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.plan.batch import batch_axes
@@ -170,11 +170,10 @@ class MicroBatches:
         """Warn once about a tensor that may be a mask, which does not have the batch in dim 0."""
         if name not in self._warned:
             self._warned.add(name)
-            warnings.warn(
+            warn_user(
                 f"the argument {name}, {list(tensor.shape)}, was cut into {self.count} micro-batches, because its dim "
                 f"0 is as long as the batch; but so is its dim 1. If dim 0 is not the batch, as in a mask that all "
-                f"rows share, {self._remedy(name, tensor.dim())}",
-                stacklevel=6,  # where the step is called
+                f"rows share, {self._remedy(name, tensor.dim())}"
             )
 
     def _remedy(self, name: str, dims: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ import torch
 from torch import fx
 
 from autopar.capture import Captured
+from autopar.capture.provenance import warn_user
 from autopar.capture.specialize import specialize
 from autopar.errors import AutoparError, at_line
 from autopar.gc_pause import gc_paused
@@ -245,7 +245,7 @@ class MicroCompiler:
         if self.same_numbers and options.count > 1 and (mean_notes or _has_statistics(traced)):
             raise OtherNumbers(mean_notes[0] if mean_notes else "each micro-batch updates the buffers of the model")
         for note in mean_notes:
-            warnings.warn(note, stacklevel=4)
+            warn_user(note)
         self.reports.append(PassReport("micro", ms, notes=(*mean_notes, *about_outputs(micro.outputs, options.count))))
         return micro
 

@@ -40,6 +40,11 @@ class Step:
         programs = {"count": self.count, "copy": self.copy, "micro": self.micro, "update": self.update}
         return {name: program for name, program in programs.items() if program is not None}
 
+    @property
+    def runs(self) -> dict[str, tuple[Program, int]]:
+        """The programs by name, and how often a step runs each."""
+        return {name: (made, self.microbatches if name == "micro" else 1) for name, made in self.programs.items()}
+
     def __str__(self) -> str:
         return self.text()
 

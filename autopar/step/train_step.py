@@ -24,7 +24,7 @@ from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs, describe
 from autopar.report.passes import Reports
 from autopar.runtime.measuring.clock import Effort
-from autopar.runtime.recording import recording
+from autopar.runtime.recording import Recorder, recording
 from autopar.runtime.whole import Pieces
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.solution import Solution, priced
@@ -201,13 +201,15 @@ class TrainStep:
             ValueError: ``interference`` in a process that is alone; or there is no such machine.
         """
         self._calls.membership.check()
-        micro, update = self._current()
+        self._current()
         with torch.inference_mode(False):
-            return measured(
-                self._calls, micro, update, self._choices.latest.options.count, machine, effort, interference
-            )
+            return self._measured(machine, effort, interference)
 
-    def timeline(self, *args: Any, **kwargs: Any) -> Timeline:
+    def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
+        count = self._choices.latest.options.count
+        return measured(self._calls, *self._current(), count, machine, effort, interference)
+
+    def timeline(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step and record when each line begins and ends on each rank, beside the simulated step.
 
         All ranks call it, as they call the step: parameters change. ``print`` shows a table, and ``.save(path)`` writes
@@ -217,6 +219,11 @@ class TrainStep:
             RuntimeError: the model is on an accelerator, where lines end later than Python calls them; use
                 ``torch.profiler`` there.
         """
+        runs = self._recorded(*args, **kwargs).runs
+        return Timeline(self.communication, tuple(self._gathered(runs)))
+
+    def _recorded(self, *args: Any, **kwargs: Any) -> Recorder:
+        """Run one step, and return what was recorded on this rank."""
         if self._calls.device.type != "cpu":
             raise RuntimeError(
                 f"a timeline needs lines that have ended when Python goes on, and {self._calls.device.type} runs them "
@@ -228,8 +235,12 @@ class TrainStep:
             together.agree("record a timeline")  # then the clocks of all ranks begin
         with recording() as recorder:
             self(*args, **kwargs)
-        runs = recorder.runs
-        return Timeline(self.communication, tuple(together.gathered(runs) if together is not None else [runs]))
+        return recorder
+
+    def _gathered(self, value: Any) -> list[Any]:
+        """Return the values of all ranks. All ranks call it."""
+        together = self._calls.agreement.ranks
+        return [value] if together is None else together.gathered(value)
 
     @property
     def _captured(self) -> StepCaptures:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
+import pipelined_outputs
 import pipelined_processes
+import pipelined_profiles
+import pipelined_timelines
 import pytest
 from equality import relative
 from processes import ranks
@@ -50,3 +54,26 @@ def test_the_numbers_of_simulated_ranks() -> None:
 @pytest.mark.parametrize("call", ["homes", "state_dicts", "frozen_first_stages", "other_batches"])
 def test_calls(call: str) -> None:
     ranks(4).run(getattr(pipelined_processes, call))
+
+
+def test_recorded(tmp_path: Path) -> None:
+    """A step beside its simulation: its numbers, its events, and one clock."""
+    cases = [("layers", "pp2 tp2", "1f1b"), ("shared", "pp4", "zb-v")]
+    ranks(4).run(pipelined_timelines.recorded, cases, str(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "mesh", "policy"), [("layers", "pp2 tp2", "1f1b"), ("shared", "pp2 tp2", "zb-v")])
+def test_measured(name: str, mesh: str, policy: str) -> None:
+    """All ranks get one profile, in which collectives of each stage, and messages between them, are measured."""
+    found = ranks(4).run(pipelined_profiles.profiled, name, mesh, policy)
+    (profile, times), *others = found
+    assert all(other == (profile, times) for other in others)
+    assert not [row.call for row in profile.rows.values() if row.why] and profile.ranks == 4
+    messages = {call: row for call, row in profile.rows.items() if call.startswith("messages")}
+    assert messages and all(row.seconds > 0 for row in messages.values())
+    assert {row.seconds for row in messages.values()} >= {seconds for seconds in times.transfer if seconds}
+    assert any(row.group == "all_reduce over tp" and 0 < row.startup <= row.seconds for row in profile.rows.values())
+
+
+def test_outputs() -> None:
+    ranks(4).run(pipelined_outputs.on_processes)

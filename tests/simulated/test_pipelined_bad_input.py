@@ -77,12 +77,6 @@ AT_ONCE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "across= with schedule='1f1b': a pipelined step ends complete; leave across= out",
     ),
     "offload": ({"offload": True}, ValueError, "offload= with schedule='1f1b': "),
-    "outputs": (
-        {"returns": "outputs"},
-        ValueError,
-        "returns= with schedule=: the outputs of a pipelined step stay on the "
-        'stages that make them; use returns="loss", and parallel(...) under torch.no_grad() for outputs',
-    ),
     "searched": (
         {"zero": "search"},
         ValueError,

@@ -4,6 +4,7 @@ batch."""
 from __future__ import annotations
 
 import copy
+import linecache
 from collections.abc import Callable
 from typing import Any
 
@@ -136,6 +137,29 @@ def test_what_is_no_mean_is_averaged_and_told() -> None:
         note.startswith("the loss is the unweighted mean of the losses of the micro-batches")
         and "test_step_counts.py" in note
     )
+
+
+class Rooted(torch.nn.Module):
+    """Its loss is no mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).tanh()).square().sum().sqrt()
+
+
+@pytest.mark.parametrize(("sizes", "options"), [({"dp": 2}, {}), ({"pp": 2}, {"schedule": "1f1b"})], ids=str)
+@pytest.mark.parametrize("call", ["capture", "simulate"])
+def test_the_warning_is_at_the_line_of_the_user(sizes: dict[str, int], options: dict[str, Any], call: str) -> None:
+    parallel = autopar.parallelize(Rooted(), Mesh(sizes), "ddp" if "dp" in sizes else {})
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), microbatches=2, **options)
+    with pytest.warns(UserWarning, match="the loss is the unweighted mean of the losses of the micro-batches") as told:
+        getattr(step, call)(torch.randn(8, 4))
+    (warning,) = told
+    assert warning.filename == __file__
+    assert "getattr(step, call)" in linecache.getline(__file__, warning.lineno)
 
 
 @pytest.mark.parametrize("items", [11, torch.tensor(11), torch.tensor(11.0)], ids=str)

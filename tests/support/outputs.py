@@ -53,7 +53,8 @@ def outputs_alike(
     model = Many()
     alone = copy.deepcopy(model)
     mesh = Mesh(sizes)
-    parallel = autopar.parallelize(model, mesh, PLAN if "tp" in sizes else "ddp", inputs=inputs, outputs=outputs)
+    plan = PLAN if "tp" in sizes else "ddp" if "dp" in sizes else {}
+    parallel = autopar.parallelize(model, mesh, plan, inputs=inputs, outputs=outputs)
     step = parallel.train_step(
         torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=microbatches, returns="outputs", **options
     )

@@ -4,14 +4,15 @@
     mm_tp : f32[32/dp 64] = all_reduce(mm, tp)   ×7      →   all_reduce(f32[16 64], tp)                 180 µs
 
 A process that is alone times the ops and the local transfers of the first rank, whose pieces are the largest, and takes
-prices for the exchanges. The processes of a job time all of them, with all ranks at work. A call takes turns over
-several sets of operands, so that caches hold no more of them than in a step.
+prices for the exchanges. The processes of a job time all of them, with all ranks at work; an exchange of one stage of a
+pipeline by the ranks of this stage, while the others wait. A call takes turns over several sets of operands, so that
+caches hold no more of them than in a step.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,6 +31,7 @@ from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.ir.value_names import sums_in
 from autopar.report.progress import doing
+from autopar.runtime.measuring.between_stages import BetweenStages
 from autopar.runtime.measuring.clock import Call, Clock, Effort
 from autopar.runtime.measuring.interference import measure_interference
 from autopar.runtime.measuring.operands import Operands
@@ -91,18 +93,20 @@ def measure(
     *,
     effort: Effort | None = None,
     interference: bool = False,
+    between: Sequence[BetweenStages] = (),
 ) -> Profile:
     """Time each distinct call of some explicit programs once. All ranks of a job call it, and get equal profiles.
 
     Nothing of the model changes, and torch's random numbers go on as before.
 
     Args:
-        programs: by name.
+        programs: by name; those of the stages of a pipeline are on meshes of their own, of equal axes.
         machine: whose prices stand beside the times, and in the place of what is not timed.
         device: the device of the pieces.
         job: this process's job; ``None`` if it is alone.
         effort: how long each call is timed.
         interference: whether to time a product of matrices beside an all-reduce too.
+        between: the messages between stages.
 
     Raises:
         ValueError: a program is not explicit, or the interference is asked for in a process that is alone.
@@ -118,12 +122,12 @@ def measure(
     with as_captured(), torch.random.fork_rng([device] if device.type != "cpu" else []):
         measuring = _Measuring(clock, machine, job if together else None)
         with doing(measuring.text):
-            rows = measuring.rows(distinct)
+            rows = [*measuring.rows(distinct), *map(measuring.message_row, between)]
             launch = clock.median(measuring.smallest())
             slower = measure_interference(clock) if interference else 0.0
     name = "cpu" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
     meshes = {str(placed.program.mesh) for placed in programs.values()}
-    assert len(meshes) == 1, "the programs of a step are on one mesh"
+    assert len(meshes) == 1, "the programs of a step are on one mesh, or on meshes of stages, which are alike"
     return Profile(
         machine=machine, device=name, backend=distributed.get_backend() if together else "",
         ranks=distributed.get_world_size() if together else 1, threads=torch.get_num_threads(), torch=torch.__version__,
@@ -145,6 +149,10 @@ def distinct_calls(programs: Iterable[Placed], machine: Machine) -> dict[str, Di
                 phase = record_of(node).phase
                 call.times[phase] = call.times.get(phase, 0) + times
     return found
+
+
+def nothing() -> None:
+    """Do nothing: the part of a rank in a collective of others."""
 
 
 def in_turn(calls: Sequence[Call]) -> Call:
@@ -199,14 +207,28 @@ class _Measuring:
         if why or self.job is None:
             startup = min(startup_of(call.node, self.machine), price)
             return ProfileRow(text, call.kind, price, price, call.times, call.group, startup, why)
-        program = call.placed.local[self.job.rank]
-        node, groups, device = self.named(program)[call.node.name], self.job.groups, self.clock.device
         if call.group not in self.startups:
-            self.startups[call.group] = self.clock.median(ready_small_exchange(program, node, groups, device))
-        seconds = self.clock.median(ready_exchange(program, node, groups, device))
+            self.startups[call.group] = self.clock.median(self._exchange(call, ready_small_exchange))
+        seconds = self.clock.median(self._exchange(call, ready_exchange))
         return ProfileRow(
             text, call.kind, seconds, price, call.times, call.group, min(self.startups[call.group], seconds)
         )
+
+    def _exchange(self, call: DistinctCall, ready: Callable[..., Call]) -> Call:
+        """Return this rank's part of a collective; nothing on the ranks of other stages."""
+        assert self.job is not None and call.placed.program.mesh is not None
+        if self.job.rank not in call.placed.program.mesh:
+            return nothing
+        program = call.placed.local[self.job.rank]
+        return ready(program, self.named(program)[call.node.name], self.job.groups, self.clock.device)
+
+    def message_row(self, messages: BetweenStages) -> ProfileRow:
+        """Time messages between stages, there and back."""
+        if self.job is None:
+            return ProfileRow(messages.call, EXCHANGE, messages.price, messages.price, messages.times, why=ALONE)
+        self.now = f"time {messages.call}"
+        seconds = self.clock.median(messages.ready(self.job.rank, self.clock.device)) / 2
+        return ProfileRow(messages.call, EXCHANGE, seconds, messages.price, messages.times)
 
     def _tried(self, program: Program, node: fx.Node) -> tuple[Call | None, str]:
         """Return a call that works on all ranks; else ``None``, and why there is none."""

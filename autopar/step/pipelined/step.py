@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.ir.program import Program
-from autopar.step.pipelined.placing.programs import PipelinedMicro
-from autopar.step.pipelined.placing.update import PipelinedUpdate
+from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
+from autopar.step.pipelined.placing.update import PipelinedUpdate, StageUpdate
+
+
+@dataclass(frozen=True)
+class StagePrograms:
+    """The explicit programs of one stage of a step. Prints as text.
+
+    Attributes:
+        number: the number of the stage.
+        runs: name → program, and how often a step runs it.
+    """
+
+    number: int
+    runs: Mapping[str, tuple[Program, int]]
+
+    @property
+    def programs(self) -> dict[str, Program]:
+        """The programs by name: ``micro``, ``update``, …."""
+        return {name: program for name, (program, _) in self.runs.items()}
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name} {program.text()}" for name, program in self.programs.items())
 
 
 @dataclass(frozen=True)
@@ -27,24 +48,31 @@ class PipelinedPrograms:
         return self.micro.schedule.batches
 
     @property
-    def programs(self) -> dict[str, Program]:
-        """The programs by name, in the order of the stages."""
-        return dict(self._named())
+    def stages(self) -> tuple[StagePrograms, ...]:
+        """The programs of each stage, which has a price of its own."""
+        pairs = zip(self.micro.stages, self.update.stages, strict=True)
+        return tuple(StagePrograms(stage.number, dict(self._runs(stage, ending))) for stage, ending in pairs)
 
-    def _named(self) -> Iterator[tuple[str, Program]]:
-        for stage, ending in zip(self.micro.stages, self.update.stages, strict=True):
-            at = f"stage {stage.number}"
-            if stage.micro.copy is not None:
-                yield f"{at} copy", stage.micro.copy[0]
-            if stage.counting is not None:
-                yield f"{at} sums", stage.counting.sums[0]
-                yield f"{at} count", stage.counting.counts[0]
-            yield f"{at} micro", stage.program
-            for sent in self.update.homeward:
-                if sent.reader == stage.number:
-                    yield f"{at} home {sent.tied.name}", sent.placed[0]
-            if ending.placed is not None:
-                yield f"{at} update", ending.placed[0]
+    @property
+    def programs(self) -> dict[str, Program]:
+        """The programs by name, in the order of the stages: ``stage 0 micro``, …."""
+        return {
+            f"stage {stage.number} {name}": program for stage in self.stages for name, program in stage.programs.items()
+        }
+
+    def _runs(self, stage: Stage, ending: StageUpdate) -> Iterator[tuple[str, tuple[Program, int]]]:
+        count = self.microbatches
+        if stage.micro.copy is not None:
+            yield "copy", (stage.micro.copy[0], 1)
+        if stage.counting is not None:
+            yield "sums", (stage.counting.sums[0], count)
+            yield "count", (stage.counting.counts[0], 1)
+        yield "micro", (stage.program, count)
+        for sent in self.update.homeward:
+            if sent.reader == stage.number:
+                yield f"home {sent.tied.name}", (sent.placed[0], 1)
+        if ending.placed is not None:
+            yield "update", (ending.placed[0], 1)
 
     def __str__(self) -> str:
         return self.text()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from autopar.costs.machine import Machine
+from autopar.costs.profile import Profile
 from autopar.errors import shown
+from autopar.ir.mesh import PIPELINE
 from autopar.model.calls import Calls
 from autopar.report.passes import Reports
+from autopar.runtime.measuring.clock import Effort
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches import MicroBatches
@@ -16,9 +22,11 @@ from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.placing.update import PipelinedUpdate
+from autopar.step.pipelined.reports.measured import measured
 from autopar.step.pipelined.reports.rank_memory import memory_of_rank
 from autopar.step.pipelined.reports.rank_programs import rank_step_of
 from autopar.step.pipelined.reports.report import Pipeline, communication_of
+from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock
 from autopar.step.pipelined.running.runs import PipelinedOnProcess, PipelinedSimulated
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.step import PipelinedPrograms
@@ -40,11 +48,6 @@ class PipelinedStep(TrainStep):
         for option, why in REFUSED.items():
             if getattr(options, option):
                 raise ValueError(f"{option}= with schedule={shown(options.schedule)}: {why}; leave {option}= out")
-        if options.joins is not None:
-            raise ValueError(
-                "returns= with schedule=: the outputs of a pipelined step stay on the stages that make them; use "
-                'returns="loss", and parallel(...) under torch.no_grad() for outputs'
-            )
         if options.opened:
             opened = options.opened[0]
             raise ValueError(
@@ -87,7 +90,8 @@ class PipelinedStep(TrainStep):
     def pipeline(self) -> Pipeline:
         """The stages and the schedule, which ``.simulate()`` simulates. ``RuntimeError`` before a capture."""
         compiler = self._captured.compiler()
-        return Pipeline.of(*self._now(), compiler.machine or compiler.planner.machine, compiler.overlap.issue)
+        figures = compiler.figures or compiler.machine or compiler.planner.machine
+        return Pipeline.of(*self._now(), figures, compiler.overlap.issue)
 
     @property
     def communication(self) -> Communication:
@@ -118,19 +122,20 @@ class PipelinedStep(TrainStep):
         zero = {name: kind for stage in micro.stages for name, kind in stages_of(stage.micro).items()}
         return StepChoice(options.count, options.recompute, options.zero, zero, ())
 
-    def measure(self, **options: Any) -> Any:
-        """Refused: time the model on the mesh of one stage."""
-        raise RuntimeError(
-            f"step.measure() times the programs of one mesh, and this step has {len(self._now()[0].stages)} stages: "
-            f"measure a step of the model on the mesh without pp"
-        )
+    def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
+        return measured(self._calls, *self._now(), machine, effort, interference)
 
-    def timeline(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: ``step.pipeline.simulate()`` has the simulated times."""
-        raise RuntimeError(
-            "step.timeline() records the programs of one mesh, and this step has stages: "
-            "step.pipeline.simulate().save_trace(path) writes the simulated step, and torch.profiler records a real one"
-        )
+    def timeline(self, *args: Any, **kwargs: Any) -> PipelinedTimeline:
+        """Run one step and record when each slot begins and ends on each rank, beside the simulated slots.
+
+        All ranks call it, as they call the step: parameters change. ``print`` shows a table, and ``.save(path)`` writes
+        a trace for Perfetto. Errors are those of ``TrainStep.timeline``.
+        """
+        recorder = self._recorded(*args, **kwargs)
+        slots = recorder.slots[self._calls.context().rank]
+        begun, recorded = zip(*self._gathered(((socket.gethostname(), recorder.begun), slots)), strict=True)
+        positions = tuple(self._calls.mesh.coordinates(rank)[PIPELINE] for rank in self._calls.mesh.ranks)
+        return PipelinedTimeline(self.pipeline.simulate(), on_one_clock(begun, recorded), positions)
 
     @property
     def solution(self) -> None:

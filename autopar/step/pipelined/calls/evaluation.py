@@ -24,6 +24,7 @@ from autopar.step.pipelined.calls.staged_call import StagedCall, compile_staged
 from autopar.step.pipelined.calls.staged_rank import RankCall
 from autopar.step.pipelined.running.functions import Functions, SimulatedFunctions
 from autopar.step.pipelined.running.messages import Mail, SimulatedMessages
+from autopar.step.pipelined.running.outputs import whole_outputs
 from autopar.step.pipelined.running.runs import functions_on_process, inputs_of, messages_on_process, result_of
 from autopar.step.pipelined.running.stage_state import Tensors
 
@@ -107,7 +108,4 @@ class StagedCalls:
             run_together({rank: run(rank) for rank in calls.mesh.ranks})
         for name, (type, of_ranks) in buffers.items():
             full[name].copy_(join(of_ranks, type, name))
-        return [
-            join({rank: pieces[rank][k] for rank in type.mesh.ranks}, type, name)
-            for k, (_, name, type) in enumerate(call.outputs)
-        ]
+        return whole_outputs(call.outputs, pieces, call.stages, call.whole)

@@ -13,11 +13,8 @@ from torch import fx
 
 from autopar.capture import Captured
 from autopar.gc_pause import gc_paused
-from autopar.ir.layout import layout_of
 from autopar.ir.nodes import name_of, operands, record_of
 from autopar.ir.program import Program
-from autopar.ir.record import TensorType
-from autopar.ir.transfers import Ends
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.model.stage_homes import StageHomes
@@ -25,6 +22,7 @@ from autopar.report.progress import doing
 from autopar.step.pipelined.cutting.assignment import Assignment, computed_anywhere
 from autopar.step.pipelined.cutting.stage_programs import cut_program
 from autopar.step.pipelined.placing.bundles import Crossed
+from autopar.step.pipelined.placing.outputs import StageOutput, outputs_of_stages, to_all_ranks
 from autopar.step.pipelined.placing.programs import CutStage
 from autopar.verify.levels import verify
 
@@ -37,13 +35,15 @@ class StagedCall:
         captured: the call.
         stages: its stages.
         homes: where the parameters are.
-        outputs: for each output the stage that makes it, its name there, and its type.
+        outputs: what it returns.
+        whole: whether each rank gets all of each output.
     """
 
     captured: Captured
     stages: tuple[CutStage, ...]
     homes: StageHomes
-    outputs: tuple[tuple[int, str, TensorType], ...]
+    outputs: tuple[StageOutput, ...]
+    whole: bool = False
 
     @property
     def text(self) -> str:
@@ -52,12 +52,7 @@ class StagedCall:
 
     def bundles(self) -> list[Crossed]:
         """Return the outputs as they go to each position along the pipeline, output by output."""
-        positions = dict.fromkeys(stage.mesh for stage in self.stages)
-        return [
-            Crossed(name, Ends(type.shape, type.placed, layout_of(there, type.attr)), type.dtype)
-            for _, name, type in self.outputs
-            for there in positions
-        ]
+        return to_all_ranks(self.outputs, self.stages, self.whole)
 
 
 @doing("parallelize")
@@ -65,7 +60,10 @@ class StagedCall:
 def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Sequence[str]) -> StagedCall:
     """Capture a call without gradients, and cut it by the homes of its parameters."""
     attrs = {name: layout.attr for name, layout in homes.layouts.items()}
-    compiler = replace(compiler, mesh=homes.meshes[0], homes={**compiler.homes, **attrs}, whole=False)
+    whole, compiler = (
+        compiler.whole,
+        replace(compiler, mesh=homes.meshes[0], homes={**compiler.homes, **attrs}, whole=False),
+    )
     captured, constraints, _ = compiler.capture(inputs, notes)
     assignment = assigned_by_homes(captured.program, homes)
     parts = cut_program(captured.program, assignment, captured.device)
@@ -77,12 +75,7 @@ def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, no
             own |= {part.from_before[value]: stages[-1].sent(value)[1].attr for value in part.from_before}
         local, _, _ = replace(compiler, mesh=mesh).place(part.program, own, captured.device)
         stages.append(CutStage(number, mesh, part, part.program, local))
-    outputs: dict[int, tuple[int, str, TensorType]] = {}
-    for stage in stages:
-        for position, k in stage.cut.outputs.items():
-            name, type = stage.interface.returned[k]
-            outputs[position] = stage.number, name, type
-    return StagedCall(captured, tuple(stages), homes, tuple(outputs[k] for k in sorted(outputs)))
+    return StagedCall(captured, tuple(stages), homes, outputs_of_stages(stages), whole)
 
 
 def assigned_by_homes(program: Program, homes: StageHomes) -> Assignment:

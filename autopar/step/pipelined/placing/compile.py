@@ -79,7 +79,16 @@ def compile_pipelined(
     stages = _Stages(compiler, options, trained, updates, captured, whole.attrs, schedule, traced, micro, homes)
     for number, (own, part) in enumerate(zip(meshes, parts, strict=True)):
         stages.place(number, own, part)
-    return PipelinedMicro(captured, schedule, tuple(stages.stages), tied, homes, (*reports, *stages.reports))
+    return PipelinedMicro(
+        captured,
+        schedule,
+        tuple(stages.stages),
+        tied,
+        homes,
+        (*reports, *stages.reports),
+        micro.outputs,
+        compiler.whole,
+    )
 
 
 def assigned(program: Program, schedule: PipelineSchedule, options: StepOptions, compiler: Compiler) -> Assignment:

@@ -20,6 +20,7 @@ from autopar.report.passes import PassReport
 from autopar.runtime.interface import Interface
 from autopar.runtime.localize import LocalPrograms
 from autopar.step.compiled_step import MicroBatch, Placed
+from autopar.step.outputs import Output
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
 from autopar.step.pipelined.placing.bundles import Crossed
 from autopar.step.update import Untrained
@@ -166,6 +167,8 @@ class PipelinedMicro:
         tied: the parameters that several stages read.
         homes: the stage that keeps each parameter, by name.
         reports: what each pass did.
+        outputs: how the outputs of micro-batches are joined, if the step returns them.
+        whole: whether each rank gets all of each output.
     """
 
     captured: Captured
@@ -174,6 +177,8 @@ class PipelinedMicro:
     tied: tuple[Tied, ...]
     homes: Mapping[str, int]
     reports: tuple[PassReport, ...]
+    outputs: tuple[Output, ...] = ()
+    whole: bool = False
     found: None = None
 
     @cached_property

@@ -59,6 +59,7 @@ def memory_of_rank(micro: PipelinedMicro, update: PipelinedUpdate, mesh: Mesh, r
         "parameters, state and batch": sum(stage.held for stage in own),
         "sums of gradients": sum(stage.sums for stage in own),
         "copies of parameters": sum(stage.copies for stage in own),
+        "outputs": sum(stage.outputs for stage in own),
         **{kind: round(bytes) for kind, bytes in found.at_peak[position].items()},
     }
     return RankMemory(rank, round(found.peak[position]), kinds["parameters, state and batch"], kinds)

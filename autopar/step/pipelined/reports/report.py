@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from autopar.capture.blocks import ancestors
 from autopar.costs.machine import Machine
+from autopar.costs.profile import Profile
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 from autopar.pipeline import PipelineSchedule, Sizes, Times
@@ -61,12 +62,12 @@ class Pipeline:
     stages: tuple[StageReport, ...]
     _micro: PipelinedMicro
     _update: PipelinedUpdate
-    _machine: Machine
+    _figures: Machine | Profile
     _rendezvous: bool
 
     @staticmethod
-    def of(micro: PipelinedMicro, update: PipelinedUpdate, machine: Machine, issue: Issue) -> Pipeline:
-        """Report a captured step. ``issue``: how the device issues lines."""
+    def of(micro: PipelinedMicro, update: PipelinedUpdate, figures: Machine | Profile, issue: Issue) -> Pipeline:
+        """Report a captured step. ``figures``: by which its programs are scheduled; ``issue``: how lines are issued."""
         modules = _own_modules([stage.program for stage in micro.stages])
         count = len(micro.stages)
         reports = []
@@ -78,12 +79,15 @@ class Pipeline:
             copies = tuple(name for name in stage.parameters if micro.homes[name] != number)
             sent, back = (sum(value.bytes for value in values) for values in (up, down))
             reports.append(StageReport(number, stage.mesh.ranks, own, keeps, copies, sent, back))
-        return Pipeline(micro.schedule, tuple(reports), micro, update, machine, issue == "direct")
+        return Pipeline(micro.schedule, tuple(reports), micro, update, figures, issue == "direct")
 
     @property
     def times(self) -> Times:
-        """The seconds of each stage's passes and messages, for ``autopar.pipeline``."""
-        return times_of(self._micro, self._machine, self._rendezvous)
+        """The seconds of each stage's passes and messages, for ``autopar.pipeline``.
+
+        They are by the figures of the machine; with ``profile=step.measure()``, they are measured.
+        """
+        return times_of(self._micro, self._figures, self._rendezvous)
 
     @property
     def sizes(self) -> Sizes:

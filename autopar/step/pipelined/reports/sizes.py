@@ -16,6 +16,7 @@ from autopar.pipeline import Sizes
 from autopar.report.liveness import START, Storage, liveness
 from autopar.scheduling.programs.shared import piece_bytes
 from autopar.step.pipelined.placing.bundles import Bundle
+from autopar.step.pipelined.placing.outputs import outputs_of_stages
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
 from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.running.runs import types_of_held
@@ -36,6 +37,7 @@ class StageSizes:
         workspace: what each of ``PASSES`` needs while it runs, beyond what is counted above.
         held: what is there between steps: parameters, buffers, the optimizer's state; and the inputs of all
             micro-batches.
+        outputs: what the step returns of all micro-batches, made by this stage.
     """
 
     activation: int
@@ -45,11 +47,12 @@ class StageSizes:
     copies: int
     workspace: tuple[int, ...]
     held: int
+    outputs: int
 
     @property
     def fixed(self) -> int:
         """What the stage needs during the whole step."""
-        return self.sums + self.copies + self.held
+        return self.sums + self.copies + self.held + self.outputs
 
 
 def sizes_of(micro: PipelinedMicro, update: PipelinedUpdate) -> Sizes:
@@ -125,7 +128,9 @@ class _StageMemory:
         workspace = tuple(max(0, need - part) for need, part in zip(self._needs(), counted, strict=True))
         messages = (self.up.sent, self.behind.received)
         copies, held = self._copies(), self._held()
-        return StageSizes(activation, for_weights, max(messages), self._sums(), copies, workspace, held)
+        return StageSizes(
+            activation, for_weights, max(messages), self._sums(), copies, workspace, held, self._outputs()
+        )
 
     # -- storages ----------------------------------------------------------------------------------------------------
 
@@ -202,6 +207,10 @@ class _StageMemory:
         low = {copy_name(name) for name in homes}
         tied = {name for name in stage.parameters if homes.get(name, stage.number) != stage.number}
         return sum(piece_bytes(type) for name, type in stage.types.items() if name in low | tied)
+
+    def _outputs(self) -> int:
+        types = [output.type for output in outputs_of_stages([self.stage])]
+        return sum(map(piece_bytes, types)) * self.micro.schedule.batches
 
     def _held(self) -> int:
         stage = self.stage

@@ -13,7 +13,7 @@ memory does not grow with the number of micro-batches, because nothing is kept l
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class PipelineLoop:
 
     def _slot(self, slot: Slot) -> Loop:
         if slot.messages:
-            with self._messages.during(" and ".join(task.where for task in slot.messages)):
+            with self._messages.during(slot.messages):
                 self._messages.start([end for task in slot.messages for end in self._ends(task)])
         if not slot.compute:
             yield from self._free(slot)
@@ -134,13 +134,19 @@ class PipelineLoop:
         of, stage, batch = task.of, task.stage, task.batch
         state = self._stages[stage]
         results = yield from state.run(task)
-        self._keep_made(task, state, results)
+        # memory that the next messages are received in, and so no place for what is kept longer
+        received = {_memory(buffer) for buffer in self._buffers.get((stage, batch), ())}
+        if of == "F":
+            state.keep_outputs(batch, results, received)
+        self._keep_made(task, state, results, received)
         if of == self._last:
             state.end(batch)
             for buffer in self._buffers.pop((stage, batch), ()):
                 self._messages.release(buffer)
 
-    def _keep_made(self, task: Task, state: StageState, results: Mapping[str, torch.Tensor]) -> None:
+    def _keep_made(
+        self, task: Task, state: StageState, results: Mapping[str, torch.Tensor], received: Collection[int]
+    ) -> None:
         """Keep the results that another stage reads, until they are sent."""
         of, cut, stage = task.of, state.stage.cut, state.stage
         if of == "F" and task.stage + 1 < self._schedule.stages:
@@ -151,9 +157,8 @@ class PipelineLoop:
             pieces = [results[name] if name in results else kept[name] for name in names]
         else:
             return
-        # a value that is passed on, or a view of one, is in memory that the next message is received in
-        buffers = {_memory(buffer) for buffer in self._buffers.get((task.stage, task.batch), ())}
-        self._made[task] = [piece.clone() if _memory(piece) in buffers else piece for piece in pieces]
+        # a value that is passed on, or a view of one, is in memory of a message
+        self._made[task] = [piece.clone() if _memory(piece) in received else piece for piece in pieces]
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -25,6 +25,14 @@ from autopar.torch_private import group_named
 NUMBERS = "the numbers of all stages"
 
 Waits = Generator[Any, Any, dict[int, torch.Tensor]]
+Where = Task | tuple[Task, ...] | str  # a pass, the messages of a slot, or what runs outside of slots
+
+
+def words_of(where: Where) -> str:
+    """Return what errors call a part of a step."""
+    if isinstance(where, str):
+        return where
+    return slot_of(where) if isinstance(where, Task) else " and ".join(task.where for task in where)
 
 
 class Message(NamedTuple):
@@ -76,8 +84,8 @@ class Messages(Protocol):
         """Return the vectors of some ranks, in their order; all of them call it."""
         ...
 
-    def during(self, where: Task | str) -> AbstractContextManager[object]:
-        """Say in errors that what runs in the ``with`` block belongs to a pass, or to what the text says."""
+    def during(self, where: Where) -> AbstractContextManager[object]:
+        """Say in errors that what runs in the ``with`` block is a pass, launches messages, or is what the text says."""
         ...
 
 
@@ -134,7 +142,7 @@ class ProcessMessages:
         self.device, self._group, self._pool = device, group, pool
         self._handles: dict[object, tuple[Handle, list[Message]]] = {}
         self._sent: dict[object, list[int]] = {}  # task → where the memory of its sends begins
-        self._slots: dict[Task | str, slot] = {}
+        self._slots: dict[Where, slot] = {}
 
     def buffer(self, bytes: int) -> torch.Tensor:
         return self._pool.buffer(bytes)
@@ -179,9 +187,9 @@ class ProcessMessages:
         return vectors
         yield
 
-    def during(self, where: Task | str) -> AbstractContextManager[object]:
+    def during(self, where: Where) -> AbstractContextManager[object]:
         if where not in self._slots:
-            self._slots[where] = slot(where if isinstance(where, str) else slot_of(where))
+            self._slots[where] = slot(words_of(where))
         return self._slots[where]
 
 
@@ -243,5 +251,5 @@ class SimulatedMessages:
             vectors.append(self._mail[key].popleft())
         return vectors
 
-    def during(self, where: Task | str) -> AbstractContextManager[object]:
+    def during(self, where: Where) -> AbstractContextManager[object]:
         return nullcontext()  # simulated ranks take turns in one process

@@ -1,6 +1,6 @@
 """Run a whole pipelined step on one rank: from its pieces of parameters, state and inputs to their next values.
 
-copies of parameters · counts · the slots of the schedule · sums that go home · numbers of all stages · updates
+copies of parameters · counts · slots of the schedule · outputs · sums that go home · numbers of all stages · updates
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from autopar.step.pipelined.running.exchange import Move, exchange, share_buffer
 from autopar.step.pipelined.running.functions import Functions
 from autopar.step.pipelined.running.loop import PipelineLoop
 from autopar.step.pipelined.running.messages import Messages
+from autopar.step.pipelined.running.outputs import outputs_to_share, share_outputs
 from autopar.step.pipelined.running.stage_state import Gathers, StageState, Tensors
 from autopar.step.pipelined.schedules import gathers_apart
 
@@ -80,14 +81,20 @@ class RankStep:
         ]
         self.homeward = [Bundle([sent.value], self.rank) for sent in self.update.homeward]
         self.buffers = [Bundle([value], self.rank) for value in self.micro.written_buffers]
+        self.outputs = outputs_to_share(self.micro, self.rank)
 
     def _copied(self, tied: Tied, reader: int) -> Crossed:
         """Return a tied parameter as a stage reads it."""
         type = self.micro.stages[reader].types[tied.name]
         return Crossed(tied.name, Ends(type.shape, self.micro.layouts[tied.name], type.placed), type.dtype)
 
-    def run(self, held: Tensors, inputs: Mapping[int, Sequence[Tensors]]) -> Generator[Any, Any, Tensors]:
-        """Run a step. States in ``held`` are updated in place. Returns the values of ``update.returns``.
+    def run(
+        self, held: Tensors, inputs: Mapping[int, Sequence[Tensors]]
+    ) -> Generator[Any, Any, tuple[Tensors, list[torch.Tensor]]]:
+        """Run a step. States in ``held`` are updated in place.
+
+        Returns the values of ``update.returns``, and this rank's pieces of the model's outputs, those of all
+        micro-batches along a new first dim.
 
         Args:
             held: this rank's pieces of its parameters, of buffers, of the optimizer's state and of the numbers, by the
@@ -97,7 +104,9 @@ class RankStep:
         read = dict(held)
         apart = gathers_apart(self.micro.schedule)
         for stage in self.stages if not apart else ():
-            read |= yield from self._copies(stage, held)
+            if stage.micro.copy is not None:
+                with self.messages.during(f"the copies of parameters of stage {stage.number}"):
+                    read |= yield from self._copies(stage, held)
         foreign = yield from self._copies_of_tied(held)
         states = {}
         for stage in self.stages:
@@ -109,11 +118,13 @@ class RankStep:
         loop = PipelineLoop(self.micro.schedule, self.position, states, self.forward, self.backward, self.messages)
         yield from loop.run()
         sums = {number: self._sums(state) for number, state in states.items()}
+        made = {number: state.outputs for number, state in states.items()}
         del states, loop
         first = self.micro.schedule.stages
         yield from share_buffers(self.rank, held, self.buffers, self.messages, first)
+        outputs = yield from share_outputs(self.rank, made, self.outputs, self.messages, first)
         received = yield from self._send_home(sums)
-        return (yield from self._update(held, sums, received))
+        return (yield from self._update(held, sums, received)), outputs
 
     # -- calls by name ---------------------------------------------------------------------------------------------
 
@@ -201,11 +212,12 @@ class RankStep:
         if stage.counting is None:
             return {}
         totals: dict[int, torch.Tensor] = {}
-        for values in inputs:
-            sums = (yield from self.call(stage.counting.sums, "forward", {**held, **values})).returned
-            totals = {k: totals[k] + value if k in totals else value for k, value in sums.items()}
-        values = {**held, **inputs[0], **{total_name(k): total for k, total in totals.items()}}
-        counts = (yield from self.call(stage.counting.counts, "forward", values)).returned
+        with self.messages.during(f"the counts of all micro-batches of stage {stage.number}"):
+            for values in inputs:
+                sums = (yield from self.call(stage.counting.sums, "forward", {**held, **values})).returned
+                totals = {k: totals[k] + value if k in totals else value for k, value in sums.items()}
+            values = {**held, **inputs[0], **{total_name(k): total for k, total in totals.items()}}
+            counts = (yield from self.call(stage.counting.counts, "forward", values)).returned
         return {count_name(k): count for k, count in counts.items()}
 
     def _state(self, stage: Stage, held: Tensors, inputs: Sequence[Tensors], gathers: Gathers | None) -> StageState:
@@ -238,7 +250,8 @@ class RankStep:
             pieces = []
             if sent.reader in sums:
                 name = gradient_name(sent.tied.name)
-                reduced = yield from self.call(sent.placed, "forward", {name: sums[sent.reader].pop(name)})
+                with self.messages.during(f"the gradient of {sent.tied.name} of stage {sent.reader}"):
+                    reduced = yield from self.call(sent.placed, "forward", {name: sums[sent.reader].pop(name)})
                 pieces = [reduced.returned[0]]
             moves.append((bundle, pieces))
         first = self.micro.schedule.stages
@@ -258,7 +271,8 @@ class RankStep:
                 continue
             number = stage.number
             values[number], left[number] = {**held, **sums[number], **received}, {}
-            called = yield from self.call(ending.placed, "reduction", values[number], ending.states, left[number])
+            with self.messages.during(f"the reduction of gradients of stage {number}"):
+                called = yield from self.call(ending.placed, "reduction", values[number], ending.states, left[number])
             named = self._named(ending, called)
             for k, name in enumerate(("loss", "squares", "measured")):
                 if name in named:
@@ -275,7 +289,8 @@ class RankStep:
                 continue
             own, number = values[stage.number], stage.number
             own |= self._in_their_dtypes(ending, {SQUARES: squares, MEASURED: measured})
-            called = yield from self.call(ending.placed, "update", own, ending.states, left.pop(number))
+            with self.messages.during(f"the update of stage {number}"):
+                called = yield from self.call(ending.placed, "update", own, ending.states, left.pop(number))
             returned |= {
                 name: value for name, value in self._named(ending, called).items() if name in self.update.returns[1:]
             }

@@ -31,9 +31,11 @@ from autopar.step.pipelined.placing.programs import CutStage, PipelinedMicro, St
 from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.running.functions import Functions, ProcessFunctions, SimulatedFunctions
 from autopar.step.pipelined.running.messages import Mail, Pool, ProcessMessages, SimulatedMessages, connect
+from autopar.step.pipelined.running.outputs import join_here, join_simulated
 from autopar.step.pipelined.running.rank import RankStep
+from autopar.step.pipelined.running.recorded import recorded
 from autopar.step.pipelined.running.stage_state import Tensors
-from autopar.step.runs import Returned
+from autopar.step.runs import Returned, brought_pieces
 
 
 def computed_of(calls: Calls, micro: PipelinedMicro, count: int) -> list[Tensors]:
@@ -83,6 +85,7 @@ class PipelinedOnProcess:
         calls = self.calls
         context = calls.context()
         step = self._step(micro, update)
+        messages = step.messages
         held: Tensors = {}
         for name, tensor in (*model.parameters, *model.buffers):
             held[name] = local_of(tensor)
@@ -94,12 +97,16 @@ class PipelinedOnProcess:
                 anomaly.refuse_nan(model, held, inputs[stage.number], state, context.rank)
         held |= state
         try:
+            step.messages = recorded(messages, context.rank)
             with as_captured():
-                returned = result_of(step.run(held, inputs))
+                returned, stacked = result_of(step.run(held, inputs))
         except BaseException as error:
             self._failed = at(where_raised(error))
             raise
-        return [returned[name] for name in update.returns], []
+        finally:
+            step.messages = messages
+        outputs = join_here(micro, stacked, context.rank, calls.tensors, brought_pieces(batch[0], calls.mesh))
+        return [returned[name] for name in update.returns], outputs
 
     def refuse_after_failure(self) -> None:
         """Refuse to run on after a step that failed: its messages would meet those of the next."""
@@ -152,9 +159,10 @@ class PipelinedSimulated:
         held: dict[int, Tensors] = {}
         layouts: dict[str, TensorType] = {}
         returned: dict[int, Tensors] = {}
+        pieces: dict[int, list[torch.Tensor]] = {}
 
         def run(rank: int, step: RankStep, inputs: Mapping[int, Sequence[Tensors]]) -> Any:
-            returned[rank] = yield from step.run(held[rank], inputs)
+            returned[rank], pieces[rank] = yield from step.run(held[rank], inputs)
 
         runs = {}
         for rank, step in steps.items():
@@ -178,7 +186,7 @@ class PipelinedSimulated:
             for name, value in values.items():
                 if not torch.equal(value, first[name]) and not (value.isnan().all() and first[name].isnan().all()):
                     raise SimulationError(f"rank {rank} has the {name} {value}, and the first rank {first[name]}")
-        return [first[name] for name in update.returns], []
+        return [first[name] for name in update.returns], join_simulated(micro, pieces)
 
     @staticmethod
     def _home(micro: PipelinedMicro, name: str, stage: Stage, type: TensorType) -> TensorType | None:
@@ -211,7 +219,7 @@ class PipelinedSimulated:
                 messages = SimulatedMessages(rank, mail)
                 self._steps[key][rank] = RankStep(self.calls.mesh, rank, micro, update, functions, messages)
         for rank, step in self._steps[key].items():
-            step.messages = SimulatedMessages(rank, mail)
+            step.messages = recorded(SimulatedMessages(rank, mail), rank)
         return self._steps[key]
 
     def forget(self, program: Program) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class StageState:
         held: what all micro-batches share: parameters, buffers, numbers, and the sums so far.
         inputs: those of each micro-batch.
         kept: for each micro-batch, what a pass leaves to a later one.
+        outputs: for each micro-batch, what the step returns of it, by name.
 
     Args:
         functions: the functions of the stage.
@@ -38,6 +39,8 @@ class StageState:
     ) -> None:  # fmt: skip
         self.stage, self.held, self.inputs = stage, held, inputs
         self.kept: list[Tensors] = [{} for _ in inputs]
+        self.outputs: list[Tensors] = [{} for _ in inputs]
+        self._outputs = [stage.interface.returned[k][0] for k in stage.cut.outputs.values()]
         self._functions, self._device, self._gathers = functions, device, gathers
         self._gathered: tuple[str, ...] = ()
         named = {placeholder: name for name, placeholder in stage.named.items()}
@@ -96,6 +99,18 @@ class StageState:
             self.held[state] = value
         else:
             self.held[state].copy_(value)
+
+    def keep_outputs(self, batch: int, results: Tensors, received: Collection[int]) -> None:
+        """Keep what the step returns of a micro-batch, behind its forward.
+
+        Args:
+            received: where the memory of its messages begins, which the next ones are received in.
+        """
+        for name in self._outputs:
+            value = results[name]
+            memory = value.untyped_storage()
+            shares = memory.data_ptr() in received or memory.nbytes() > value.nbytes
+            self.outputs[batch][name] = value.clone() if shares else value
 
     def gather(self) -> Generator[Any, Any, None]:
         """Gather the parameters of the stage, if slots of the schedule do that."""
