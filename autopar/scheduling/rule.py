@@ -41,7 +41,7 @@ class Rule:
         return _of_kind(self.window, kind)
 
     def effect(self, largest: Mapping[int, int], total: Mapping[int, int]) -> tuple[object, ...]:
-        """Return what is equal for rules that take the ops of a graph alike: sizes count up to those of its collectives.
+        """Return what rules that take the ops of a graph alike have in common: sizes count up to its collectives'.
 
         Args:
             largest: kind → the bytes of its largest collective.
