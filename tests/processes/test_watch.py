@@ -17,7 +17,6 @@ from typing import Any
 import comparisons_on_ranks
 import failing_ranks
 import pytest
-import torch.multiprocessing
 from failing_jobs import Ended, ended
 from processes import LIMIT, forked, ranks
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
@@ -157,7 +156,9 @@ def test_children_of_multiprocessing(case: str, start: str, tmp_path: Path) -> N
             one.join(LIMIT)
     else:
         with pytest.raises((ProcessRaisedException, ProcessExitedException)):
-            torch.multiprocessing.start_processes(failing_ranks.child, (2, case, str(tmp_path)), 2, start_method="forkserver")
+            torch.multiprocessing.start_processes(
+                failing_ranks.child, (2, case, str(tmp_path)), 2, start_method="forkserver"
+            )
     output = (tmp_path / "output.txt").read_text()
     (message,) = (line for line in output.splitlines() if line.startswith("autopar: "))
     _, told = CASES[case]
