@@ -156,9 +156,7 @@ def test_children_of_multiprocessing(case: str, start: str, tmp_path: Path) -> N
             one.join(LIMIT)
     else:
         with pytest.raises((ProcessRaisedException, ProcessExitedException)):
-            torch.multiprocessing.start_processes(
-                failing_ranks.child, (2, case, str(tmp_path)), 2, start_method="forkserver"
-            )
+            start_processes(failing_ranks.child, (2, case, str(tmp_path)), 2, start_method="forkserver")
     output = (tmp_path / "output.txt").read_text()
     (message,) = (line for line in output.splitlines() if line.startswith("autopar: "))
     _, told = CASES[case]
