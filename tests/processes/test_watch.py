@@ -19,7 +19,7 @@ import failing_ranks
 import pytest
 from failing_jobs import Ended, ended
 from processes import LIMIT, forked, ranks
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from autopar.runtime import current_op
 from autopar.runtime.current_op import CurrentOp
