@@ -73,6 +73,8 @@ class LongestTail:
         self.left = min(MOST, max(LEAST, BUDGET // max(1, len(graph))))
         self.won: tuple[Keys, Rule] | None = None
         self._known: dict[tuple[Any, ...], bool] = {}  # lines and messages → whether they fit into the memory
+        self._tried: set[tuple[Any, ...]] = set()  # keys, and the effect of a rule
+        self._largest, self._total = bytes_of_kinds(graph)
 
     @property
     def is_done(self) -> bool:
@@ -131,6 +133,10 @@ class LongestTail:
         if self.is_done:
             return
         self.left -= 1
+        tried = tuple(keys), rule.effect(self._largest, self._total)
+        if tried in self._tried:  # most sizes are above those of a small graph
+            return
+        self._tried.add(tried)
         for memory in dict.fromkeys((inf, self.memory)):
             try:
                 draft = joined(arrange(self.graph, keys, rule, memory))
@@ -190,20 +196,31 @@ class LongestTail:
         return begins, ends
 
 
+def bytes_of_kinds(graph: Graph) -> tuple[dict[int, int], dict[int, int]]:
+    """Return kind → the bytes of its largest collective, and kind → those of all."""
+    largest: dict[int, int] = {}
+    total: dict[int, int] = {}
+    for i in graph.collectives:
+        kind, size = graph.kind[i], graph.bytes[i]
+        largest[kind] = max(largest.get(kind, 0), size)
+        total[kind] = total.get(kind, 0) + size
+    return largest, total
+
+
 def sizes(graph: Graph) -> dict[int, float]:
     """Return kind → √(θBS) in bytes: the size of messages at which start-up costs and waiting cost least together."""
-    total: dict[int, int] = {}
+    _, total = bytes_of_kinds(graph)
     flow: dict[int, float] = {}
     fixed: dict[int, float] = {}
     for i in graph.collectives:
         if graph.bytes[i]:
             kind = graph.kind[i]
-            total[kind] = total.get(kind, 0) + graph.bytes[i]
             flow[kind] = flow.get(kind, 0.0) + graph.flow[i]
             fixed[kind] = max(fixed.get(kind, 0.0), graph.fixed[i] + graph.start_seconds)
     return {
         kind: max(1.0, math.sqrt(fixed[kind] * size / flow[kind] * size)) if flow[kind] else float(size)
         for kind, size in total.items()
+        if size
     }
 
 

@@ -40,6 +40,18 @@ class Rule:
         """Return the bytes up to which a message of a kind is filled."""
         return _of_kind(self.window, kind)
 
+    def effect(self, largest: Mapping[int, int], total: Mapping[int, int]) -> tuple[object, ...]:
+        """Return what rules that take the ops of a graph alike have in common: sizes count up to its collectives'.
+
+        Args:
+            largest: kind → the bytes of its largest collective.
+            total: kind → the bytes of all its collectives.
+        """
+        chunks = tuple(min(self.chunk_of(kind), size) for kind, size in largest.items())
+        windows = tuple(min(self.window_of(kind), size) for kind, size in total.items())
+        whole = not self.credit and windows == tuple(total.values())  # all that is left fits in, and nothing is cut
+        return chunks, windows, 0 if whole else self.piece, self.credit, self.cut, self.patience, self.program_order
+
 
 def _of_kind(sizes: Sizes, kind: int) -> float:
     return sizes.get(kind, 0.0) if isinstance(sizes, Mapping) else sizes

@@ -11,12 +11,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import comparisons_on_ranks
+import failing_ranks
 import pytest
 from failing_jobs import Ended, ended
-from processes import ranks
+from processes import LIMIT, forked, ranks
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 from autopar.runtime import current_op
 from autopar.runtime.current_op import CurrentOp
@@ -141,6 +144,25 @@ def test_ranks(ends: dict[str, Ended], case: str) -> None:
         return
     tracebacks = {line.partition("] ")[0] + "]" for line in output.splitlines() if "Traceback" in line}
     assert tracebacks == ({f"[rank {0 if 'rank 0' in case else 2}]"} if "exception" in case else set()), output
+
+
+@pytest.mark.parametrize("start", ["a process", "torch's spawn"])
+@pytest.mark.parametrize("case", ["exception", "kill"])
+def test_children_of_multiprocessing(case: str, start: str, tmp_path: Path) -> None:
+    """They print their traceback themselves, and ask no ``sys.excepthook``: a connection that broke is none."""
+    if start == "a process":
+        children = [forked(failing_ranks.child, rank, 2, case, str(tmp_path)) for rank in range(2)]
+        for one in children:
+            one.join(LIMIT)
+    else:
+        with pytest.raises((ProcessRaisedException, ProcessExitedException)):
+            start_processes(failing_ranks.child, (2, case, str(tmp_path)), 2, start_method="forkserver")
+    output = (tmp_path / "output.txt").read_text()
+    (message,) = (line for line in output.splitlines() if line.startswith("autopar: "))
+    _, told = CASES[case]
+    assert told is not None and message == "autopar: " + told.replace("rank 2", "rank 1")
+    tracebacks = [line for line in output.splitlines() if "Traceback" in line]
+    assert tracebacks == ["[rank 1] Traceback (most recent call last):"] * (case == "exception"), output
 
 
 def test_a_comparison_of_calls_waits_for_the_other_ranks() -> None:

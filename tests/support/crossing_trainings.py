@@ -13,7 +13,7 @@ from crossing_steps import assert_alike, state_of
 import autopar
 from autopar import Mesh
 
-STEPS = 6
+STEPS = 8
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"microbatches": 3, "zero": 1},
@@ -73,8 +73,25 @@ def finished_twice(step: Any, k: int) -> Seen:
     return []
 
 
+# step → what is done after it, with which number
+AFTER = {
+    1: (evaluated, 0),
+    2: (states_are_read, 3),
+    4: (finished_twice, 1),
+    5: (states_are_read, 4),
+    6: (states_are_read, 2),
+}
+
+
+def one_after_another(step: Any, k: int) -> Seen:
+    """All of these in one training, which is captured once."""
+    what, number = AFTER.get(k, (nothing, k))
+    return rates_are_written(step, k) + what(step, number)
+
+
 BETWEEN: dict[str, Callable[[Any, int], Seen]] = {
-    function.__name__: function for function in (nothing, rates_are_written, evaluated, states_are_read, finished_twice)
+    function.__name__: function
+    for function in (nothing, rates_are_written, evaluated, states_are_read, finished_twice, one_after_another)
 }
 
 

@@ -33,6 +33,7 @@ from autopar.torch_private import kernel_of
 
 LIMIT = 30  # seconds until a job is given up
 AT_ONCE = 6  # jobs
+TIMEOUT = 2.0  # seconds, of a watch
 
 STEP = """\
 def forward(x, compute, reduce):
@@ -230,8 +231,18 @@ def store_of_rank_0(file: Path, rank: int) -> dist.Store:
     return dist.TCPStore("localhost", int(file.read_text()), is_master=False, wait_for_workers=False)
 
 
+def child(rank: int, ranks: int, case: str, folder: str) -> None:
+    """A rank that is a child of multiprocessing: its exceptions reach no ``sys.excepthook``."""
+    output = os.open(f"{folder}/output.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    shared = dist.FileStore(f"{folder}/store")
+    join(rank, ranks, shared)
+    train(case, Watch(shared, rank, ranks, timeout=TIMEOUT), rank, ranks, TIMEOUT)
+
+
 if __name__ == "__main__" and "RANK" in os.environ:
-    rank, ranks, timeout = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 2.0
+    rank, ranks, timeout = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), TIMEOUT
     join(rank, ranks, None)
     watch = Watch(store_of_job(), rank, ranks, timeout=timeout)
     watch.start()  # before the test, which may kill the launcher, learns that the ranks are there

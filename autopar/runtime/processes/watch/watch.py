@@ -82,8 +82,8 @@ class Watch:
         self._post()
         self._usual_hook, sys.excepthook = sys.excepthook, self._raised
         atexit.register(self.stop)
-        if multiprocessing.parent_process() is not None:  # a child of multiprocessing may end without atexit
-            multiprocessing.util.Finalize(self, self.stop, exitpriority=0)
+        if multiprocessing.parent_process() is not None:  # it may end without atexit, and asks no sys.excepthook
+            multiprocessing.util.Finalize(self, self._child_ends, exitpriority=0)
         self._alarm.start()
         self._thread = threading.Thread(target=self._run, name="autopar watch", daemon=True)
         self._thread.start()
@@ -245,6 +245,15 @@ class Watch:
         self._over.wait(10 * GRACE)  # the thread finds the rank to blame, and ends this process
         self._print_own()
         leave()
+
+    def _child_ends(self) -> None:
+        """Report the exception that ends this child of multiprocessing, or stop if there is none."""
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit) and error.code:  # ``torch.multiprocessing.spawn`` raises it for another one
+            error = error.__context__
+        if isinstance(error, (Exception, KeyboardInterrupt)):
+            self._raised(type(error), error, error.__traceback__)
+        self.stop()
 
     def _report(self, verdict: Verdict) -> None:
         """Print the verdict, unless another rank does, and leave."""
