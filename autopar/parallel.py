@@ -24,6 +24,7 @@ from autopar.model.dtensor_parameters import sharded
 from autopar.model.inputs import Inputs, describe
 from autopar.model.planner import Planner
 from autopar.model.proxy import ModelProxy
+from autopar.model.state_dicts import give_public_state_dicts
 from autopar.model.wrappers import refuse_compile
 from autopar.plan.batch import split_over
 from autopar.plan.boundary import OPEN
@@ -83,6 +84,8 @@ class Parallel(ModelProxy):
         if searches(plan):
             attrs |= _until_searched(model, own, attrs)
         module = model if job is None else sharded(model, attrs, mesh, job)
+        if job is not None:
+            give_public_state_dicts(module)
         original = None if job is None else Original(model, module)
         layouts = {
             name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), own, p.shape, strided=True)

@@ -377,8 +377,8 @@ def returns_alias(op: Any) -> bool:
 def strided_shard(dim: int, parts: int) -> Any:
     """Return the placement of a dim of ``parts`` equal parts, each of which is split: ``(3 4096/tp)``. Tried on 2.13.
 
-    DTensor uses it for FSDP over tensor parallelism. Optimizers, norms and ``full_tensor`` support it, checkpoints do
-    not.
+    DTensor uses it for FSDP over tensor parallelism. Optimizers, norms and ``full_tensor`` support it.
+    ``torch.distributed.checkpoint`` refuses to save it, and loads wrong values into it without an error.
     """
     from torch.distributed.tensor.placement_types import _StridedShard
 

@@ -15,7 +15,7 @@ from autopar.capture.model_state import model_state
 from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
 from autopar.model.initialize import Init, initialize
-from autopar.model.state_dicts import fitted_to, with_public_placements
+from autopar.model.state_dicts import fitted_to
 from autopar.model.weights import load_weights
 from autopar.model.wrappers import refuse_composable, refuse_ddp
 from autopar.runtime.processes.job import Job
@@ -159,12 +159,13 @@ class ModelProxy(AttributesOfModule):
     # -- state dicts -----------------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state dict of the model. On processes it has DTensors.
+        """Return the state dict of the model. On processes it has DTensors, and all ranks call it.
 
-        ``torch.distributed.checkpoint`` saves them.
+        ``torch.distributed.checkpoint`` saves and loads them. A parameter with a merged dim is there in a public
+        layout, as a copy: a state dict that was loaded goes back with ``load_state_dict``.
         """
         self._calls.complete()
-        return with_public_placements(self.module.state_dict(*args, **kwargs))
+        return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state dict of the model. Full tensors, as of one device, are sharded; DTensors are redistributed."""

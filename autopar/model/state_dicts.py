@@ -1,4 +1,4 @@
-"""Fit state dicts to a model whose parameters are DTensors, and make state dicts that checkpoints can save."""
+"""Fit state dicts to a model whose parameters are DTensors, and make state dicts that torch's checkpoints can have."""
 
 from __future__ import annotations
 
@@ -14,18 +14,49 @@ from autopar.runtime.processes.job import Job
 from autopar.torch_private import is_strided_shard
 
 
-def with_public_placements(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state dict whose DTensors have public placements only, which checkpoints can save.
+def with_public_placements(state: Any) -> Any:
+    """Return a state whose DTensors have public placements, which ``torch.distributed.checkpoint`` reads and writes.
 
-    The others are redistributed, in place of the entry.
+    A merged dim becomes a dim that is split as a whole, with pieces of the same size: ``[(3 8/tp) 6]`` → ``[24/tp 6]``.
+    ``fitted_to``, and the optimizer's state of a step, go the other way. All ranks call it.
+
+    Args:
+        state: tensors and other values, in dicts, lists and tuples. They stay as they are; where nothing is laid out
+            anew, the same tensors are returned.
     """
-    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor import Shard
 
-    for name, value in state.items():
-        if is_dtensor(value) and any(map(is_strided_shard, value.placements)):
-            public = [Replicate() if is_strided_shard(p) else p for p in value.placements]
-            state[name] = redistribute(value.detach(), public)
+    if isinstance(state, dict):
+        # ranks may have loaded the entries in other orders
+        laid_out = {key: with_public_placements(state[key]) for key in sorted(state, key=str)}
+        return {key: laid_out[key] for key in state}
+    if type(state) in (list, tuple):
+        return type(state)(map(with_public_placements, state))
+    if is_dtensor(state) and any(map(is_strided_shard, state.placements)):
+        public = [Shard(p.dim) if is_strided_shard(p) else p for p in state.placements]
+        return redistribute(state.detach(), public)
     return state
+
+
+def give_public_state_dicts(model: torch.nn.Module) -> None:
+    """Let the state dicts of a model, and those of its submodules, have public placements."""
+    for module in model.modules():
+        module.register_state_dict_post_hook(_lay_out_own)
+
+
+def _lay_out_own(module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Lay out what a module itself has in a state dict; its submodules have done so for theirs."""
+    tensors = (
+        *module.named_parameters(recurse=False, remove_duplicate=False),
+        *module.named_buffers(recurse=False, remove_duplicate=False),
+    )
+    own = [prefix + name for name, _ in tensors if prefix + name in state]
+    state.update(with_public_placements({name: state[name] for name in own}))
+
+
+def give_public_optimizer_states(optimizer: torch.optim.Optimizer) -> None:
+    """Let ``optimizer.state_dict()`` have public placements, so that torch's checkpoints can have it."""
+    optimizer.register_state_dict_post_hook(lambda _, state: with_public_placements(state))
 
 
 def fitted_to(state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], job: Job | None) -> dict[str, Any]:

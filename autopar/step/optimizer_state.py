@@ -22,6 +22,7 @@ from autopar.ir.record import TensorType
 from autopar.ir.value_names import scheduled_name, state_name, steps_name
 from autopar.model.dtensor_parameters import local_of
 from autopar.model.stage_parameters import holds_part_of
+from autopar.model.state_dicts import give_public_optimizer_states
 from autopar.optimizers import Definition, Update, definition_of
 from autopar.optimizers.definition import Group
 from autopar.optimizers.update import COUNTED, RATE, scalar
@@ -66,6 +67,8 @@ class OptimizerState:
         self._elsewhere: dict[str, int] = {}  # counter of other stages alone → its version after the last step
         self.groups()
         self._refuse_to_offload_plain_ops()
+        if job is not None:
+            give_public_optimizer_states(optimizer)
 
     def _refuse_to_offload_plain_ops(self) -> None:
         if self.offload and any(self.definition.update(group).op is None for group in self.optimizer.param_groups):

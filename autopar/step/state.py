@@ -10,6 +10,7 @@ import torch
 from torch import distributed
 
 from autopar.model.calls import Calls
+from autopar.model.state_dicts import with_public_placements
 from autopar.plan.loss_scaling import LossScaling
 from autopar.step.average import Averages
 from autopar.step.fit import SAVED, check_generator, check_groups, check_model, check_scaler, number_of, parts_of
@@ -40,8 +41,8 @@ class TrainingState:
         """Return the state of the training, by the user's names.
 
         It has the parameters and buffers, the optimizer's state and groups, the averages of the weights, the state of
-        the generator of random numbers, and the number of steps. The tensors are those of the training, and not copies.
-        On processes they are DTensors. All ranks call it.
+        the generator of random numbers, and the number of steps. The tensors are those of the training, and not copies,
+        but for those with merged dims, which get public placements. On processes they are DTensors. All ranks call it.
         """
         optimizer_state, optimizer = self.optimizer_state, self.optimizer_state.optimizer
         named = {name: tensor for name, (_, tensor) in optimizer_state.groups().items()}
@@ -55,8 +56,8 @@ class TrainingState:
         ]
         return {
             "model": dict(self.calls.module.state_dict()),
-            "optimizer": {"state": state, "param_groups": groups},
-            **({} if self.averages is None else {"ema": self.averages.state_dict()}),
+            "optimizer": {"state": with_public_placements(state), "param_groups": groups},
+            **({} if self.averages is None else {"ema": with_public_placements(self.averages.state_dict())}),
             **({} if self.scaler is None else {"scaler": self.scaling.state_dict(*self.scaler)}),
             "rng": self._generator(),
             "step": steps,
@@ -74,9 +75,7 @@ class TrainingState:
         optimizer_state, optimizer = self.optimizer_state, self.optimizer_state.optimizer
         named = {optimizer_state.name(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
         self._check(state, named)
-        tensors = self.calls.module.state_dict()
-        if any(state["model"].get(name) is not tensor for name, tensor in tensors.items()):
-            self.model.load_state_dict(state["model"])
+        self.model.load_state_dict(state["model"])
         for group, saved in zip(optimizer.param_groups, state["optimizer"]["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
         for name, tensor in named.items():

@@ -284,9 +284,10 @@ class TrainStep:
         """Return the state that a training continues from, by the user's names.
 
         Its entries are ``model``, ``optimizer``, ``rng``, ``step``, and ``ema`` if the step has averages. It is for
-        ``autopar.checkpoint.save`` and ``load``, or ``torch.distributed.checkpoint``. The tensors are those of the
-        step, and not copies; on processes they are DTensors. All ranks call it. Before the first step the optimizer has
-        no state; ``capture(batch)`` makes it.
+        ``autopar.checkpoint.save`` and ``load``, or ``torch.distributed.checkpoint``, and what they have loaded goes
+        back with ``load_state_dict``. The tensors are those of the step, and not copies, but for those with merged
+        dims, which are there in a public layout. On processes they are DTensors. All ranks call it. Before the first
+        step the optimizer has no state; ``capture(batch)`` makes it.
         """
         self._refuse_while_averaged()
         self.finish()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import dcp_folders
+import merged_states
 import pytest
 import torch
 from checkpoints import Malicious, told
@@ -65,6 +66,16 @@ def test_autopar_writes_and_fsdp2_goes_on(tmp_path: Path, kind: str, torchtitan:
     training.train(STEPS)
     for weights in ranks(2).run(dcp_folders.sharded_reads, str(tmp_path / "dcp"), kind, torchtitan):
         equal(weights, training.weights())
+
+
+def test_merged_dims_go_on_from_mesh_to_mesh(tmp_path: Path) -> None:
+    names = ["dp2 tp2", "tp4", "dp4", "pp2 tp2", "dp2 tp2"]
+    ranks(4).run(merged_states.states_of_steps, str(tmp_path), names)
+
+
+@pytest.mark.parametrize("mesh", ["tp4", "pp2 tp2"])
+def test_torchs_state_dicts_of_merged_dims(tmp_path: Path, mesh: str) -> None:
+    ranks(4).run(merged_states.torchs_state_dicts, str(tmp_path / "dcp"), mesh)
 
 
 @pytest.mark.parametrize("torchtitan", [False, True])

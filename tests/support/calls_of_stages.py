@@ -53,12 +53,12 @@ def stage(mesh: Mesh, number: int) -> Mesh:
     )
 
 
-def cut(model: nn.Module, mesh: Mesh, shift: int = 0, merged: bool = True) -> dict[str, Layout]:
-    """A home for each parameter, in turn on each stage; ``merged``: one has a merged dim."""
+def cut(model: nn.Module, mesh: Mesh, shift: int = 0) -> dict[str, Layout]:
+    """A home for each parameter, in turn on each stage; one has a merged dim."""
     homes = {}
     for k, (name, parameter) in enumerate(model.named_parameters()):
         place = stage(mesh, (k + shift) % mesh.sizes["stage"])
-        homes[name] = Layout(place, attr_of(name, parameter, place, merged))
+        homes[name] = Layout(place, attr_of(name, parameter, place, merged=True))
     return homes
 
 

@@ -47,17 +47,17 @@ def in_order(state: Any) -> Any:
     return {key: in_order(state[key]) for key in sorted(state)} if isinstance(state, dict) else state
 
 
-def by_hand(mesh: str, seed: int = 0, merged: bool = True) -> ByHand:
+def by_hand(mesh: str, seed: int = 0) -> ByHand:
     """A training whose optimizer has a state, of a step that all parameters take part in."""
-    training = ByHand(MESHES[mesh], seed=seed, merged=merged)
+    training = ByHand(MESHES[mesh], seed=seed)
     training.step()
     training.step()
     return training
 
 
-def other_start(mesh: str, merged: bool = True) -> ByHand:
+def other_start(mesh: str) -> ByHand:
     """A training of other values, into which a state is loaded."""
-    training = by_hand(mesh, seed=7, merged=merged)
+    training = by_hand(mesh, seed=7)
     training.step()
     return training
 
@@ -70,7 +70,7 @@ def batch() -> torch.Tensor:
 def on_one_mesh(sizes: Mapping[str, int], seed: int = 0, steps: int = 1, **options: Any) -> Any:
     """A training step on a mesh without stages."""
     torch.manual_seed(seed)
-    plan = PLAN if "tp" in sizes else "ddp"
+    plan = {**PLAN, "qkv.weight": ("(3 8/tp)", None)} if "tp" in sizes else "ddp"
     parallel = autopar.parallelize(Net().double(), Mesh(sizes), plan)
     step = parallel.train_step(OPTIMIZERS["AdamW"](groups(parallel)), ema=DECAY, **options)
     for _ in range(steps):
@@ -98,9 +98,9 @@ def close(*trainings: Any) -> None:
         training.parallel.close()
 
 
-def start(name: str, seed: int = 0, merged: bool = True) -> Any:
+def start(name: str, seed: int = 0) -> Any:
     if name in MESHES:
-        return by_hand(name, merged=merged) if seed == 0 else other_start(name, merged)
+        return by_hand(name) if seed == 0 else other_start(name)
     zero = 3 if name.startswith("zero") else 0
     return on_one_mesh(ONE_MESH[name], seed, steps=2 if seed == 0 else 1, zero=zero)
 
@@ -123,8 +123,8 @@ def through_checkpoints(folder: str, names: list[str]) -> None:
 
 
 def through_torchs_checkpoints(folder: str, names: list[str]) -> None:
-    """Without merged dims, which torch's checkpoints cannot save."""
-    first = start(names[0], merged=False)
+    """Torch's checkpoints have merged dims in a public layout."""
+    first = start(names[0])
     wanted = everything(state_of(first))
 
     def parts(training: Any) -> State:
@@ -133,7 +133,7 @@ def through_torchs_checkpoints(folder: str, names: list[str]) -> None:
 
     dcp.save(parts(first), checkpoint_id=f"{folder}/0")
     for k, name in enumerate(names[1:], 1):
-        other = start(name, seed=7, merged=False)
+        other = start(name, seed=7)
         state = state_of(other)
         loaded = {key: state[key] for key in ("model", "optimizer", "ema")}
         dcp.load(loaded, checkpoint_id=f"{folder}/{k - 1}")

@@ -108,8 +108,8 @@ def alone(optimizer: str, steps: int, seed: int = 0) -> dict[str, Any]:
 class ByHand:
     """A training whose parameters are on stages, or on the whole mesh, with or without ZeRO."""
 
-    def __init__(self, sizes: Mapping[str, int], optimizer: str = "AdamW", seed: int = 0, merged: bool = True) -> None:
-        self.parallel, self.merged = made(sizes, seed), merged
+    def __init__(self, sizes: Mapping[str, int], optimizer: str = "AdamW", seed: int = 0) -> None:
+        self.parallel = made(sizes, seed)
         self.whole_states = optimizer in WHOLE
         self.optimizer = OPTIMIZERS[optimizer](groups(self.parallel))
         calls = self.parallel._calls
@@ -124,7 +124,7 @@ class ByHand:
     def move(self, shift: int | None) -> None:
         """Cut in another way; ``None``: back to the whole mesh."""
         mesh = self.parallel.mesh
-        self.homes = whole(self.parallel, mesh) if shift is None else cut(self.parallel, mesh, shift, self.merged)
+        self.homes = whole(self.parallel, mesh) if shift is None else cut(self.parallel, mesh, shift)
         move_to_stages(self.parallel.module, self.homes, self.parallel.job)
 
     def trained(self, step: int) -> tuple[Trained, ...]:
