@@ -14,14 +14,14 @@ from autopar.api import parallelize
 from autopar.cli.plan.models import model_of
 from autopar.cli.plan.run import machine_for
 from autopar.cli.plan.status import DONE, status_of
-from autopar.cli.stages import refuse_stages
+from autopar.cli.stages import check_schedule, schedule_options
 from autopar.cli.train.check import mesh_of, one_of, plan_of
 from autopar.cli.train.launched import Launched, launched
 from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.options import AMPS, DEVICES, LIMITS, NONE, option
 from autopar.cli.train.refused import Refused
 from autopar.cli.train.show import console_of
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.runtime.measuring.clock import Effort
 from autopar.step.train_step import TrainStep
 
@@ -37,6 +37,8 @@ class ProfileOptions:
     device: str = "cpu"
     optimizer: str = "adamw"
     microbatches: int = 1
+    schedule: str | None = None
+    chunks: int | None = None
     amp: str = NONE
     recompute: str = NONE
     zero: int = 0
@@ -90,7 +92,7 @@ def _checked(options: ProfileOptions, job: Launched | None) -> Mesh:
     one_of("amp", options.amp, AMPS)
     one_of("device", options.device, DEVICES)
     mesh = mesh_of(options.mesh)
-    refuse_stages(mesh, "autopar profile")
+    check_schedule(options, mesh)
     if job is not None and job.size != mesh.size:
         raise Refused(
             f"--mesh {options.mesh} has {mesh.size} ranks, and the job has {job.size} processes; start it with "
@@ -118,6 +120,7 @@ def _captured(options: ProfileOptions, mesh: Mesh, plan: Any, job: Launched | No
     parallel = parallelize(model, mesh, plan)
     optimizer = OPTIMIZERS[options.optimizer](parallel.parameters(), 1e-3, 0.0)
     given: dict[str, Any] = {"microbatches": options.microbatches, "zero": options.zero}
+    given |= schedule_options(options) if PIPELINE in mesh.names else {}
     given |= {"amp": options.amp} if options.amp != NONE else {}
     given |= {"recompute": options.recompute} if options.recompute != NONE else {}
     given |= {"clip_norm": options.clip_norm} if options.clip_norm is not None else {}

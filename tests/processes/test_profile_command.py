@@ -92,6 +92,11 @@ def test_one_process_measures_the_ops_of_the_first_rank(model: str, tmp_path: Pa
     found = Profile.load(file)
     assert found.machine.name == "cpu" and found.programs.keys() == {"micro", "update", "last"}
     assert {row.kind for row in found.rows.values() if not row.why} == {"op", "local"}
+    stages = ("--mesh", "pp=2,dp=2", "--schedule", "zb-h1", "--microbatches", "2")
+    status, out, _ = asked(model, *stages, "--seconds", "0", "--save", str(file))
+    assert status == 0 and "messages of 8192 bytes from stage 0 to stage 1" in out
+    parts = {f"stage {stage} {part}" for stage in (0, 1) for part in ("micro", "update")}
+    assert Profile.load(file).programs.keys() == parts
     status, out, _ = asked(model, "--mesh", "dp=2", "--seconds", "0")
     assert status == 0 and out.endswith("--save FILE writes these times to a file, from which durations are taken\n")
 
@@ -115,7 +120,8 @@ def test_a_job_of_another_size_is_refused(model: str, monkeypatch: pytest.Monkey
         (["--zero", "4"], "--zero 4 must be 0, 1, 2 or 3"),
         (["--optimizer", "adm"], "did you mean adam?"),
         (["--device", "tpu"], "--device tpu is unknown"),
-        (["--mesh", "pp=2,dp=2"], "is about the ranks of one stage"),
+        (["--schedule", "zb-h1"], "--schedule zb-h1 is for the stages of a pipeline, and --mesh dp=2,tp=2 has no axis"),
+        (["--mesh", "pp=2", "--schedule", "zb"], "--schedule zb: there is no policy"),
         (["--machine", "cpus"], "there is no machine 'cpus'; did you mean 'cpu'?"),
         (["--save", "no/step.json"], "there is no folder no for --save no/step.json; make it first"),
         (["huge"], "the model huge is unknown; choose from tiny, small, medium, large, or name a function"),

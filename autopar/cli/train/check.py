@@ -14,27 +14,15 @@ from typing import Any
 import torch
 
 from autopar.checkpoint import latest
+from autopar.cli.stages import check_schedule, schedule_options
 from autopar.cli.train.launched import Launched
 from autopar.cli.train.optimizers import OPTIMIZERS
-from autopar.cli.train.options import (
-    AMPS,
-    DEVICES,
-    DTYPES,
-    LIMITS,
-    LOSS_SCALE,
-    NONE,
-    SCHEDULE,
-    Tolerance,
-    TrainOptions,
-    option,
-)
+from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LIMITS, LOSS_SCALE, NONE, Tolerance, TrainOptions, option
 from autopar.cli.train.presets import TRAININGS
 from autopar.cli.train.refused import Refused
 from autopar.cli.train.sizes import SIZES, Size
 from autopar.cli.train.text import Text, check_length, read
-from autopar.errors import ScheduleError
 from autopar.ir.mesh import PIPELINE, Mesh, mesh_of_stage
-from autopar.pipeline import build
 from autopar.plan.loss_scaling import LossScaling
 from autopar.plan.plan import SEARCH, Plan, resolve
 from autopar.plan.precision import POLICIES, PrecisionPolicy
@@ -84,7 +72,7 @@ class Checked:
         if self.scaling is not None:
             arguments["loss_scale"] = self.scaling
         if PIPELINE in self.mesh.names:
-            arguments |= {"schedule": o.schedule or SCHEDULE, "chunks": o.chunks}
+            arguments |= schedule_options(o)
         return arguments if o.recompute == NONE else arguments | {"recompute": o.recompute}
 
 
@@ -102,7 +90,7 @@ def check(options: TrainOptions, launched: Launched | None) -> Checked:
     one_of("optimizer", options.optimizer, OPTIMIZERS)
     mesh = mesh_of(options.mesh)
     _check_step(options, mesh)
-    _check_schedule(options, mesh)
+    check_schedule(options, mesh)
     plan_name = options.plan or ("megatron" if "tp" in mesh.names else "ddp")
     alone = options.plan is None and set(mesh.names) <= {PIPELINE}  # each rank has a stage, and nothing is split
     plan = {} if alone else plan_of(plan_name)
@@ -215,22 +203,6 @@ def _check_step(options: TrainOptions, mesh: Mesh) -> None:
             f"--zero {options.zero} splits over a data axis, and --mesh {options.mesh} has none; use --zero 0, or a "
             f"mesh such as dp=2,tp=2"
         )
-
-
-def _check_schedule(options: TrainOptions, mesh: Mesh) -> None:
-    """Refuse a schedule without stages, and one that does not fit."""
-    if PIPELINE not in mesh.names:
-        for name in ("schedule", "chunks"):
-            if (value := getattr(options, name)) is not None:
-                raise Refused(
-                    f"{option(name)} {value} is for the stages of a pipeline, and --mesh {options.mesh} has no axis "
-                    f"pp; use --mesh pp=2,…, or leave {option(name)} out"
-                )
-        return
-    try:
-        build(options.schedule or SCHEDULE, mesh.sizes[PIPELINE], options.microbatches, options.chunks)
-    except ScheduleError as error:
-        raise Refused(f"--schedule {options.schedule or SCHEDULE}: {error}") from None
 
 
 def _check_folder(options: TrainOptions) -> None:
