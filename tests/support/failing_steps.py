@@ -34,7 +34,7 @@ STEPS, AT = 4, 2  # what happens, happens in step ``AT``, counted from 0
 MICROBATCHES, ROWS = 4, 2
 LATE = 100.0  # seconds; the end of the job ends it
 ops = torch.ops.aten
-FAULTY = (ops.tanh.default, ops.tanh_backward.default, ops.mm.default, ops.addmm.default)
+FAULTY = (ops.tanh.default, ops.tanh_backward.default, ops.mm.default, ops.addmm.default, ops.addmm_.default)
 
 
 class LeftTheStep(Exception):

@@ -25,7 +25,8 @@ def write_sum(body: Body, donated: Donated, node: fx.Node) -> None:
     sum, addend = donated.sums[node], operands(node)[1]
     if adds_product(body, donated, addend):
         factors = map_operands(addend.args, body.values.__getitem__)
-        body.values[node] = body.call(node, node.name, ADDING[called_op(addend)], (body.values[sum], *factors))
+        call = body.call(addend, node.name, ADDING[called_op(addend)], (body.values[sum], *factors))  # errors quote it
+        body.values[node] = call
         return
     value, dtype = body.values[addend], tensor_type(node).dtype
     if sum not in donated.zeros:

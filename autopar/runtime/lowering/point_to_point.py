@@ -92,13 +92,19 @@ def launch(sends: Sequence[tuple[int, torch.Tensor]], group: str | None = None, 
 
 
 def start(messages: Sequence[Message], group: str | None = None, tag: int = UNTAGGED) -> Handle:
-    """Start sends and receives as one batch, in their order. Arguments are as those of ``post``."""
+    """Start sends and receives in their order: on a GPU as one batch. Arguments are as those of ``post``."""
     where = None if group is None else group_named(group)
+    if all(message.memory.device.type == "cpu" for message in messages):  # gloo has no batches
+        works = [
+            (distributed.isend if is_send else distributed.irecv)(memory, other, where, tag)
+            for is_send, other, memory in messages
+        ]
+        return Handle(messages, [work for work in works if work is not None])
     operations = [
         distributed.P2POp(distributed.isend if is_send else distributed.irecv, memory, other, where, tag)
         for is_send, other, memory in messages
     ]
-    return Handle(messages, distributed.batch_isend_irecv(operations) if operations else ())
+    return Handle(messages, distributed.batch_isend_irecv(operations))
 
 
 def wait(handle: Handle) -> tuple[torch.Tensor, ...]:

@@ -80,3 +80,12 @@ def test_a_search_for_nan_looks_at_the_product() -> None:
     hunt.enter("", -1)
     *_, source = run(made, hunt)
     assert re.findall(r"aten\.(\w+)\.", source) == ["t", "mm", "add_"]
+
+
+def test_an_error_quotes_the_product() -> None:
+    made = program(ADJACENT)
+    lowered = lower(made, {}, donated=Donated.of(made, ["w"]))["backward"]
+    given = {"w": torch.zeros(4, 3).double(), "g": torch.zeros(2, 4).double(), "x": torch.zeros(3, 3).double()}
+    with pytest.raises(RuntimeError) as found:
+        lowered.run([given[name] for name in lowered.takes])
+    assert any("p : f64[4 3] = mm(t, x)" in note for note in found.value.__notes__)

@@ -366,8 +366,7 @@ def recorded(source: TensorType, target: TensorType, world: Mesh | None, rank: i
 
     functional = SimpleNamespace(all_to_all_single=all_to_all, wait_tensor=lambda x: x)
     messages = SimpleNamespace(
-        isend="isend", irecv="irecv", batch_isend_irecv=lambda operations: (),
-        P2POp=lambda how, x, *others: bytes_of(x) if how == "isend" else None,
+        isend=lambda x, *others: bytes_of(x), irecv=lambda x, *others: None,
     )  # fmt: skip
     monkeypatch.setattr(collectives, "FUNCTIONAL", functional)
     monkeypatch.setattr(collectives, "start_gather", gather)
