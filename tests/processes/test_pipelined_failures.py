@@ -229,5 +229,5 @@ def test_another_batch_is_refused_although_seeds_are_drawn(sizes: dict[str, int]
     answers = ranks(RANKS).run(refused_steps.another_batch, sizes)
     for said, losses in answers:
         assert "the ranks make different calls" in said, said
-        assert "rank 2: train step (x float32[1, 8], y int64[1])" in said, said
+        assert "rank 2: train step (x float32[4, 8], y int64[4])" in said, said
         assert losses == answers[0][1] and len(set(losses)) == 3, "and the ranks go on together"
