@@ -182,7 +182,8 @@ def test_labels_of_another_length_are_refused() -> None:
         '{"y": (None, None)}'
     )
     parallel = autopar.parallelize(Pair(), Mesh(dp=1), {"y": (None, None)})
-    parallel.train_step(sgd(parallel), microbatches=2).simulate(x, y)
+    with pytest.warns(UserWarning, match="the forward mixes rows of the batch"):
+        parallel.train_step(sgd(parallel), microbatches=2).simulate(x, y)
 
 
 def test_an_error_of_the_model_says_how_the_batch_was_cut() -> None:
