@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import torch
 
 import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
 from autopar.costs.machine import Machine, machine_from, machine_of
-from autopar.errors import class_of, shown
+from autopar.errors import PlanError, class_of, shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
 from autopar.ir.mesh import PIPELINE, Mesh, mesh_of_stage
@@ -141,7 +142,8 @@ def parallelize(
     on = machine_from(machine) if machine is not None else None if given is None else given.machine
     if layers is None and example is not None:
         layers = SEARCH
-    layouts_of(layers, model, stage)  # refused before anything is sent
+    with _of_one_stage(mesh, stage):
+        layouts_of(layers, model, stage)  # refused before anything is sent
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(
         model, mesh, layers, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture,
@@ -294,3 +296,17 @@ def _example(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         f"example is the arguments of one call: a tuple (x,), a dict of keywords, or both ((x,), {{'labels': y}}), "
         f"not {class_of(example)}"
     )
+
+
+@contextlib.contextmanager
+def _of_one_stage(mesh: Mesh, own: Mesh) -> Iterator[None]:
+    """Say in errors of the plan on which mesh it is, where that is the mesh of one stage."""
+    try:
+        yield
+    except PlanError as error:
+        if own is mesh or f"the mesh ({own})" not in str(error):
+            raise
+        raise PlanError(
+            f"{error}\n  a plan is for the mesh of one stage, which is ({mesh}) without pp; keep pp beside the axes "
+            f"that you name"
+        ) from None

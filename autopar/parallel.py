@@ -209,7 +209,7 @@ class Parallel(ModelProxy):
         with ONE_AT_A_TIME:  # while one thread captures, the model has other tensors in the place of its own
             inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
             call = calls.call(inputs, state)
-            words = f"call {describe(inputs, call.key)}{call.where}"
+            words = f"call {describe(inputs.arguments, call.key)}{call.where}"
             if not call.known:
                 agreement.announce(f"{words}, for the first time")
                 agreement.wait()
@@ -285,7 +285,7 @@ class Parallel(ModelProxy):
             inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
             call = staged.known(inputs, state)
             calls.refuse_without_values(inputs, state)
-            words = f"call {describe(inputs, call.key)}{call.where}"
+            words = f"call {describe(inputs.arguments, call.key)}{call.where}"
             if not call.known:
                 calls.agreement.announce(f"{words}, for the first time")
                 calls.agreement.wait()

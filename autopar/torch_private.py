@@ -11,9 +11,12 @@ import inspect
 import itertools
 import logging
 import operator
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Protocol, TypeGuard, cast
 
 import torch
@@ -383,6 +386,48 @@ def strided_shard(dim: int, parts: int) -> Any:
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return _StridedShard(dim, split_factor=parts)
+
+
+@dataclass(frozen=True)
+class FullStateDicts:
+    """What a function of ``torch.distributed.checkpoint.state_dict`` with ``full_state_dict=True`` is about to do.
+
+    Attributes:
+        reads: whether it makes a state dict, and does not load one.
+        model: whether it is about the parameters of the model, and not only about the state of optimizers.
+        broadcasts: whether the first rank sends the values to the others.
+        optimizers: the optimizers whose state is read or loaded.
+    """
+
+    reads: bool
+    model: bool
+    broadcasts: bool
+    optimizers: tuple[torch.optim.Optimizer, ...]
+
+
+def full_state_dicts() -> FullStateDicts | None:
+    """Return what torch's state dict functions are about to do, if one of them lists the parameters now.
+
+    They list them first, before they send anything. ``None`` if none of them runs, or without ``full_state_dict=True``.
+    Tried on 2.13.
+    """
+    module = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    if module is None:
+        return None
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not module._verify_options.__code__:
+        frame = frame.f_back
+    if frame is None or frame.f_back is None:
+        return None
+    options, optimizers, function = frame.f_locals["options"], frame.f_locals["optims"], frame.f_back.f_code.co_name
+    if options is None or not options.full_state_dict:
+        return None
+    return FullStateDicts(
+        reads=function.startswith("get_"),
+        model="optimizer" not in function,
+        broadcasts=options.broadcast_from_rank0,
+        optimizers=tuple(optimizers),
+    )
 
 
 class StridedShard(Protocol):

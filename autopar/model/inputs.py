@@ -111,10 +111,11 @@ def call_inputs(
     return CallInputs(arguments, layouts, shapes)
 
 
-def describe(inputs: CallInputs, key: CallKey) -> str:
+def describe(arguments: Arguments, key: CallKey) -> str:
     """Describe a call; the text is the same on all ranks that make the same call: ``(x float32[4, 8]) in train``."""
     signature, _ = key
-    values = [f"{name} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for name, tensor in inputs.named]
+    tensors = zip(arguments.names, arguments.tensors, strict=True)
+    values = [f"{name} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for name, tensor in tensors]
     values += [constant for _, constant in signature.constants]
     flags = signature.training
     mode = "train" if all(flags) else "train in part" if any(flags) else "eval"

@@ -14,6 +14,7 @@ from autopar.capture.guards import AttributesOfModule
 from autopar.capture.model_state import model_state
 from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
+from autopar.model.full_state_dicts import refuse_full_state_dicts
 from autopar.model.initialize import Init, initialize
 from autopar.model.state_dicts import fitted_to
 from autopar.model.weights import load_weights
@@ -92,6 +93,7 @@ class ModelProxy(AttributesOfModule):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Return the parameters of the model, by the model's names."""
         refuse_composable(self)
+        refuse_full_state_dicts(self.module, self.job)
         self._calls.refuse_unfinished("parameters are read")
         return super().named_parameters(*args, **kwargs)
 

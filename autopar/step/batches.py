@@ -17,6 +17,7 @@ from autopar.model.dtensor_parameters import is_dtensor
 from autopar.plan.batch import batch_axes
 
 Tensors = Sequence[tuple[str, torch.Tensor]]  # by name
+ANSWERS = ("labels", "label", "targets", "target", "y")  # each row of a batch has one
 COUNTED = "num_items_in_batch"  # Hugging Face's losses divide by this number, which counts over all micro-batches
 
 
@@ -66,7 +67,7 @@ class MicroBatches:
 
     A tensor whose dim 0 is the batch is cut into ``count`` equal pieces. Every other argument is the same for all
     micro-batches. For a tensor that the plan names, the plan decides whether dim 0 is the batch. For others it is the
-    batch if it is as long as that of the first tensor.
+    batch if it is as long as that of the first tensor. Labels of another length are refused.
 
     Args:
         named: is called with name → number of dims, and returns name → whether dim 0 is the batch, for the tensors that
@@ -88,7 +89,7 @@ class MicroBatches:
         """Cut the arguments of a step's call into those of each micro-batch.
 
         Raises:
-            ValueError: ``count`` does not divide the batch.
+            ValueError: ``count`` does not divide the batch, or labels have another number of rows than the batch.
         """
         count = self.count
         rows = self._rows(arguments)
@@ -154,6 +155,9 @@ class MicroBatches:
                   f"plan" * bool(whole) + "; pass microbatches=1"
             )  # fmt: skip
         rows = _of_the_batch(tensors, planned, first)
+        for (name, tensor), whether in zip(tensors, rows, strict=True):
+            if name in ANSWERS and tensor.dim() and not whether and name not in planned:
+                raise self._other_rows(name, tensor, candidates, first)
         cut = [named for named, whether in zip(tensors, rows, strict=True) if whether]
         for length in dict.fromkeys(len(tensor) for _, tensor in cut):
             if length % self.count:
@@ -175,6 +179,15 @@ class MicroBatches:
                 f"0 is as long as the batch; but so is its dim 1. If dim 0 is not the batch, as in a mask that all "
                 f"rows share, {self._remedy(name, tensor.dim())}"
             )
+
+    def _other_rows(self, name: str, tensor: torch.Tensor, candidates: Tensors, first: torch.Tensor) -> ValueError:
+        """Return the error of labels that have another number of rows than the batch."""
+        batch = next(n for n, candidate in candidates if candidate is first)
+        return ValueError(
+            f"{name} has {len(tensor)} rows, and the batch has {len(first)} ({batch}), so they cannot be cut into "
+            f"{self.count} micro-batches alike: give both the same number of rows; or if dim 0 of {name} is not the "
+            f"batch, {self._remedy(name, tensor.dim())}"
+        )
 
     def _remedy(self, name: str, dims: int) -> str:
         spec = f'{{"{name}": ({", ".join(["None"] * dims)}{"," * (dims == 1)})}}'

@@ -373,14 +373,15 @@ class TrainStep:
         calls = self._calls
         calls.context()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
-            inputs, state = self._inputs(self._agreed(args, kwargs)), model_state(calls.module)
+            arguments = self._agreed(args, kwargs)
+            inputs, state = self._inputs(arguments), model_state(calls.module)
             captured = self._captured
             call = captured.call(inputs[0], state)
             if not call.known:
                 calls.refuse_without_values(inputs[0], state)
             words = (
-                f"train step {describe(inputs[0], call.key[0])}{call.where}{call.numbers_now}"
-                + f" and {len(inputs) - 1} more" * (len(inputs) > 1)
+                f"train step {describe(arguments, call.key[0])}{call.where}{call.numbers_now}"
+                + f" of {len(inputs)} micro-batches" * (len(inputs) > 1)
             )
             self._prepare(self._turns_here, call)
             made_before = captured.made
@@ -418,7 +419,7 @@ class TrainStep:
             whole = calls.inputs(arguments)
             key = calls.key(whole, model_state(calls.module))
             optimizer = f" by {self.optimizer_state.describe()}{self._described_options}"
-            calls.agreement.announce(f"choose how to train {describe(whole, key)}", [whole], optimizer)
+            calls.agreement.announce(f"choose how to train {describe(arguments, key)}", [whole], optimizer)
             calls.agreement.wait()
             self._choices.choose(arguments)
         return arguments

@@ -78,6 +78,24 @@ def test_torchs_state_dicts_of_merged_dims(tmp_path: Path, mesh: str) -> None:
     ranks(4).run(merged_states.torchs_state_dicts, str(tmp_path / "dcp"), mesh)
 
 
+def test_full_state_dicts_of_torch_are_refused_before_they_wait() -> None:
+    on_stages = "are on the stages of a pipeline, and"
+    waits = "with broadcast_from_rank0=True ranks would wait for those of other stages forever"
+    empty = "full_state_dict=True would give each rank empty tensors for the other stages"
+    each = "give each rank the whole state dict, and leave broadcast_from_rank0 out"
+    leave = "call parallel.leave_stages() on all ranks before"
+    for texts in ranks(4).run(merged_states.full_state_dicts):
+        assert texts == [
+            f"the parameters {on_stages} {waits}: {leave}",
+            f"the parameters {on_stages} {empty}: {leave}",
+            f"the state of the optimizer {on_stages} {waits}: {each}",
+            f"the state of the optimizer {on_stages} {empty}: save step.state_dict(), with autopar.checkpoint or "
+            f"torch.distributed.checkpoint",
+            f"mix.qkv.weight has a dim whose parts are split one by one, and broadcast_from_rank0=True would cut it "
+            f"as if the dim were split as a whole: {each}",
+        ]
+
+
 @pytest.mark.parametrize("torchtitan", [False, True])
 def test_there_and_back(tmp_path: Path, torchtitan: bool) -> None:
     """Values of several dtypes, lists, numbers and texts, to the bit; groups of an optimizer whose options differ."""

@@ -229,5 +229,20 @@ def test_another_batch_is_refused_although_seeds_are_drawn(sizes: dict[str, int]
     answers = ranks(RANKS).run(refused_steps.another_batch, sizes)
     for said, losses in answers:
         assert "the ranks make different calls" in said, said
-        assert "rank 2: train step (x float32[1, 8], y int64[1])" in said, said
+        assert "rank 2: train step (x float32[4, 8], y int64[4])" in said, said
         assert losses == answers[0][1] and len(set(losses)) == 3, "and the ranks go on together"
+
+
+def test_what_a_caller_catches_names_rank_slot_and_wait() -> None:
+    world = ranks(2)
+    lost, failed = world.run(refused_steps.caught)
+    world.end()  # its messages are still under way
+    assert lost == (
+        "RuntimeError",
+        "rank 0 lost the connection to rank 1 in BW00 of stage 0 (micro-batch 0): BR00 of stage 0 from stage 1: "
+        "another rank has failed or ended, and the message of the job names it",
+        "Connection closed by peer [127.0.0.1]:1234",
+    )
+    assert failed == (
+        "ValueError", "a bad value\nrank 1 failed in FR00 of stage 1 from stage 0", "None"
+    )  # fmt: skip

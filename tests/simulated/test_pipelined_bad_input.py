@@ -65,6 +65,12 @@ AT_ONCE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         PlanError,
         "the plan's 'x': ('pp', None) is split over pp",
     ),
+    "a preset without its axis": (
+        {"plan": "megatron"},
+        PlanError,
+        "the preset 'megatron' splits over an axis named tp, and the mesh () has none; name one so: Mesh(tp=2)\n"
+        "  a plan is for the mesh of one stage, which is (pp=2) without pp; keep pp beside the axes that you name",
+    ),
     "no such policy": ({"schedule": "1f1"}, ScheduleError, "there is no policy '1f1'; did you mean '1f1b'"),
     "chunks of another policy": (
         {"chunks": 2},

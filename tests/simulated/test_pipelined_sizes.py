@@ -17,7 +17,7 @@ LAYERS, WIDE, ROWS, COUNT = 6, 8, 16, 4
 
 
 class Chain(nn.Module):
-    """Layers with an op after each; with ``tanh`` a stage keeps what it sends."""
+    """Layers with an op after each."""
 
     def __init__(self, op: str) -> None:
         super().__init__()
@@ -27,6 +27,19 @@ class Chain(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = self.op(layer(x))
+        return nn.functional.mse_loss(x, y)
+
+
+class Blocks(nn.Module):
+    """Blocks that end with an op whose backward reads its result, so that a stage keeps what it sends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh()) for _ in range(LAYERS))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
         return nn.functional.mse_loss(x, y)
 
 
@@ -71,7 +84,7 @@ def kept_by(step: Any, given: dict[str, torch.Tensor], monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("policy", ["1f1b", "zb-h1", "zb-v"])
-@pytest.mark.parametrize("model", [Chain("gelu"), Chain("tanh"), Skipped("tanh")], ids=["gelu", "tanh", "skip"])
+@pytest.mark.parametrize("model", [Chain("gelu"), Blocks(), Skipped("tanh")], ids=["gelu", "tanh", "skip"])
 def test_sizes_are_what_a_step_keeps(model: nn.Module, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     parallel = autopar.parallelize(model, Mesh(pp=2), {})

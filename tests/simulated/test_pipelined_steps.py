@@ -170,3 +170,29 @@ def test_no_order_changes_a_draw(random: str) -> None:
     assert len(set(first)) == 3
     for policy, of_policy in losses.items():
         assert of_policy == pytest.approx(first, rel=1e-12), policy
+
+
+def test_what_dropout_draws() -> None:
+    """Masks of its own, the same on any number of stages; with ``random="single"`` those of a loop, on any mesh."""
+    make, batches = MODELS["noisy"][:2]
+    batch = batches(4)(0)
+
+    def loss(random: str, sizes: dict[str, int]) -> float:
+        torch.manual_seed(0)
+        parallel = autopar.parallelize(make(2), Mesh(sizes), "ddp", random=random)
+        step = parallel.train_step(adamw(parallel), microbatches=2, schedule="1f1b" if "pp" in sizes else None)
+        torch.manual_seed(1)
+        return float(step.simulate(**batch))
+
+    torch.manual_seed(0)
+    model, looped = make(2), 0.0
+    torch.manual_seed(1)
+    for half in range(2):
+        rows = {name: tensor.chunk(2)[half] for name, tensor in batch.items()}
+        looped += float(model(**rows).detach() * (rows["y"] >= 0).sum() / (batch["y"] >= 0).sum())
+    own = loss("parallel", {"dp": 1})
+    assert own != pytest.approx(looped, rel=1e-3)
+    assert loss("parallel", {"pp": 2}) == pytest.approx(own, rel=1e-12)
+    assert loss("parallel", {"pp": 2, "dp": 2}) != pytest.approx(own, rel=1e-3)
+    for sizes in ({"pp": 2}, {"pp": 2, "dp": 2}):
+        assert loss("single", sizes) == pytest.approx(looped, rel=1e-12)

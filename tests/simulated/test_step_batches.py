@@ -171,6 +171,21 @@ def test_rows_that_are_no_mask_are_not_told(data: Any) -> None:
     made(microbatches=2).capture(*data)
 
 
+def test_labels_of_another_length_are_refused() -> None:
+    """Before the model fails in a micro-batch; a plan may say that they are no part of the batch."""
+    x, y = torch.randn(8, 8), torch.randn(4, 8)
+    with pytest.raises(ValueError, match="y has") as caught:
+        made(microbatches=2).simulate(x, y)
+    assert str(caught.value) == (
+        "y has 4 rows, and the batch has 8 (x), so they cannot be cut into 2 micro-batches alike: give both the same "
+        "number of rows; or if dim 0 of y is not the batch, say so in the plan: "
+        '{"y": (None, None)}'
+    )
+    parallel = autopar.parallelize(Pair(), Mesh(dp=1), {"y": (None, None)})
+    with pytest.warns(UserWarning, match="the forward mixes rows of the batch"):
+        parallel.train_step(sgd(parallel), microbatches=2).simulate(x, y)
+
+
 def test_an_error_of_the_model_says_how_the_batch_was_cut() -> None:
     step = made(Masked(), mesh=Mesh(dp=2), microbatches=2)
     with pytest.warns(UserWarning, match="the argument mask"), pytest.raises(RuntimeError, match="broadcast") as caught:

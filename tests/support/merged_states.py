@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from error_texts import refused
 from loops import whole
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -129,3 +131,29 @@ def torchs_state_dicts(folder: str, mesh: str) -> None:
     assert torch.equal(whole(second.parallel.mix.qkv.weight), whole(first.parallel.mix.qkv.weight))
     for step in (first, second):
         step.parallel.close()
+
+
+def full_state_dicts() -> list[str]:
+    """What torch's full state dicts are refused for: none waits, and none is wrong. Then they work as the texts say."""
+    sent, each = (StateDictOptions(full_state_dict=True, broadcast_from_rank0=sends) for sends in (True, False))
+    step = made("pp2 tp2", 1)
+    parallel, optimizer, wanted = step.parallel, step.optimizer, alone(STEPS)
+    first = wanted if distributed.get_rank() == 0 else {}
+    step(batch(99))
+
+    def texts(*calls: Any) -> list[str]:
+        return [refused(RuntimeError, call) for call in calls]
+
+    found = texts(
+        lambda: set_model_state_dict(parallel, dict(first), options=sent),
+        lambda: get_model_state_dict(parallel, options=each),
+        lambda: set_optimizer_state_dict(parallel, optimizer, {}, options=sent),
+        lambda: get_optimizer_state_dict(parallel, optimizer, options=each),
+    )
+    set_model_state_dict(parallel, dict(wanted), options=each)
+    parallel.leave_stages()
+    found += texts(lambda: set_model_state_dict(parallel, dict(first), options=sent))
+    for name, value in get_model_state_dict(parallel, options=each).items():
+        assert torch.equal(value, wanted[name]), name
+    parallel.close()
+    return found

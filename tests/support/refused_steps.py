@@ -1,9 +1,10 @@
-"""Steps on stages that are refused because ranks differ, on each of four processes."""
+"""Steps on stages that are refused because ranks differ, or that fail; on each process."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from error_texts import refused
@@ -14,6 +15,7 @@ import autopar
 from autopar import Mesh
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.pipeline import build
+from autopar.step.pipelined.running import messages
 
 MESH, ODD = Mesh({"pp": 2, "tp": 2}), 2  # the rank that differs
 OWN = build("1f1b", 2, 4)
@@ -75,3 +77,29 @@ def another_batch(sizes: dict[str, int]) -> tuple[str, list[float]]:
     losses += [float(step(batch())) for _ in range(2)]
     step.parallel.close()
     return said, losses
+
+
+def caught() -> tuple[str, str, str]:
+    """What a caller catches on the rank that fails, and on one whose connection breaks: class, texts, cause."""
+    step = step_of(Layers(), {}, Mesh(pp=2, tp=1))
+    step(batch())
+    fails = distributed.get_rank() == 1
+
+    class Broken:
+        under_way = True
+
+        def wait(self) -> None:
+            raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
+
+    def start(*_: object, **__: object) -> Broken:
+        if fails:
+            raise ValueError("a bad value")
+        return Broken()
+
+    with mock.patch.object(messages, "start", start):
+        try:
+            step(batch())
+        except Exception as error:
+            said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+            return type(error).__name__, said, str(error.__cause__)
+    raise AssertionError("it did not fail")

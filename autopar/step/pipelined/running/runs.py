@@ -22,6 +22,7 @@ from autopar.model.inputs import CallInputs, piece_of
 from autopar.runtime import anomaly
 from autopar.runtime.current_op import where_raised
 from autopar.runtime.modes import as_captured
+from autopar.runtime.processes.watch.caught import with_place
 from autopar.runtime.processes.watch.wording import at
 from autopar.runtime.seeds import seeds_of_calls
 from autopar.runtime.simulation.pieces import cut, join
@@ -102,7 +103,12 @@ class PipelinedOnProcess:
                 returned, stacked = result_of(step.run(held, inputs))
         except BaseException as error:
             self._failed = at(where_raised(error))
-            raise
+            if not isinstance(error, Exception):
+                raise
+            told = with_place(error, context.rank)
+            if told is error:
+                raise
+            raise told from error
         finally:
             step.messages = messages
         outputs = join_here(micro, stacked, context.rank, calls.tensors, brought_pieces(batch[0], calls.mesh))
