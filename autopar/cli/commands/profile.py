@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 
 from autopar.cli.commands.option_table import OptionRow, command, parameter
+from autopar.cli.commands.stages import STAGES
 from autopar.cli.profile import ProfileOptions
 from autopar.cli.train.optimizers import OPTIMIZERS
-from autopar.cli.train.options import AMPS, DEVICES, RECOMPUTED, SCHEDULE
+from autopar.cli.train.options import AMPS, DEVICES, RECOMPUTED
 from autopar.cli.train.sizes import SIZES
-from autopar.pipeline.policies import POLICIES
 from autopar.plan.presets import PRESETS
 
 PROFILE = "Measure how long the ops and collectives of a model take on this machine."
@@ -60,13 +60,7 @@ OPTIONS = {
         ),
         OptionRow("optimizer", "NAME", f"An optimizer of torch: {', '.join(OPTIMIZERS)}."),
         OptionRow("microbatches", "NUMBER", "Micro-batches per batch, with gradient accumulation."),
-        OptionRow(
-            "schedule",
-            "POLICY",
-            f"With an axis pp, the schedule of the pipeline: {', '.join(POLICIES)}.",
-            f"{SCHEDULE} with pp",
-        ),
-        OptionRow("chunks", "NUMBER", "Stages on a rank, where the schedule leaves it open.", "that of the schedule"),
+        *STAGES,
         OptionRow("amp", "POLICY", f"Mixed precision: {', '.join(AMPS)}."),
         OptionRow("recompute", "WHAT", f"Recompute in the backward: {', '.join(RECOMPUTED)}, or a glob over modules."),
         OptionRow("zero", "STAGE", "Shard over the data axis, as autopar train does."),

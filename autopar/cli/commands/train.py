@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 
 from autopar.cli.commands.option_table import OptionRow, command
+from autopar.cli.commands.stages import STAGES
 from autopar.cli.train.optimizers import OPTIMIZERS
-from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LOSS_SCALE, RECOMPUTED, SCHEDULE, TrainOptions, options_of
+from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LOSS_SCALE, RECOMPUTED, TrainOptions, options_of
 from autopar.cli.train.presets import TRAININGS
 from autopar.cli.train.sizes import SIZES
-from autopar.pipeline import POLICIES
 from autopar.plan.presets import PRESETS
 
 WHAT = (
@@ -79,13 +79,7 @@ OPTIONS = {
     ),
     "Step": (
         OptionRow("microbatches", "NUMBER", "Micro-batches per batch, with gradient accumulation."),
-        OptionRow(
-            "schedule",
-            "POLICY",
-            f"With an axis pp, the schedule of the pipeline: {', '.join(POLICIES)}.",
-            f"{SCHEDULE} with pp",
-        ),
-        OptionRow("chunks", "NUMBER", "Stages on a rank, where the schedule leaves it open.", "that of the schedule"),
+        *STAGES,
         OptionRow(
             "amp",
             "POLICY",
