@@ -82,7 +82,7 @@ def state_dicts() -> None:
 
 
 def frozen_first_stages() -> None:
-    """Ranks that train nothing have the numbers of steps, and the norm."""
+    """Ranks that train nothing have the numbers of steps, also those of the averages, and the norm."""
 
     def freeze(model: torch.nn.Module) -> None:
         for name, parameter in model.named_parameters():
@@ -90,7 +90,9 @@ def frozen_first_stages() -> None:
 
     for clip_norm in (None, 0.5):
         step = pipelined_alike("layers", MESHES["pp4"], "1f1b", 3, count=2, prepare=freeze, called=True,
-                               clip_norm=clip_norm)  # fmt: skip
+                               clip_norm=clip_norm, ema=0.9)  # fmt: skip
+        assert int(step.averages.count) == 2
+        assert {float(state["step"]) for state in step.optimizer.state.values()} == {2.0}
         step.parallel.close()
 
 
