@@ -68,11 +68,13 @@ def messages(
             if held_box.get(rank) != box and (where, box) in holders:
                 needs_of.setdefault((where, box), []).append((rank, tuple(both for _, both in pieces)))
     sent: list[Message] = []
-    points = (
-        {rank: _point(source.mesh, rank, source.mesh.names) for rank in source.mesh.ranks}
-        if source.mesh == target.mesh
-        else {}
-    )
+    alike = source.mesh.axes == target.mesh.axes
+    points = {
+        (end, rank): _point(layout.mesh, rank, layout.mesh.names)
+        for end, layout in enumerate((source, target))
+        for rank in layout.mesh.ranks
+        if alike
+    }
     for key, needs in needs_of.items():
         chosen = list(_whole(holders[key], needs, points))
         if source.mesh != target.mesh and any(volume(box) >= 2 * least for _, box in needs):
@@ -92,18 +94,23 @@ def _most_sent(sent: Sequence[Message]) -> int:
     return max(load.values())
 
 
-def _whole(holders: Sequence[int], needs: Sequence[Need], points: Mapping[int, tuple[int, ...]]) -> Iterator[Message]:
+def _whole(
+    holders: Sequence[int], needs: Sequence[Need], points: Mapping[tuple[int, int], tuple[int, ...]]
+) -> Iterator[Message]:
     """Yield one message for each need, largest first, from the holder with the least to send so far.
 
-    Among equals it is the nearest. On one mesh, whose ``points`` are given, nearest means the same coordinates on the
-    outer axes: links along them are slower, and an axis along which no message travels need not be part of the
-    exchange.
+    Among equals it is the nearest. On one mesh, nearest means the same coordinates on the outer axes: links along them
+    are slower, and an axis along which no message travels need not be part of the exchange. Between two meshes with the
+    same axes, such as stages, it means the same too, so that the messages of all values join the same pairs of ranks.
+
+    Args:
+        points: 0 for senders or 1 for receivers, and a rank → its coordinates; empty where the meshes have other axes.
     """
     load = dict.fromkeys(holders, 0)
     for rank, box in sorted(needs, key=lambda need: -volume(need[1])):
-        point = points.get(rank, ())
+        point = points.get((1, rank), ())
         nearest = (
-            (load[holder], tuple(map(operator.ne, point, points.get(holder, ()))), abs(holder - rank), holder)
+            (load[holder], tuple(map(operator.ne, point, points.get((0, holder), ()))), abs(holder - rank), holder)
             for holder in holders
         )
         *_, sender = min(nearest)

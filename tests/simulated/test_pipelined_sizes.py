@@ -10,6 +10,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
+from autopar.step.pipelined.placing.bundles import Bundle
 from autopar.step.pipelined.reports.sizes import stage_sizes
 from autopar.step.pipelined.running.loop import PipelineLoop
 
@@ -97,3 +98,16 @@ def test_sizes_are_what_a_step_keeps(model: nn.Module, policy: str, monkeypatch:
         assert stage.activation == kept["F", number]
         if micro.schedule.is_split:
             assert stage.for_weights == kept["B", number]
+
+
+@pytest.mark.parametrize(("axis", "rows"), [("tp", ROWS), ("dp", ROWS // 2)])
+def test_pairs_and_bytes_between_stages(axis: str, rows: int) -> None:
+    """Each rank exchanges with the rank of the same coordinates: its whole copy over tp, its rows over dp."""
+    parallel = autopar.parallelize(Blocks(), Mesh({"pp": 2, axis: 2}), "ddp" if axis == "dp" else {})
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), 0.1), microbatches=COUNT, schedule="1f1b")
+    step.capture(x=torch.randn(ROWS * COUNT, WIDE), y=torch.randn(ROWS * COUNT, WIDE))
+    micro, _ = step._now()
+    bytes = rows * WIDE * 4
+    for values, pairs in ((micro.forward_values(0), [(0, 2), (1, 3)]), (micro.backward_values(0), [(2, 0), (3, 1)])):
+        sent = {(rank, other): n for rank in range(4) for other, n in Bundle(values, rank).sends.items()}
+        assert sent == dict.fromkeys(pairs, bytes)
