@@ -160,7 +160,10 @@ def test_children_of_multiprocessing(case: str, start: str, tmp_path: Path) -> N
     output = (tmp_path / "output.txt").read_text()
     (message,) = (line for line in output.splitlines() if line.startswith("autopar: "))
     _, told = CASES[case]
-    assert told is not None and message == "autopar: " + told.replace("rank 2", "rank 1")
+    # the other rank waits, or its connection has already broken
+    assert told is not None and message.partition("; rank 0 waits in ")[0] == "autopar: " + told.replace(
+        "rank 2", "rank 1"
+    )
     tracebacks = [line for line in output.splitlines() if "Traceback" in line]
     assert tracebacks == ["[rank 1] Traceback (most recent call last):"] * (case == "exception"), output
 
