@@ -411,11 +411,11 @@ def full_state_dicts() -> FullStateDicts | None:
     They list them first, before they send anything. ``None`` if none of them runs, or without ``full_state_dict=True``.
     Tried on 2.13.
     """
-    module = sys.modules.get("torch.distributed.checkpoint.state_dict")
-    if module is None:
+    begin = getattr(sys.modules.get("torch.distributed.checkpoint.state_dict"), "_verify_options", None)
+    if begin is None:
         return None
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not module._verify_options.__code__:
+    while frame is not None and frame.f_code is not begin.__code__:
         frame = frame.f_back
     if frame is None or frame.f_back is None:
         return None

@@ -22,6 +22,7 @@ from autopar.pipeline.verify import checked
 Held = Literal["F", "B"]  # passes with send buffers
 HELD: tuple[Held, ...] = get_args(Held)
 KINDS = ("activations", "sends", "receives")
+RUNNING = {"FW": "in_forward", "BW": "in_backward", "WW": "in_weight"}  # computation → what it needs while it runs
 
 
 class MemoryChange(NamedTuple):
@@ -133,10 +134,7 @@ def _walk(schedule: ScheduleTable, sizes: Sizes, held: Collection[Held], takes: 
     between = [b if rank_of[s] != rank_of[s + 1] else None for s, b in enumerate(boundary)]
     # the message size of each stage with the stage before it, and after it
     before, behind = ([None, *between], [*between, None])
-    needs = {
-        kind: per_stage(getattr(sizes, name), stages, name)
-        for kind, name in (("FW", "in_forward"), ("BW", "in_backward"), ("WW", "in_weight"))
-    }
+    needs = {kind: per_stage(getattr(sizes, name), stages, name) for kind, name in RUNNING.items()}
     split = schedule.is_split
     last_of_forward, last_of_gradient = "BW" if schedule.recompute else "FW", "WW" if split else "BW"
     idle = [0.0] * schedule.ranks if sizes.pooled else []  # bytes of each rank's pool that no message uses

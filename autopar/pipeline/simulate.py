@@ -23,7 +23,7 @@ from autopar.pipeline.picture import draw
 from autopar.pipeline.schedule_table import Schedule, ScheduleTable
 from autopar.pipeline.simulation_data import SimulationData
 from autopar.pipeline.summary import summary
-from autopar.pipeline.task import Task, other_end
+from autopar.pipeline.task import Slot, Task, other_end
 from autopar.pipeline.timeline import Span, Timeline
 from autopar.pipeline.trace import save_trace
 from autopar.pipeline.verify import checked
@@ -70,59 +70,95 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
     if wrong := [task for task in at_once if not isinstance(task, Task)]:
         raise ScheduleError(f"at_once is of tasks of the schedule, not {shown(wrong[0])}")
     schedule = with_messages(checked(schedule))
-    stages, rank_of = schedule.stages, schedule.rank_of
-    durations = _durations(schedule, times)
-    transfer = per_stage(times.transfer, stages - 1, "transfer", PAIRS) if stages > 1 else []
-    ranks, links = Timeline(), Timeline()
-    busy = [0.0] * schedule.ranks
-    exposed = [0.0] * schedule.ranks
-    # kind, receiving stage, micro-batch → ready to send, arrived
-    arrived: dict[tuple[str, int, int], tuple[float, float]] = {}
-    # kind, receiving stage, micro-batch → when the first of both ranks has reached the message
-    reached: dict[tuple[str, int, int], float] = {}
-    at_once = set(at_once)
+    run = _Run(schedule, times, at_once)
     for row in schedule.slots:
         for rank, slot in enumerate(row):
-            for task in slot.tasks:
-                if task.kind[1] == "W" or (task.kind[1] == "R" and not times.rendezvous):
-                    continue
-                send = task if task.kind[1] == "S" else other_end(task)
-                message, ready = (send.kind[0], send.peer, send.batch), ranks.free.get(rank, 0.0)
-                if times.rendezvous:
-                    if message not in reached:
-                        reached[message] = ready
-                        continue
-                    ready = max(ready, reached.pop(message))
-                link = (rank_of[send.stage], rank_of[send.peer])
-                arrived[message] = ready, links.place(send, link, transfer[min(send.stage, send.peer)], ready)
+            if slot.tasks:
+                run.send(rank, slot)
         for rank, slot in enumerate(row):
-            tasks = slot.compute
-            lasting = [durations[task.kind][task.stage] for task in tasks]
-            if together := bool(times.overlap) and {"FW", "BW"} <= {task.kind for task in tasks}:
-                lasting = _overlapped(tasks, lasting, times.overlap)
-            for k, (task, duration) in enumerate(zip(tasks, lasting, strict=True)):
-                ready = waits = 0.0
-                for reader in tasks if together and k == 0 else (task,):
-                    if source(reader, rank_of) is not None and reader not in at_once:
-                        computed_at, came = arrived[reader.kind[0], reader.stage, reader.batch]
-                        waits = max(waits, came - max(computed_at, ranks.free.get(rank, 0.0)))
-                        ready = max(ready, came)
-                exposed[rank] += waits
-                ranks.place(task, rank, duration, ready)
-                busy[rank] += duration
-    computed: list[list[Span]] = [[] for _ in range(schedule.ranks)]
-    for span in ranks.spans:
+            if slot.tasks:
+                run.compute(rank, slot)
+    return Simulation(
+        schedule, times, memory(schedule, sizes, held=held), _by_rank(run.ranks.spans, schedule.ranks),
+        tuple(run.links.spans), tuple(run.busy), tuple(run.exposed),
+    )  # fmt: skip
+
+
+class _Run:
+    """The spans of a schedule's tasks so far.
+
+    Attributes:
+        ranks, links: the spans of computations and of messages.
+        busy, exposed: for each rank: how long it computes, and how long it waits for messages on their way.
+    """
+
+    def __init__(self, schedule: ScheduleTable, times: Times, at_once: Collection[Task]) -> None:
+        pairs = schedule.stages - 1
+        self.ranks, self.links = Timeline(), Timeline()
+        self.busy, self.exposed = [0.0] * schedule.ranks, [0.0] * schedule.ranks
+        self._rank_of, self._at_once = schedule.rank_of, set(at_once)
+        self._rendezvous, self._overlap = times.rendezvous, times.overlap
+        self._durations = _durations(schedule, times)
+        self._transfer = per_stage(times.transfer, pairs, "transfer", PAIRS) if pairs else []
+        # kind, receiving stage, micro-batch → ready to send, arrived
+        self._arrived: dict[tuple[str, int, int], tuple[float, float]] = {}
+        # the same → when the first of both ranks has reached the message
+        self._reached: dict[tuple[str, int, int], float] = {}
+
+    def send(self, rank: int, slot: Slot) -> None:
+        """Place the messages of a slot; with a rendezvous, when the second of their ranks reaches them."""
+        for task in slot.tasks:
+            action = task.kind[1]
+            if action == "S" or (action == "R" and self._rendezvous):
+                send = task if action == "S" else other_end(task)
+                message, ready = (send.kind[0], send.peer, send.batch), self.ranks.free.get(rank, 0.0)
+                if self._rendezvous:
+                    if message not in self._reached:
+                        self._reached[message] = ready
+                        continue
+                    ready = max(ready, self._reached.pop(message))
+                link = (self._rank_of[send.stage], self._rank_of[send.peer])
+                end = self.links.place(send, link, self._transfer[min(send.stage, send.peer)], ready)
+                self._arrived[message] = ready, end
+
+    def compute(self, rank: int, slot: Slot) -> None:
+        """Place the computations of a slot."""
+        if self._overlap and {"FW", "BW"} <= {task.kind for task in slot.tasks}:
+            self._compute_together(rank, slot.compute)
+            return
+        for task in slot.tasks:
+            if task.kind[1] == "W":
+                ready, waits = self._waited(rank, task)
+                self.exposed[rank] += waits
+                self._place(rank, task, self._durations[task.kind][task.stage], ready)
+
+    def _compute_together(self, rank: int, tasks: Sequence[Task]) -> None:
+        """Place a forward and a backward, which begin when both can."""
+        lasting = _overlapped(tasks, [self._durations[task.kind][task.stage] for task in tasks], self._overlap)
+        ready, waits = map(max, zip(*(self._waited(rank, task) for task in tasks), strict=True))
+        self.exposed[rank] += waits
+        for task, duration in zip(tasks, lasting, strict=True):
+            self._place(rank, task, duration, ready)
+
+    def _waited(self, rank: int, task: Task) -> tuple[float, float]:
+        """Return when the message of a computation has come, and how long its rank waits for it on its way."""
+        if source(task, self._rank_of) is None or task in self._at_once:
+            return 0.0, 0.0
+        sent, came = self._arrived[task.kind[0], task.stage, task.batch]
+        return came, max(0.0, came - max(sent, self.ranks.free.get(rank, 0.0)))
+
+    def _place(self, rank: int, task: Task, duration: float, ready: float) -> None:
+        self.ranks.place(task, rank, duration, ready)
+        self.busy[rank] += duration
+
+
+def _by_rank(spans: Sequence[Span], ranks: int) -> tuple[tuple[Span, ...], ...]:
+    """Return the spans of computations rank by rank."""
+    computed: list[list[Span]] = [[] for _ in range(ranks)]
+    for span in spans:
         assert isinstance(span.stream, int)  # a rank
         computed[span.stream].append(span)
-    return Simulation(
-        schedule,
-        times,
-        memory(schedule, sizes, held=held),
-        tuple(map(tuple, computed)),
-        tuple(links.spans),
-        tuple(busy),
-        tuple(exposed),
-    )
+    return tuple(map(tuple, computed))
 
 
 def _durations(schedule: ScheduleTable, times: Times) -> dict[str, list[float]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from autopar.costs.machine import Machine, machine_from
 from autopar.costs.profile import Profile
 from autopar.model.calls import Calls
 from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.measuring.between_stages import BetweenStages
 from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.measuring.measure import Placed, measure
 from autopar.step.compiled_step import MicroBatch, StepUpdate
@@ -32,14 +34,19 @@ def placed_programs(micro: MicroBatch, update: StepUpdate, microbatches: int) ->
 
 def measured(
     calls: Calls,
-    micro: MicroBatch,
-    update: StepUpdate,
-    microbatches: int,
+    programs: Mapping[str, Placed],
     machine: Machine | str | Path | None,
     effort: Effort | None,
     interference: bool,
+    between: Callable[[Machine], Sequence[BetweenStages]] = lambda machine: (),
 ) -> Profile:
-    """Measure the step on the device of this process. Arguments and errors are those of ``TrainStep.measure``."""
+    """Measure the programs of a step. Other arguments, and errors, are those of ``TrainStep.measure``.
+
+    Args:
+        programs: by name.
+        between: returns the messages between stages, with their prices on a machine.
+    """
     priced = calls.compiler.planner.machine if machine is None else machine_from(machine)
-    programs = placed_programs(micro, update, microbatches)
-    return measure(programs, priced, calls.device, calls.job, effort=effort, interference=interference)
+    return measure(
+        programs, priced, calls.device, calls.job, effort=effort, interference=interference, between=between(priced)
+    )

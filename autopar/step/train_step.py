@@ -37,7 +37,7 @@ from autopar.step.communication import communication_of, order_text
 from autopar.step.compiled_step import MicroBatch, StepUpdate, reports_of, step_of
 from autopar.step.crossing import Crossing
 from autopar.step.loss import as_loss
-from autopar.step.measured import measured
+from autopar.step.measured import measured, placed_programs
 from autopar.step.memory import StepMemory
 from autopar.step.memory_limit import memory_of_programs
 from autopar.step.optimizer_state import OptimizerState
@@ -206,8 +206,8 @@ class TrainStep:
             return self._measured(machine, effort, interference)
 
     def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
-        count = self._choices.latest.options.count
-        return measured(self._calls, *self._current(), count, machine, effort, interference)
+        programs = placed_programs(*self._current(), self._choices.latest.options.count)
+        return measured(self._calls, programs, machine, effort, interference)
 
     def timeline(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step and record when each line begins and ends on each rank, beside the simulated step.

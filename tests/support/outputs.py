@@ -46,6 +46,13 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
+def own_value(found: Any, outputs: str) -> torch.Tensor:
+    """The whole value of an output; it needs no gradient, and is a DTensor only if outputs are sharded."""
+    assert not found.requires_grad and (outputs == "sharded" or not is_dtensor(found))
+    whole: torch.Tensor = loops.whole(found).detach().as_subclass(torch.Tensor)
+    return whole
+
+
 def outputs_alike(
     sizes: dict[str, int], microbatches: int, options: dict[str, Any], inputs: str = "global", outputs: str = "sharded"
 ) -> None:
@@ -71,13 +78,11 @@ def outputs_alike(
             if not isinstance(value, torch.Tensor):
                 assert ours[name] == value
                 continue
-            found = ours[name]
-            assert not found.requires_grad and (outputs == "sharded" or not is_dtensor(found))
-            found = loops.whole(found)
+            found = own_value(ours[name], outputs)
             if name in STACKED and microbatches > 1:
                 assert found.shape == (microbatches, *value.shape)
                 continue
-            torch.testing.assert_close(found.detach().as_subclass(torch.Tensor), value.detach(), rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(found, value.detach(), rtol=1e-10, atol=1e-10)
         alone.zero_grad()
         theirs["loss"].backward()
         optimizer.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,17 @@ from autopar.runtime.measuring.clock import Effort
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches import MicroBatches
+from autopar.step.measured import measured
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.placing.update import PipelinedUpdate
-from autopar.step.pipelined.reports.measured import measured
+from autopar.step.pipelined.reports.measured import messages_of, placed_programs
 from autopar.step.pipelined.reports.rank_memory import memory_of_rank
 from autopar.step.pipelined.reports.rank_programs import rank_step_of
 from autopar.step.pipelined.reports.report import Pipeline, communication_of
 from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock
+from autopar.step.pipelined.running.messages import connect
 from autopar.step.pipelined.running.runs import PipelinedOnProcess, PipelinedSimulated
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.step import PipelinedPrograms
@@ -123,7 +126,11 @@ class PipelinedStep(TrainStep):
         return StepChoice(options.count, options.recompute, options.zero, zero, ())
 
     def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
-        return measured(self._calls, *self._now(), machine, effort, interference)
+        micro, update = self._now()
+        if self._calls.job is not None:
+            connect(self._calls.device)
+        programs = placed_programs(micro, update)
+        return measured(self._calls, programs, machine, effort, interference, partial(messages_of, micro))
 
     def timeline(self, *args: Any, **kwargs: Any) -> PipelinedTimeline:
         """Run one step and record when each slot begins and ends on each rank, beside the simulated slots.

@@ -21,7 +21,7 @@ from autopar.pipeline import POLICIES, PipelineSchedule, Task, build
 from autopar.pipeline.buffers import NEVER, Flow, release_points
 from autopar.pipeline.dataflow import reader
 from autopar.pipeline.lowering import with_frees
-from autopar.pipeline.memory import Sizes, memory
+from autopar.pipeline.memory import RUNNING, Sizes, memory
 from autopar.pipeline.simulate import simulate
 
 MiB = 2.0**20
@@ -116,7 +116,6 @@ def test_one_step_sooner_is_refused() -> None:
 
 Instant = tuple[int, int]  # row, and which of the slot's computations runs; -1: its messages are launched
 END = (10**9, 0)
-RUNNING = {"FW": "in_forward", "BW": "in_backward", "WW": "in_weight"}
 
 
 def kept(schedule: PipelineSchedule, held: str = "", pooled: bool = False) -> Iterator[tuple[Task, Instant, Instant]]:

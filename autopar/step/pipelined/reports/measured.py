@@ -1,20 +1,14 @@
-"""Measure the profile of a captured step on stages: the programs of all stages, and the messages between them."""
+"""List what is measured of a captured step on stages: the programs of all stages, and the messages between them."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from autopar.costs.machine import Machine, machine_from
-from autopar.costs.profile import Profile
-from autopar.model.calls import Calls
+from autopar.costs.machine import Machine
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.between_stages import BetweenStages
-from autopar.runtime.measuring.clock import Effort
-from autopar.runtime.measuring.measure import Placed, measure
+from autopar.runtime.measuring.measure import Placed
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.reports.times import PASSES, crossing_bytes, message_price, message_text
-from autopar.step.pipelined.running.messages import connect
 from autopar.step.pipelined.step import PipelinedPrograms
 
 
@@ -37,21 +31,3 @@ def messages_of(micro: PipelinedMicro, machine: Machine) -> list[BetweenStages]:
                 text, price = message_text(boundary, phase, sends), message_price(sends, machine)
                 found.append(BetweenStages(text, price, {phase: micro.schedule.batches}, sends))
     return found
-
-
-def measured(
-    calls: Calls,
-    micro: PipelinedMicro,
-    update: PipelinedUpdate,
-    machine: Machine | str | Path | None,
-    effort: Effort | None,
-    interference: bool,
-) -> Profile:
-    """Measure the step on the devices of all ranks. Arguments and errors are those of ``TrainStep.measure``."""
-    priced = calls.compiler.planner.machine if machine is None else machine_from(machine)
-    if calls.job is not None:
-        connect(calls.device)
-    return measure(
-        placed_programs(micro, update), priced, calls.device, calls.job, effort=effort, interference=interference,
-        between=messages_of(micro, priced),
-    )  # fmt: skip
