@@ -1,4 +1,7 @@
-"""Give the figures of a call or a step as data that JSON can hold. The commands print them, and the page embeds them."""
+"""Give the figures of a call or a step as data that JSON can hold.
+
+Commands print these figures, and the page embeds them.
+"""
 
 from __future__ import annotations
 
