@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from autopar.capture.guards import AttributesOfModule
+from autopar.capture.provenance import user_line
 
 # methods of such models that only read or count tensors: they are the model's own
 READS = (
@@ -22,6 +23,10 @@ READS = (
     "print_trainable_parameters",
 )  # fmt: skip
 
+ADAPTERS = (
+    "adapters are added to a model before it is on a mesh, because its layers are in pieces then: "
+    "autopar.parallelize(get_peft_model(model, config), mesh)\n    {line}"
+)
 LOCAL = (
     'transformers.Trainer passes the same batch on each process, so the model takes inputs="global", the default of '
     'parallelize, and not "local"'
@@ -96,7 +101,13 @@ def _tensor_parallel_size(proxy: Any) -> None:
         state.distributed_type, state.num_processes = DistributedType.NO, 1
 
 
+def _refuse_adapters(proxy: Any) -> None:
+    """Refuse what PEFT, and ``add_adapter`` of transformers, ask before they replace layers."""
+    raise TypeError(ADAPTERS.format(line=user_line("peft", "transformers")))
+
+
 ASKED: dict[str, Callable[[Any], Any]] = {  # attribute → its answer
     "tp_size": _tensor_parallel_size,
     "is_distributed_loading_by_transformers": lambda proxy: proxy.job is not None,  # it is sharded: do not wrap it
+    "is_custom_code": _refuse_adapters,
 }

@@ -106,7 +106,7 @@ class StepLog:
         values: Mapping[str, float | torch.Tensor],
     ) -> None:  # fmt: skip
         """Write the numbers of the step that has just ended."""
-        numbers = {f"train/{name}": float(value) for name, value in values.items()}  # waits for the device
+        numbers = {f"train/{name}": _number(value) for name, value in values.items()}  # waits for the device
         now, self.steps = time.perf_counter(), self.steps + 1
         if seconds is None and self.ended:
             seconds = now - self.ended
@@ -123,7 +123,7 @@ class StepLog:
             return {}
         numbers = {"train/lr": float(self.optimizer.param_groups[0]["lr"])}
         norm = self.model().grad_norm
-        return numbers if norm is None else numbers | {"train/grad_norm": float(norm)}
+        return numbers if norm is None else numbers | {"train/grad_norm": _number(norm)}
 
     def _speed(self, seconds: float, tokens: int | None, machine: Machine) -> dict[str, float]:
         counted, work = self._counted(machine)
@@ -168,6 +168,10 @@ def _tokens(programs: list[tuple[Program, int]]) -> int:
         if not type.dtype.is_floating_point and len(type.shape) > 1:
             return count * torch.Size(type.shape).numel()
     return inputs[0][1] * inputs[0][0].shape[0] if inputs else 0
+
+
+def _number(value: float | torch.Tensor) -> float:
+    return value.item() if isinstance(value, torch.Tensor) else float(value)
 
 
 def _writer(folder: Any) -> Any:

@@ -41,7 +41,7 @@ def save_pretrained(
             f"{class_of(model)} has no save_pretrained, which models of transformers and PEFT have; save the weights "
             f"with autopar.checkpoint.save(folder, parallel.state_dict())"
         )
-    agree(agreement, f"save_pretrained({os.fspath(path)!r})")
+    agree(agreement, "save_pretrained")
     options = {"is_main_process": job is None or job.rank == 0} | options
     state = options.pop("state_dict", None)
     weights = _gathered(model.state_dict(keep_vars=True) if state is None else state, options["is_main_process"])
