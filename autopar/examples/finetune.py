@@ -7,18 +7,21 @@ The model is made on meta, without memory. Each rank reads its own pieces from t
 """
 
 import os
-import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import autopar
-from autopar.examples.on_ranks import compare, is_first, on_ranks
+from autopar.examples.on_ranks import compare, is_first, on_ranks, shared_folder
 
 MESH = autopar.Mesh(dp=2, tp=2)
-SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4
+}  # fmt: skip
 
 
 def pretrained(folder: Path) -> None:
@@ -61,9 +64,11 @@ def on_one_device(folder: Path) -> tuple[torch.nn.Module, list[float]]:
 
 def main() -> None:
     logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as name:
-        folder, tuned = Path(name, "pretrained"), Path(name, "tuned")
-        pretrained(folder)  # each rank has a folder of its own here; a shared one is as good
+    with shared_folder() as shared:
+        folder, tuned = shared / "pretrained", shared / "tuned"
+        if is_first():
+            pretrained(folder)
+        dist.barrier()  # until it is there
         ours = on_mesh(folder, tuned)
         if is_first():
             model, single = on_one_device(folder)

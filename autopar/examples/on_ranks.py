@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from os import environ
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -18,9 +21,9 @@ RANKS = 4
 def on_ranks(example: Callable[[], None]) -> None:
     """Run an example on this rank; where no launcher has started the process, start four ranks that do."""
     if "RANK" in environ:
+        dist.init_process_group()
         example()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        dist.destroy_process_group()
         return
     spec = sys.modules["__main__"].__spec__
     assert spec is not None, "start an example with python -m autopar.examples.NAME"
@@ -32,12 +35,21 @@ def on_ranks(example: Callable[[], None]) -> None:
 
 def is_first() -> bool:
     """Return whether this is the first rank, which prints."""
-    return not dist.is_initialized() or dist.get_rank() == 0
+    return dist.get_rank() == 0
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """Make a temporary folder that all ranks share, and remove it when all have left the block."""
+    with tempfile.TemporaryDirectory() if is_first() else nullcontext("") as made:
+        name = [made]
+        dist.broadcast_object_list(name)
+        yield Path(name[0])
+        dist.barrier()
 
 
 def leave_job() -> None:
-    """Leave the processes that were started together: what follows runs as in a process that was started by itself."""
-    dist.destroy_process_group()
+    """Hide the launcher's variables: what follows runs as in a process that was started by itself."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         environ.pop(name, None)
 

@@ -37,7 +37,8 @@ class ReluOnce(Pass):
     def run(self, program: Program) -> list[str]:
         relu, first = torch.ops.aten.relu.default, dict[fx.Node, fx.Node]()  # a second relu → the first one
         for node in program.nodes:
-            if node.target is relu and (inner := node.args[0]).target is relu:
+            if node.target is relu and node.all_input_nodes[0].target is relu:
+                inner = node.all_input_nodes[0]
                 first[node] = first.get(inner, inner)
         with program.edit() as edit:  # one commit; an error in the block leaves the program as it was
             for node, value in first.items():

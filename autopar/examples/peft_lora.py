@@ -7,8 +7,8 @@
 Afterwards the layers are in pieces, and PEFT is refused. ``save_pretrained`` writes the adapters alone, as PEFT does.
 """
 
-import tempfile
 import warnings
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -16,11 +16,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import autopar
-from autopar.examples.on_ranks import compare, is_first, on_ranks
+from autopar.examples.on_ranks import compare, is_first, on_ranks, shared_folder
 
 MESH = autopar.Mesh(dp=2, tp=2)
-SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
-LORA = {"r": 4, "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]}
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4
+}  # fmt: skip
+LORA: dict[str, Any] = {"r": 4, "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]}
 
 
 def base() -> LlamaForCausalLM:
@@ -64,7 +66,7 @@ def main() -> None:
         assert torch.equal(parallel.get_parameter(name).full_tensor(), weight), f"{name} has been trained"
     piece = next(p for name, p in parallel.named_parameters() if "q_proj.lora_B" in name)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with shared_folder() as folder:
         parallel.save_pretrained(folder)  # all ranks call it, and the first one writes
         parallel.eval()
         (ids,) = batches(1)
@@ -77,7 +79,7 @@ def main() -> None:
             plain = PeftModel.from_pretrained(base(), folder).eval()
             with torch.no_grad():
                 torch.testing.assert_close(plain(input_ids=ids).logits, logits, rtol=1e-4, atol=1e-5)
-            print(f"the {len(frozen)} frozen weights are as before, and PEFT has loaded the adapters with the same outputs")
+            print(f"the {len(frozen)} frozen weights are as before, and with the adapters PEFT has the same outputs")
 
 
 if __name__ == "__main__":

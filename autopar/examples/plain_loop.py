@@ -45,7 +45,7 @@ TRAIN, TEST = data(22, 1), data(21, 2)  # the last batches have 6 and 5 rows
 
 def train(model: torch.nn.Module, shards: int, shard: int, folder: str | None = None) -> list[float]:
     """The loop, for both: return the losses of all steps, and then the accuracy on the test data."""
-    sampler = DistributedSampler(TRAIN, shards, shard, seed=3)
+    sampler: DistributedSampler = DistributedSampler(TRAIN, shards, shard, seed=3)
     loader = DataLoader(TRAIN, BATCH // shards, sampler=sampler)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []

@@ -10,7 +10,6 @@ its piece. With ``compute_metrics`` or ``predict``, give ``parallelize(…, outp
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 from transformers.utils import logging
 
 import autopar
-from autopar.examples.on_ranks import compare, is_first, leave_job, on_ranks
+from autopar.examples.on_ranks import compare, is_first, leave_job, on_ranks, shared_folder
 
 MESH = autopar.Mesh(dp=2, tp=2)
-SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4
+}  # fmt: skip
 
 
 def model() -> LlamaForCausalLM:
@@ -60,8 +61,8 @@ def train(model: torch.nn.Module, folder: Path) -> list[float]:
 def main() -> None:
     logging.disable_progress_bar()
     parallel = autopar.parallelize(model(), MESH, "megatron")
-    with tempfile.TemporaryDirectory() as name:
-        folder, other = Path(name, "mesh"), Path(name, "single")  # the first rank writes
+    with shared_folder() as shared:
+        folder, other = shared / "mesh", shared / "single"
         ours = train(parallel, folder)
         parallel.close()
         if is_first():
@@ -69,8 +70,8 @@ def main() -> None:
             single = train(model(), other)
             names = [*(f"step {k}" for k in range(1, len(ours) - 1)), "gradient norm", "evaluation"]
             compare("loss", ours, single, names, tolerance=1e-4)
-            ours, theirs = (LlamaForCausalLM.from_pretrained(path) for path in (folder, other))
-            torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-3, atol=1e-3)
+            saved, expected = (LlamaForCausalLM.from_pretrained(path).state_dict() for path in (folder, other))
+            torch.testing.assert_close(saved, expected, rtol=1e-3, atol=1e-3)
             print("saved:", *sorted(path.name for path in folder.iterdir()))
 
 

@@ -46,10 +46,14 @@ class SignatureOfModule:
             return self.method
         function = instance.__dict__.get(self.key)
         if function is None:
-            function = instance.__dict__[self.key] = self._like(getattr(instance.module, self.method.__name__))
+            theirs = getattr(instance.module, self.method.__name__)
+            function = instance.__dict__[self.key] = self._like(inspect.signature(theirs))
         return types.MethodType(function, instance)
 
-    def _like(self, theirs: Callable[..., Any]) -> types.FunctionType:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.method(*args, **kwargs)
+
+    def _like(self, signature: inspect.Signature) -> types.FunctionType:
         """Return a copy of the method that has another signature."""
         method = self.method
         assert isinstance(method, types.FunctionType)
@@ -57,16 +61,16 @@ class SignatureOfModule:
             method.__code__, method.__globals__, method.__name__, method.__defaults__, method.__closure__
         )
         copied.__kwdefaults__, copied.__doc__ = method.__kwdefaults__, method.__doc__
-        parameters = inspect.signature(theirs).parameters
+        parameters = signature.parameters
         own = inspect.Parameter("self" if "self" not in parameters else "self_", inspect.Parameter.POSITIONAL_ONLY)
-        copied.__signature__ = inspect.Signature([own, *parameters.values()])  # type: ignore[attr-defined]
+        copied.__signature__ = signature.replace(parameters=[own, *parameters.values()])  # type: ignore[attr-defined]
         return copied
 
 
 class PretrainedModel(AttributesOfModule):
     """A proxy that is to these libraries what its module is, if the module is one of their models."""
 
-    __class__ = property(lambda self: type(self.__dict__.get("module")) if _is_pretrained(self) else type(self))  # type: ignore[assignment]
+    __class__ = property(lambda self: type(self.__dict__.get("module")) if _is_pretrained(self) else type(self))
 
     def __getattr__(self, name: str) -> Any:
         if name in ASKED and _is_pretrained(self):

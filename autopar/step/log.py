@@ -69,7 +69,7 @@ def log(
     """
     if importlib.util.find_spec("tensorboard") is None:
         raise ImportError(MISSING)
-    parallel = model.parallel if isinstance(model, TrainStep) else model
+    parallel: Any = model.parallel if isinstance(model, TrainStep) else model
     if not hasattr(parallel, "compiler"):
         raise TypeError(
             f"autopar.log takes a training step or the result of parallelize, and not {class_of(model)}; for other "
@@ -93,13 +93,17 @@ class StepLog:
     def __init__(self, model: Any, parallel: Any, folder: Any) -> None:
         self.writer = _writer(folder)
         self.optimizer = model.optimizer if isinstance(model, TrainStep) else None
-        self.model = weakref.ref(model)
+        self._model = weakref.ref(model)
         self.ranks = parallel.mesh.size
         self.simulates = parallel.job is None and self.ranks > 1
         self.device = parallel.device
         self.machine = parallel.compiler.machine or parallel.compiler.planner.machine
         self.steps, self.ended = 0, 0.0
         self._of: tuple[list[Any], int, ModelWork] | None = None  # the machine and programs; their tokens and work
+
+    @property
+    def model(self) -> Any:
+        return self._model()
 
     def write(
         self, tokens: int | None, seconds: float | None, machine: Any, at: int | None,
@@ -122,7 +126,7 @@ class StepLog:
         if self.optimizer is None:
             return {}
         numbers = {"train/lr": float(self.optimizer.param_groups[0]["lr"])}
-        norm = self.model().grad_norm
+        norm = self.model.grad_norm
         return numbers if norm is None else numbers | {"train/grad_norm": _number(norm)}
 
     def _speed(self, seconds: float, tokens: int | None, machine: Machine) -> dict[str, float]:
@@ -139,7 +143,7 @@ class StepLog:
 
     def _counted(self, machine: Machine) -> tuple[int, ModelWork]:
         """Return the tokens and the work of a step, counted once for each program."""
-        programs = list(_programs(self.model().program))
+        programs = list(_programs(self.model.program))
         key = [machine, *(program for program, _ in programs)]
         if self._of is None or list(map(id, self._of[0])) != list(map(id, key)):
             work = sum((model_work(program, machine).times(count) for program, count in programs), ModelWork())

@@ -1,12 +1,10 @@
-"""Write a model that is on a mesh as its own ``save_pretrained`` does: the first rank gathers the weights and writes."""
+"""Write a model that is on a mesh as its own ``save_pretrained`` does: the first rank gathers, and writes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from autopar.errors import class_of
 from autopar.model.dtensor_parameters import is_dtensor
@@ -18,11 +16,7 @@ from autopar.runtime.processes.job import Job
 
 
 def save_pretrained(
-    model: torch.nn.Module,
-    path: str | os.PathLike[str],
-    job: Job | None,
-    agreement: Agreement | None,
-    options: dict[str, Any],
+    model: Any, path: str | os.PathLike[str], job: Job | None, agreement: Agreement | None, options: dict[str, Any]
 ) -> Any:
     """Write the folder that a single device writes. All ranks call it, and return when the folder is complete.
 
