@@ -16,6 +16,7 @@ from transformers_models import llama
 
 import autopar
 from autopar import Mesh
+from autopar.model.weights.pretrained import _gathered
 from autopar.parallel import Parallel
 
 MESH = Mesh(dp=2, tp=2)
@@ -95,6 +96,13 @@ def test_the_folder_is_that_of_the_model(model: nn.Module, parallel: Parallel, t
     theirs, ours = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "parallel"))
     assert theirs.keys() == ours.keys() and "lm_head.weight" not in ours  # tied: once
     assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+
+
+def test_tied_weights_are_gathered_once(model: nn.Module) -> None:
+    state = model.state_dict(keep_vars=True)
+    gathered = _gathered(state, True)
+    assert gathered.keys() == state.keys() and gathered["lm_head.weight"] is gathered["model.embed_tokens.weight"]
+    assert _gathered(state, False) == {}
 
 
 def test_options_are_those_of_the_models_method(parallel: Parallel, tmp_path: Path) -> None:
