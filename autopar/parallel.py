@@ -25,6 +25,7 @@ from autopar.model.dtensor_parameters import sharded
 from autopar.model.inputs import Inputs, describe
 from autopar.model.paged import STAGED, subject_of_call
 from autopar.model.planner import Planner
+from autopar.model.pretrained_model import SignatureOfModule
 from autopar.model.proxy import ModelProxy
 from autopar.model.state_dicts import give_public_state_dicts
 from autopar.model.wrappers import refuse_compile
@@ -206,6 +207,7 @@ class Parallel(Paged, ModelProxy):
             return None
         return calls.compiled(inputs, calls.call(inputs, model_state(self.module)))
 
+    @SignatureOfModule
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with its own signature. Returns its own output structure; the outputs have autograd graphs.
 

@@ -75,15 +75,16 @@ def is_users(filename: str) -> bool:
     return not filename.startswith(_LIBRARY) or filename.startswith(_SITE)
 
 
-def user_line(past: str = "") -> str:
+def user_line(*past: str) -> str:
     """Return ``model.py:41 self.act(self.up(x))`` for the innermost frame of the user; "" if there is none.
 
-    The frame is outside torch, autopar and the package ``past``.
+    The frame is outside torch, autopar and the packages ``past``.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_users(frame.f_code.co_filename) and not (past and f"{os.sep}{past}{os.sep}" in frame.f_code.co_filename):
-            return _quoted(frame.f_code.co_filename, frame.f_lineno)
+        file = frame.f_code.co_filename
+        if is_users(file) and not (past and any(f"{os.sep}{package}{os.sep}" in file for package in past)):
+            return _quoted(file, frame.f_lineno)
         frame = frame.f_back
     return ""
 
