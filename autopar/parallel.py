@@ -34,6 +34,7 @@ from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
+from autopar.runtime.spans import span
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.overlap import Given, overlap_of
 from autopar.scheduling.simulation import Issue
@@ -221,12 +222,13 @@ class Parallel(ModelProxy):
         types = step.interface.types
         # a write to a DTensor does not change the version of its piece
         owners = () if self.job is None else [tensor for _, tensor in state.parameters]
-        made = step(
-            pieces,
-            leaves,
-            lambda name, piece: piece if name in brought else tensors.gradient(leaves[name], types[name], piece),
-            owners,
-        )
+        with span(f"call {type(self.module).__name__}"):
+            made = step(
+                pieces,
+                leaves,
+                lambda name, piece: piece if name in brought else tensors.gradient(leaves[name], types[name], piece),
+                owners,
+            )
         outputs = [
             tensors.returned(tensor, type) for tensor, (_, type) in zip(made, step.interface.returned, strict=True)
         ]

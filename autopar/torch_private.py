@@ -66,6 +66,11 @@ def autograd_sequence_number() -> int:
     return torch.autograd._get_sequence_nr() - 1
 
 
+def profiler_is_on() -> bool:
+    """Return whether a profiler of torch records this process. Tried on 2.13; the public names only switch one on."""
+    return torch.autograd.profiler._is_profiler_enabled
+
+
 def running_backward_of() -> int | None:
     """Return the number of the autograd node whose backward is running; ``None`` in forward. Tried on 2.13."""
     node = torch._C._current_autograd_node()

@@ -23,6 +23,7 @@ from autopar.runtime.lowering.lower import Lowered, lower_whole
 from autopar.runtime.modes import as_captured
 from autopar.runtime.recording import recorder
 from autopar.runtime.simulation.simulate import Instruction, Values, compile_whole, run_ranks
+from autopar.runtime.spans import span
 from autopar.runtime.wire.pacing import Pacing, pacing_of
 from autopar.scheduling.programs.donated import Donated
 from autopar.scheduling.programs.run_parts import RunPart
@@ -117,7 +118,7 @@ class ProcessRun(Results):
             values: the pieces of all placeholders but ``zeros``. The call empties it, to free each piece after its last
                 reader.
             zeros: donated placeholders that are zero.
-            during: the part of the step, for messages about NaN.
+            during: the part of the step, for messages about NaN, and for profilers.
         """
         hunt = self.hunt if anomaly.is_on() else None
         if hunt is not None:
@@ -129,7 +130,7 @@ class ProcessRun(Results):
         ]
         values.clear()
         current_op.tick()
-        with as_captured():
+        with as_captured(), span(during):
             record = recorder()
             results = lowered.run(boxed) if record is None else record.run(self._local, lowered, boxed)
         if self._gate is not None:

@@ -21,6 +21,7 @@ from autopar.pipeline import Task
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.lowering.lower import Lowered, lower
+from autopar.runtime.recording import recorder
 from autopar.runtime.simulation.simulate import Instruction, Run, Values, compile_phases, run_rank
 from autopar.runtime.wire.pacing import pacing_of
 from autopar.scheduling.programs.donated import Donated
@@ -64,8 +65,9 @@ class Functions(Protocol):
 
 @dataclass(frozen=True)
 class _Lowered:
-    """A generated function; ``hunt``: what looks for NaN in it."""
+    """A generated function of a local program; ``hunt``: what looks for NaN in it."""
 
+    local: Program
     lowered: Lowered
     hunt: Hunt | None
 
@@ -81,6 +83,9 @@ class _Lowered:
         current_op.tick()
         if self.hunt is not None:
             _enter(self.hunt, task)
+        record = recorder()
+        if record is not None and record.in_slots:
+            return record.run(self.local, self.lowered, boxed)
         return self.lowered.run(boxed)
         yield  # it is a generator that does not stop
 
@@ -117,7 +122,7 @@ class ProcessFunctions:
             donated = Donated.of(self.local, self._donated, self._sums if zeros else ())
             hunt = self._hunt if anomaly.is_on() else None
             phases = lower(self.local, self._groups, None, self._device, hunt, pacing_of(self._explicit), donated)
-            self._made[key] = {name: _Lowered(lowered, hunt) for name, lowered in phases.items()}
+            self._made[key] = {name: _Lowered(self.local, lowered, hunt) for name, lowered in phases.items()}
         return self._made[key].get(phase)
 
 
