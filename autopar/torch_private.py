@@ -44,6 +44,11 @@ set_onednn = (
     torch._C._set_mkldnn_enabled
 )  # tried on 2.13: turns oneDNN's ops on or off; the public flag may be locked in the process
 FUNCTIONAL = torch.ops._c10d_functional  # tried on 2.13: collectives that return a tensor to wait for
+# tried on 2.13: whether a profiler of torch records this process, in any thread; no public name tells. It calls no
+# function of Python, because each run of a function asks
+profiler_is_on: Callable[[], bool] = functools.partial(
+    operator.attrgetter("_is_profiler_enabled"), torch.autograd.profiler
+)
 NO_DIMS = torch.Size()
 
 FLASH_FOR_CPU = (  # tried on 2.13: attention on CPU, and its backward
@@ -64,11 +69,6 @@ NOTED_BY_COMPOSABLE = "__composable_api"  # the prefix of the keys that fully_sh
 def autograd_sequence_number() -> int:
     """Return the number of the newest autograd node: in a dispatch mode, that of the op being called. Tried on 2.13."""
     return torch.autograd._get_sequence_nr() - 1
-
-
-def profiler_is_on() -> bool:
-    """Return whether a profiler of torch records this process. Tried on 2.13; the public names only switch one on."""
-    return torch.autograd.profiler._is_profiler_enabled
 
 
 def running_backward_of() -> int | None:

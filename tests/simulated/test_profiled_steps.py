@@ -79,7 +79,7 @@ def test_spans_of_a_step_and_a_call() -> None:
 
 
 def test_the_trace_of_a_process_that_is_alone(tmp_path: Path) -> None:
-    parallel, step, batch = made({"dp": 1})
+    _, step, batch = made({"dp": 1})
     report = step.profile(batch, steps=2, path=tmp_path / "trace.json")
     assert step.steps == 2 and "2 steps on 1 rank;" in str(report)
     found = step_profiles.checked(tmp_path / "trace.json")

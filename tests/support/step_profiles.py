@@ -110,7 +110,7 @@ def profiled(name: str, sizes: dict[str, int], options: dict[str, Any], folder: 
     assert all(key in report.planned for key in report.real if key[1]), "what ran was computed"
     seconds = sum(sum(cell) for cell in report.real.values())
     lines = [line for runs in report.ranks[0].runs for run in runs for line in run.lines]
-    assert 0 < seconds and all(line.path for line in lines if line.text)
+    assert seconds > 0 and all(line.path for line in lines if line.text)
     assert "real ms" in str(report) and f"2 steps on {count} ranks" in str(report)
 
 
