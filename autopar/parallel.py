@@ -33,6 +33,7 @@ from autopar.plan.plan import Plan, searches
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.processes.agreement import Agreement
+from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.processes.job import Job
 from autopar.runtime.spans import span
 from autopar.scheduling.programs.communication import Communication
@@ -73,11 +74,12 @@ class Parallel(ModelProxy):
                  random: Random = "parallel", machine: Machine | None = None,
                  time_limit: float = 60.0, memory: float | None = None,
                  given: Solution | None = None, overlap: Given = "longest-tail",
-                 pipelined: Pipelined | None = None) -> None:  # fmt: skip
+                 pipelined: Pipelined | None = None, compile: bool = False) -> None:  # fmt: skip
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
-            context = RankContext(mesh.ranks[0] if job is None else job.rank, job, agreement)
+            rank = mesh.ranks[0] if job is None else job.rank
+            context = RankContext(rank, job, agreement, Regions() if compile else None)
         position = 0 if job is None else mesh.coordinates(job.rank).get(PIPELINE, 0)
         # until a training step cuts the model, each stage has all of it
         own = mesh_of_stage(mesh, position) if mesh.sizes.get(PIPELINE, 1) > 1 else mesh
@@ -157,6 +159,14 @@ class Parallel(ModelProxy):
         order = self._current().local.order
         assert order is not None
         return Communication.of({"": (order, 1)}, in_order=self.job is None or self.job.in_order)
+
+    @property
+    def regions(self) -> Regions | None:
+        """What Inductor has compiled of calls and steps: the regions, how many were distinct, and the seconds.
+
+        ``None`` without ``compile=True``, and in a process that only simulates. Prints as a sentence.
+        """
+        return None if self.compiler.context is None else self.compiler.context.regions
 
     def local(self, rank: int) -> Program:
         """Return the program of one rank, in the shapes of its pieces and in the order in which it runs.

@@ -382,6 +382,11 @@ def returns_alias(op: Any) -> bool:
     return not isinstance(op, OpOverload) or any(result.alias_info is not None for result in op._schema.returns)
 
 
+def changes_operands(op: OpOverload) -> bool:
+    """Return whether an overload writes to an argument, by its schema. Tried on 2.13."""
+    return bool(op._schema.is_mutable)
+
+
 def strided_shard(dim: int, parts: int) -> Any:
     """Return the placement of a dim of ``parts`` equal parts, each of which is split: ``(3 4096/tp)``. Tried on 2.13.
 

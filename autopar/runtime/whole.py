@@ -20,6 +20,7 @@ from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.interface import Interface
 from autopar.runtime.lowering.lower import Lowered, lower_whole
+from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.modes import as_captured
 from autopar.runtime.recording import recorder
 from autopar.runtime.simulation.simulate import Instruction, Values, compile_whole, run_ranks
@@ -69,14 +70,15 @@ class ProcessRun(Results):
         offloaded: whether the optimizer's state is in host memory.
         part: what of the program runs.
         handed_sums: placeholder of a sum → the value that it becomes, if the part hands sums to another micro-batch.
+        regions: compiles the function.
     """
 
     def __init__(self, explicit: Program, local: Program, groups: Groups,
                  gate: Callable[[], None] | None, device: torch.device, donated: Collection[str] = (),
                  scaled: bool = False, offloaded: bool = False, part: RunPart = "whole",
-                 handed_sums: Mapping[str, str] | None = None) -> None:  # fmt: skip
+                 handed_sums: Mapping[str, str] | None = None, regions: Regions | None = None) -> None:  # fmt: skip
         super().__init__(explicit)
-        self._part, self._handed_sums = part, handed_sums or {}
+        self._part, self._handed_sums, self._regions = part, handed_sums or {}, regions
         self._explicit, self._local, self._groups, self._gate, self._device = explicit, local, groups, gate, device
         self._constants = {name: constant.tensor for name, constant in explicit.constants.items()}
         self._donated = frozenset(donated)
@@ -97,7 +99,7 @@ class ProcessRun(Results):
             donated = Donated.of(self._local, self._donated, zeros, self._offloaded)
             self._lowered[zeros, hunt] = lower_whole(
                 self._local, self._groups, self._gate, self._device, donated, hunt, self._pacing(zeros), self._part,
-                self._handed_sums,
+                self._handed_sums, self._regions,
             )  # fmt: skip
         return self._lowered[zeros, hunt]
 

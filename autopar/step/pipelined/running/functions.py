@@ -21,6 +21,7 @@ from autopar.pipeline import Task
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.lowering.lower import Lowered, lower
+from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.recording import recorder
 from autopar.runtime.simulation.simulate import Instruction, Run, Values, compile_phases, run_rank
 from autopar.runtime.wire.pacing import pacing_of
@@ -101,14 +102,16 @@ class ProcessFunctions:
         donated: placeholders that it may overwrite.
         sums: those of them that begin as zeros.
         scaled: whether gradients are multiplied by a scale, with which they may overflow.
+        regions: compiles its functions.
     """
 
     def __init__(
         self, explicit: Program, local: Program, groups: Groups, device: torch.device, donated: Collection[str],
-        sums: Collection[str] = (), scaled: bool = False,
+        sums: Collection[str] = (), scaled: bool = False, regions: Regions | None = None,
     ) -> None:  # fmt: skip
         self.local = local
         self._explicit, self._groups, self._device, self._scaled = explicit, groups, device, scaled
+        self._regions = regions
         self._donated, self._sums = tuple(donated), tuple(sums)
         self._made: dict[tuple[bool, bool], dict[str, Function]] = {}
 
@@ -121,7 +124,9 @@ class ProcessFunctions:
         if key not in self._made:
             donated = Donated.of(self.local, self._donated, self._sums if zeros else ())
             hunt = self._hunt if anomaly.is_on() else None
-            phases = lower(self.local, self._groups, None, self._device, hunt, pacing_of(self._explicit), donated)
+            phases = lower(
+                self.local, self._groups, None, self._device, hunt, pacing_of(self._explicit), donated, self._regions
+            )
             self._made[key] = {name: _Lowered(self.local, lowered, hunt) for name, lowered in phases.items()}
         return self._made[key].get(phase)
 
