@@ -25,15 +25,15 @@ from autopar.model.inputs import Inputs, describe
 from autopar.model.planner import Planner
 from autopar.model.proxy import ModelProxy
 from autopar.model.state_dicts import give_public_state_dicts
-from autopar.model.wrappers import refuse_compile
+from autopar.model.wrappers import never_traced
 from autopar.plan.batch import split_over
 from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan, searches
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
-from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.lowering.regions import Regions
+from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 from autopar.runtime.spans import span
 from autopar.scheduling.programs.communication import Communication
@@ -204,13 +204,13 @@ class Parallel(ModelProxy):
             return None
         return calls.compiled(inputs, calls.call(inputs, model_state(self.module)))
 
+    @never_traced
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with its own signature. Returns its own output structure; the outputs have autograd graphs.
 
         Numbers come back as plain tensors with their global value, other tensors as DTensors. With ``outputs="global"``
         all come back as plain tensors, replicated on every rank. All ranks call it in the same way.
         """
-        refuse_compile()
         calls = self._calls
         calls.complete()
         context, agreement, tensors = calls.context(" and call parallelize in each"), calls.agreement, calls.tensors

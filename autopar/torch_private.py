@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import itertools
 import logging
@@ -380,6 +381,13 @@ def tensor_results(op: OpOverload) -> list[bool]:
 def returns_alias(op: Any) -> bool:
     """Return whether a result of an overload may share memory with an argument, by its schema. Tried on 2.13."""
     return not isinstance(op, OpOverload) or any(result.alias_info is not None for result in op._schema.returns)
+
+
+def import_inductor() -> None:
+    """Import Inductor without its warnings: it uses parts of torch that are deprecated. Tried on 2.13."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._inductor.compile_fx")
 
 
 def changes_operands(op: OpOverload) -> bool:

@@ -22,6 +22,7 @@ from autopar.ir.program import Program
 from autopar.ir.value_names import GROWTH, SCALE
 from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs, describe
+from autopar.model.wrappers import never_traced
 from autopar.report.passes import Reports
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Effort
@@ -336,6 +337,7 @@ class TrainStep(RecordedSteps):
             run = self._run_by(self._simulated, self._turns_simulated, update)
             return self._finish(micro, update, *run(inputs, state, micro, update, self._state()))
 
+    @never_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step. Returns the loss of the batch, or with ``returns=`` the model's outputs.
 

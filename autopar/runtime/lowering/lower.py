@@ -85,7 +85,9 @@ def lower(
     donated = donated or Donated()
     own = donated.placeholders
     return {
-        function.phases[0]: _function(function, Body(program, gate, hunt, own), groups, device, donated, pacing, regions)
+        function.phases[0]: _function(
+            function, Body(program, gate, hunt, own), groups, device, donated, pacing, regions
+        )
         for function in functions_of(program, whole=False)
     }
 

@@ -6,9 +6,9 @@
     …
     y = finish_all_gather(y_start, …)                        y = finish_all_gather(y_start, …)
 
-A region is a maximal run of lines that only compute, in one phase and one block of the model. Starts, waits, random ops,
-updates and whatever else writes memory stay where they are, so the order of collectives does not change. Blocks that are
-alike have one canonical graph, which is compiled once, for the strides that its first call brings.
+A region is a maximal run of lines that only compute, in one phase and one block of the model. Starts, waits, random
+ops, updates and whatever else writes memory stay where they are, so the order of collectives does not change. Blocks
+that are alike have one canonical graph, which is compiled once, for the strides that its first call brings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from autopar.ir.record import TensorType
 from autopar.report.progress import doing
 from autopar.rules.registry import rule_of
 from autopar.runtime import current_op
-from autopar.torch_private import BoxedCodeGen, OpOverload, changes_operands, returns_alias
+from autopar.torch_private import BoxedCodeGen, OpOverload, changes_operands, import_inductor, returns_alias
 
 OPTIONS: dict[str, Any] = {"emulate_precision_casts": True}  # low precision is rounded where torch rounds it
 FEWEST = 2  # ops of a region that compute; a single one is a kernel already
@@ -77,6 +77,7 @@ class Regions:
         if key not in self._compiled:
             begin = time.perf_counter()
             current_op.tick()  # a rank that compiles makes progress
+            import_inductor()
             module = fx.GraphModule(torch.nn.Module(), graph)
             made: Compiled = torch.compile(module, fullgraph=True, dynamic=False, options=OPTIONS)
             with doing(f"compile {where}"):
@@ -186,9 +187,7 @@ class _Region:
         return found
 
 
-def _runs(
-    graph: fx.Graph, origins: Mapping[str, fx.Node], block: Callable[[fx.Node], str]
-) -> Iterator[list[fx.Node]]:
+def _runs(graph: fx.Graph, origins: Mapping[str, fx.Node], block: Callable[[fx.Node], str]) -> Iterator[list[fx.Node]]:
     """Yield the nodes in their order: those of a region together, each other one alone.
 
     The elements of a tuple follow it at once.
@@ -248,9 +247,7 @@ def _computes(node: fx.Node) -> bool:
     return not returns_alias(target) and not rule_of(target).view
 
 
-def _canonical(
-    run: Sequence[fx.Node], takes: Sequence[fx.Node], gives: Sequence[fx.Node]
-) -> tuple[fx.Graph, str]:
+def _canonical(run: Sequence[fx.Node], takes: Sequence[fx.Node], gives: Sequence[fx.Node]) -> tuple[fx.Graph, str]:
     """Return a run as a graph of its own, and a text that equal graphs share: without the names of the program."""
     graph = fx.Graph()
     values = {node: graph.placeholder(f"x{k}") for k, node in enumerate(takes)}
