@@ -45,6 +45,8 @@ set_onednn = (
     torch._C._set_mkldnn_enabled
 )  # tried on 2.13: turns oneDNN's ops on or off; the public flag may be locked in the process
 FUNCTIONAL = torch.ops._c10d_functional  # tried on 2.13: collectives that return a tensor to wait for
+DYNAMO = "torch._dynamo"  # tried on 2.13: the module that torch.compile imports
+INDUCTOR = "torch._inductor.compile_fx"  # tried on 2.13: the module that Inductor is in
 # tried on 2.13: whether a profiler of torch records this process, in any thread; no public name tells. It calls no
 # function of Python, because each run of a function asks
 profiler_is_on: Callable[[], bool] = functools.partial(
@@ -387,7 +389,7 @@ def import_inductor() -> None:
     """Import Inductor without its warnings: it uses parts of torch that are deprecated. Tried on 2.13."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        importlib.import_module("torch._inductor.compile_fx")
+        importlib.import_module(INDUCTOR)
 
 
 def changes_operands(op: OpOverload) -> bool:

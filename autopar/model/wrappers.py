@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from autopar.capture.provenance import user_line
-from autopar.torch_private import ASKED_BY_DDP, NOTED_BY_COMPOSABLE
+from autopar.torch_private import ASKED_BY_DDP, DYNAMO, NOTED_BY_COMPOSABLE
 
 DDP = (
     "DistributedDataParallel cannot wrap a model that is on a mesh: autopar averages its gradients over the processes "
@@ -48,7 +48,7 @@ def never_traced(function: Callable[..., T]) -> Callable[..., T]:
     def call(*args: Any, **kwargs: Any) -> T:
         if torch.compiler.is_compiling():
             raise TypeError(COMPILE)
-        if "torch._dynamo" not in sys.modules:
+        if DYNAMO not in sys.modules:
             return function(*args, **kwargs)
         if not disabled:
             disabled.append(torch.compiler.disable(function))
