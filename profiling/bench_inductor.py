@@ -3,7 +3,7 @@
 The model and its batches are those of ``step``: a Llama with two layers of 256, two sequences of 128 tokens a rank,
 AdamW, gloo processes with one thread each. Before anything is timed, each system gives the loss and, after a step, the
 parameters of the plain model on the whole batch. The first step has the capture, or what torch.compile traces, and all
-compiling, with the caches of Inductor off. Then each pair is timed in turn, in rounds, as in ``step``: ratios are taken
+compiling, with empty caches of Inductor. Then each pair is timed in turn, in rounds, as in ``step``: ratios are taken
 within a round.
 """
 
@@ -108,7 +108,6 @@ def work(rank: int, ranks: int, folder: str, options: argparse.Namespace) -> Non
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor{rank}"
-    torch.compiler.config.force_disable_caches = True
     model = llama()
     begin = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     found: dict[str, Any] = {}

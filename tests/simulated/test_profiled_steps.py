@@ -84,6 +84,7 @@ def test_the_trace_of_a_process_that_is_alone(tmp_path: Path) -> None:
     assert step.steps == 2 and "2 steps on 1 rank;" in str(report)
     found = step_profiles.checked(tmp_path / "trace.json")
     assert [*found["tracks"].values()] == ["computed", "rank 0"]
+    assert ("", "update") in report.real and ("", "update") in report.planned, "one line updates several modules"
     assert ("layers.1", "backward") in report.real and ("layers.1", "backward") in report.planned
 
 
