@@ -28,7 +28,7 @@ from autopar.model.planner import Planner
 from autopar.model.pretrained_model import SignatureOfModule
 from autopar.model.proxy import ModelProxy
 from autopar.model.state_dicts import give_public_state_dicts
-from autopar.model.wrappers import refuse_compile
+from autopar.model.wrappers import never_traced
 from autopar.page.paged import Paged
 from autopar.page.subject import Subject
 from autopar.plan.batch import split_over
@@ -37,8 +37,10 @@ from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan, searches
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
+from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
+from autopar.runtime.spans import span
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.overlap import Given, overlap_of
 from autopar.scheduling.simulation import Issue
@@ -77,11 +79,12 @@ class Parallel(Paged, ModelProxy):
                  random: Random = "parallel", machine: Machine | None = None,
                  time_limit: float = 60.0, memory: float | None = None,
                  given: Solution | None = None, overlap: Given = "longest-tail",
-                 pipelined: Pipelined | None = None) -> None:  # fmt: skip
+                 pipelined: Pipelined | None = None, compile: bool = False) -> None:  # fmt: skip
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
-            context = RankContext(mesh.ranks[0] if job is None else job.rank, job, agreement)
+            rank = mesh.ranks[0] if job is None else job.rank
+            context = RankContext(rank, job, agreement, Regions() if compile else None)
         position = 0 if job is None else mesh.coordinates(job.rank).get(PIPELINE, 0)
         # until a training step cuts the model, each stage has all of it
         own = mesh_of_stage(mesh, position) if mesh.sizes.get(PIPELINE, 1) > 1 else mesh
@@ -162,6 +165,14 @@ class Parallel(Paged, ModelProxy):
         assert order is not None
         return Communication.of({"": (order, 1)}, in_order=self.job is None or self.job.in_order)
 
+    @property
+    def regions(self) -> Regions | None:
+        """What Inductor has compiled of calls and steps: the regions, how many were distinct, and the seconds.
+
+        ``None`` without ``compile=True``, and in a process that only simulates. Prints as a sentence.
+        """
+        return None if self.compiler.context is None else self.compiler.context.regions
+
     def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page of the call shows, as data. ``RuntimeError`` before a capture, and with stages."""
         if self.mesh.sizes.get(PIPELINE, 1) > 1:
@@ -208,13 +219,13 @@ class Parallel(Paged, ModelProxy):
         return calls.compiled(inputs, calls.call(inputs, model_state(self.module)))
 
     @SignatureOfModule
+    @never_traced
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with its own signature. Returns its own output structure; the outputs have autograd graphs.
 
         Numbers come back as plain tensors with their global value, other tensors as DTensors. With ``outputs="global"``
         all come back as plain tensors, replicated on every rank. All ranks call it in the same way.
         """
-        refuse_compile()
         calls = self._calls
         calls.complete()
         context, agreement, tensors = calls.context(" and call parallelize in each"), calls.agreement, calls.tensors
@@ -236,12 +247,13 @@ class Parallel(Paged, ModelProxy):
         types = step.interface.types
         # a write to a DTensor does not change the version of its piece
         owners = () if self.job is None else [tensor for _, tensor in state.parameters]
-        made = step(
-            pieces,
-            leaves,
-            lambda name, piece: piece if name in brought else tensors.gradient(leaves[name], types[name], piece),
-            owners,
-        )
+        with span(f"call {type(self.module).__name__}"):
+            made = step(
+                pieces,
+                leaves,
+                lambda name, piece: piece if name in brought else tensors.gradient(leaves[name], types[name], piece),
+                owners,
+            )
         outputs = [
             tensors.returned(tensor, type) for tensor, (_, type) in zip(made, step.interface.returned, strict=True)
         ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import itertools
 import logging
@@ -44,6 +45,13 @@ set_onednn = (
     torch._C._set_mkldnn_enabled
 )  # tried on 2.13: turns oneDNN's ops on or off; the public flag may be locked in the process
 FUNCTIONAL = torch.ops._c10d_functional  # tried on 2.13: collectives that return a tensor to wait for
+DYNAMO = "torch._dynamo"  # tried on 2.13: the module that torch.compile imports
+INDUCTOR = "torch._inductor.compile_fx"  # tried on 2.13: the module that Inductor is in
+# tried on 2.13: whether a profiler of torch records this process, in any thread; no public name tells. It calls no
+# function of Python, because each run of a function asks
+profiler_is_on: Callable[[], bool] = functools.partial(
+    operator.attrgetter("_is_profiler_enabled"), torch.autograd.profiler
+)
 NO_DIMS = torch.Size()
 
 FLASH_FOR_CPU = (  # tried on 2.13: attention on CPU, and its backward
@@ -375,6 +383,18 @@ def tensor_results(op: OpOverload) -> list[bool]:
 def returns_alias(op: Any) -> bool:
     """Return whether a result of an overload may share memory with an argument, by its schema. Tried on 2.13."""
     return not isinstance(op, OpOverload) or any(result.alias_info is not None for result in op._schema.returns)
+
+
+def import_inductor() -> None:
+    """Import Inductor without its warnings: it uses parts of torch that are deprecated. Tried on 2.13."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module(INDUCTOR)
+
+
+def changes_operands(op: OpOverload) -> bool:
+    """Return whether an overload writes to an argument, by its schema. Tried on 2.13."""
+    return bool(op._schema.is_mutable)
 
 
 def strided_shard(dim: int, parts: int) -> Any:

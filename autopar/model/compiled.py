@@ -38,6 +38,7 @@ from autopar.report.passes import PassReport, Reports
 from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis
 from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
@@ -59,11 +60,13 @@ class RankContext:
         rank: the rank on the mesh.
         job: the processes of the mesh; ``None`` in a process that is alone.
         agreement: compares the calls of the ranks; ``None`` for one rank.
+        regions: compiles the functions with Inductor; ``None``: they run as they are.
     """
 
     rank: int
     job: Job | None = None
     agreement: Agreement | None = None
+    regions: Regions | None = None
 
     def groups_for(self, local: LocalPrograms) -> Groups:
         """Return the names of the process groups that programs need. All ranks call it alike."""
@@ -130,7 +133,8 @@ class Compiled:
         assert context is not None
         return ProcessStep(self.program, self.local[context.rank], lambda positions: self.part(positions).here,
                            groups=context.groups_for(self.local), agreement=context.agreement,
-                           device=None if context.job is None else context.job.device)  # fmt: skip
+                           device=None if context.job is None else context.job.device,
+                           regions=context.regions)  # fmt: skip
 
 
 ONE_RANK = "the mesh has one rank, so there is nothing to search, and solution is None"
