@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -22,10 +23,13 @@ from autopar.model.calls import Calls
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import sharded
 from autopar.model.inputs import Inputs, describe
+from autopar.model.paged import STAGED, subject_of_call
 from autopar.model.planner import Planner
 from autopar.model.proxy import ModelProxy
 from autopar.model.state_dicts import give_public_state_dicts
 from autopar.model.wrappers import refuse_compile
+from autopar.page.paged import Paged
+from autopar.page.subject import Subject
 from autopar.plan.batch import split_over
 from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_of
@@ -50,7 +54,7 @@ Outputs = Literal["sharded", "global"]  # how tensors come back: as DTensors, or
 OUTPUTS: tuple[Outputs, ...] = get_args(Outputs)
 
 
-class Parallel(ModelProxy):
+class Parallel(Paged, ModelProxy):
     """A model on a mesh. Made by ``parallelize``.
 
     It is a module with the model's own children, attributes and names: ``named_parameters``, ``state_dict``, ``train``,
@@ -156,6 +160,15 @@ class Parallel(ModelProxy):
         order = self._current().local.order
         assert order is not None
         return Communication.of({"": (order, 1)}, in_order=self.job is None or self.job.in_order)
+
+    def subject(self, machine: Machine | str | Path | None = None) -> Subject:
+        """Return what the page of the call shows, as data. ``RuntimeError`` before a capture, and with stages."""
+        if self.mesh.sizes.get(PIPELINE, 1) > 1:
+            raise RuntimeError(STAGED)
+        compiled, compiler = self._current(), self.compiler
+        planned = compiler.machine or compiler.planner.machine if compiled.found is None else compiled.found.machine
+        name = type(self.module).__name__
+        return subject_of_call(compiled, name, self.mesh, machine or planned, self.communication)
 
     def local(self, rank: int) -> Program:
         """Return the program of one rank, in the shapes of its pieces and in the order in which it runs.

@@ -22,6 +22,8 @@ from autopar.ir.program import Program
 from autopar.ir.value_names import GROWTH, SCALE
 from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs, describe
+from autopar.page.paged import Paged
+from autopar.page.subject import Subject
 from autopar.report.passes import Reports
 from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.recording import Recorder, recording
@@ -43,6 +45,7 @@ from autopar.step.memory_limit import memory_of_programs
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions, describe_options
 from autopar.step.outputs import returned_like_the_model
+from autopar.step.paged import subject_of_step
 from autopar.step.program import Step
 from autopar.step.rank_step import RankStep, rank_step_of
 from autopar.step.runs import OnProcess, Returned, Simulated
@@ -55,7 +58,7 @@ from autopar.torch_private import without_function_modes
 CHECK_EVERY = 100  # steps between checks of a scale on an accelerator, because a check waits for the device
 
 
-class TrainStep:
+class TrainStep(Paged):
     """Forward, backward and optimizer of a batch, compiled into static programs. Made by ``parallel.train_step``.
 
     Attributes:
@@ -150,6 +153,10 @@ class TrainStep:
         programs = [(count if name == "micro" else 1, program) for name, program in step.programs.items()]
         words = f"{type(self.optimizer).__name__}{self._described_options}"
         return priced(solution_of(found, step, words), programs, micro.captured.at_sizes, count)
+
+    def subject(self, machine: Machine | str | Path | None = None) -> Subject:
+        """Return what the page of the step shows, as data. ``RuntimeError`` before a capture."""
+        return subject_of_step(self, self._calls, machine)
 
     @property
     def choice(self) -> StepChoice:

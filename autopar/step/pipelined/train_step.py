@@ -14,6 +14,7 @@ from autopar.costs.profile import Profile
 from autopar.errors import shown
 from autopar.ir.mesh import PIPELINE
 from autopar.model.calls import Calls
+from autopar.page.subject import Subject
 from autopar.report.passes import Reports
 from autopar.runtime.measuring.clock import Effort
 from autopar.scheduling.programs.communication import Communication
@@ -21,6 +22,7 @@ from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches import MicroBatches
 from autopar.step.measured import measured
 from autopar.step.options import StepOptions
+from autopar.step.paged import subject_of_stages
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.placing.update import PipelinedUpdate
@@ -104,6 +106,10 @@ class PipelinedStep(TrainStep):
         """
         job = self._calls.job
         return communication_of(*self._now(), job is None or job.in_order)
+
+    def subject(self, machine: Machine | str | Path | None = None) -> Subject:
+        """Return what the page of the step shows, as data. ``RuntimeError`` before a capture."""
+        return subject_of_stages(self, self._calls, machine)
 
     def local(self, rank: int) -> Any:
         """Return the programs that one rank runs, stage by stage. ``RuntimeError`` before a capture."""
