@@ -31,12 +31,7 @@ PAGE_EXAMPLES = f"""
 [cyan]autopar page llama-2-7b --sequence 2048 --mesh dp=4,tp=2 --machine "NVIDIA H100 80GB HBM3" --output plan.html[/cyan]
 {STATUS}"""
 
-PAGES = {
-    "Page": (
-        OptionRow("output", "FILE", "The file to write.", short="o"),
-        OptionRow("title", "TEXT", "The title of the page.", "the name of the model"),
-    )
-}
+PAGES = {"Page": (OptionRow("output", "FILE", "The file to write.", short="o"),)}
 
 
 def _report(context: typer.Context) -> int:

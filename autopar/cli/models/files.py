@@ -45,7 +45,7 @@ def called(name: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
     except Exception as error:
-        raise Refused(f"{name} raises {raised(error)}; correct it: autopar calls it without arguments") from None
+        raise Refused(f"{name} raises {raised(error)}; correct it: autopar calls it without arguments") from error
 
 
 def module_of(where: str) -> ModuleType:

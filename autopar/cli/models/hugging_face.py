@@ -150,9 +150,12 @@ def _config_of(name: str, model_class: Any, content: dict[str, Any], settings: M
     if hasattr(known, "use_cache"):
         content["use_cache"] = False
     try:
-        return config_class(**content)
+        config = config_class(**content)
     except Exception as error:
         raise Refused(f"the configuration of {name} is refused: {raised(error)}; change it with --set") from None
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0  # with which labels are shifted, to be the decoder's ids
+    return config
 
 
 def _settings(texts: Sequence[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from autopar.cli.models.files import called, function_of
+from autopar.cli.models.raised import raised
 from autopar.cli.train.refused import Refused
 from autopar.errors import class_of
 from autopar.ir.structure import flatten
@@ -45,8 +46,8 @@ def own_model(name: str, example: str | None, values: bool) -> tuple[torch.nn.Mo
         if _is_on_meta(made):
             return *made, ()
         why = "it names a device"
-    except Exception as error:  # it may need values: then it is made with them, and what it raises then is said
-        why = str(error).partition("\n")[0]
+    except Refused as error:  # it may need values: then it is made with them, and what it raises then is said
+        why = str(error) if error.__cause__ is None else raised(error.__cause__)
     return *_made(name, make, example, arguments), (f"the model has its values, which take memory: on meta, {why}",)
 
 

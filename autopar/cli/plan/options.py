@@ -40,7 +40,6 @@ class PageOptions(PlannedOptions):
     """The options of ``autopar page`` and their defaults."""
 
     output: str = "autopar.html"
-    title: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,8 @@ from autopar.cli.files import check_writable
 from autopar.cli.output import output_of
 from autopar.cli.plan.options import PageOptions, PlannedOptions
 from autopar.cli.plan.planning import Planned, planning_of
-from autopar.cli.plan.show import show_request, show_transfers, time_text
+from autopar.cli.plan.show import certified, show_modules, show_request, show_transfers, time_text
 from autopar.cli.status import DONE, status_of
-from autopar.page.figures import figures
-from autopar.page.page import page
 from autopar.parallel import Parallel
 from autopar.report.memory import MemoryReport, memory_of
 from autopar.report.progress import doing
@@ -35,13 +33,14 @@ def _report(options: PlannedOptions) -> int:
     planning, plan = planning_of(options, "autopar report")
     show_request(output, options, planning)
     planned = planning.placed(plan)
-    found = figures(planned, planning.machine)
+    found = planned.figures(planning.machine)
     memory = _memory(planned)
     say = partial(output.text.print, soft_wrap=True)
     say(f"\n{planned.reports}", end="")
-    if planned.solution is not None:
-        say(f"\n{planned.solution}", end="")
+    show_modules(output.text, found)
     show_transfers(output.text, found)
+    if planned.solution is not None:
+        say(f"\n{certified(planned.solution)}", end="")
     say(f"\n{memory}", end="")
     say(f"\n{planned.communication}", end="")
     bound = "" if found["bound"] is None else f", the bound is {time_text(found['bound'] * 1e9)}"
@@ -63,10 +62,10 @@ def _write_page(options: PageOptions) -> int:
     show_request(output, options, planning)
     planned = planning.placed(plan)
     with doing(f"write {options.output}"):
-        page(planned, options.output, planning.machine, title=options.title or options.model)
+        planned.page(options.output, machine=planning.machine)
     size = bytes_text(Path(options.output).stat().st_size)
     output.notes.print(f"{options.output} has the page, {size}; it opens in a browser", soft_wrap=True)
-    output.give({**figures(planned, planning.machine), "page": options.output})
+    output.give({**planned.figures(planning.machine), "page": options.output})
     return DONE
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autopar.cli.plan.planning import Planned, Planning
-from autopar.costs.program_price import price
 from autopar.errors import AutoparError
-from autopar.parallel import Parallel
+from autopar.ir.transfers import TRANSFERS
+from autopar.page.subject import Alternative
 from autopar.plan.plan import Plan
-from autopar.report.memory import memory_of
 from autopar.report.passes import Reports
 from autopar.report.progress import doing
-from autopar.report.transfers import bytes_per_axis
 from autopar.search.solutions.solution import Solution
 
 
@@ -32,6 +30,7 @@ class PlanRow:
         reports: what the passes did.
         why: why the plan cannot be placed; "" if it can.
         planned: the model on its mesh; ``None`` where it is not needed any more.
+        found: its figures.
     """
 
     name: str
@@ -43,12 +42,19 @@ class PlanRow:
     reports: Reports | None = None
     why: str = ""
     planned: Planned | None = None
+    found: Mapping[str, Any] = field(default_factory=dict)
 
-    def figures(self) -> Mapping[str, Any]:
+    def to_json(self) -> Mapping[str, Any]:
         """Return the row as JSON, in seconds and bytes."""
         seconds = None if self.nanoseconds is None else self.nanoseconds / 1e9
-        found = {"plan": self.name, "seconds": seconds, "received": self.received, "memory": self.memory}
-        return found | ({"why": self.why} if self.why else {"fits": self.fits})
+        row = {"plan": self.name, "seconds": seconds, "received": self.received, "memory": self.memory}
+        return row | ({"why": self.why} if self.why else {"fits": self.fits})
+
+    def alternative(self) -> Alternative:
+        """Return the row as the page of another plan shows it."""
+        if self.nanoseconds is None:
+            return Alternative(self.name, None, note=self.why)
+        return Alternative(self.name, self.nanoseconds / 1e9, self.memory, "" if self.fits else "does not fit")
 
 
 def row_of(name: str, plan: Plan | Solution, planning: Planning) -> PlanRow:
@@ -58,14 +64,14 @@ def row_of(name: str, plan: Plan | Solution, planning: Planning) -> PlanRow:
         AutoparError, ValueError: the plan cannot be placed.
     """
     planned = planning.placed(plan)
-    if isinstance(planned, Parallel):
-        programs, memory = [planned.program], memory_of(planned.local(0)).peak
-    else:
-        programs, memory = [*planned.program.programs.values()], planned.memory().peak
-    nanoseconds = price(planned.program, planning.machine).nanoseconds
-    received = sum(sum(bytes_per_axis(program).values()) for program in programs)
-    fits = planning.limit is None or memory <= planning.limit
-    return PlanRow(name, nanoseconds, received, memory, fits, planned.solution, planned.reports, planned=planned)
+    with doing(f"price {name}"):
+        found = planned.figures(planning.machine)
+    received = sum(row["bytes"] for row in found["transfers"] if TRANSFERS[row["transfer"]].collective)
+    fits = planning.limit is None or found["memory"] <= planning.limit
+    return PlanRow(
+        name, round(found["seconds"] * 1e9), received, found["memory"], fits, planned.solution, planned.reports,
+        planned=planned, found=found,
+    )  # fmt: skip
 
 
 def rows_of(plans: Sequence[str], planning: Planning) -> list[PlanRow]:

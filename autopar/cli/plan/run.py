@@ -11,12 +11,10 @@ from autopar.cli.output import Output, output_of
 from autopar.cli.plan.options import PlanOptions
 from autopar.cli.plan.planning import Planning, planning_of
 from autopar.cli.plan.rows import PlanRow, cheapest, row_of, rows_of
-from autopar.cli.plan.show import show_figures, show_machine, show_notes, show_request, show_rows
+from autopar.cli.plan.show import show_machine, show_notes, show_plan, show_request, show_rows
 from autopar.cli.status import DONE, status_of
 from autopar.cli.train.refused import Refused
 from autopar.ir.mesh import Mesh
-from autopar.page.figures import figures
-from autopar.page.page import page
 from autopar.plan.plan import SEARCH
 from autopar.plan.presets import PRESETS
 from autopar.report.progress import doing
@@ -50,10 +48,9 @@ def _follow(options: PlanOptions) -> int:
         show_notes(output.notes, rows[0].reports or ())
     best = cheapest(rows) or _refused(rows, planning)
     assert best.planned is not None
-    found: dict[str, Any] = {**figures(best.planned, planning.machine)}
     if not options.compare:
-        show_figures(output.text, best, found)
-    found |= {"plans": [row.figures() for row in rows]} if options.compare else {}
+        show_plan(output.text, best)
+    found = {**best.found, **({"plans": [row.to_json() for row in rows]} if options.compare else {})}
     found |= _asked(options, output, rows, other)
     if options.save is not None:
         _searched(rows, f"--save {options.save} writes a searched plan").save(options.save)
@@ -61,7 +58,8 @@ def _follow(options: PlanOptions) -> int:
         output.notes.print(words, soft_wrap=True)
     if options.html is not None:
         with doing(f"write {options.html}"):
-            page(best.planned, options.html, planning.machine)
+            others = [row.alternative() for row in rows] if options.compare else []
+            best.planned.page(options.html, machine=planning.machine, alternatives=others)
         output.notes.print(f"{options.html} has the page of the plan {best.name}", soft_wrap=True)
     output.give(found)
     return DONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich import box
@@ -53,16 +54,36 @@ def show_notes(console: Console, reports: Iterable[PassReport]) -> None:
             console.print(f"{report.name}: {note}", soft_wrap=True)
 
 
-def show_figures(console: Console, row: PlanRow, found: Mapping[str, Any]) -> None:
-    """Print the plan by module, its transfers, and what a step takes."""
+def show_plan(console: Console, row: PlanRow) -> None:
+    """Print the figures of a plan: modules, transfers, and what a step takes; and the certificate of a search."""
+    show_modules(console, row.found)
+    show_transfers(console, row.found)
+    if row.solution is not None:
+        console.print(f"\n{certified(row.solution)}", soft_wrap=True, end="")
     assert row.nanoseconds is not None
-    console.print(f"\n{row.solution}" if row.solution is not None else "", soft_wrap=True, end="")
-    show_transfers(console, found)
     console.print(
         f"\n{row.name}: {time_text(row.nanoseconds)} a step, a rank receives {bytes_text(row.received)} and needs "
         f"{bytes_text(row.memory)}",
         soft_wrap=True,
     )
+
+
+def certified(solution: Solution) -> str:
+    """Return the certificate of a searched plan, after how the step runs and where the plan is from."""
+    return str(replace(solution, modules=())) if solution.step is None else str(solution.step) + f"{solution.certificate}\n"
+
+
+def show_modules(console: Console, found: Mapping[str, Any]) -> None:
+    """Print a table of the modules of the figures, those inside included in each."""
+    right = (Column(name, justify="right", no_wrap=True) for name in ("ops", "transfers"))
+    table = table_of(Column("module", overflow="fold"), "parameters → result", *right)
+    for row in found["modules"]:
+        layouts = [f"{name} {type}" for name, type in row["parameters"].items()]
+        layouts += [f"→ {row['result']}"] if row["result"] else []
+        times = (time_text(row[name] * 1e9) for name in ("seconds", "transfer_seconds"))
+        table.add_row(Text(row["module"] or "(the model)"), Text("\n".join(layouts)), *times)
+    console.print()
+    console.print(table)
 
 
 def show_transfers(console: Console, found: Mapping[str, Any]) -> None:
