@@ -161,7 +161,7 @@ class Parallel(Paged, ModelProxy):
         assert order is not None
         return Communication.of({"": (order, 1)}, in_order=self.job is None or self.job.in_order)
 
-    def subject(self, machine: Machine | str | Path | None = None) -> Subject:
+    def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page of the call shows, as data. ``RuntimeError`` before a capture, and with stages."""
         if self.mesh.sizes.get(PIPELINE, 1) > 1:
             raise RuntimeError(STAGED)

@@ -21,13 +21,14 @@ from autopar.costs.profile_table import table_of
 from autopar.errors import ProfileError
 from autopar.ir.digest import program_digest
 from autopar.ir.program import Program
+from autopar.notebook import InNotebook
 
 REMEDY = "make one of this step with autopar profile step --save FILE, or step.measure().save(FILE)"
 SHOWN = 3  # calls that an error lists
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(InNotebook):
     """Measured times of the calls of a training step. Prints as a table of the dearest calls.
 
     Attributes:

@@ -11,9 +11,10 @@ from autopar.ir.edit import Edit
 from autopar.ir.program_data import ProgramData
 from autopar.ir.text.parser import parse_program
 from autopar.ir.text.printer import print_program
+from autopar.notebook import ProgramInNotebook
 
 
-class Program(ProgramData):
+class Program(ProgramInNotebook, ProgramData):
     """A captured step on a mesh: an FX graph of functional ATen ops, one record a node, and a level.
 
     The attributes are those of ``ProgramData``.

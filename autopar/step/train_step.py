@@ -154,7 +154,7 @@ class TrainStep(Paged):
         words = f"{type(self.optimizer).__name__}{self._described_options}"
         return priced(solution_of(found, step, words), programs, micro.captured.at_sizes, count)
 
-    def subject(self, machine: Machine | str | Path | None = None) -> Subject:
+    def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page of the step shows, as data. ``RuntimeError`` before a capture."""
         return subject_of_step(self, self._calls, machine)
 

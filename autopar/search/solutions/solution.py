@@ -18,6 +18,7 @@ from autopar.ir.digest import program_digest
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, tensor_type
 from autopar.ir.program import Program
+from autopar.notebook import InNotebook
 from autopar.plan.spec import Spec
 from autopar.search.certificate import Certificate
 from autopar.search.solutions.again import Again
@@ -38,7 +39,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
-class Solution(Certificate):
+class Solution(InNotebook, Certificate):
     """The cheapest plan that a search found, and how far from the cheapest of all it can be. Prints as a table.
 
     Attributes:
