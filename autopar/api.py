@@ -161,7 +161,7 @@ def parallelize(
     if given is not None:
         parallel.compiler.planner.notes.extend(about_machine(given, None if machine is None else on))
     if example is not None:
-        args, kwargs = _example(example)
+        args, kwargs = split_example(example)
         parallel.capture(*args, **kwargs)
     return parallel
 
@@ -204,7 +204,7 @@ def _on_best_mesh(
     _check_choice("outputs", outputs, OUTPUTS)
     device = _device(model, None)
     on = machine_from(machine) if machine is not None else devices.machine or machine_of(device)
-    args, kwargs = _example(example)
+    args, kwargs = split_example(example)
     row = Mesh(a=devices.count)
     job = job_of(row, device, None, timeout)
     agreement = None if job is None or devices.count == 1 else Agreement(job.control, row)
@@ -293,7 +293,7 @@ def _check_wrappers(model: torch.nn.Module) -> None:
             )
 
 
-def _example(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def split_example(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Mapping):
         return (), dict(example)
     if isinstance(example, (tuple, list)):
