@@ -124,11 +124,15 @@ IN_THE_GRAPH: tuple[tuple[str, str], ...] = (
 )
 
 
-def values_read(origin: Origin, cause: Exception) -> CaptureError:
+class ReadsValues(CaptureError):
+    """The step depends on the values of its tensors."""
+
+
+def values_read(origin: Origin, cause: Exception) -> ReadsValues:
     """Return the error for a step that depends on the values of its tensors."""
     text = f"{origin.source.partition('  ')[2]} {cause}"  # without the name of the file
     remedy = next(remedy for piece, remedy in IN_THE_GRAPH if piece in text)
-    return CaptureError(
+    return ReadsValues(
         f"the step depends on the values of its tensors, so it is not one static graph\n"
         f"    {origin.source or 'unknown line'}\n"
         f"  it reads them with {str(cause).splitlines()[0]} (.item(), bool(), nonzero and the like)\n"

@@ -123,6 +123,8 @@ class Recorder(TorchDispatchMode):
         self.dependent: tuple[Origin, Exception] | None = None  # where forward read the values of tensors
         self.streams: Streams | None = None  # of the trace that is running
         self.random = random
+        self.elsewhere: tuple[str, str] | None = None  # module and line of ops that are made later than forward asks
+        self.rows: list[tuple[str, int, int, int]] = []  # sums of rows that a mask selects: see ``note_rows``
         self.phase = "forward"  # set by the tracer and not detected: a capture may itself run inside a backward
 
     @contextlib.contextmanager
@@ -168,6 +170,25 @@ class Recorder(TorchDispatchMode):
             )
             raise self.refused
         self.constrained.append((node, spec, source))
+
+    @contextlib.contextmanager
+    def placed(self, place: tuple[str, str]) -> Iterator[None]:
+        """Note ops as those of another module and line, unless these are empty."""
+        before, self.elsewhere = self.elsewhere, place if place[1] else self.elsewhere
+        try:
+            yield
+        finally:
+            self.elsewhere = before
+
+    def note_rows(self, line: str, experts: int, rows: int, choices: int) -> None:
+        """Note that experts are computed for all rows.
+
+        Args:
+            rows: the number of rows that all experts together compute.
+            choices: the number of rows that they compute in eager, if each choice takes one expert.
+        """
+        if get_proxy_mode() is not None:  # no probe
+            self.rows.append((line, experts, rows, choices))
 
     def running(self) -> str:
         """Return the path of the innermost module that is running."""
@@ -271,7 +292,7 @@ class Recorder(TorchDispatchMode):
         """Set ``current`` to the origin of the op that is being called."""
         if self.phase == "forward":
             call = Call(next(self._calls), func.name())
-            self.current = Origin(self.running(), user_line(), call=call)
+            self.current = Origin(*(self.elsewhere or (self.running(), user_line())), call=call)
             # later ops without a gradient share the number
             self._forward.setdefault(autograd_sequence_number(), self.current)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,14 +12,22 @@ from torch import fx
 
 from autopar.capture.arguments import Arguments
 from autopar.capture.caches import caches_forgotten
-from autopar.capture.checks import ClassesChecked, PythonEffects, assignments_refused, hooked_weights_refused
+from autopar.capture.checks import (
+    ClassesChecked,
+    PythonEffects,
+    assignments_refused,
+    conversions_refused,
+    hooked_weights_refused,
+)
 from autopar.capture.decompose.strides import STRIDES
 from autopar.capture.decompose.unknown import decomposition_table
-from autopar.capture.explained import explained, values_read
+from autopar.capture.explained import ReadsValues, explained, values_read
 from autopar.capture.guards import Guards, Reads
 from autopar.capture.model_swap import ModelSwap
 from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
+from autopar.capture.values.mode import ValuesInGraph
+from autopar.capture.values.notes import about_rows
 from autopar.errors import CaptureError, at_line, class_of
 from autopar.ir.ops.seeded_random import Random, Streams
 from autopar.ir.structure import Structure, flatten, is_cache, path_to, unflatten
@@ -80,20 +88,25 @@ class Tracer:
         self.reads = Reads(model, inputs)
         self.grad = torch.is_grad_enabled()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.reads_values = False  # whether forward decides by the values of tensors
 
     def run(self) -> Tracer:
         tensors = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
         self.device = _device(tensors)
         fakes = [self._fake(t) for t in tensors]
         seed = self._fake(torch.empty((), dtype=torch.int64))
-        tangents = self._probe(fakes, seed)
+        try:
+            tangents = self._probe(fakes, seed)
+        except ReadsValues:
+            self.reads_values = True
+            tangents = self._probe(fakes, seed)
         self.module = self._trace(fakes, tangents, seed)
         self.guards = Guards(list(self.model.named_modules(remove_duplicate=False)), self.reads.guards())
         self._warn_of_changes()
         self.beside.warn()
         assert self.recorder.streams is not None
         self.draws = tuple(self.recorder.streams.draws)
-        self.calls = self.recorder.calls
+        self.calls, self.rows = self.recorder.calls, self.recorder.rows
         if any(mutates(node.target) or node.target in STRIDES for node in self.module.graph.nodes):
             self.module = self._functionalize(self.module, [*fakes, *tangents, seed])
         return self
@@ -106,7 +119,7 @@ class Tracer:
         """Describe what forward changes and a captured step does not change."""
         names = [*self.model_swap.changed, *self.reads.changed]
         changed = f"forward changes {', '.join(names)}; the captured step keeps the values of the first call"
-        return (*[changed] * bool(names), *self.beside.notes())
+        return (*[changed] * bool(names), *self.beside.notes(), *about_rows(self.rows))
 
     def _warn_of_changes(self) -> None:
         """Warn of values that forward changes and reads in its next call.
@@ -147,6 +160,7 @@ class Tracer:
             failed_ops_unlogged(),
             _plain_recurrences(),
             assignments_refused(),
+            conversions_refused(),
         )
         # hooks run in this order: an error about a hook needs to know the module that runs
         hooks = self.recorder.modules(), hooked_weights_refused(self.recorder.paths)
@@ -167,7 +181,7 @@ class Tracer:
         flat = [next(inputs) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
         args, kwargs = unflatten(flat, self.arguments.spec)
         before = [(value, flatten(value)) for value in (*args, *kwargs.values())]
-        outputs = self.model(*args, **kwargs)
+        outputs = self._forward(args, kwargs)
         self._refuse_changed(before, outputs)
         if (
             self.recorder.streams is not None
@@ -189,6 +203,14 @@ class Tracer:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.returned = len(tensors)
         return tensors
+
+    def _forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if not self.reads_values:
+            return self.model(*args, **kwargs)
+        with ValuesInGraph(self.recorder, self.beside.unchecked.append, self.device) as values:
+            outputs = self.model(*args, **kwargs)
+        values.finish(flatten(outputs)[0])
+        return outputs
 
     def _refuse_changed(self, before: Sequence[tuple[Any, tuple[list[Any], Structure]]], outputs: Any) -> None:
         """Refuse arguments whose contents forward changes, except a cache that it also returns."""
@@ -228,7 +250,7 @@ class Tracer:
         if self.recorder.refused is not None:
             raise self.recorder.refused
         if self.recorder.dependent is not None:
-            origin, cause = self.recorder.dependent
+            (origin, cause), self.recorder.dependent = self.recorder.dependent, None
             raise values_read(origin, cause) from cause
 
     def _probe(self, fakes: Sequence[torch.Tensor], seed: torch.Tensor) -> list[torch.Tensor]:

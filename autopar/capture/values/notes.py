@@ -1,0 +1,22 @@
+"""Say how much more than eager a captured step computes, where it computes experts for all tokens."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Sequence
+
+
+def about_rows(rows: Sequence[tuple[str, int, int, int]]) -> Iterator[str]:
+    """Yield a sentence for each line of the model that adds up rows of experts.
+
+    Args:
+        rows: for each time: the line, the number of experts, the rows that all of them compute, and the choices.
+    """
+    times = collections.Counter(rows)
+    for (line, experts, computed, choices), count in times.items():
+        if computed > choices:
+            often = f", {count} times" if count > 1 else ""
+            yield (
+                f"{experts} experts are computed for all tokens{often}: {computed} rows, which is {computed / choices:.1f}× "
+                f"the FLOPs of eager's, where each of the {choices} choices computes one row\n    {line}"
+            )

@@ -1,0 +1,204 @@
+"""Write rows that a mask selects into a tensor, so that only those that count do.
+
+``out.index_add_(0, rows, values)`` adds up the rows that count. Such sums wait until somebody reads ``out``: then those
+of all experts, which are alike, are computed in one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from autopar.capture.values.domain import Domain, counted, replaced
+from autopar.capture.values.later import Later, parts
+from autopar.capture.values.rows import Rows
+from autopar.capture.values.rowwise import PRODUCTS, name_of
+from autopar.torch_private import storage_of
+
+if TYPE_CHECKING:
+    from autopar.capture.values.mode import ValuesInGraph
+
+
+@dataclass(eq=False)
+class Sum:
+    """One sum that waits.
+
+    Attributes:
+        into: the tensor that it is added to.
+        dim: the dim of the rows.
+        value: the sum.
+        rows: how many rows are computed for it.
+        choices: the number of positions of the mask.
+        under: the conditions that hold where it is added.
+    """
+
+    into: torch.Tensor
+    dim: int
+    size: int
+    value: Later
+    rows: int
+    choices: int
+    line: str
+    under: tuple[Any, ...] = ()
+
+
+class Sums:
+    """The sums that wait for somebody who reads them."""
+
+    def __init__(self, mode: ValuesInGraph) -> None:
+        self.mode = mode
+        self.waiting: list[Sum] = []
+
+    def add(self, one: Sum) -> None:
+        if any(other.into is not one.into for other in self.waiting):
+            self.finish_all()
+        self.waiting.append(one)
+
+    def drop(self, condition: Any) -> None:
+        """Leave out the sums under a condition that cannot hold."""
+        self.waiting = [one for one in self.waiting if condition not in one.under]
+
+    def finish(self, leaves: Sequence[Any], but: Any = None) -> None:
+        """Compute the sums into tensors that share memory with one of these, except with ``but`` itself."""
+        if self.waiting:
+            storage = storage_of(self.waiting[0].into)
+            if any(isinstance(x, torch.Tensor) and x is not but and storage_of(x) == storage for x in leaves):
+                self.finish_all()
+
+    def finish_all(self) -> None:
+        sums, self.waiting = self.waiting, []
+        if not sums:
+            return
+        mode = self.mode
+        batch = mode.evaluator.together([one.value for one in sums], mode.histories) if len(sums) > 1 else None
+        alike = len({(one.dim, one.size) for one in sums}) == 1
+        if batch is not None and alike:
+            with mode.recorder.placed(sums[0].value.place):
+                _add_to(sums[0], batch.sum(0))
+        else:
+            for one in sums:
+                value = mode.evaluator.now(one.value)
+                with mode.recorder.placed(one.value.place):
+                    _add_to(one, value)
+        rows, choices = sum(one.rows for one in sums), max(one.choices for one in sums)
+        mode.recorder.note_rows(sums[0].line, len(sums), rows, choices)
+
+
+def _add_to(one: Sum, value: torch.Tensor) -> None:
+    into = one.into.narrow(one.dim, 0, one.size) if one.size != one.into.shape[one.dim] else one.into
+    into.add_(value.to(into.dtype))
+
+
+def written(mode: ValuesInGraph, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+    """Do what a call writes with rows, and return its result in a tuple; ``None`` for another call."""
+    if name == "index_add_" and not isinstance(args[0], Rows):
+        named = dict(zip(("self", "dim", "index", "source"), args, strict=False)) | kwargs
+        return (_add_rows(mode, named),)
+    if name == "__setitem__" and not isinstance(args[0], Rows):
+        return (_put_rows(mode, *args),)
+    if name in ("sum", "mean") and isinstance(args[0], Rows):
+        return _of_rows(mode, name, *args, **kwargs)
+    if name == "cross_entropy":
+        return (_cross_entropy(mode, *args, **kwargs),)
+    return None
+
+
+def _add_rows(mode: ValuesInGraph, named: dict[str, Any]) -> torch.Tensor:
+    out, dim, index, source = (named[key] for key in ("self", "dim", "index", "source"))
+    if not isinstance(index, Rows) or not isinstance(source, Rows) or named.get("alpha", 1) != 1:
+        raise mode.refuse("adds rows that a mask selects in a way that is not known", "use out.index_add_(0, rows, values)")
+    dim %= out.dim()
+    domain, place = source.domain, mode.place()
+    along = index.coordinates
+    if source.at != dim or along is None or len(index.sizes) != 1 or domain.sizes[along[0]] > out.shape[dim]:
+        raise mode.refuse("adds rows at positions that are not those of the mask", "use the positions that nonzero gives")
+    how = (dim, domain.sizes, source.support, (along[0],))
+    value = Later(counted, (source.value, domain.mask, *how), place=place)
+    size = domain.sizes[along[0]]
+    mode.sums.add(Sum(out, dim, size, value, rows_of(source.value), domain.count(domain.dims), place[1], tuple(mode.conditions.open)))
+    return out  # type: ignore[no-any-return]
+
+
+def rows_of(value: Later) -> int:
+    """Return for how many rows the matrix products of a value are computed."""
+    found, open_, seen = 0, [value], set()
+    while open_:
+        one = open_.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            if name_of(one.function) in PRODUCTS:
+                found = max(found, one.rows)
+            open_ += [leaf for leaf in parts(one)[0] if isinstance(leaf, Later)]
+    return found
+
+
+def _put_rows(mode: ValuesInGraph, x: torch.Tensor, index: Any, value: Any) -> None:
+    index = index if isinstance(index, tuple) else (index,)
+    rows = [entry for entry in index if isinstance(entry, Rows)]
+    plain = [entry for entry in index if not isinstance(entry, Rows)]
+    if not rows or plain or any(row.coordinates is None or len(row.sizes) != 1 for row in rows):
+        raise mode.refuse("writes at rows that a mask selects in a way that is not known", "use out.index_add_(0, rows, values)")
+    domain = rows[0].domain
+    along = tuple(row.coordinates[0] for row in rows)  # type: ignore[index]
+    if len(set(along)) < len(along) or any(domain.sizes[d] != x.shape[k] for k, d in enumerate(along)):
+        raise mode.refuse("writes at positions that are not those of the mask", "use the positions that nonzero gives")
+    mask = mode.evaluator.now(domain.mask)
+    rest = x.shape[len(along) :]
+    if isinstance(value, Rows):
+        if value.at:
+            raise mode.refuse("writes rows whose first dim is another", "move the rows to the first dim")
+        whole = mode.evaluator.now(mode.widened(value, domain.dims))
+        whole = whole.reshape(*domain.sizes, *whole.shape[1:]).expand(*domain.sizes, *rest)
+    else:
+        number = torch.as_tensor(value, dtype=x.dtype, device=x.device)
+        if number.dim() > len(rest):
+            raise mode.refuse("writes as many rows as a mask selects from another tensor", "use x.masked_scatter(mask, rows)")
+        whole = number.expand(*domain.sizes, *rest)
+    mode.sums.finish_all()
+    order = tuple(along.index(d) for d in sorted(along))
+    with mode.recorder.placed(mode.place()):
+        x.copy_(replaced(x, mask, whole, order, tuple(sorted(along))))
+
+
+def _of_rows(mode: ValuesInGraph, name: str, rows: Rows, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    """Return the sum or the mean over the rows that count; ``None`` if it is not over the rows."""
+    dims = range(rows.dim()) if dim is None else [d % rows.dim() for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+    if rows.at not in dims:
+        return None
+    if kwargs.get("dtype") is not None or keepdim:
+        raise mode.refuse(f"computes the {name} of rows that a mask selects, with options", "leave them out")
+    domain = rows.domain
+    total = Later(counted, (rows.value, domain.mask, rows.at, domain.sizes, rows.support, ()), place=mode.place())
+    result = mode.evaluator.now(total)
+    if rows.support != domain.dims:
+        result = mode.evaluator.now(
+            Later(counted, (mode.widened(rows, domain.dims), domain.mask, rows.at, domain.sizes, domain.dims, ()))
+        )
+    others = [d - (d > rows.at) for d in dims if d != rows.at]
+    size = 1
+    for d in dims:
+        size *= rows.sizes[d] or 1
+    result = result.sum(others) if others else result
+    if name == "mean":
+        result = result / (mode.evaluator.now(domain.mask).sum() * size)
+    mode.conditions.note_made([result])
+    return (result,)
+
+
+def _cross_entropy(mode: ValuesInGraph, scores: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compute the loss of the rows that count: the others have the class that is ignored."""
+    ignored = kwargs.get("ignore_index", -100)
+    known = kwargs.get("reduction", "mean") in ("mean", "sum") and not args
+    if not (isinstance(scores, Rows) and isinstance(target, Rows)) or scores.at or target.sizes != (None,) or not known:
+        raise mode.refuse("computes the loss of rows that a mask selects in a way that is not known", "give the other rows the class ignore_index")
+    domain: Domain = scores.domain
+    mask = mode.evaluator.now(domain.mask).flatten()
+    classes = mode.evaluator.now(mode.widened(target, domain.dims))
+    classes = torch.where(mask, classes, torch.full((), ignored, dtype=classes.dtype, device=classes.device))
+    result = F.cross_entropy(mode.evaluator.now(mode.widened(scores, domain.dims)), classes, **kwargs)
+    mode.conditions.note_made([result])
+    return result
