@@ -141,6 +141,18 @@ def conversions_replaced(by: Callable[[torch.nn.Module], None]) -> Iterator[None
 
 
 @contextlib.contextmanager
+def lists_replaced(by: Callable[[torch.Tensor], Any]) -> Iterator[None]:
+    """Call ``by`` for ``tolist()`` of a fake tensor, which has a method of its own. Tried on 2.13."""
+    kind: Any = FakeTensor  # of no type, because its method is replaced
+    before = kind.tolist
+    kind.tolist = lambda self: by(self)
+    try:
+        yield
+    finally:
+        kind.tolist = before
+
+
+@contextlib.contextmanager
 def zero_tensors_viewed() -> Iterator[None]:
     """Keep views of forward mode's zero tensors on their device under fake tensors.
 

@@ -37,6 +37,7 @@ from autopar.torch_private import (
     are_saved_tensors_hooked,
     compiled_parts_in_eager,
     failed_ops_unlogged,
+    lists_replaced,
     make_fx,
     mutates,
     set_onednn,
@@ -77,10 +78,10 @@ class Tracer:
         self.arguments = arguments
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
-        self.recorder = Recorder(model, random)
+        self.random = random
         self.model_swap = ModelSwap(model)
         self.beside = PythonEffects()
-        self.unroller = Unroller(self.recorder.running)
+        self._note_anew()
         self.compiled = any(
             hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None
             for module in model.modules()
@@ -90,6 +91,10 @@ class Tracer:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.reads_values = False  # whether forward decides by the values of tensors
 
+    def _note_anew(self) -> None:
+        self.recorder = Recorder(self.model, self.random)
+        self.unroller = Unroller(self.recorder.running)
+
     def run(self) -> Tracer:
         tensors = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
         self.device = _device(tensors)
@@ -97,10 +102,12 @@ class Tracer:
         seed = self._fake(torch.empty((), dtype=torch.int64))
         try:
             tangents = self._probe(fakes, seed)
+            self.module = self._trace(fakes, tangents, seed)
         except ReadsValues:
             self.reads_values = True
+            self._note_anew()
             tangents = self._probe(fakes, seed)
-        self.module = self._trace(fakes, tangents, seed)
+            self.module = self._trace(fakes, tangents, seed)
         self.guards = Guards(list(self.model.named_modules(remove_duplicate=False)), self.reads.guards())
         self._warn_of_changes()
         self.beside.warn()
@@ -207,7 +214,8 @@ class Tracer:
     def _forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if not self.reads_values:
             return self.model(*args, **kwargs)
-        with ValuesInGraph(self.recorder, self.beside.unchecked.append, self.device) as values:
+        values = ValuesInGraph(self.recorder, self.beside.unchecked.append, self.device)
+        with values, lists_replaced(values.listed):
             outputs = self.model(*args, **kwargs)
         values.finish(flatten(outputs)[0])
         return outputs

@@ -81,8 +81,6 @@ class ValuesInGraph(TorchFunctionMode):
         if name in ("nonzero", "where", "argwhere") and len(args) + len(kwargs) - ("as_tuple" in kwargs) == 1:
             mask = args[0] if args else next(iter(kwargs.values()))
             return (self._nonzero(mask, name == "where" or bool(kwargs.get("as_tuple"))),)
-        if name == "tolist" and args[0].dim() == 1 and not args[0].is_floating_point():
-            return (Sizes(self, args[0]),)
         if name == "__getitem__" and (mask := _mask_in(args[1])) is not None:
             return (self.on_rows(func, (args[0], self._with_positions(args[1], mask)), {}),)
         if name == "__setitem__" and (mask := _mask_in(args[1])) is not None and args[1] is mask:
@@ -163,6 +161,12 @@ class ValuesInGraph(TorchFunctionMode):
         return result
 
     # -- rows
+
+    def listed(self, tensor: torch.Tensor) -> Any:
+        """Return what ``tolist()`` is: numbers that cannot be computed with, but split by."""
+        if tensor.dim() != 1 or tensor.is_floating_point():
+            return [part.tolist() if part.dim() else part.item() for part in tensor]
+        return Sizes(self, tensor)
 
     def _nonzero(self, mask: torch.Tensor, as_tuple: bool) -> Any:
         domain = self.domain_of(mask)
