@@ -160,11 +160,11 @@ class _GraphBuilder:
     def _constrained(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> tuple[Constrained, ...]:
         """Return the values that forward constrains and that the program still has."""
         alive, found = set(graph.nodes), []
-        for node, spec, source in self.traced.recorder.constrained:
+        for node, spec, source, axis in self.traced.recorder.constrained:
             while node in replaced:
                 node = replaced[node]
             if node in alive:
-                found.append(Constrained(node.name, spec, source))
+                found.append(Constrained(node.name, spec, source, axis))
         return tuple(found)
 
     def _states(

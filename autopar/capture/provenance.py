@@ -110,7 +110,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.origins: dict[fx.Node, Origin] = {}
         self.returned: dict[str, list[fx.Node]] = {}  # module path → the results of its calls, if they are one tensor
-        self.constrained: list[tuple[fx.Node, Any, str]] = []  # value, layout, the user's line
+        self.constrained: list[tuple[fx.Node, Any, str, str]] = []  # value, layout, the user's line, axis of a default
         self.paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self.calls: collections.Counter[str] = collections.Counter()  # module path → how often forward has called it
         self._running: list[str] = []
@@ -169,7 +169,14 @@ class Recorder(TorchDispatchMode):
                 f"{at_line(source, self.running())}\n  constrain a value outside of the transform"
             )
             raise self.refused
-        self.constrained.append((node, spec, source))
+        self.constrained.append((node, spec, source, ""))
+
+    def spread(self, experts: torch.Tensor) -> None:
+        """Note a value whose dim 0 are experts: an axis ``ep`` of the mesh splits it, unless the plan says otherwise."""
+        node = None if get_proxy_mode() is None else node_of(experts)
+        if node is not None:
+            source = self.elsewhere[1] if self.elsewhere else user_line()
+            self.constrained.append((node, ("ep", *"?" * (experts.dim() - 1)), source, "ep"))
 
     @contextlib.contextmanager
     def placed(self, place: tuple[str, str]) -> Iterator[None]:
@@ -329,7 +336,7 @@ class Replay(Recorder):
     def follow(
         self,
         returned: dict[str, list[fx.Node]],
-        constrained: Sequence[tuple[fx.Node, Any, str]],
+        constrained: Sequence[tuple[fx.Node, Any, str, str]],
         placeholders: Mapping[fx.Node, fx.Node],
     ) -> None:
         """Translate the values that modules returned, and that forward constrained, into the nodes made for them.
@@ -338,7 +345,7 @@ class Replay(Recorder):
             placeholders: those of the captured graph → those of the new one.
         """
         made = {**self.new_nodes, **placeholders}
-        self.constrained = [(new, spec, source) for node, spec, source in constrained if (new := made.get(node))]
+        self.constrained = [(new, *rest) for node, *rest in constrained if (new := made.get(node))]
         self.returned = {
             path: [new for node in nodes if (new := self.new_nodes.get(node))] for path, nodes in returned.items()
         }

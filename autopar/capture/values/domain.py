@@ -24,12 +24,14 @@ class Domain:
     Attributes:
         mask: bool, of shape ``sizes``.
         line: the user's line that asks for them.
+        source: the tensor whose nonzero positions they are.
         part: for a piece of a split by sizes that are values: all pieces, and which one this is.
     """
 
     mask: Later
     sizes: tuple[int, ...]
     line: str
+    source: torch.Tensor | None = None
     part: tuple[list[Domain], int] | None = None
 
     @property

@@ -71,13 +71,18 @@ class Evaluator:
 
     Args:
         at: returns a context in which ops belong to a module and a line.
+        spread: is called with each tensor in which experts differ: their number comes first.
         refuse: raises the error for a value that cannot be computed any more.
     """
 
     def __init__(
-        self, at: Callable[[tuple[str, str]], Any], refuse: Callable[[str, str], Exception], device: torch.device
+        self,
+        at: Callable[[tuple[str, str]], Any],
+        refuse: Callable[[str, str], Exception],
+        spread: Callable[[torch.Tensor], None],
+        device: torch.device,
     ) -> None:
-        self.at, self.refuse, self.device = at, refuse, device
+        self.at, self.refuse, self.spread, self.device = at, refuse, spread, device
 
     def now(self, value: Later) -> Any:
         """Compute a value, and keep it."""
@@ -127,6 +132,9 @@ class Evaluator:
         for value in alike.shared:
             self.now(value)  # outside of the batch
         _mark_batched(values)
+        for stacked in alike.stacked:
+            if stacked.is_floating_point():
+                self.spread(stacked)
         return torch.vmap(one, randomness="different")(*alike.stacked)
 
 

@@ -162,6 +162,13 @@ def loop_at(frame: types.FrameType) -> ast.For | None:
     return node if isinstance(node, ast.For) and _within(node.iter, frame.f_lineno) and not node.orelse else None
 
 
+def adds_at(frame: types.FrameType) -> bool:
+    """Return whether a frame runs ``x[rows] += values``."""
+    path = _path_to(_parsed(frame.f_code.co_filename), frame.f_lineno)
+    node = path[-1] if path else None
+    return isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and isinstance(node.target, ast.Subscript)
+
+
 def stored_names(block: list[ast.stmt]) -> frozenset[str]:
     """Return the variables that statements assign."""
     nodes = (node for one in block for node in ast.walk(one))

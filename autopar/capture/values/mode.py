@@ -16,7 +16,7 @@ from autopar.capture.provenance import Recorder, user_line
 from autopar.capture.values.conditions import Condition, Conditions
 from autopar.capture.values.domain import Domain, coordinate, widened
 from autopar.capture.values.later import Evaluator, Later
-from autopar.capture.values.lines import block_at, leaves_early, loop_at, statement_at, stored_names, users_frame
+from autopar.capture.values.lines import adds_at, block_at, leaves_early, loop_at, statement_at, stored_names, users_frame
 from autopar.capture.values.rows import Count, Element, Rows, Sizes
 from autopar.capture.values.rowwise import RANDOM, ROWWISE, Mixed, name_of, results
 from autopar.capture.values.selected import gathered
@@ -41,10 +41,12 @@ class ValuesInGraph(TorchFunctionMode):
     def __init__(self, recorder: Recorder, unchecked: Callable[[str], None], device: torch.device) -> None:
         super().__init__()
         self.recorder, self.unchecked = recorder, unchecked
-        self.evaluator = Evaluator(recorder.placed, self.refuse, device)
+        self.evaluator = Evaluator(recorder.placed, self.refuse, recorder.spread, device)
         self.conditions = Conditions(self.refuse, lambda x: isinstance(x, (torch.Tensor, Rows, Element, Count)))
         self.sums = Sums(self)
-        self.histories: Any = tensor_dict()
+        self.histories: Any = tensor_dict()  # tensor → how it was made
+        self.domains: Any = tensor_dict()  # mask → its version, the conditions, its domain
+        self.distinct: Any = tensor_dict()  # positions → the dim along which no two of them are alike
 
     # -- what forward calls
 
@@ -113,6 +115,9 @@ class ValuesInGraph(TorchFunctionMode):
     def _remember(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note how a tensor has been made, so that equal computations of several experts are found."""
         name = name_of(func)
+        if name in ("topk", "sort"):
+            dim = kwargs.get("dim", args[2 if name == "topk" else 1] if len(args) > (2 if name == "topk" else 1) else -1)
+            self.distinct[result[1]] = dim % result[1].dim()
         if isinstance(result, torch.Tensor) and (name == "__get__" or name in ROWWISE - RANDOM):
             args, kwargs = pytree.tree_map_only(torch.Tensor, Later.of, (tuple(args), dict(kwargs)))
             self.histories[result] = Later(func, args, kwargs, place=self.place(), version=version_of(result))
@@ -181,10 +186,15 @@ class ValuesInGraph(TorchFunctionMode):
     def domain_of(self, mask: torch.Tensor) -> Domain:
         if not mask.dim():
             raise self.refuse("asks for the nonzero positions of a number", "compare it with zero")
+        key = (version_of(mask), *self.conditions.open)
+        if mask in self.domains and self.domains[mask][0] == key:
+            return self.domains[mask][1]  # type: ignore[no-any-return]
         value = Later(_truths, (Later.of(mask),), place=self.place())
         for condition in self.conditions.open:
             value = Later(operator.and_, (value, condition.value), place=self.place())
-        return Domain(value, tuple(mask.shape), user_line())
+        domain = Domain(value, tuple(mask.shape), user_line(), source=mask)
+        self.domains[mask] = key, domain
+        return domain
 
     def positions(self, domain: Domain, dim: int) -> Rows:
         value = Later(coordinate, (domain.mask,), {"dim": dim}, place=self.place())
@@ -228,6 +238,8 @@ class ValuesInGraph(TorchFunctionMode):
         self.conditions.check(leaves)
         self.sums.finish([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], self._adds(function, args))
         name = name_of(function)
+        if name in ("__getitem__", "__setitem__") and (mask := _mask_in(args[1])) is not None:
+            args = (args[0], self._with_positions(args[1], mask), *args[2:])
         if name == "__getitem__" and isinstance(args[1], Element) and isinstance(args[0], torch.Tensor):
             args = (args[0], self._possible(args[1], args[0].shape[0]))
         args, kwargs = _with_numbers(name, args, kwargs)
@@ -254,7 +266,9 @@ class ValuesInGraph(TorchFunctionMode):
 
     def _adds(self, function: Any, args: Any) -> Any:
         """Return the tensor that a call only adds to, so that earlier sums into it need not be finished."""
-        return args[0] if name_of(function) == "index_add_" else None
+        name = name_of(function)
+        frame = users_frame() if name in ("__getitem__", "__setitem__") else None
+        return args[0] if name == "index_add_" or (frame is not None and adds_at(frame)) else None
 
     def _possible(self, element: Element, size: int) -> Element:
         """Return an element below ``size``. A turn of an element that is not cannot count: eager raises an error."""

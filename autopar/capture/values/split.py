@@ -32,7 +32,7 @@ def pieces(mode: ValuesInGraph, x: Any, sizes: Any, dim: int = 0) -> tuple[Rows,
         for k in range(len(sizes)):
             size, end = (Later(torch.Tensor.__getitem__, (table, k)) for table in (whole, ends))
             mask = Later(_between, (size, end, length), place=mode.place())
-            domains.append(Domain(mask, (length,), mode.place()[1], (domains, k)))
+            domains.append(Domain(mask, (length,), mode.place()[1], part=(domains, k)))
         sizes.whole[length] = domains
     shape = [None if d == dim else size for d, size in enumerate(x.shape)]
     return tuple(Rows(mode, domain, Later.of(x), tuple(shape), dim, (0,), x) for domain in sizes.whole[length])

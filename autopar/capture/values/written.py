@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from autopar.capture.values.domain import Domain, counted, replaced
+from autopar.capture.values.domain import Domain, counted, replaced, taken, widened
 from autopar.capture.values.later import Later, parts
 from autopar.capture.values.rows import Rows
 from autopar.capture.values.rowwise import PRODUCTS, name_of
@@ -146,6 +146,14 @@ def _put_rows(mode: ValuesInGraph, x: torch.Tensor, index: Any, value: Any) -> N
     along = tuple(row.coordinates[0] for row in rows)  # type: ignore[index]
     if len(set(along)) < len(along) or any(domain.sizes[d] != x.shape[k] for k, d in enumerate(along)):
         raise mode.refuse("writes at positions that are not those of the mask", "use the positions that nonzero gives")
+    if (added := _added(mode, x, along, value)) is not None and _unique(mode, domain, along):
+        how = (0, domain.sizes, domain.dims, along)
+        total = Later(counted, (added, domain.mask, *how), place=mode.place())
+        under = tuple(mode.conditions.open)
+        size = domain.count(along)
+        mode.sums.add(Sum(x, 0, size, total, rows_of(added), domain.count(domain.dims), mode.place()[1], under))
+        return
+    mode.sums.finish_all()
     mask = mode.evaluator.now(domain.mask)
     rest = x.shape[len(along) :]
     if isinstance(value, Rows):
@@ -158,10 +166,38 @@ def _put_rows(mode: ValuesInGraph, x: torch.Tensor, index: Any, value: Any) -> N
         if number.dim() > len(rest):
             raise mode.refuse("writes as many rows as a mask selects from another tensor", "use x.masked_scatter(mask, rows)")
         whole = number.expand(*domain.sizes, *rest)
-    mode.sums.finish_all()
     order = tuple(along.index(d) for d in sorted(along))
     with mode.recorder.placed(mode.place()):
         x.copy_(replaced(x, mask, whole, order, tuple(sorted(along))))
+
+
+def _added(mode: ValuesInGraph, x: torch.Tensor, along: tuple[int, ...], value: Any) -> Later | None:
+    """Return what ``x[rows] += value`` adds; ``None`` if the value is not a sum of what was there and something else."""
+    if not isinstance(value, Rows) or len(along) != 1 or value.at or name_of(value.value.function) not in ("add", "__add__"):
+        return None
+    old, new, *rest = value.value.args
+    if isinstance(old, Later) and name_of(old.function) == "widened":
+        old = old.args[0]
+    if rest or value.value.kwargs or not isinstance(old, Later) or old.function is not taken or not isinstance(new, Later):
+        return None
+    source = old.args[0]
+    same = isinstance(source.tensor, torch.Tensor) and storage_of(source.tensor) == storage_of(x) and not source.changed()
+    if not same or source.tensor.shape != x.shape or old.args[1] != (0,):
+        return None
+    how = (0, value.domain.sizes, value.support, value.domain.dims)
+    return new if value.support == value.domain.dims else Later(widened, (new, *how), place=mode.place())
+
+
+def _unique(mode: ValuesInGraph, domain: Domain, along: tuple[int, ...]) -> bool:
+    """Return whether no two rows that count have one position along these dims: the others are choices that differ."""
+    others = [d for d in domain.dims if d not in along]
+    if not others:
+        return True
+    made = mode.histories.get(domain.source) if domain.source is not None else None
+    if made is None or name_of(made.function) not in ("eq", "__eq__") or type(made.args[1]) is not int:
+        return False
+    choices = made.args[0].tensor
+    return others == [mode.distinct.get(choices)] and not made.args[0].changed()
 
 
 def _of_rows(mode: ValuesInGraph, name: str, rows: Rows, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
