@@ -27,8 +27,9 @@ from autopar.capture.model_swap import ModelSwap
 from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
 from autopar.capture.values.mode import ValuesInGraph
-from autopar.capture.values.notes import about_rows
+from autopar.capture.values.notes import about_assumptions, about_rows
 from autopar.errors import CaptureError, at_line, class_of
+from autopar.ir.ops.assumptions import assumed
 from autopar.ir.ops.seeded_random import Random, Streams
 from autopar.ir.structure import Structure, flatten, is_cache, path_to, unflatten
 from autopar.torch_private import (
@@ -42,6 +43,7 @@ from autopar.torch_private import (
     mutates,
     set_onednn,
     single_threaded_backward,
+    tensor_dict,
     zero_tensors_viewed,
 )
 
@@ -90,6 +92,7 @@ class Tracer:
         self.grad = torch.is_grad_enabled()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.reads_values = False  # whether forward decides by the values of tensors
+        self.assumed: list[tuple[torch.Tensor, str]] = []  # values of the inputs that the step is for, and lines
 
     def _note_anew(self) -> None:
         self.recorder = Recorder(self.model, self.random)
@@ -126,7 +129,7 @@ class Tracer:
         """Describe what forward changes and a captured step does not change."""
         names = [*self.model_swap.changed, *self.reads.changed]
         changed = f"forward changes {', '.join(names)}; the captured step keeps the values of the first call"
-        return (*[changed] * bool(names), *self.beside.notes(), *about_rows(self.rows))
+        return (*[changed] * bool(names), *self.beside.notes(), *about_rows(self.rows), *about_assumptions(self.assumed))
 
     def _warn_of_changes(self) -> None:
         """Warn of values that forward changes and reads in its next call.
@@ -187,6 +190,10 @@ class Tracer:
         inputs = iter(tensors[len(self.parameters) + len(self.buffers) :])
         flat = [next(inputs) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
         args, kwargs = unflatten(flat, self.arguments.spec)
+        real = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
+        self.real = tensor_dict()
+        for stand_in, tensor in list(zip(tensors, real, strict=True))[len(self.parameters) :]:
+            self.real[stand_in] = tensor
         before = [(value, flatten(value)) for value in (*args, *kwargs.values())]
         outputs = self._forward(args, kwargs)
         self._refuse_changed(before, outputs)
@@ -214,10 +221,11 @@ class Tracer:
     def _forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if not self.reads_values:
             return self.model(*args, **kwargs)
-        values = ValuesInGraph(self.recorder, self.beside.unchecked.append, self.device)
+        values = ValuesInGraph(self.recorder, self.beside.unchecked.append, self.real, self.device)
         with values, lists_replaced(values.listed):
             outputs = self.model(*args, **kwargs)
         values.finish(flatten(outputs)[0])
+        self.assumed = values.assumed
         return outputs
 
     def _refuse_changed(self, before: Sequence[tuple[Any, tuple[list[Any], Structure]]], outputs: Any) -> None:
@@ -291,7 +299,10 @@ class Tracer:
                     gradients = [
                         _with_accumulated(leaf, gradient) for leaf, gradient in zip(sources, gradients, strict=True)
                     ]
-            return [*outputs, *gradients, *self._next_buffers()]
+            returned = outputs
+            for broken, line in self.assumed:
+                returned = [assumed(output.detach(), broken, line) for output in returned]
+            return [*returned, *gradients, *self._next_buffers()]
 
         # as_strided stays a view in this trace, because ops may still write into views
         table = {op: how for op, how in decomposition_table().items() if op not in STRIDES}

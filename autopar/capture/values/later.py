@@ -54,6 +54,11 @@ class Later:
         return self.function is None and version_of(self.tensor) != self.version
 
 
+    def still(self, made: torch.Tensor) -> bool:
+        """Return whether the tensor that has been made so, and all that it was made of, are as they were then."""
+        return version_of(made) == self.version and not any(isinstance(x, Later) and x.changed() for x in parts(self)[0])
+
+
 @dataclass(eq=False)
 class Slot:
     """The place of one tensor among those that differ."""
@@ -232,7 +237,7 @@ class Alike:
         if all(tensor is first for tensor in tensors):
             return first
         made = [self.histories.get(tensor) for tensor in tensors]
-        if all(value is not None and _still(value, tensor) for value, tensor in zip(made, tensors, strict=True)):
+        if all(value is not None and value.still(tensor) for value, tensor in zip(made, tensors, strict=True)):
             mark, known = (len(self.stacked), len(self.shared)), set(self._known)
             try:
                 return self._of_functions([value for value in made if value is not None])
@@ -247,9 +252,3 @@ class Alike:
     def _slot(self, stacked: torch.Tensor) -> Slot:
         self.stacked.append(stacked)
         return Slot(len(self.stacked) - 1)
-
-
-def _still(made: Later, tensor: torch.Tensor) -> bool:
-    """Return whether a tensor, and all that it was made of, are as they were then."""
-    leaves = parts(made)[0]
-    return version_of(tensor) == made.version and not any(isinstance(x, Later) and x.changed() for x in leaves)

@@ -6,7 +6,7 @@ This mode sees the functions that forward calls on tensors. It is on only for a 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,18 +15,21 @@ from torch.overrides import TorchFunctionMode
 from autopar.capture.provenance import Recorder, user_line
 from autopar.capture.values.conditions import Condition, Conditions
 from autopar.capture.values.domain import Domain, coordinate, widened
+from autopar.capture.values.known import KnownValues
 from autopar.capture.values.later import Evaluator, Later
 from autopar.capture.values.lines import adds_at, block_at, leaves_early, loop_at, statement_at, stored_names, users_frame
 from autopar.capture.values.rows import Count, Element, Rows, Sizes
-from autopar.capture.values.rowwise import RANDOM, ROWWISE, Mixed, name_of, results
+from autopar.capture.values.rowwise import MADE, RANDOM, ROWWISE, Mixed, name_of, results
 from autopar.capture.values.selected import gathered
 from autopar.capture.values.split import pieces, put_together
 from autopar.capture.values.written import Sums, written
 from autopar.errors import CaptureError, at_line
 from autopar.torch_private import pytree, tensor_dict, version_of, without_function_modes
 
+NOT_RANDOM = (ROWWISE | MADE) - RANDOM
+TAKE_SIZES = frozenset({"pad", "interpolate", "narrow"})  # which read sizes out of tensors
 MOST_TURNS = 1024  # of a loop over what nonzero finds
-READS = {"tolist": "tolist()", "item": ".item()", "__int__": "int()", "__float__": "float()", "__index__": "an index"}
+READS: dict[str, Any] = {"__int__": int, "__float__": float, "__index__": int}
 KEEPS_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 
 
@@ -36,15 +39,29 @@ class ValuesInGraph(TorchFunctionMode):
     Args:
         recorder: where the ops that it computes later are noted.
         unchecked: gets the lines of checks that are left out.
+        real: stand-in → the tensor of the call that it stands for; no parameters.
+        device: of the call.
+
+    Attributes:
+        assumed: for each value of the inputs that forward reads: a whole number that is 0 where it is the same, and the
+            user's line.
     """
 
-    def __init__(self, recorder: Recorder, unchecked: Callable[[str], None], device: torch.device) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        unchecked: Callable[[str], None],
+        real: Mapping[torch.Tensor, torch.Tensor],
+        device: torch.device,
+    ) -> None:
         super().__init__()
         self.recorder, self.unchecked = recorder, unchecked
         self.evaluator = Evaluator(recorder.placed, self.refuse, recorder.spread, device)
         self.conditions = Conditions(self.refuse, lambda x: isinstance(x, (torch.Tensor, Rows, Element, Count)))
         self.sums = Sums(self)
         self.histories: Any = tensor_dict()  # tensor → how it was made
+        self.known = KnownValues(real)
+        self.assumed: list[tuple[torch.Tensor, str]] = []
         self.domains: Any = tensor_dict()  # mask → its version, the conditions, its domain
         self.distinct: Any = tensor_dict()  # positions → the dim along which no two of them are alike
 
@@ -67,6 +84,8 @@ class ValuesInGraph(TorchFunctionMode):
         if any(isinstance(leaf, (Rows, Element, Count, Sizes)) for leaf in (*leaves, *args)):
             return self.on_rows(func, tuple(args), dict(kwargs))
         self.sums.finish(leaves)
+        if name in TAKE_SIZES:
+            args, kwargs = self._with_sizes(args, kwargs)
         special = self._of_values(name, func, args, kwargs)
         if special is not None:
             return special[0]
@@ -76,10 +95,14 @@ class ValuesInGraph(TorchFunctionMode):
         """Return, in a tuple, what a function that reads values of plain tensors becomes; ``None`` for others."""
         if name == "__bool__":
             answer = self._truth(args[0])
-            return None if answer is None else (answer,)
+            return (answer,) if answer is not None else self._assumed(args[0], bool)
         if name == "item":
             statement = statement_at(frame) if (frame := users_frame()) else None
-            return None if statement is None or args[0].numel() != 1 else (args[0].reshape(()),)
+            if statement is None or args[0].numel() != 1:
+                return self._assumed(args[0], lambda number: number)
+            return (args[0].reshape(()),)
+        if name in READS:
+            return self._assumed(args[0], READS[name])
         if name in ("nonzero", "where", "argwhere") and len(args) + len(kwargs) - ("as_tuple" in kwargs) == 1:
             mask = args[0] if args else next(iter(kwargs.values()))
             return (self._nonzero(mask, name == "where" or bool(kwargs.get("as_tuple"))),)
@@ -107,6 +130,7 @@ class ValuesInGraph(TorchFunctionMode):
                 )
             return result
         assert target is not None
+        self.known.forget(target)
         new = target.clone()
         func(new, *args[1:], **kwargs)
         target.copy_(torch.where(self.holds(outside), new, target))
@@ -115,10 +139,13 @@ class ValuesInGraph(TorchFunctionMode):
     def _remember(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note how a tensor has been made, so that equal computations of several experts are found."""
         name = name_of(func)
+        writes = _writes(name)
+        if writes or name == "__get__" or name in NOT_RANDOM:
+            self.known.follow(func, args, kwargs, result, writes)
         if name in ("topk", "sort"):
             dim = kwargs.get("dim", args[2 if name == "topk" else 1] if len(args) > (2 if name == "topk" else 1) else -1)
             self.distinct[result[1]] = dim % result[1].dim()
-        if isinstance(result, torch.Tensor) and (name == "__get__" or name in ROWWISE - RANDOM):
+        if isinstance(result, torch.Tensor) and (name == "__get__" or name in NOT_RANDOM):
             args, kwargs = pytree.tree_map_only(torch.Tensor, Later.of, (tuple(args), dict(kwargs)))
             self.histories[result] = Later(func, args, kwargs, place=self.place(), version=version_of(result))
 
@@ -135,8 +162,30 @@ class ValuesInGraph(TorchFunctionMode):
         if statement.kind == "check":
             self.unchecked(user_line())
             return statement.answer
+        names = stored_names(block_at(frame, statement.first, statement.last))
+        if names & frame.f_locals.keys() and (assumed := self._assumed(tensor, bool)) is not None:
+            return assumed[0]  # type: ignore[no-any-return]  # the work changes variables
         self._open(frame, statement, tensor if statement.answer else ~tensor.bool())
         return statement.answer
+
+    def _assumed(self, tensor: torch.Tensor, kind: Callable[[Any], Any]) -> tuple[Any] | None:
+        """Return the value that a tensor has in this call, if it depends on the inputs alone: the step is for this value."""
+        number = None if self.conditions.open or tensor.numel() != 1 else self.known.number(tensor)
+        if number is None:
+            return None
+        differs = (tensor.detach().reshape(()) != number).long()
+        self.assumed.append((differs, user_line()))
+        return (kind(number),)
+
+    def _with_sizes(self, args: Any, kwargs: Any) -> Any:
+        """Replace numbers in tensors among the sizes that a function takes by what they are in this call."""
+
+        def number(x: Any) -> Any:
+            assumed = None if x.dim() or x.is_floating_point() else self._assumed(x, int)
+            return x if assumed is None else assumed[0]
+
+        rest = pytree.tree_map_only(torch.Tensor, number, (tuple(args[1:]), dict(kwargs)))
+        return (*args[:1], *rest[0]), rest[1]
 
     def is_empty(self, rows: Domain) -> bool:
         """Answer whether there are no rows, and capture what follows under the condition that there are some."""

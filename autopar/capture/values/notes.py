@@ -20,3 +20,12 @@ def about_rows(rows: Sequence[tuple[str, int, int, int]]) -> Iterator[str]:
                 f"{experts} experts are computed for all tokens{often}: {computed} rows, which is {computed / choices:.1f}× "
                 f"the FLOPs of eager's, where each of the {choices} choices computes one row\n    {line}"
             )
+
+
+def about_assumptions(assumed: Sequence[tuple[object, str]]) -> Iterator[str]:
+    """Yield a sentence for each line that reads a value of the inputs, which the captured step is for."""
+    for line in dict.fromkeys(line for _, line in assumed):
+        yield (
+            f"this line asks for a value of the inputs; the captured step is for the answer in this call, and raises an "
+            f"error where it is another\n    {line}"
+        )

@@ -43,6 +43,10 @@ ALONG = frozenset("gather softmax log_softmax cumsum cumprod normalize sort args
 TRAILING = frozenset("layer_norm rms_norm".split())
 MAYBE_IN_PLACE = frozenset("relu relu6 silu mish elu celu selu leaky_relu hardtanh hardsigmoid hardswish".split())
 RANDOM = frozenset({"dropout"})
+MADE = frozenset(
+    """arange bincount eye empty_like flatten full linspace meshgrid new_full new_ones new_zeros ones pad repeat roll
+    scalar_tensor tensor tile tril triu unfold zeros""".split()
+)  # functions that draw no random numbers, beside those below
 ROWWISE = POINTWISE | VIEWS | PRODUCTS | REDUCTIONS | ALONG | TRAILING
 
 
