@@ -27,7 +27,7 @@ from autopar.capture.model_swap import ModelSwap
 from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
 from autopar.capture.values.mode import ValuesInGraph
-from autopar.capture.values.notes import about_assumptions, about_rows
+from autopar.capture.values.notes import about_assumptions, about_rows, other_answer
 from autopar.errors import CaptureError, at_line, class_of
 from autopar.ir.ops.assumptions import assumed
 from autopar.ir.ops.seeded_random import Random, Streams
@@ -301,7 +301,7 @@ class Tracer:
                     ]
             returned = outputs
             for broken, line in self.assumed:
-                returned = [assumed(output.detach(), broken, line) for output in returned]
+                returned = [assumed(output.detach(), broken, other_answer(line)) for output in returned]
             return [*returned, *gradients, *self._next_buffers()]
 
         # as_strided stays a view in this trace, because ops may still write into views

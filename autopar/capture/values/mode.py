@@ -84,6 +84,8 @@ class ValuesInGraph(TorchFunctionMode):
         if any(isinstance(leaf, (Rows, Element, Count, Sizes)) for leaf in (*leaves, *args)):
             return self.on_rows(func, tuple(args), dict(kwargs))
         self.sums.finish(leaves)
+        if name in ("__getitem__", "__setitem__"):
+            args = (args[0], self._with_bounds(args[1]), *args[2:])
         if name in TAKE_SIZES:
             args, kwargs = self._with_sizes(args, kwargs)
         special = self._of_values(name, func, args, kwargs)
@@ -186,6 +188,18 @@ class ValuesInGraph(TorchFunctionMode):
 
         rest = pytree.tree_map_only(torch.Tensor, number, (tuple(args[1:]), dict(kwargs)))
         return (*args[:1], *rest[0]), rest[1]
+
+    def _with_bounds(self, index: Any) -> Any:
+        """Replace tensors in the bounds of slices by what they are in this call."""
+
+        def bound(x: Any) -> Any:
+            assumed = self._assumed(x, int) if isinstance(x, torch.Tensor) else None
+            return x if assumed is None else assumed[0]
+
+        def entry(x: Any) -> Any:
+            return slice(bound(x.start), bound(x.stop), bound(x.step)) if isinstance(x, slice) else x
+
+        return tuple(map(entry, index)) if isinstance(index, tuple) else entry(index)
 
     def is_empty(self, rows: Domain) -> bool:
         """Answer whether there are no rows, and capture what follows under the condition that there are some."""

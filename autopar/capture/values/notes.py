@@ -29,3 +29,11 @@ def about_assumptions(assumed: Sequence[tuple[object, str]]) -> Iterator[str]:
             f"this line asks for a value of the inputs; the captured step is for the answer in this call, and raises an "
             f"error where it is another\n    {line}"
         )
+
+
+def other_answer(line: str) -> str:
+    """Return the error of a call in which a line reads another value than in the captured one."""
+    return (
+        f"the step was captured for another answer to this line\n    {line}\n"
+        f"  make a parallelize(..., example=...) of its own for batches that have this answer"
+    )

@@ -1,8 +1,8 @@
 """Register an op that checks a truth which the program was captured for.
 
-    y : f32[8/dp 4] = autopar::assumed(x, broken, 'model.py:41  if mask.any():')
+    y : f32[8/dp 4] = autopar::assumed(x, broken, 'the step was captured for another answer to …')
 
-It returns its operand. If ``broken`` is not 0, it raises an error that names the line.
+It returns its operand. If ``broken`` is not 0, it raises an error with this message.
 """
 
 from __future__ import annotations
@@ -13,13 +13,9 @@ from autopar.ir.ops.sharded_lookup import op
 from autopar.torch_private import assert_without_sync
 
 
-@op("assumed(Tensor x, Tensor broken, str line) -> Tensor")
-def assumed(x: torch.Tensor, broken: torch.Tensor, line: str) -> torch.Tensor:
+@op("assumed(Tensor x, Tensor broken, str message) -> Tensor")
+def assumed(x: torch.Tensor, broken: torch.Tensor, message: str) -> torch.Tensor:
     """Return a copy of ``x``; ``RuntimeError`` if ``broken``, one whole number, is not 0."""
-    message = (
-        f"the step was captured for another answer to this line\n    {line}\n"
-        f"  make a parallelize(..., example=...) of its own for batches that have this answer"
-    )
     if broken.device.type == "cpu" and bool(broken):
         raise RuntimeError(message)
     assert_without_sync(broken == 0, message)
