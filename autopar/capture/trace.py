@@ -129,7 +129,12 @@ class Tracer:
         """Describe what forward changes and a captured step does not change."""
         names = [*self.model_swap.changed, *self.reads.changed]
         changed = f"forward changes {', '.join(names)}; the captured step keeps the values of the first call"
-        return (*[changed] * bool(names), *self.beside.notes(), *about_rows(self.rows), *about_assumptions(self.assumed))
+        return (
+            *[changed] * bool(names),
+            *self.beside.notes(),
+            *about_rows(self.rows),
+            *about_assumptions(self.assumed),
+        )
 
     def _warn_of_changes(self) -> None:
         """Warn of values that forward changes and reads in its next call.
@@ -225,7 +230,7 @@ class Tracer:
         with values, lists_replaced(values.listed):
             outputs = self.model(*args, **kwargs)
         values.finish(flatten(outputs)[0])
-        self.assumed = values.assumed
+        self.assumed = values.truths.assumed
         return outputs
 
     def _refuse_changed(self, before: Sequence[tuple[Any, tuple[list[Any], Structure]]], outputs: Any) -> None:

@@ -29,6 +29,8 @@ class Condition:
         frame: where the statements are.
         statement: their lines; ``None`` for a turn of a loop, which ends by itself.
         before: the local variables that the statements assign, and what they were before.
+        of: the mask of which ``value`` says whether it is true anywhere.
+        entered: whether its statements have been seen to run.
         impossible: whether eager would raise an error where it holds.
     """
 
@@ -38,7 +40,9 @@ class Condition:
     statement: Statement | None = None
     names: frozenset[str] = frozenset()
     before: dict[str, Any] = field(default_factory=dict)
+    of: torch.Tensor | None = None
     open: bool = True
+    entered: bool = False
     impossible: bool = False
 
     def __post_init__(self) -> None:
@@ -52,7 +56,16 @@ class Condition:
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self.frame:
             frame = frame.f_back
-        return frame is not None and self.statement.first <= frame.f_lineno <= self.statement.last
+        holds = frame is not None and self.statement.first <= frame.f_lineno <= self.statement.last
+        self.entered = self.entered or holds
+        return holds
+
+    def asked_again(self) -> bool:
+        """Return whether its test asks for another value, before its statements have run."""
+        at = self.frame.f_lineno
+        return (
+            self.statement is not None and not self.entered and self.statement.test[0] <= at <= self.statement.test[1]
+        )
 
     def changed(self, is_stand_in: Callable[[Any], bool]) -> str | None:
         """Return a variable that is older than the condition and now holds something that is no tensor."""
@@ -82,6 +95,10 @@ class Conditions:
 
     def close_ended(self) -> None:
         for condition in [one for one in self.open if not one.holds()]:
+            if condition.asked_again():
+                raise self.refuse(
+                    "decides by several values in one test", "write one test inside of the other", condition.line
+                )
             self.close(condition)
 
     def close_all(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ class Domain:
         mask: bool, of shape ``sizes``.
         line: the user's line that asks for them.
         source: the tensor whose nonzero positions they are.
+        under: the conditions that its mask has in it already.
         part: for a piece of a split by sizes that are values: all pieces, and which one this is.
     """
 
@@ -32,6 +34,7 @@ class Domain:
     sizes: tuple[int, ...]
     line: str
     source: torch.Tensor | None = None
+    under: tuple[Any, ...] = ()
     part: tuple[list[Domain], int] | None = None
 
     @property
@@ -59,7 +62,12 @@ def widened(
 
 
 def counted(
-    x: torch.Tensor, mask: torch.Tensor, at: int, sizes: tuple[int, ...], support: tuple[int, ...], kept: tuple[int, ...]
+    x: torch.Tensor,
+    mask: torch.Tensor,
+    at: int,
+    sizes: tuple[int, ...],
+    support: tuple[int, ...],
+    kept: tuple[int, ...],
 ) -> torch.Tensor:
     """Add up the rows that count, over all dims of the mask but ``kept``, which take the place of dim ``at``."""
     before, after = x.shape[:at], x.shape[at + 1 :]
@@ -95,7 +103,10 @@ def replaced(
     others = [d for d in range(mask.dim()) if d not in kept]
     order = (*others, *kept)
     mask, rows = mask.permute(order), rows.permute(*order, *range(mask.dim(), rows.dim()))
-    mask, rows = mask.flatten(0, len(others) - 1) if others else mask[None], rows.flatten(0, len(others) - 1) if others else rows[None]
+    mask, rows = (
+        mask.flatten(0, len(others) - 1) if others else mask[None],
+        rows.flatten(0, len(others) - 1) if others else rows[None],
+    )
     for turn in range(mask.shape[0]):
         counts = mask[turn].reshape(*mask.shape[1:], *(1 for _ in range(x.dim() - len(kept))))
         x = torch.where(counts, rows[turn].to(x.dtype), x)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from autopar.capture.provenance import Recorder
 from autopar.torch_private import pytree, version_of
 
 COMPARES = frozenset({"eq", "__eq__", "ne", "__ne__"})  # with a number, which may differ among values that are alike
@@ -53,10 +54,11 @@ class Later:
         """Return whether the tensor that it holds has been written since."""
         return self.function is None and version_of(self.tensor) != self.version
 
-
     def still(self, made: torch.Tensor) -> bool:
         """Return whether the tensor that has been made so, and all that it was made of, are as they were then."""
-        return version_of(made) == self.version and not any(isinstance(x, Later) and x.changed() for x in parts(self)[0])
+        return version_of(made) == self.version and not any(
+            isinstance(x, Later) and x.changed() for x in parts(self)[0]
+        )
 
 
 @dataclass(eq=False)
@@ -75,19 +77,12 @@ class Evaluator:
     """Computes values, each once, at the place in the user's code where it belongs.
 
     Args:
-        at: returns a context in which ops belong to a module and a line.
-        spread: is called with each tensor in which experts differ: their number comes first.
+        recorder: notes where ops belong, and the tensors in which experts differ.
         refuse: raises the error for a value that cannot be computed any more.
     """
 
-    def __init__(
-        self,
-        at: Callable[[tuple[str, str]], Any],
-        refuse: Callable[[str, str], Exception],
-        spread: Callable[[torch.Tensor], None],
-        device: torch.device,
-    ) -> None:
-        self.at, self.refuse, self.spread, self.device = at, refuse, spread, device
+    def __init__(self, recorder: Recorder, refuse: Callable[[str, str], Exception], device: torch.device) -> None:
+        self.recorder, self.refuse, self.device = recorder, refuse, device
 
     def now(self, value: Later) -> Any:
         """Compute a value, and keep it."""
@@ -105,7 +100,9 @@ class Evaluator:
     def _computed(self, value: Later, of: Callable[[Any], Any]) -> Any:
         args, kwargs = pytree.tree_map_only((Later, Slot), of, (value.args, dict(value.kwargs)))
         assert value.function is not None
-        with self.at(value.place):
+        if value.random and self.recorder.random == "single":
+            raise self.refuse("draws random numbers for rows whose number is a value", 'leave random="parallel"')
+        with self.recorder.placed(value.place):
             return value.function(*args, **kwargs)
 
     def together(self, values: Sequence[Later], histories: Mapping[torch.Tensor, Later]) -> torch.Tensor | None:
@@ -139,7 +136,7 @@ class Evaluator:
         _mark_batched(values)
         for stacked in alike.stacked:
             if stacked.is_floating_point():
-                self.spread(stacked)
+                self.recorder.spread(stacked)
         return torch.vmap(one, randomness="different")(*alike.stacked)
 
 
@@ -229,7 +226,11 @@ class Alike:
         """Compute a template that has no slots."""
         if not isinstance(value, Later):
             return None
-        done = self.evaluator._computed(value, self._of_shared) if id(value) in self.templates else self.evaluator.now(value)
+        done = (
+            self.evaluator._computed(value, self._of_shared)
+            if id(value) in self.templates
+            else self.evaluator.now(value)
+        )
         return done if isinstance(done, torch.Tensor) else None
 
     def _of_tensors(self, tensors: Sequence[torch.Tensor]) -> Any:

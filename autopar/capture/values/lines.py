@@ -27,12 +27,14 @@ class Statement(NamedTuple):
             ``branch`` (one branch has work, and there is no other).
         answer: what each leaf of the test is where the check passes, or the work is done.
         first, last: the lines of the work that is done under this condition.
+        test: the first and the last line of the test.
     """
 
     kind: str
     answer: bool
     first: int
     last: int
+    test: tuple[int, int] = (0, 0)
 
 
 def users_frame() -> types.FrameType | None:
@@ -52,14 +54,15 @@ def statement_at(frame: types.FrameType) -> Statement | None:
     if isinstance(node, ast.Assert) or _only_says(node.body):
         sign = _sign(node.test, isinstance(node, ast.Assert))
         return None if sign is None else Statement("check", sign, 0, 0)
+    lines = node.test.lineno, node.test.end_lineno or node.test.lineno
     skips = isinstance(node.body[-1], ast.Continue) and _only_says(node.body[:-1])
     sign = _sign(node.test, not skips, exact=True)
     if node.orelse or sign is None:
         return None
     if skips:
         loop = next(outer for outer in reversed(path) if isinstance(outer, (ast.For, ast.While)))
-        return Statement("skip", sign, (node.end_lineno or 0) + 1, loop.body[-1].end_lineno or 0)
-    return Statement("branch", sign, node.body[0].lineno, node.body[-1].end_lineno or 0)
+        return Statement("skip", sign, (node.end_lineno or 0) + 1, loop.body[-1].end_lineno or 0, lines)
+    return Statement("branch", sign, node.body[0].lineno, node.body[-1].end_lineno or 0, lines)
 
 
 def _only_says(body: list[ast.stmt]) -> bool:
@@ -160,6 +163,26 @@ def loop_at(frame: types.FrameType) -> ast.For | None:
     path = _path_to(_parsed(frame.f_code.co_filename), frame.f_lineno)
     node = path[-1] if path else None
     return node if isinstance(node, ast.For) and _within(node.iter, frame.f_lineno) and not node.orelse else None
+
+
+LENGTHS: dict[tuple[type, int], bool] = {  # comparison of a length with a number → whether it is true for rows, not for none
+    (ast.Eq, 0): False, (ast.NotEq, 0): True, (ast.Gt, 0): True, (ast.GtE, 1): True, (ast.Lt, 1): False, (ast.LtE, 0): False
+}  # fmt: skip
+
+
+def answer_of_length(frame: types.FrameType) -> bool | None:
+    """Return the answer of ``if len(rows) > 0:`` and its like where there are rows; ``None`` for another statement."""
+    path = _path_to(_parsed(frame.f_code.co_filename), frame.f_lineno)
+    test = getattr(path[-1] if path else None, "test", None)
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test = test.operand
+    if isinstance(test, ast.Call):
+        return True if _name(test.func) == "len" else None
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.left, ast.Call):
+        number = test.comparators[0]
+        known = isinstance(number, ast.Constant) and _name(test.left.func) == "len"
+        return LENGTHS.get((type(test.ops[0]), number.value)) if known and type(number.value) is int else None
+    return None
 
 
 def adds_at(frame: types.FrameType) -> bool:

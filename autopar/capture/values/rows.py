@@ -7,18 +7,39 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
+from autopar.capture.provenance import Recorder
+from autopar.capture.values.conditions import Conditions
 from autopar.capture.values.domain import Domain
-from autopar.capture.values.later import Later
+from autopar.capture.values.later import Evaluator, Later
+from autopar.capture.values.lines import answer_of_length, users_frame
+from autopar.capture.values.sums import Sums
 
 
 class Keeper(Protocol):
     """The mode that computes with rows."""
 
+    recorder: Recorder
+    evaluator: Evaluator
+    conditions: Conditions
+    sums: Sums
+    unchecked: Callable[[str], None]
+    histories: Any
+    domains: Any
+    distinct: Any
+
     def called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+    def plain(self, func: Any, args: Any, kwargs: Any) -> Any: ...
+
+    def of_values(self, name: str, func: Any, args: Any, kwargs: Any) -> tuple[Any] | None: ...
+
+    def widened(self, rows: Rows, support: tuple[int, ...]) -> Later: ...
+
+    def place(self) -> tuple[str, str]: ...
 
     def refuse(self, problem: str, remedy: str) -> Exception: ...
 
-    def is_empty(self, rows: Domain) -> bool: ...
+    def is_any(self, rows: Domain, answer: bool) -> bool: ...
 
     def turns(self, rows: Rows) -> Iterator[Any]: ...
 
@@ -33,30 +54,33 @@ class Count:
         self.keeper, self.domain = keeper, domain
 
     def __eq__(self, other: object) -> bool:
-        return other is self or (isinstance(other, Count) and other.domain is self.domain) or self._none(other, 0)
+        return self._same(other) or self._asked(other, 0, False)
 
     def __ne__(self, other: object) -> bool:
-        return not self == other
+        return not self._same(other) and self._asked(other, 0, True)
+
+    def _same(self, other: object) -> bool:
+        return isinstance(other, Count) and other.domain is self.domain
 
     def __gt__(self, other: object) -> bool:
-        return not self._none(other, 0)
+        return self._asked(other, 0, True)
 
     def __ge__(self, other: object) -> bool:
-        return not self._none(other, 1)
+        return self._asked(other, 1, True)
 
     def __lt__(self, other: object) -> bool:
-        return self._none(other, 1)
+        return self._asked(other, 1, False)
 
     def __le__(self, other: object) -> bool:
-        return self._none(other, 0)
+        return self._asked(other, 0, False)
 
     def __bool__(self) -> bool:
-        return not self._none(0, 0)
+        return self.keeper.is_any(self.domain, True)
 
-    def _none(self, other: object, bound: int) -> bool:
+    def _asked(self, other: object, bound: int, answer: bool) -> bool:
         if type(other) is not int or other != bound:
             self._refuse()
-        return self.keeper.is_empty(self.domain)
+        return self.keeper.is_any(self.domain, answer)
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise self.keeper.refuse("computes with the number of rows that a mask selects, which is a value", REMEDY)
@@ -116,7 +140,7 @@ def _numeric(name: str) -> Callable[[Element, Any], Any]:
     return lambda self, other: getattr(self.item(), name)(int(other) if isinstance(other, Element) else other)
 
 
-for _name in "eq ne lt le gt ge add sub mul mod floordiv radd rsub rmul".split():
+for _name in ["eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "mod", "floordiv", "radd", "rsub", "rmul"]:
     setattr(Element, f"__{_name}__", _numeric(f"__{_name}__"))
 
 
@@ -141,7 +165,9 @@ class Size:
         self.keeper = keeper
 
     def _refuse(self, *_: Any) -> NoReturn:
-        raise self.keeper.refuse("computes in Python with a number that tolist() reads", "stay in torch, or split by all of them")
+        raise self.keeper.refuse(
+            "computes in Python with a number that tolist() reads", "stay in torch, or split by all of them"
+        )
 
     __hash__ = __int__ = __index__ = __float__ = __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = _refuse  # type: ignore[assignment]
     __ge__ = __add__ = __sub__ = __mul__ = __radd__ = __rsub__ = __rmul__ = _refuse
@@ -215,7 +241,12 @@ class Rows:
             size = self.sizes[0]
             assert size is not None
             return size
-        return 0 if self.keeper.is_empty(self.domain) else 1
+        frame = users_frame()
+        answer = None if frame is None else answer_of_length(frame)
+        if answer is None:
+            raise self.keeper.refuse("computes with the number of rows that a mask selects, which is a value", REMEDY)
+        self.keeper.is_any(self.domain, answer)
+        return 1
 
     def __iter__(self) -> Iterator[Any]:
         return self.keeper.turns(self)
@@ -250,8 +281,5 @@ def _operator(name: str) -> Callable[..., Any]:
     return lambda self, *other: self._call(function, *other)
 
 
-for _name in (
-    "add sub mul truediv floordiv mod pow radd rsub rmul rtruediv rpow matmul eq ne lt le gt ge neg abs and or xor invert "
-    "iadd isub imul itruediv"
-).split():
+for _name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "radd", "rsub", "rmul", "rtruediv", "rpow", "matmul", "eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "and", "or", "xor", "invert", "iadd", "isub", "imul", "itruediv"]:
     setattr(Rows, f"__{_name}__", _operator(f"__{_name}__"))

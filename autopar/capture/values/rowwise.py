@@ -19,33 +19,21 @@ from autopar.torch_private import pytree, without_function_modes, without_modes
 PROBES = 10007, 10009  # numbers of rows: primes that no size is
 
 POINTWISE = frozenset(
-    """abs acos add addcdiv addcmul asin atan atan2 bool bfloat16 ceil celu clamp clamp_max clamp_min clip clone
-    contiguous cos cosh deg2rad detach div divide double elu eq erf erfc erfinv exp exp2 expm1 fill float floor
-    floor_divide fmax fmin fmod frac ge gelu gt half hardsigmoid hardswish hardtanh int isfinite isinf isnan le
-    leaky_relu lerp log log10 log1p log2 logaddexp logical_and logical_not logical_or logical_xor logit logsigmoid long
-    lt masked_fill maximum minimum mish mul multiply nan_to_num ne neg negative ones_like pow prelu reciprocal
-    relu relu6 remainder round rsqrt rsub selu sigmoid sign silu sin sinh softplus softsign sqrt square sub subtract tan
-    tanh to true_divide trunc type type_as where xlogy zeros_like full_like
-    __add__ __sub__ __mul__ __truediv__ __floordiv__ __mod__ __pow__ __radd__ __rsub__ __rmul__ __rtruediv__ __rdiv__
-    __rpow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __neg__ __abs__ __and__ __or__ __xor__ __invert__ and or
-    __iadd__ __isub__ __imul__ __itruediv__ __idiv__ dropout""".split()
+    ["abs", "acos", "add", "addcdiv", "addcmul", "asin", "atan", "atan2", "bool", "bfloat16", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clip", "clone", "contiguous", "cos", "cosh", "deg2rad", "detach", "div", "divide", "double", "elu", "eq", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "fill", "float", "floor", "floor_divide", "fmax", "fmin", "fmod", "frac", "ge", "gelu", "gt", "half", "hardsigmoid", "hardswish", "hardtanh", "int", "isfinite", "isinf", "isnan", "le", "leaky_relu", "lerp", "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "logsigmoid", "long", "lt", "masked_fill", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "ne", "neg", "negative", "ones_like", "pow", "prelu", "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "rsub", "selu", "sigmoid", "sign", "silu", "sin", "sinh", "softplus", "softsign", "sqrt", "square", "sub", "subtract", "tan", "tanh", "to", "true_divide", "trunc", "type", "type_as", "where", "xlogy", "zeros_like", "full_like", "__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__", "__rdiv__", "__rpow__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__abs__", "__and__", "__or__", "__xor__", "__invert__", "and", "or", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "dropout"]
 )
 VIEWS = frozenset(
-    """view reshape unsqueeze squeeze transpose permute flatten unflatten expand t swapaxes swapdims movedim
-    __getitem__ narrow select chunk split unbind view_as expand_as""".split()
+    ["view", "reshape", "unsqueeze", "squeeze", "transpose", "permute", "flatten", "unflatten", "expand", "t", "swapaxes", "swapdims", "movedim", "__getitem__", "narrow", "select", "chunk", "split", "unbind", "view_as", "expand_as"]
 )
-PRODUCTS = frozenset("linear matmul mm bmm __matmul__ embedding bilinear".split())
+PRODUCTS = frozenset(["linear", "matmul", "mm", "bmm", "__matmul__", "embedding", "bilinear"])
 REDUCTIONS = frozenset(
-    """sum mean amax amin max min prod norm logsumexp all any argmax argmin std var topk cat concat stack
-    one_hot cosine_similarity""".split()
+    ["sum", "mean", "amax", "amin", "max", "min", "prod", "norm", "logsumexp", "all", "any", "argmax", "argmin", "std", "var", "topk", "cat", "concat", "stack", "one_hot", "cosine_similarity"]
 )
-ALONG = frozenset("gather softmax log_softmax cumsum cumprod normalize sort argsort flip glu softmin".split())
-TRAILING = frozenset("layer_norm rms_norm".split())
-MAYBE_IN_PLACE = frozenset("relu relu6 silu mish elu celu selu leaky_relu hardtanh hardsigmoid hardswish".split())
+ALONG = frozenset(["gather", "softmax", "log_softmax", "cumsum", "cumprod", "normalize", "sort", "argsort", "flip", "glu", "softmin"])
+TRAILING = frozenset(["layer_norm", "rms_norm"])
+MAYBE_IN_PLACE = frozenset(["relu", "relu6", "silu", "mish", "elu", "celu", "selu", "leaky_relu", "hardtanh", "hardsigmoid", "hardswish"])
 RANDOM = frozenset({"dropout"})
 MADE = frozenset(
-    """arange bincount eye empty_like flatten full linspace meshgrid new_full new_ones new_zeros ones pad repeat roll
-    scalar_tensor tensor tile tril triu unfold zeros""".split()
+    ["arange", "bincount", "eye", "empty_like", "flatten", "full", "linspace", "meshgrid", "new_full", "new_ones", "new_zeros", "ones", "pad", "repeat", "roll", "scalar_tensor", "tensor", "tile", "tril", "triu", "unfold", "zeros"]
 )  # functions that draw no random numbers, beside those below
 ROWWISE = POINTWISE | VIEWS | PRODUCTS | REDUCTIONS | ALONG | TRAILING
 
@@ -85,7 +73,13 @@ def results(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
             raise Mixed
     if name in ALONG:
         dim = kwargs.get("dim", kwargs.get("dims", args[1] if len(args) > 1 else None))
-        dim = -1 if dim is None and name in ("glu", "sort", "argsort") else 1 if dim is None and name == "normalize" else dim
+        dim = (
+            -1
+            if dim is None and name in ("glu", "sort", "argsort")
+            else 1
+            if dim is None and name == "normalize"
+            else dim
+        )
         if name == "normalize":
             dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
         dims = dim if isinstance(dim, (tuple, list)) else [dim]
@@ -108,7 +102,9 @@ def _probed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], rows:
         return torch.empty(shape, dtype=value.dtype, device="meta")
 
     with without_modes(), without_function_modes(), torch.no_grad():
-        args, kwargs = pytree.tree_map_only((Rows, torch.Tensor, Count, torch.device), stand_in, (tuple(args), dict(kwargs)))
+        args, kwargs = pytree.tree_map_only(
+            (Rows, torch.Tensor, Count, torch.device), stand_in, (tuple(args), dict(kwargs))
+        )
         kwargs = {key: value for key, value in kwargs.items() if key != "device"}
         try:
             return pytree.tree_flatten(function(*args, **kwargs))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from autopar.capture.values.domain import looked_up, taken
 from autopar.capture.values.later import Later
-from autopar.capture.values.rows import Rows
-
-if TYPE_CHECKING:
-    from autopar.capture.values.mode import ValuesInGraph
+from autopar.capture.values.rows import Keeper, Rows
 
 
-def gathered(mode: ValuesInGraph, x: torch.Tensor, index: Any) -> Rows:
+def gathered(mode: Keeper, x: torch.Tensor, index: Any) -> Rows:
     """Return ``x[index]`` with rows in the index, without a gather where the rows are all positions of a dim."""
     entries = _entries(mode, x, index)
-    view = mode.plain(torch.Tensor.__getitem__, (x, tuple(slice(None) if isinstance(e, Rows) else e for e in entries)), {})
+    view = mode.plain(
+        torch.Tensor.__getitem__, (x, tuple(slice(None) if isinstance(e, Rows) else e for e in entries)), {}
+    )
     dims, dim = [], 0  # where the rows are in the view
     for entry in entries:
         if isinstance(entry, Rows):
@@ -31,7 +30,9 @@ def gathered(mode: ValuesInGraph, x: torch.Tensor, index: Any) -> Rows:
     sizes.insert(at, None)
     if all(row.coordinates for row in rows):
         along = [row.coordinates[0] for row in rows]  # type: ignore[index]
-        if len(set(along)) == len(along) and all(view.shape[d] == domain.sizes[a] for d, a in zip(dims, along, strict=True)):
+        if len(set(along)) == len(along) and all(
+            view.shape[d] == domain.sizes[a] for d, a in zip(dims, along, strict=True)
+        ):
             support = tuple(sorted(along))
             source = tuple(dims[along.index(d)] for d in support)
             value = Later(taken, (Later.of(view), source, at), place=place)
@@ -44,12 +45,12 @@ def gathered(mode: ValuesInGraph, x: torch.Tensor, index: Any) -> Rows:
     return _made(mode, Rows(mode, domain, value, tuple(sizes), at, support, view))
 
 
-def _made(mode: ValuesInGraph, rows: Rows) -> Rows:
+def _made(mode: Keeper, rows: Rows) -> Rows:
     mode.conditions.note_made([rows])
     return rows
 
 
-def _entries(mode: ValuesInGraph, x: torch.Tensor, index: Any) -> list[Any]:
+def _entries(mode: Keeper, x: torch.Tensor, index: Any) -> list[Any]:
     """Return the entries of an index, one for each dim, without an ellipsis."""
     entries = list(index) if isinstance(index, tuple) else [index]
     for entry in entries:

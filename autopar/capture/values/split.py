@@ -6,19 +6,16 @@ from the piece in which it counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from autopar.capture.values.domain import Domain, counted
 from autopar.capture.values.later import Later
-from autopar.capture.values.rows import Rows, Sizes
-
-if TYPE_CHECKING:
-    from autopar.capture.values.mode import ValuesInGraph
+from autopar.capture.values.rows import Keeper, Rows, Sizes
 
 
-def pieces(mode: ValuesInGraph, x: Any, sizes: Any, dim: int = 0) -> tuple[Rows, ...]:
+def pieces(mode: Keeper, x: Any, sizes: Any, dim: int = 0) -> tuple[Rows, ...]:
     """Return the pieces of these sizes; it is not checked that they add up to the size of the dim."""
     if not isinstance(x, torch.Tensor) or not isinstance(sizes, Sizes):
         raise mode.refuse("splits by a number that is a value", "split by the list that tolist() gives of all sizes")
@@ -43,11 +40,15 @@ def _between(size: torch.Tensor, end: torch.Tensor, length: int) -> torch.Tensor
     return (places >= end - size) & (places < end)
 
 
-def put_together(mode: ValuesInGraph, name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
+def put_together(mode: Keeper, name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
     """Return the concatenation of all pieces of a split; ``None`` for another call."""
     named = dict(zip(("tensors", "dim"), args, strict=False)) | kwargs
     rows, dim = named.get("tensors"), named.get("dim", 0)
-    if name not in ("cat", "concat") or not isinstance(rows, (list, tuple)) or not all(isinstance(r, Rows) for r in rows):
+    if (
+        name not in ("cat", "concat")
+        or not isinstance(rows, (list, tuple))
+        or not all(isinstance(r, Rows) for r in rows)
+    ):
         return None
     dim %= rows[0].dim()
     whole, _ = rows[0].domain.part or ([], 0)

@@ -1,99 +1,25 @@
 """Write rows that a mask selects into a tensor, so that only those that count do.
 
-``out.index_add_(0, rows, values)`` adds up the rows that count. Such sums wait until somebody reads ``out``: then those
-of all experts, which are alike, are computed in one batch.
+``out.index_add_(0, rows, values)`` adds up the rows that count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import operator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from autopar.capture.values.domain import Domain, counted, replaced, taken, widened
 from autopar.capture.values.later import Later, parts
-from autopar.capture.values.rows import Rows
+from autopar.capture.values.rows import Keeper, Rows
 from autopar.capture.values.rowwise import PRODUCTS, name_of
+from autopar.capture.values.sums import Sum
 from autopar.torch_private import storage_of
 
-if TYPE_CHECKING:
-    from autopar.capture.values.mode import ValuesInGraph
 
-
-@dataclass(eq=False)
-class Sum:
-    """One sum that waits.
-
-    Attributes:
-        into: the tensor that it is added to.
-        dim: the dim of the rows.
-        value: the sum.
-        rows: how many rows are computed for it.
-        choices: the number of positions of the mask.
-        under: the conditions that hold where it is added.
-    """
-
-    into: torch.Tensor
-    dim: int
-    size: int
-    value: Later
-    rows: int
-    choices: int
-    line: str
-    under: tuple[Any, ...] = ()
-
-
-class Sums:
-    """The sums that wait for somebody who reads them."""
-
-    def __init__(self, mode: ValuesInGraph) -> None:
-        self.mode = mode
-        self.waiting: list[Sum] = []
-
-    def add(self, one: Sum) -> None:
-        if any(other.into is not one.into for other in self.waiting):
-            self.finish_all()
-        self.waiting.append(one)
-
-    def drop(self, condition: Any) -> None:
-        """Leave out the sums under a condition that cannot hold."""
-        self.waiting = [one for one in self.waiting if condition not in one.under]
-
-    def finish(self, leaves: Sequence[Any], but: Any = None) -> None:
-        """Compute the sums into tensors that share memory with one of these, except with ``but`` itself."""
-        if self.waiting:
-            storage = storage_of(self.waiting[0].into)
-            if any(isinstance(x, torch.Tensor) and x is not but and storage_of(x) == storage for x in leaves):
-                self.finish_all()
-
-    def finish_all(self) -> None:
-        sums, self.waiting = self.waiting, []
-        if not sums:
-            return
-        mode = self.mode
-        batch = mode.evaluator.together([one.value for one in sums], mode.histories) if len(sums) > 1 else None
-        alike = len({(one.dim, one.size) for one in sums}) == 1
-        if batch is not None and alike:
-            with mode.recorder.placed(sums[0].value.place):
-                _add_to(sums[0], batch.sum(0))
-        else:
-            for one in sums:
-                value = mode.evaluator.now(one.value)
-                with mode.recorder.placed(one.value.place):
-                    _add_to(one, value)
-        rows, choices = sum(one.rows for one in sums), max(one.choices for one in sums)
-        mode.recorder.note_rows(sums[0].line, len(sums), rows, choices)
-
-
-def _add_to(one: Sum, value: torch.Tensor) -> None:
-    into = one.into.narrow(one.dim, 0, one.size) if one.size != one.into.shape[one.dim] else one.into
-    into.add_(value.to(into.dtype))
-
-
-def written(mode: ValuesInGraph, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+def written(mode: Keeper, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
     """Do what a call writes with rows, and return its result in a tuple; ``None`` for another call."""
     if name == "index_add_" and not isinstance(args[0], Rows):
         named = dict(zip(("self", "dim", "index", "source"), args, strict=False)) | kwargs
@@ -107,20 +33,44 @@ def written(mode: ValuesInGraph, name: str, args: tuple[Any, ...], kwargs: dict[
     return None
 
 
-def _add_rows(mode: ValuesInGraph, named: dict[str, Any]) -> torch.Tensor:
+def _add_rows(mode: Keeper, named: dict[str, Any]) -> torch.Tensor:
     out, dim, index, source = (named[key] for key in ("self", "dim", "index", "source"))
     if not isinstance(index, Rows) or not isinstance(source, Rows) or named.get("alpha", 1) != 1:
-        raise mode.refuse("adds rows that a mask selects in a way that is not known", "use out.index_add_(0, rows, values)")
+        raise mode.refuse(
+            "adds rows that a mask selects in a way that is not known", "use out.index_add_(0, rows, values)"
+        )
     dim %= out.dim()
     domain, place = source.domain, mode.place()
     along = index.coordinates
     if source.at != dim or along is None or len(index.sizes) != 1 or domain.sizes[along[0]] > out.shape[dim]:
-        raise mode.refuse("adds rows at positions that are not those of the mask", "use the positions that nonzero gives")
+        raise mode.refuse(
+            "adds rows at positions that are not those of the mask", "use the positions that nonzero gives"
+        )
     how = (dim, domain.sizes, source.support, (along[0],))
-    value = Later(counted, (source.value, domain.mask, *how), place=place)
+    value = Later(counted, (source.value, _mask(mode, domain, out), *how), place=place)
     size = domain.sizes[along[0]]
-    mode.sums.add(Sum(out, dim, size, value, rows_of(source.value), domain.count(domain.dims), place[1], tuple(mode.conditions.open)))
+    mode.sums.add(
+        Sum(
+            out,
+            dim,
+            size,
+            value,
+            rows_of(source.value),
+            domain.count(domain.dims),
+            place[1],
+            tuple(mode.conditions.open),
+        )
+    )
     return out  # type: ignore[no-any-return]
+
+
+def _mask(mode: Keeper, domain: Domain, into: torch.Tensor) -> Later:
+    """Return which rows count where they are written: only under the conditions that ``into`` is older than."""
+    mask = domain.mask
+    for condition in mode.conditions.outside(into):
+        if condition not in domain.under and (condition.of is None or condition.of is not domain.source):
+            mask = Later(operator.and_, (mask, condition.value), place=mode.place())
+    return mask
 
 
 def rows_of(value: Later) -> int:
@@ -136,25 +86,27 @@ def rows_of(value: Later) -> int:
     return found
 
 
-def _put_rows(mode: ValuesInGraph, x: torch.Tensor, index: Any, value: Any) -> None:
+def _put_rows(mode: Keeper, x: torch.Tensor, index: Any, value: Any) -> None:
     index = index if isinstance(index, tuple) else (index,)
     rows = [entry for entry in index if isinstance(entry, Rows)]
     plain = [entry for entry in index if not isinstance(entry, Rows)]
     if not rows or plain or any(row.coordinates is None or len(row.sizes) != 1 for row in rows):
-        raise mode.refuse("writes at rows that a mask selects in a way that is not known", "use out.index_add_(0, rows, values)")
+        raise mode.refuse(
+            "writes at rows that a mask selects in a way that is not known", "use out.index_add_(0, rows, values)"
+        )
     domain = rows[0].domain
     along = tuple(row.coordinates[0] for row in rows)  # type: ignore[index]
     if len(set(along)) < len(along) or any(domain.sizes[d] != x.shape[k] for k, d in enumerate(along)):
         raise mode.refuse("writes at positions that are not those of the mask", "use the positions that nonzero gives")
     if (added := _added(mode, x, along, value)) is not None and _unique(mode, domain, along):
         how = (0, domain.sizes, domain.dims, along)
-        total = Later(counted, (added, domain.mask, *how), place=mode.place())
+        total = Later(counted, (added, _mask(mode, domain, x), *how), place=mode.place())
         under = tuple(mode.conditions.open)
         size = domain.count(along)
         mode.sums.add(Sum(x, 0, size, total, rows_of(added), domain.count(domain.dims), mode.place()[1], under))
         return
     mode.sums.finish_all()
-    mask = mode.evaluator.now(domain.mask)
+    mask = mode.evaluator.now(_mask(mode, domain, x))
     rest = x.shape[len(along) :]
     if isinstance(value, Rows):
         if value.at:
@@ -164,31 +116,46 @@ def _put_rows(mode: ValuesInGraph, x: torch.Tensor, index: Any, value: Any) -> N
     else:
         number = torch.as_tensor(value, dtype=x.dtype, device=x.device)
         if number.dim() > len(rest):
-            raise mode.refuse("writes as many rows as a mask selects from another tensor", "use x.masked_scatter(mask, rows)")
+            raise mode.refuse(
+                "writes as many rows as a mask selects from another tensor", "use x.masked_scatter(mask, rows)"
+            )
         whole = number.expand(*domain.sizes, *rest)
     order = tuple(along.index(d) for d in sorted(along))
     with mode.recorder.placed(mode.place()):
         x.copy_(replaced(x, mask, whole, order, tuple(sorted(along))))
 
 
-def _added(mode: ValuesInGraph, x: torch.Tensor, along: tuple[int, ...], value: Any) -> Later | None:
+def _added(mode: Keeper, x: torch.Tensor, along: tuple[int, ...], value: Any) -> Later | None:
     """Return what ``x[rows] += value`` adds; ``None`` if the value is not a sum of what was there and something else."""
-    if not isinstance(value, Rows) or len(along) != 1 or value.at or name_of(value.value.function) not in ("add", "__add__"):
+    if (
+        not isinstance(value, Rows)
+        or len(along) != 1
+        or value.at
+        or name_of(value.value.function) not in ("add", "__add__")
+    ):
         return None
     old, new, *rest = value.value.args
     if isinstance(old, Later) and name_of(old.function) == "widened":
         old = old.args[0]
-    if rest or value.value.kwargs or not isinstance(old, Later) or old.function is not taken or not isinstance(new, Later):
+    if (
+        rest
+        or value.value.kwargs
+        or not isinstance(old, Later)
+        or old.function is not taken
+        or not isinstance(new, Later)
+    ):
         return None
     source = old.args[0]
-    same = isinstance(source.tensor, torch.Tensor) and storage_of(source.tensor) == storage_of(x) and not source.changed()
+    same = (
+        isinstance(source.tensor, torch.Tensor) and storage_of(source.tensor) == storage_of(x) and not source.changed()
+    )
     if not same or source.tensor.shape != x.shape or old.args[1] != (0,):
         return None
     how = (0, value.domain.sizes, value.support, value.domain.dims)
     return new if value.support == value.domain.dims else Later(widened, (new, *how), place=mode.place())
 
 
-def _unique(mode: ValuesInGraph, domain: Domain, along: tuple[int, ...]) -> bool:
+def _unique(mode: Keeper, domain: Domain, along: tuple[int, ...]) -> bool:
     """Return whether no two rows that count have one position along these dims: the others are choices that differ."""
     others = [d for d in domain.dims if d not in along]
     if not others:
@@ -200,9 +167,13 @@ def _unique(mode: ValuesInGraph, domain: Domain, along: tuple[int, ...]) -> bool
     return others == [mode.distinct.get(choices)] and not made.args[0].changed()
 
 
-def _of_rows(mode: ValuesInGraph, name: str, rows: Rows, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+def _of_rows(mode: Keeper, name: str, rows: Rows, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     """Return the sum or the mean over the rows that count; ``None`` if it is not over the rows."""
-    dims = range(rows.dim()) if dim is None else [d % rows.dim() for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+    dims = (
+        range(rows.dim())
+        if dim is None
+        else [d % rows.dim() for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+    )
     if rows.at not in dims:
         return None
     if kwargs.get("dtype") is not None or keepdim:
@@ -225,12 +196,15 @@ def _of_rows(mode: ValuesInGraph, name: str, rows: Rows, dim: Any = None, keepdi
     return (result,)
 
 
-def _cross_entropy(mode: ValuesInGraph, scores: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+def _cross_entropy(mode: Keeper, scores: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     """Compute the loss of the rows that count: the others have the class that is ignored."""
     ignored = kwargs.get("ignore_index", -100)
     known = kwargs.get("reduction", "mean") in ("mean", "sum") and not args
     if not (isinstance(scores, Rows) and isinstance(target, Rows)) or scores.at or target.sizes != (None,) or not known:
-        raise mode.refuse("computes the loss of rows that a mask selects in a way that is not known", "give the other rows the class ignore_index")
+        raise mode.refuse(
+            "computes the loss of rows that a mask selects in a way that is not known",
+            "give the other rows the class ignore_index",
+        )
     domain: Domain = scores.domain
     mask = mode.evaluator.now(domain.mask).flatten()
     classes = mode.evaluator.now(mode.widened(target, domain.dims))
