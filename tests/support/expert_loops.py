@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,9 +16,10 @@ class Expert(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(DIM, HIDDEN), nn.Linear(HIDDEN, DIM)
+        self.dropped = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.gelu(self.up(x)))
+        return F.dropout(self.down(F.gelu(self.up(x))), self.dropped, self.training)
 
 
 class Mixture(nn.Module):
@@ -131,7 +135,61 @@ class Sorted(Mixture):
         return out.index_add(0, token, done * weights.flatten()[order, None])
 
 
-LOOPS = (OverExperts, Skipping, IfAny, OverHits, Stacked, Masked, Added, Sorted)
+class Together(Mixture):
+    """All weights are one matrix, of which a loop takes the experts that have tokens, as in DBRX."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.experts
+        self.up = nn.Parameter(torch.randn(EXPERTS * HIDDEN, DIM) / 3)
+        self.down = nn.Parameter(torch.randn(EXPERTS * HIDDEN, DIM) / 3)
+
+    def combine(self, tokens: torch.Tensor, weights: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(tokens)
+        with torch.no_grad():
+            mask = F.one_hot(choices, EXPERTS + 1).permute(2, 1, 0)  # one more, which no token has
+            hits = torch.greater(mask.sum((-1, -2)), 0).nonzero()
+        for hit in hits:
+            hit = hit[0]
+            choice, token = torch.where(mask[hit])
+            up, down = (w.view(EXPERTS, HIDDEN, DIM)[hit] for w in (self.up, self.down))
+            states = F.silu(tokens[token].matmul(up.T)).matmul(down)
+            out.index_add_(0, token, states.view(-1, DIM) * weights[token, choice, None])
+        return out
+
+
+class Sized(Mixture):
+    """As in DeepSeek's first code: sizes, and ``len``."""
+
+    def combine(self, tokens: torch.Tensor, weights: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(tokens)
+        for number in range(EXPERTS):
+            token, choice = torch.where(choices == number)
+            if len(token) > 0:
+                states = self.experts[number](tokens[token].view(token.shape[0], -1))
+                states *= weights[token, choice].reshape(-1, 1)
+                out[token] += states
+        return out
+
+
+LOOPS = (OverExperts, Skipping, IfAny, OverHits, Stacked, Together, Masked, Added, Sized, Sorted)
+
+
+def compare(model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+    """Compare with eager: the output, the gradients of the input and of all parameters.
+
+    Eager gives an expert without tokens no gradient, where a captured step has zeros.
+    """
+    eager, own, theirs = copy.deepcopy(model), x.clone().requires_grad_(), x.clone().requires_grad_()
+    for net in (model, eager):
+        net.zero_grad()
+    found, expected = call(own), eager(theirs)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    pairs = [(found, expected), (own.grad, theirs.grad)]
+    pairs += [(p.grad, q.grad) for p, q in zip(model.parameters(), eager.parameters(), strict=True)]
+    for ours, other in pairs:
+        torch.testing.assert_close(ours, torch.zeros_like(ours) if other is None else other, rtol=1e-10, atol=1e-10)
 
 
 def batch(which: str) -> torch.Tensor:

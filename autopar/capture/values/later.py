@@ -220,7 +220,9 @@ class Alike:
         if len(self.stacked) != mark:
             raise Unlike
         tensor = table if isinstance(table, torch.Tensor) else self._of_shared(table)
-        return self._slot(tensor) if tensor is not None and tensor.shape[0] == self.count else None
+        if tensor is None or tensor.shape[0] < self.count:
+            return None
+        return self._slot(tensor if tensor.shape[0] == self.count else tensor[: self.count])
 
     def _of_shared(self, value: Any) -> torch.Tensor | None:
         """Compute a template that has no slots."""
