@@ -16,7 +16,7 @@ import torch
 
 from autopar.capture.values.later import Later
 from autopar.capture.values.lines import Statement
-from autopar.torch_private import tensor_dict
+from autopar.torch_private import storage_of, tensor_dict
 
 
 @dataclass(eq=False)
@@ -89,6 +89,8 @@ class Conditions:
         self.refuse, self.is_stand_in = refuse, is_stand_in
         self.open: list[Condition] = []
         self._made = tensor_dict()
+        # memory → a tensor that keeps it alive, and the conditions that it is made under
+        self._homes: dict[int, tuple[torch.Tensor, tuple[Condition, ...]]] = {}
 
     def add(self, condition: Condition) -> None:
         self.open.append(condition)
@@ -113,22 +115,24 @@ class Conditions:
         condition.before = {}
         if name is not None:
             raise self.refuse(
-                f"a statement that runs only for some values of a tensor changes the variable {name}",
+                f"changes the variable {name} only for some values of a tensor",
                 "compute both, and choose with torch.where",
                 condition.line,
             )
 
-    def note_made(self, tensors: Iterable[Any]) -> None:
-        """Note that tensors, or their stand-ins, are made under the open conditions."""
-        if self.open:
-            for tensor in tensors:
-                self._note(tensor, tuple(self.open))
-
-    def _note(self, made: Any, conditions: tuple[Condition, ...]) -> None:
-        if isinstance(made, torch.Tensor):
-            self._made[made] = conditions
-        else:
-            made.made_under = conditions
+    def note_made(self, made: Iterable[Any], operands: Iterable[Any] = ()) -> None:
+        """Note that tensors, or their stand-ins, are made under the open conditions, perhaps as views of operands."""
+        if not self.open:
+            self._homes.clear()
+            return
+        older = {storage_of(x) for x in operands if isinstance(x, torch.Tensor)}
+        for value in made:
+            if isinstance(value, torch.Tensor):
+                self._made[value] = tuple(self.open)
+                storage = storage_of(value)
+                self._homes.setdefault(storage, (value, () if storage in older else tuple(self.open)))
+            else:
+                value.made_under = tuple(self.open)
 
     def made_under(self, value: Any) -> tuple[Condition, ...]:
         if isinstance(value, torch.Tensor):
@@ -141,13 +145,13 @@ class Conditions:
             for condition in self.made_under(value):
                 if condition not in self.open:
                     raise self.refuse(
-                        "a tensor that is made only for some values of another tensor is used whatever these values are",
+                        "uses a tensor that is made only for some values of another tensor, whatever these are",
                         "add to a tensor that is made before, as with out.index_add_(0, rows, values), or choose with "
                         "torch.where",
                         condition.line,
                     )
 
     def outside(self, tensor: torch.Tensor) -> list[Condition]:
-        """Return the open conditions that a tensor is older than."""
-        own = self.made_under(tensor)
+        """Return the open conditions that the memory of a tensor is older than."""
+        _, own = self._homes.get(storage_of(tensor), (None, ()))
         return [condition for condition in self.open if condition not in own]

@@ -92,7 +92,7 @@ class Evaluator:
             value.tensor = self._computed(value, self.now)
         elif value.changed():
             raise self.refuse(
-                "takes rows of a tensor that forward writes into before the rows are used",
+                "takes rows of a tensor that it writes into before the rows are used",
                 "write into a copy, with clone()",
             )
         return value.tensor
@@ -255,3 +255,17 @@ class Alike:
     def _slot(self, stacked: torch.Tensor) -> Slot:
         self.stacked.append(stacked)
         return Slot(len(self.stacked) - 1)
+
+
+def alike(histories: Mapping[torch.Tensor, Later], a: Any, b: Any) -> bool:
+    """Return whether two tensors have been made in the same way from the same tensors, which have not changed since."""
+    if isinstance(a, Later) and isinstance(b, Later):
+        a, b = a.tensor, b.tensor
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return type(a) is type(b) and bool(a == b)
+    one, other = histories.get(a), histories.get(b)
+    if a is b or one is None or other is None or one.function != other.function:
+        return a is b
+    (left, spec), (right, same) = parts(one), parts(other)
+    made = spec == same and one.still(a) and other.still(b)
+    return made and all(alike(histories, x, y) for x, y in zip(left, right, strict=True))

@@ -11,11 +11,12 @@ import torch
 from autopar.capture.provenance import user_line
 from autopar.capture.values.conditions import Condition
 from autopar.capture.values.domain import Domain, coordinate
-from autopar.capture.values.later import Later
+from autopar.capture.values.later import Later, alike
 from autopar.capture.values.lines import leaves_early, loop_at, stored_names, users_frame
 from autopar.capture.values.rows import Element, Keeper, Rows
 from autopar.torch_private import version_of
 
+RECENT = 8  # masks that a new mask is compared with
 MOST_TURNS = 1024  # of a loop over what nonzero finds
 
 
@@ -38,6 +39,9 @@ def domain_of(mode: Keeper, mask: torch.Tensor) -> Domain:
     key = (version_of(mask), *mode.conditions.open)
     if mask in mode.domains and mode.domains[mask][0] == key:
         return mode.domains[mask][1]  # type: ignore[no-any-return]
+    for other, (known, domain) in list(mode.domains.items())[-RECENT:]:
+        if known == (version_of(other), *mode.conditions.open) and alike(mode.histories, mask, other):
+            return domain  # type: ignore[no-any-return]
     value = Later(_truths, (Later.of(mask),), place=mode.place())
     under = tuple(mode.conditions.open)
     for condition in under:

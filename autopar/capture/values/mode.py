@@ -67,7 +67,7 @@ class ValuesInGraph(TorchFunctionMode):
             result = func(*args, **kwargs)
             if name_of(getattr(func, "__self__", "")) in ("T", "mT"):
                 self._remember(func, args, kwargs, result)
-                self.conditions.note_made([result])
+                self.conditions.note_made([result], args)
             return result
         if name.startswith("is_"):
             return func(*args, **kwargs)
@@ -126,9 +126,8 @@ class ValuesInGraph(TorchFunctionMode):
             result = func(*args, **kwargs)
             self._remember(func, args, kwargs, result)
             if not _writes(name):
-                self.conditions.note_made(
-                    leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf is not target
-                )
+                made = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x is not target]
+                self.conditions.note_made(made, pytree.tree_leaves((args, kwargs)))
             return result
         assert target is not None
         self.known.forget(target)

@@ -43,7 +43,7 @@ def on_rows(mode: Keeper, function: Any, args: tuple[Any, ...], kwargs: dict[str
         together = put_together(mode, name, args, kwargs)
         if together is not None:
             return together
-        raise mode.refuse(f"combines rows that different masks select, with {name}", "select them by one mask")
+        raise mode.refuse(f"combines rows that different masks select, with {name.strip('_')}", "select them by one mask")
     if name == "__getitem__" and not isinstance(args[0], Rows):
         return gathered(mode, args[0], args[1])
     if (done := written(mode, name, args, kwargs)) is not None:
@@ -85,7 +85,7 @@ def rowwise(mode: Keeper, function: Any, args: Any, kwargs: Any, rows: list[Rows
         spec, found = results(function, args, kwargs)
     except Mixed:
         raise mode.refuse(
-            f"computes {name} of the rows that a mask selects, and it may mix rows",
+            f"computes {name.strip('_')} of the rows that a mask selects, and it may mix rows",
             "compute with all rows, and choose with torch.where",
         ) from None
     support = tuple(sorted({d for one in rows for d in one.support}))

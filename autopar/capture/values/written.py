@@ -98,13 +98,17 @@ def _put_rows(mode: Keeper, x: torch.Tensor, index: Any, value: Any) -> None:
     along = tuple(row.coordinates[0] for row in rows)  # type: ignore[index]
     if len(set(along)) < len(along) or any(domain.sizes[d] != x.shape[k] for k, d in enumerate(along)):
         raise mode.refuse("writes at positions that are not those of the mask", "use the positions that nonzero gives")
-    if (added := _added(mode, x, along, value)) is not None and _unique(mode, domain, along):
+    if _unique(mode, domain, along) and (added := _added(mode, x, along, value)) is not None:
         how = (0, domain.sizes, domain.dims, along)
         total = Later(counted, (added, _mask(mode, domain, x), *how), place=mode.place())
         under = tuple(mode.conditions.open)
         size = domain.count(along)
         mode.sums.add(Sum(x, 0, size, total, rows_of(added), domain.count(domain.dims), mode.place()[1], under))
         return
+    if not _unique(mode, domain, along):
+        raise mode.refuse(
+            "writes rows that a mask selects, perhaps several at one place", "use out.index_add_(0, rows, values)"
+        )
     mode.sums.finish_all()
     mask = mode.evaluator.now(_mask(mode, domain, x))
     rest = x.shape[len(along) :]
