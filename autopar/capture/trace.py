@@ -21,7 +21,7 @@ from autopar.capture.checks import (
 )
 from autopar.capture.decompose.strides import STRIDES
 from autopar.capture.decompose.unknown import decomposition_table
-from autopar.capture.explained import ReadsValues, explained, values_read
+from autopar.capture.explained import ReadsValues, explained, number_of_rows, values_read
 from autopar.capture.guards import Guards, Reads
 from autopar.capture.model_swap import ModelSwap
 from autopar.capture.provenance import Origin, Recorder, Replay
@@ -196,9 +196,12 @@ class Tracer:
         flat = [next(inputs) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
         args, kwargs = unflatten(flat, self.arguments.spec)
         real = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
-        self.real = tensor_dict()
-        for stand_in, tensor in list(zip(tensors, real, strict=True))[len(self.parameters) :]:
-            self.real[stand_in] = tensor
+        self.given, self.constant = tensor_dict(), tensor_dict()
+        for k, (stand_in, tensor) in enumerate(zip(tensors, real, strict=True)):
+            if k >= len(self.parameters):
+                self.given[stand_in] = tensor
+                if k < len(self.parameters) + len(self.buffers):
+                    self.constant[stand_in] = tensor
         before = [(value, flatten(value)) for value in (*args, *kwargs.values())]
         outputs = self._forward(args, kwargs)
         self._refuse_changed(before, outputs)
@@ -226,7 +229,7 @@ class Tracer:
     def _forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if not self.reads_values:
             return self.model(*args, **kwargs)
-        values = ValuesInGraph(self.recorder, self.beside.unchecked.append, self.real, self.device)
+        values = ValuesInGraph(self.recorder, self.beside.unchecked.append, self.given, self.constant, self.device)
         with values, lists_replaced(values.listed):
             outputs = self.model(*args, **kwargs)
         values.finish(flatten(outputs)[0])
@@ -264,7 +267,8 @@ class Tracer:
             self.recorder.dependent = self.recorder.dependent or (self.recorder.current, error)
         except Exception as error:
             origin = self.recorder.origin_of(error)
-            if (known := explained(error, origin)) is not None:
+            known = number_of_rows(error, origin) if self.reads_values else None
+            if (known := known or explained(error, origin)) is not None:
                 raise known from error
             _add_line(error, origin)
             raise

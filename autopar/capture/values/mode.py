@@ -38,7 +38,8 @@ class ValuesInGraph(TorchFunctionMode):
     Args:
         recorder: where the ops that it computes later are noted.
         unchecked: gets the lines of checks that are left out.
-        real: stand-in → the tensor of the call that it stands for; no parameters.
+        given: stand-in → the tensor that it stands for, of arguments and buffers.
+        constant: those of buffers.
         device: of the call.
     """
 
@@ -46,7 +47,8 @@ class ValuesInGraph(TorchFunctionMode):
         self,
         recorder: Recorder,
         unchecked: Callable[[str], None],
-        real: Mapping[torch.Tensor, torch.Tensor],
+        given: Mapping[torch.Tensor, torch.Tensor],
+        constant: Mapping[torch.Tensor, torch.Tensor],
         device: torch.device,
     ) -> None:
         super().__init__()
@@ -54,8 +56,8 @@ class ValuesInGraph(TorchFunctionMode):
         self.evaluator = Evaluator(recorder, self.refuse, device)
         self.conditions = Conditions(self.refuse, lambda x: isinstance(x, (torch.Tensor, Rows, Element, Count)))
         self.histories: Any = tensor_dict()  # tensor → how it was made
-        self.known = KnownValues(real)
-        self.truths = Truths(self.conditions, self.evaluator, self.known, unchecked, self.refuse)
+        self.known = KnownValues(given), KnownValues(constant)
+        self.truths = Truths(self.conditions, self.evaluator, *self.known, unchecked, self.refuse)
         self.sums = Sums(self.evaluator, self.histories, recorder)
         self.domains: Any = tensor_dict()  # mask → its version, the conditions, its domain
         self.distinct: Any = tensor_dict()  # positions → the dim along which no two of them are alike
@@ -130,7 +132,8 @@ class ValuesInGraph(TorchFunctionMode):
                 self.conditions.note_made(made, pytree.tree_leaves((args, kwargs)))
             return result
         assert target is not None
-        self.known.forget(target)
+        for known in self.known:
+            known.forget(target)
         new = target.clone()
         func(new, *args[1:], **kwargs)
         target.copy_(torch.where(self.truths.holds(outside), new, target))
@@ -141,7 +144,8 @@ class ValuesInGraph(TorchFunctionMode):
         name = name_of(func)
         writes = _writes(name)
         if writes or name == "__get__" or name in NOT_RANDOM:
-            self.known.follow(func, args, kwargs, result, writes)
+            for known in self.known:
+                known.follow(func, args, kwargs, result, writes)
         if name in ("topk", "sort"):
             dim = kwargs.get(
                 "dim", args[2 if name == "topk" else 1] if len(args) > (2 if name == "topk" else 1) else -1

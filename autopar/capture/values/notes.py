@@ -26,8 +26,8 @@ def about_assumptions(assumed: Sequence[tuple[object, str]]) -> Iterator[str]:
     """Yield a sentence for each line that reads a value of the inputs, which the captured step is for."""
     for line in dict.fromkeys(line for _, line in assumed):
         yield (
-            f"this line asks for a value of the inputs; the captured step is for the answer in this call, and raises an "
-            f"error where it is another\n    {line}"
+            f"this line asks for a value of the inputs or buffers; the captured step is for the answer in this call, and "
+            f"raises an error where it is another\n    {line}"
         )
 
 

@@ -20,6 +20,8 @@ class Truths:
     """Answers by what the statement does that asks, and else by the value in this call.
 
     Args:
+        known: the values that depend on the inputs and buffers of the call alone.
+        constant: those that depend on buffers alone.
         unchecked: gets the lines of checks that are left out.
 
     Attributes:
@@ -32,10 +34,11 @@ class Truths:
         conditions: Conditions,
         evaluator: Evaluator,
         known: KnownValues,
+        constant: KnownValues,
         unchecked: Callable[[str], None],
         refuse: Callable[..., Exception],
     ) -> None:
-        self.conditions, self.evaluator, self.known = conditions, evaluator, known
+        self.conditions, self.evaluator, self.known, self.constant = conditions, evaluator, known, constant
         self.unchecked, self.refuse = unchecked, refuse
         self.assumed: list[tuple[torch.Tensor, str]] = []
 
@@ -59,8 +62,12 @@ class Truths:
         return statement.answer
 
     def number(self, tensor: torch.Tensor, kind: Callable[[Any], Any]) -> tuple[Any] | None:
-        """Return the value that a tensor has in this call, if it depends on the inputs alone: the step is for this value."""
-        number = None if self.conditions.open or tensor.numel() != 1 else self.known.number(tensor)
+        """Return the value that a tensor has in this call, in a tuple; ``None`` if the step cannot be for this value.
+
+        It can be for a truth that depends on the inputs and buffers alone, and for a number that depends on buffers.
+        """
+        known = self.known if tensor.dtype is torch.bool else self.constant
+        number = None if self.conditions.open or tensor.numel() != 1 else known.number(tensor)
         if number is None:
             return None
         differs = (tensor.detach().reshape(()) != number).long()

@@ -216,6 +216,11 @@ def number(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return x * scale * int(scale.sum() > 3)
 
 
+def number_of_inputs(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """It would differ in each batch."""
+    return x * scale * x.sum().item()
+
+
 RETURN = "return the mask and all rows; select them outside of forward"
 ALL = "compute with all rows, and choose with torch.where"
 REFUSED: dict[Function, tuple[str, str]] = {
@@ -241,6 +246,7 @@ REFUSED: dict[Function, tuple[str, str]] = {
         "forward takes rows of a tensor that it writes into before the rows are used",
         "write into a copy, with clone()",
     ),
+    number_of_inputs: ("the step depends on the values of its tensors", "x.sum().item()"),
     number: ("the step depends on the values of its tensors", "keep the choice inside the graph with torch.where"),
 }
 
@@ -279,7 +285,7 @@ def test_a_value_of_the_inputs_is_checked_in_each_call(masked: bool) -> None:
     other = torch.tensor([True] * 6)
     model = Applied(with_mask)
     parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x(), some if masked else none))
-    (note,) = [note for note in parallel.reports["capture"].notes if "asks for a value of the inputs" in note]
+    (note,) = [note for note in parallel.reports["capture"].notes if "asks for a value of the inputs or buffers" in note]
     assert note.endswith("if not mask.any():")
     for mask in (some, other) if masked else (none,):
         torch.testing.assert_close(parallel.simulate(x(1), mask), model(x(1), mask))
