@@ -129,6 +129,38 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def conversions_replaced(by: Callable[[torch.nn.Module], None]) -> Iterator[None]:
+    """Call ``by`` where a module is converted, as by ``module.to(dtype)``, and that changes a tensor. Tried on 2.13."""
+    kind: Any = torch.nn.Module  # of no type, because its method is replaced
+    convert = kind._apply
+
+    def apply(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        tensors = [*self.parameters(recurse), *self.buffers(recurse)]
+        with torch.no_grad():
+            if any(fn(tensor) is not tensor for tensor in tensors):
+                by(self)
+        return self
+
+    kind._apply = apply
+    try:
+        yield
+    finally:
+        kind._apply = convert
+
+
+@contextlib.contextmanager
+def lists_replaced(by: Callable[[torch.Tensor], Any]) -> Iterator[None]:
+    """Call ``by`` for ``tolist()`` of a fake tensor, which has a method of its own. Tried on 2.13."""
+    kind: Any = FakeTensor  # of no type, because its method is replaced
+    before = kind.tolist
+    kind.tolist = lambda self: by(self)
+    try:
+        yield
+    finally:
+        kind.tolist = before
+
+
+@contextlib.contextmanager
 def zero_tensors_viewed() -> Iterator[None]:
     """Keep views of forward mode's zero tensors on their device under fake tensors.
 
@@ -621,6 +653,13 @@ def have_gradient_hooks(tensors: Sequence[torch.Tensor]) -> bool:
     return any(
         any(map(operator.attrgetter(hooks), tensors)) for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks")
     )
+
+
+def tensor_dict() -> Any:
+    """Return a dict whose keys are tensors, by identity, which it does not keep alive. Tried on 2.13."""
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
 
 
 def version_of(tensor: torch.Tensor) -> int:

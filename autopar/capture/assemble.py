@@ -18,6 +18,7 @@ from autopar.capture.guards.numbers import Number
 from autopar.capture.loops import about_loops
 from autopar.capture.provenance import Origin
 from autopar.capture.trace import Tracer
+from autopar.capture.unchanged_arguments import changes_nothing, check
 from autopar.errors import CaptureError, at_line
 from autopar.ir.constant import Constant
 from autopar.ir.nodes import is_getitem, node_at, record_of, set_record
@@ -109,7 +110,7 @@ class _GraphBuilder:
         program = Program(graph, "traced", tree=())
         for k, node in enumerate(placeholders[: len(names)]):
             self._introduce(node, names[k], roles[k])
-        outputs = [node for node in returned]
+        outputs = self._without_idle_writes(graph, placeholders, returned)
         paths = [k for k in range(len(traced.leaves) + len(outputs)) if k not in traced.leaves]
         program.tree = tree_fragments(traced.spec, traced.leaves)
         labels = _output_names(traced.spec, paths)
@@ -160,12 +161,29 @@ class _GraphBuilder:
     def _constrained(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> tuple[Constrained, ...]:
         """Return the values that forward constrains and that the program still has."""
         alive, found = set(graph.nodes), []
-        for node, spec, source in self.traced.recorder.constrained:
+        for node, spec, source, axis in self.traced.recorder.constrained:
             while node in replaced:
                 node = replaced[node]
             if node in alive:
-                found.append(Constrained(node.name, spec, source))
+                found.append(Constrained(node.name, spec, source, axis))
         return tuple(found)
+
+    def _without_idle_writes(
+        self, graph: fx.Graph, placeholders: Sequence[fx.Node], returned: Sequence[fx.Node]
+    ) -> list[fx.Node]:
+        """Leave out the writes into arguments that change nothing in this call; the returned values check them."""
+        traced, checked = self.traced, list(returned)
+        tensors = [*traced.buffers.values(), *traced.arguments.tensors]
+        real = dict(zip(placeholders[len(traced.parameters) :], tensors, strict=False))
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+            target, value = node.args[:2]
+            if target not in real or record_of(target).role != "input" or not changes_nothing(value, target, real):
+                continue
+            origin = traced.recorder.written.get(placeholders.index(target)) or Origin()
+            check(graph, value, target, checked, f"{self._refused_write(target, origin)}", traced.mode)
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
+        return checked
 
     def _states(
         self, graph: fx.Graph, placeholders: Sequence[fx.Node], reassigned: Mapping[fx.Node, fx.Node]
