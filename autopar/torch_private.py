@@ -33,8 +33,11 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode as get_proxy_mode 
 from torch.fx.experimental.proxy_tensor import get_proxy_slot  # experimental; 2.13
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx  # experimental; 2.13
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # 2.13: control flow on an unknown size
+from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv  # experimental; 2.13: makes sizes that are symbols
 from torch.utils import _pytree as pytree  # tried on 2.13: flattens user structures, knows registered classes
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # tried on 2.13
+from torch.utils._sympy.functions import FloorDiv as FloorDiv  # tried on 2.13: a // b, simplified
+from torch.utils._sympy.functions import PythonMod as PythonMod  # tried on 2.13: a % b, simplified
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
