@@ -92,9 +92,10 @@ class _GraphBuilder:
     def run(self, random: Random) -> Captured:
         traced = self.traced
         graph = traced.module.graph
+        settled = traced.settled()
         drop_unread(graph, self.origins)
         index_own_rows(graph, self.origins)
-        replaced = simplify(graph) | merge_views(graph, self.origins)
+        replaced = settled | simplify(graph) | merge_views(graph, self.origins)
         *placeholders, seed = graph.find_nodes(op="placeholder")
         names = [*traced.parameters, *traced.buffers, *traced.arguments.names]
         roles = (
@@ -136,6 +137,7 @@ class _GraphBuilder:
         for node in graph.nodes:
             if node.op in ("call_function", "get_attr"):
                 self._describe(program, node)
+        traced.name_sizes(graph)
         unfake(graph)
         forward_first(graph, results, values)
         graph.owning_module = None
@@ -221,7 +223,7 @@ class _GraphBuilder:
         node.target = node.name
         set_record(
             node,
-            Record(_type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name),
+            Record(self._type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name),
         )
 
     def _introduce_seed(self, node: fx.Node, random: Random) -> None:
@@ -229,6 +231,16 @@ class _GraphBuilder:
         if random == "single":
             shape = (len(self.traced.draws), default_generator(self.traced.device).get_state().numel())
             set_record(node, record_of(node)._replace(type=TensorType(shape, torch.uint8)))
+
+    def _type(self, node: fx.Node) -> ValueType:
+        def type_of(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return TensorType(tuple(map(self.traced.size, value.shape)), value.dtype)
+            if isinstance(value, (tuple, list)):
+                return tuple(type_of(v) for v in value)
+            return None
+
+        return type_of(node.meta.get("val"))
 
     def _describe(self, program: Program, node: fx.Node) -> None:
         origin = self.origins.get(node)
@@ -247,19 +259,8 @@ class _GraphBuilder:
             program.constants[node.name] = Constant.of(tensor)
             node.target = node.name
         set_record(
-            node, Record(_type(node), phase=origin.phase, module=origin.module, source=origin.source, call=origin.call)
+            node, Record(self._type(node), phase=origin.phase, module=origin.module, source=origin.source, call=origin.call)
         )
-
-
-def _type(node: fx.Node) -> ValueType:
-    def type_of(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return TensorType(tuple(int(n) for n in value.shape), value.dtype)
-        if isinstance(value, (tuple, list)):
-            return tuple(type_of(v) for v in value)
-        return None
-
-    return type_of(node.meta.get("val"))
 
 
 def _output_names(spec: Structure, leaves: Sequence[int]) -> list[str]:

@@ -36,6 +36,7 @@ from autopar.torch_private import (
     as_functional,
     autograd_sequence_number,
     draws_random,
+    enable_python_dispatcher,
     get_proxy_mode,
     is_random_composite,
     mutates,
@@ -123,6 +124,7 @@ class Recorder(TorchDispatchMode):
         self.dependent: tuple[Origin, Exception] | None = None  # where forward read the values of tensors
         self.streams: Streams | None = None  # of the trace that is running
         self.random = random
+        self.python_kernels = False  # some kernels of torch's in C++ take no sizes that are symbols
         self.phase = "forward"  # set by the tracer and not detected: a capture may itself run inside a backward
 
     @contextlib.contextmanager
@@ -211,7 +213,8 @@ class Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         try:
-            result = draw(*args, **(kwargs or {}))
+            with enable_python_dispatcher() if self.python_kernels else contextlib.nullcontext():
+                result = draw(*args, **(kwargs or {}))
         except DATA_DEPENDENT as error:
             self.dependent = self.dependent or (self.current, error)
             raise
