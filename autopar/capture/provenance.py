@@ -36,7 +36,6 @@ from autopar.torch_private import (
     as_functional,
     autograd_sequence_number,
     draws_random,
-    enable_python_dispatcher,
     get_proxy_mode,
     is_random_composite,
     mutates,
@@ -124,7 +123,8 @@ class Recorder(TorchDispatchMode):
         self.dependent: tuple[Origin, Exception] | None = None  # where forward read the values of tensors
         self.streams: Streams | None = None  # of the trace that is running
         self.random = random
-        self.python_kernels = False  # some kernels of torch's in C++ take no sizes that are symbols
+        # what surrounds an op and its arguments; a trace with symbols needs other kernels than one with numbers
+        self.kernels: Callable[[Any, Sequence[Any]], contextlib.AbstractContextManager[Any]] | None = None
         self.phase = "forward"  # set by the tracer and not detected: a capture may itself run inside a backward
 
     @contextlib.contextmanager
@@ -213,7 +213,7 @@ class Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         try:
-            with enable_python_dispatcher() if self.python_kernels else contextlib.nullcontext():
+            with self.kernels(func, args) if self.kernels else contextlib.nullcontext():
                 result = draw(*args, **(kwargs or {}))
         except DATA_DEPENDENT as error:
             self.dependent = self.dependent or (self.current, error)

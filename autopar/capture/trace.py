@@ -283,9 +283,9 @@ class Tracer:
         """Trace the captured graph again without its writes; a write into an argument stays, as one ``copy_``."""
         graph.graph.set_codegen(fx.graph.CodeGen())
         returned, constrained = self.recorder.returned, self.recorder.constrained
-        python_kernels = self.recorder.python_kernels
+        kernels = self.recorder.kernels
         self.recorder = replay = Replay(self.model, graph, self.recorder.origins)
-        replay.python_kernels = python_kernels
+        replay.kernels = kernels
         detached = [fake.detach() for fake in fakes]
         try:
             with self.mode, torch.no_grad():

@@ -8,8 +8,9 @@ must meet.
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
-from dataclasses import replace
+import contextlib
+import re
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -24,10 +25,22 @@ from autopar.errors import CaptureError
 from autopar.ir.nodes import map_operands
 from autopar.ir.ops.seeded_random import Draw, Like, Random
 from autopar.ir.sizes import Size, Values, map_sizes, sized, symbol
-from autopar.torch_private import FakeTensorMode, FloorDiv, PythonMod, SymbolicSizes, size_expression, size_hint
+from autopar.ir.text.tokens import can_name
+from autopar.torch_private import (
+    FakeTensorMode,
+    FloorDiv,
+    OpOverload,
+    PythonMod,
+    SymbolicSizes,
+    enable_python_dispatcher,
+    size_expression,
+    size_hint,
+)
 
 SLICE = torch.ops.aten.slice.Tensor
 SLICE_BACKWARD = torch.ops.aten.slice_backward.default
+CONVOLUTION = torch.ops.aten.convolution.default
+CONVOLUTIONS = frozenset({CONVOLUTION, torch.ops.aten.convolution_backward.default})
 # what a size may consist of: all else has no text
 PARTS = (sympy.Symbol, sympy.Integer, sympy.Add, sympy.Mul, sympy.Pow, FloorDiv, PythonMod, sympy.Max, sympy.Min)
 
@@ -47,11 +60,31 @@ class SymbolicTracer(Tracer):
         super().__init__(model, arguments, random)
         self.symbols = SymbolicSizes(self._line)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.symbols)
-        self.recorder.python_kernels = True
+        self.recorder.kernels = self._kernels
         self._sizes: dict[Any, torch.SymInt] = {}
         self._asked = 0  # how many fake tensors have been made
         self._inputs: list[torch.Tensor] = []
         self._places: dict[Any, tuple[str, int]] = {}  # symbol of torch's → the dim that it was made for
+
+    @contextlib.contextmanager
+    def _kernels(self, op: Any, args: Sequence[Any]) -> Iterator[None]:
+        """Run an op with kernels that take symbols: some of torch's in C++ make numbers of them.
+
+        A convolution chooses its kernel by the batch. That is no condition on the program; that shapes fit is one.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(enable_python_dispatcher())
+            if op is CONVOLUTION:
+                _check_convolution(*args)
+            if op in CONVOLUTIONS:
+                stack.enter_context(self.symbols.suppress_guards())
+            yield
+
+    def _probe(self, fakes: Sequence[torch.Tensor], seed: torch.Tensor) -> list[torch.Tensor]:
+        with self.unroller:  # torch's own kernels of recurrent layers make numbers of symbols
+            tangents = super()._probe(fakes, seed)
+        self.unroller.steps.clear()
+        return tangents
 
     def _line(self) -> str:
         return self.recorder.current.source if self.recorder.phase == "backward" else user_line()
@@ -97,8 +130,7 @@ class SymbolicTracer(Tracer):
         graph, computed = self.module.graph, []
         replaced: dict[fx.Node, fx.Node] = {}
         for node in graph.nodes:
-            value = node.meta.get("val")
-            if node.op == "call_function" and not isinstance(value, (torch.Tensor, tuple, list)):
+            if _is_number(node):
                 computed.append(node)
                 continue
             if any(_is_number(operand) for operand in node.all_input_nodes):
@@ -107,6 +139,7 @@ class SymbolicTracer(Tracer):
             if _is_identity(node):
                 replaced[node] = node.args[0]
                 node.replace_all_uses_with(node.args[0])
+        _number_names({*computed, *replaced}, graph)
         for node in reversed(computed):
             if not node.users:
                 graph.erase_node(node)
@@ -217,3 +250,37 @@ def _memory_order(tensor: torch.Tensor) -> list[int]:
     """Return the dims of a tensor in memory order; their own order where its memory has gaps."""
     order = sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))
     return order if tensor.permute(order).is_contiguous() else list(range(tensor.dim()))
+
+
+def _check_convolution(
+    x: Any, weight: Any, bias: Any, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    transposed: bool, output_padding: Sequence[int], groups: int,
+) -> None:  # fmt: skip
+    """Decide the conditions under which a convolution accepts its input: channels, and windows that fit."""
+    extra = x.dim() - weight.dim()
+    channels = weight.shape[0] if transposed else weight.shape[1] * groups
+    if x.shape[1 + extra] != channels:
+        return  # torch has the error
+    for k, length in enumerate(x.shape[2 + extra :]):
+        window = dilation[k % len(dilation)] * (weight.shape[2 + k] - 1) + 1
+        if not transposed and length + 2 * padding[k % len(padding)] < window:
+            return
+
+
+def _number_names(gone: Collection[fx.Node], graph: fx.Graph) -> None:
+    """Name the ops as if nothing had been made that only computes sizes: ``add_2`` is ``add`` if it is the first."""
+    for node in gone:
+        node.name = f"{node.name}_size"
+    made: dict[str, list[tuple[int, fx.Node]]] = collections.defaultdict(list)
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload) and node not in gone:
+            base, number = _numbered(node.name)
+            made[base].append((number, node))
+    for base, nodes in made.items():
+        for number, (_, node) in enumerate(sorted(nodes, key=lambda each: each[0]), not can_name(base)):
+            node.name = f"{base}_{number}" if number else base
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(.*)_(\d+)", name)
+    return (match[1], int(match[2])) if match else (name, 0)
