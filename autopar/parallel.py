@@ -22,6 +22,7 @@ from autopar.model.calls import Calls
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import sharded
 from autopar.model.inputs import Inputs, describe
+from autopar.model.sizes import Dynamic, SizedCaptures
 from autopar.model.planner import Planner
 from autopar.model.proxy import ModelProxy
 from autopar.model.state_dicts import give_public_state_dicts
@@ -71,7 +72,7 @@ class Parallel(ModelProxy):
                  strict: bool = False, inputs: Inputs = "global", outputs: Outputs = "sharded", recapture: bool = True,
                  random: Random = "parallel", machine: Machine | None = None,
                  time_limit: float = 60.0, memory: float | None = None,
-                 given: Solution | None = None, overlap: Given = "longest-tail",
+                 given: Solution | None = None, dynamic: Dynamic = None, overlap: Given = "longest-tail",
                  pipelined: Pipelined | None = None) -> None:  # fmt: skip
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         context = None
@@ -95,7 +96,7 @@ class Parallel(ModelProxy):
         issue: Issue = "direct" if _device(model, job).type == "cpu" else "enqueue"
         compiler = Compiler(
             module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
-            overlap=overlap_of(overlap, issue),
+            overlap=overlap_of(overlap, issue), sizes=SizedCaptures(dynamic),
         )  # fmt: skip
         calls = Calls(compiler, mesh, job, inputs, recapture, layouts, original)
         calls.pipelined = pipelined
@@ -136,7 +137,7 @@ class Parallel(ModelProxy):
 
         There is one for each structure, shapes and dtypes of arguments, mode, and values that forward reads.
         """
-        return len(self._calls.captures)
+        return len({id(each.captured.symbolic or each.captured) for each in self._calls.captures})
 
     @property
     def solution(self) -> Solution | None:

@@ -50,6 +50,8 @@ class Captured:
         numbers: the inputs that a call computes; they follow the inputs that the caller passes.
         constrained: the values that forward constrains.
         at_sizes: captures the call with inputs of other sizes.
+        symbolic: the capture with symbols that this one was made of, a ``SymbolicCapture``; ``None`` if it was traced.
+        values: symbol → its value.
     """
 
     program: Program
@@ -66,6 +68,8 @@ class Captured:
     numbers: tuple[Number, ...] = ()
     constrained: tuple[Constrained, ...] = ()
     at_sizes: AtSizes | None = None
+    symbolic: Any = None
+    values: Mapping[Any, int] = field(default_factory=dict)
 
     def with_tensors(self, tensors: Sequence[Any]) -> Any:
         """Return the model's own output structure around these tensors, with the leaves that are no tensors."""

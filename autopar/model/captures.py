@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -27,6 +27,9 @@ class Captures(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._captured)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._captured.values())
 
     def __getitem__(self, call: GuardedCall) -> T:
         return self._captured[call.identity]

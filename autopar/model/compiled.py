@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autopar.capture import Captured, capture_call
+from autopar.capture import Captured
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
 from autopar.costs.durations import Durations, durations
@@ -27,6 +27,7 @@ from autopar.ir.program import Program
 from autopar.ir.streams import Groups
 from autopar.ir.value_names import sums_in
 from autopar.model.inputs import CallInputs
+from autopar.model.sizes import SizedCaptures
 from autopar.model.planner import Planner, Search, may_exceed, with_reserve
 from autopar.model.taken_plan import as_explicit, repriced
 from autopar.passes import Search as SearchPass
@@ -171,6 +172,7 @@ class Compiler:
         overlap: what decides the order of communication.
         figures: a machine or measured durations, whose seconds decide that order; by default those of the machine.
         planner: how the plan is searched, if it is.
+        sizes: the captures that serve many sizes.
     """
 
     model: torch.nn.Module
@@ -186,11 +188,16 @@ class Compiler:
     overlap: Overlap = field(default_factory=Overlap)
     figures: Machine | Profile | None = None
     planner: Planner = field(default_factory=lambda: Planner(machine_of("cpu")))
+    sizes: SizedCaptures = field(default_factory=SizedCaptures)
 
     @property
     def searches(self) -> bool:
         """Whether the plan of a program is searched: on one rank there is nothing to choose."""
         return searches(self.plan) and self.mesh.size > 1
+
+    def serves(self, inputs: CallInputs) -> bool:
+        """Return whether a call needs no trace, because a capture with symbols serves its sizes."""
+        return not self.numbers and self.sizes.serves(self.model, inputs.whole(), self.random)
 
     @gc_paused()
     def compile(self, inputs: CallInputs, notes: Sequence[str] = ()) -> Compiled:
@@ -206,7 +213,7 @@ class Compiler:
     ) -> tuple[Captured, dict[str, DistAttr], PassReport]:
         """Capture a call. Returns it with the layouts that the plan gives to its values, and the report."""
         start = time.perf_counter()
-        captured = capture_call(self.model, inputs.whole(), self.random, self.numbers)
+        captured, about_sizes = self.sizes.capture(self.model, inputs.whole(), self.random, self.numbers)
         captured_ms = (time.perf_counter() - start) * 1e3
         attrs, decided = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **inputs.layouts})
         alone = (ONE_RANK,) if searches(self.plan) and not self.searches else ()
@@ -217,7 +224,7 @@ class Compiler:
             PassReport(
                 "capture",
                 captured_ms,
-                notes=(*notes, *captured.notes, *decided.notes, *alone),
+                notes=(*notes, *about_sizes, *captured.notes, *decided.notes, *alone),
                 unmatched=decided.unmatched,
             ),
         )

@@ -248,8 +248,12 @@ def _is_identity(node: fx.Node) -> bool:
 
 def _memory_order(tensor: torch.Tensor) -> list[int]:
     """Return the dims of a tensor in memory order; their own order where its memory has gaps."""
-    order = sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))
-    return order if tensor.permute(order).is_contiguous() else list(range(tensor.dim()))
+    order, expected = sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d)), 1
+    for d in reversed(order):
+        if tensor.shape[d] != 1 and tensor.stride(d) != expected:
+            return list(range(tensor.dim()))
+        expected *= tensor.shape[d]
+    return order
 
 
 def _check_convolution(
