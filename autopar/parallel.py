@@ -112,11 +112,15 @@ class Parallel(ModelProxy):
     def program(self) -> Program:
         """The explicit program, in which every transfer is an op. ``RuntimeError`` before a capture.
 
+        Of a call that was captured with symbols it has them, as in ``s0/dp``; ``program.at_sizes(s0=3)`` is that of
+        other sizes.
+
         On a mesh with the stages of a pipeline it is the traced program of the example, which ``train_step`` cuts.
         """
         if self._calls.latest is None and self._calls.traced is not None:
             return self._calls.traced
-        return self._current().program
+        current = self._current()
+        return current.program if current.symbolic is None else current.symbolic
 
     @property
     def reports(self) -> Reports:
@@ -129,7 +133,7 @@ class Parallel(ModelProxy):
 
         ``.lines`` has a line for each transfer. ``RuntimeError`` before a capture.
         """
-        return transfers_of(self.program, "cpu" if self.job is None else self.job.device)
+        return transfers_of(self._current().program, "cpu" if self.job is None else self.job.device)
 
     @property
     def captures(self) -> int:

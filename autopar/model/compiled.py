@@ -27,6 +27,7 @@ from autopar.ir.program import Program
 from autopar.ir.streams import Groups
 from autopar.ir.value_names import sums_in
 from autopar.model.inputs import CallInputs
+from autopar.model.many_sizes import AtSizes, explicit_at_sizes, placed_key
 from autopar.model.sizes import SizedCaptures
 from autopar.model.planner import Planner, Search, may_exceed, with_reserve
 from autopar.model.taken_plan import as_explicit, repriced
@@ -89,6 +90,7 @@ class Compiled:
         part: returns the same call with a backward for only some of the returned values, which are given by position.
         context: this process as a rank; ``None`` where it only simulates.
         found: the plan, if it was searched.
+        symbolic: the explicit program with symbols that ``program`` was made of; ``None`` if it was placed itself.
     """
 
     captured: Captured
@@ -98,6 +100,7 @@ class Compiled:
     part: Callable[[frozenset[int]], Compiled]
     context: RankContext | None
     found: Solution | None = None
+    symbolic: Program | None = None
 
     @cached_property
     def solution(self) -> Solution | None:
@@ -204,7 +207,7 @@ class Compiler:
         """Capture a call and place it. ``notes`` are added to the report."""
         with doing("parallelize"):
             captured, attrs, report = self.capture(inputs, notes)
-            placed = self._placed(captured, captured.program, attrs, [report])
+            placed = self._placed(captured, captured.program, attrs, [report], captured.symbolic is not None)
             check_priorities(self.overlap, [placed.program])
             return placed
 
@@ -249,6 +252,24 @@ class Compiler:
             execution: how the program runs.
             options: further options of ``passes.pipeline``; with ``search=True``, the planner searches the others.
         """
+        reports, found = self.through_passes(program, attrs, device, captured=captured, ending=ending, **options)
+        local, more = self.localize(program, execution)
+        return Placement(local, [*reports, *more], found)
+
+    def through_passes(
+        self,
+        program: Program,
+        attrs: Mapping[str, DistAttr],
+        device: torch.device,
+        *,
+        captured: Captured | None = None,
+        ending: Ending | None = None,
+        **options: Any,
+    ) -> tuple[list[PassReport], Solution | None]:
+        """Run the passes that make a traced program explicit. Returns what each did, and the plan if it was searched.
+
+        The arguments are those of ``place``.
+        """
         starts = () if captured is None else starting_points(self.model, captured, self.mesh)
         returned = {} if captured is None else {f"{path}()": names for path, names in captured.modules.items()}
         search = Search(self.planner, ending, starts, returned) if options.pop("search", False) else None
@@ -259,8 +280,7 @@ class Compiler:
         reports = run_passes(program, passes)
         if search is not None and search.notes:
             reports.append(PassReport("plan", 0.0, notes=tuple(search.notes)))
-        local, more = self.localize(program, execution)
-        return Placement(local, [*reports, *more], None if search is None else search.solution)
+        return reports, None if search is None else search.solution
 
     def found(
         self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, ending: Ending, **options: Any
@@ -296,10 +316,22 @@ class Compiler:
         return local, PassReport("localize", ms, bytes=bytes_per_axis(program))
 
     def _placed(
-        self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]
+        self,
+        captured: Captured,
+        program: Program,
+        attrs: Mapping[str, DistAttr],
+        reports: list[PassReport],
+        with_symbols: bool = False,
     ) -> Compiled:
         traced = program.copy() if len(captured.differentiable) > 1 or self.searches else program
-        local, more, found = self.place(program, attrs, captured.device, captured=captured, search=self.searches)
+        at_sizes = self._at_sizes(captured, attrs) if with_symbols else None
+        if isinstance(at_sizes, AtSizes):
+            program, found = at_sizes.program, at_sizes.found
+            local, more = self.localize(program)
+            more = [*at_sizes.reports, *more]
+        else:
+            reports += [at_sizes] if at_sizes is not None else []
+            local, more, found = self.place(program, attrs, captured.device, captured=captured, search=self.searches)
         if found is not None and may_exceed(found, self.planner):
             peak = memory_of(local[0]).peak
             if (again := with_reserve(found, self.planner, peak)) is not None:
@@ -322,4 +354,13 @@ class Compiler:
                 special[positions] = self._placed(captured, part, attrs, [])
             return special[positions]
 
-        return Compiled(captured, program, local, Reports(reports), specialized, self.context, found)
+        symbolic = at_sizes.of if isinstance(at_sizes, AtSizes) else None
+        return Compiled(captured, program, local, Reports(reports), specialized, self.context, found, symbolic)
+
+    def _at_sizes(self, captured: Captured, attrs: Mapping[str, DistAttr]) -> AtSizes | PassReport:
+        """Return the explicit program of a call that was captured with symbols; or why it is to be placed itself."""
+
+        def passes(program: Program, captured: Captured) -> tuple[list[PassReport], Solution | None]:
+            return self.through_passes(program, attrs, captured.device, captured=captured, search=self.searches)
+
+        return explicit_at_sizes(captured, placed_key(attrs, self.planner.memory), passes)
