@@ -51,6 +51,7 @@ class Captured:
         constrained: the values that forward constrains.
         at_sizes: captures the call with inputs of other sizes.
         symbolic: the capture with symbols that this one was made of, a ``SymbolicCapture``; ``None`` if it was traced.
+        traced: whether this call was traced, and not served by the capture of another size.
         values: symbol → its value.
     """
 
@@ -69,6 +70,7 @@ class Captured:
     constrained: tuple[Constrained, ...] = ()
     at_sizes: AtSizes | None = None
     symbolic: Any = None
+    traced: bool = True
     values: Mapping[Any, int] = field(default_factory=dict)
 
     def with_tensors(self, tensors: Sequence[Any]) -> Any:

@@ -6,16 +6,21 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 from torch import fx
 
 from autopar.ir.layout import UNDECIDED, DistAttr, Layout, layout_of
 from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_record
-from autopar.ir.program import Program
+from autopar.ir.program_data import ProgramData
 from autopar.ir.record import Record, Requirement, TensorType, ValueType
 from autopar.ir.sizes import AtValues, Size, Values
 
 
-def at_values(program: Program, values: Values) -> Program:
+P = TypeVar("P", bound=ProgramData)
+
+
+def at_values(program: P, values: Values) -> P:
     """Return a program without symbols, of the same level.
 
     Args:
@@ -27,21 +32,22 @@ def at_values(program: Program, values: Values) -> Program:
     return _Substitution(program, values).run()
 
 
-class _Substitution:
-    def __init__(self, program: Program, values: Values) -> None:
+class _Substitution(Generic[P]):
+    def __init__(self, program: P, values: Values) -> None:
         self.program, self.at = program, AtValues(values)
         self.types: dict[TensorType, TensorType] = {}
         self.nodes: dict[fx.Node, fx.Node] = {}
 
-    def run(self) -> Program:
+    def run(self) -> P:
         program, graph = self.program, fx.Graph()
         for node in program.nodes:
             args = map_operands(self.at(node.args), self.nodes.__getitem__)
             kwargs = map_operands(self.at(dict(node.kwargs)), self.nodes.__getitem__)
             self.nodes[node] = new = make_node(graph, node.name, node.op, node.target, args, kwargs)
             set_record(new, self.record(node))
-        return Program(graph, program.level, program.mesh, stages=program.stages, streams=program.streams,
-                       coordinates=program.coordinates, tree=program.tree, constants=program.constants)  # fmt: skip
+        return type(program)(graph, program.level, program.mesh, stages=program.stages, streams=program.streams,
+                             coordinates=program.coordinates, tree=program.tree,
+                             constants=program.constants)  # fmt: skip
 
     def record(self, node: fx.Node) -> Record:
         record = record_of(node)

@@ -261,15 +261,17 @@ def sliced(sides: str, first: int, of: int = 0):
         taken = range(size)[start:end:step]
         whole, part = names(len(shape)), names(len(shape))
         in_bounds = last or ((start or 0) >= 0 and 0 <= end <= size)
-        unit = gcd(size, taken[0], len(taken)) if taken and step == 1 else 0
+        # not of ``taken``, whose length is a number where that of the slice follows from symbols
+        begin, count = start or 0, (size if last else end) - (start or 0)
+        unit = gcd(size, begin, count) if in_bounds and taken and step == 1 else 0
         if in_bounds and len(taken) > 1 and step * len(taken) == size:
             whole[dim], part[dim] = "(kept parts!)", "kept"
             return _sides(sides, whole, part), {"parts": step}
         if in_bounds and unit > 1:
-            several = len(taken) != unit
+            several = count != unit
             whole[dim], part[dim] = "(parts! kept)", "(taken! kept)" if several else "kept"
             return _sides(sides, whole, part), {"parts": size // unit} | (
-                {"taken": len(taken) // unit} if several else {}
+                {"taken": count // unit} if several else {}
             )
         whole[dim], part[dim] = "whole!", "part!"
         return _sides(sides, whole, part), {}

@@ -55,7 +55,7 @@ class SymbolicCapture:
         )
         return replace(
             captured, program=at_values(captured.program, values), draws=draws, at_sizes=sizes,
-            symbolic=self, values=dict(values),
+            symbolic=self, values=dict(values), traced=self.uses == 1,
         )  # fmt: skip
 
     @property

@@ -173,7 +173,7 @@ class Cursor:
         """Read the size of a part of a dim: ``32``, ``s0``, ``2*s0*s1``, ``{s0 + 1}``."""
         if self.peek("{"):
             return self.braced()
-        if self.kind() == "number" and self.look(1) != "*":
+        if self.kind() != "word" and self.look(1) != "*":
             return self.integer()
         factors = [self.factor()]
         while self.skip("*"):
