@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -22,15 +23,16 @@ from autopar.model.calls import Calls
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import sharded
 from autopar.model.inputs import Inputs, describe
-from autopar.model.sizes import Dynamic, SizedCaptures
 from autopar.model.planner import Planner
 from autopar.model.proxy import ModelProxy
+from autopar.model.sizes import Dynamic, SizedCaptures
 from autopar.model.state_dicts import give_public_state_dicts
 from autopar.model.wrappers import refuse_compile
 from autopar.plan.batch import split_over
 from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan, searches
+from autopar.report.guards import GuardReport, GuardRow
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.processes.agreement import Agreement
@@ -124,8 +126,25 @@ class Parallel(ModelProxy):
 
     @property
     def reports(self) -> Reports:
-        """The report of each pass. Prints as a table. ``RuntimeError`` before a capture."""
-        return self._current().reports
+        """The report of each pass. Prints as a table. ``RuntimeError`` before a capture.
+
+        Where ``solution.crossovers`` was asked, and the sizes of the last call are beyond one, it says so.
+        """
+        return self._current().reports_now()
+
+    @property
+    def guards(self) -> GuardReport:
+        """The guards on sizes, and the guards on values that did not hold, with what was captured for them.
+
+        Prints as a table.
+        """
+        sizes, captures = self.compiler.sizes, self._calls.captures
+        rows = [GuardRow(guard.text, guard.source, guard.failed, guard.recaptures) for guard in sizes.guards]
+        for change, count in collections.Counter(map(str, captures.changes)).items():
+            place = next(each.place for each in captures.changes if str(each) == change)
+            rows.append(GuardRow(change, "" if place is None else place.line, count, count))
+        symbols = [f"{each.about}: used for sizes {each.uses} times" for each in sizes.symbolic]
+        return GuardReport.of(rows, self.captures, symbols)
 
     @property
     def transfers(self) -> Transfers:
@@ -139,9 +158,10 @@ class Parallel(ModelProxy):
     def captures(self) -> int:
         """The number of captured calls.
 
-        There is one for each structure, shapes and dtypes of arguments, mode, and values that forward reads.
+        There is one for each structure, shapes and dtypes of arguments, mode, and values that forward reads. Sizes that
+        one capture with symbols serves count once.
         """
-        return len({id(each.captured.symbolic or each.captured) for each in self._calls.captures})
+        return len(self._calls.captures.traces)
 
     @property
     def solution(self) -> Solution | None:

@@ -34,8 +34,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # tr
 from torch.fx.experimental.proxy_tensor import get_proxy_mode as get_proxy_mode  # experimental; 2.13
 from torch.fx.experimental.proxy_tensor import get_proxy_slot  # experimental; 2.13
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx  # experimental; 2.13
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # 2.13: control flow on an unknown size
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv  # experimental; 2.13: sizes that are symbols
+from torch.fx.experimental.symbolic_shapes import (  # experimental; 2.13: sizes that are symbols
+    DimDynamic,
+    GuardOnDataDependentSymNode,  # 2.13: control flow on an unknown size
+    ShapeEnv,
+)
 from torch.utils import _pytree as pytree  # tried on 2.13: flattens user structures, knows registered classes
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # tried on 2.13
 from torch.utils._sympy.functions import FloorDiv as FloorDiv  # tried on 2.13: a // b, simplified

@@ -229,7 +229,9 @@ class _GraphBuilder:
         node.target = node.name
         set_record(
             node,
-            Record(self._type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name),
+            Record(
+                self._type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name
+            ),
         )
 
     def _introduce_seed(self, node: fx.Node, random: Random) -> None:
@@ -265,7 +267,8 @@ class _GraphBuilder:
             program.constants[node.name] = Constant.of(tensor)
             node.target = node.name
         set_record(
-            node, Record(self._type(node), phase=origin.phase, module=origin.module, source=origin.source, call=origin.call)
+            node,
+            Record(self._type(node), phase=origin.phase, module=origin.module, source=origin.source, call=origin.call),
         )
 
 

@@ -1,7 +1,7 @@
 """Make the program of other sizes: each symbol is replaced by its value there. Linear in the graph; nothing is traced.
 
-    x : f32[s0/dp s1 64]                                     x : f32[3/dp 100 64]
-    view : f32[(s0/dp s1) 64] = view(x, [{s0*s1}, 64])   →   view : f32[(3/dp 100) 64] = view(x, [300, 64])
+x : f32[s0/dp s1 64]                                     x : f32[3/dp 100 64]
+view : f32[(s0/dp s1) 64] = view(x, [{s0*s1}, 64])   →   view : f32[(3/dp 100) 64] = view(x, [300, 64])
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_r
 from autopar.ir.program_data import ProgramData
 from autopar.ir.record import Record, Requirement, TensorType, ValueType
 from autopar.ir.sizes import AtValues, Size, Values
-
 
 P = TypeVar("P", bound=ProgramData)
 

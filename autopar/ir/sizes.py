@@ -42,6 +42,7 @@ class Size(int):
 
     expression: sympy.Expr
     values: Values
+    _hash: int
 
     def __new__(cls, value: int, expression: sympy.Expr, values: Values) -> Size:
         self = int.__new__(cls, value)
@@ -207,7 +208,9 @@ def expression_text(expression: sympy.Expr) -> str:
     if isinstance(expression, (FloorDiv, PythonMod)):
         sign = "//" if isinstance(expression, FloorDiv) else "%"
         base, divisor = expression.args
-        within = expression_text(divisor) if divisor.is_Symbol or divisor.is_Integer else f"({expression_text(divisor)})"
+        within = (
+            expression_text(divisor) if divisor.is_Symbol or divisor.is_Integer else f"({expression_text(divisor)})"
+        )
         return f"{_factor(base)}{sign}{within}"
     if isinstance(expression, (sympy.Max, sympy.Min)):
         return f"{type(expression).__name__}({', '.join(sorted(map(expression_text, expression.args)))})"

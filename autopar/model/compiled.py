@@ -28,8 +28,8 @@ from autopar.ir.streams import Groups
 from autopar.ir.value_names import sums_in
 from autopar.model.inputs import CallInputs
 from autopar.model.many_sizes import AtSizes, explicit_at_sizes, placed_key
-from autopar.model.sizes import SizedCaptures
 from autopar.model.planner import Planner, Search, may_exceed, with_reserve
+from autopar.model.sizes import SizedCaptures
 from autopar.model.taken_plan import as_explicit, repriced
 from autopar.passes import Search as SearchPass
 from autopar.passes import pipeline, run_passes
@@ -48,8 +48,10 @@ from autopar.runtime.simulated_step import SimulatedStep
 from autopar.scheduling.programs.order import OF_CALLS, ORDERS, Execution, Order
 from autopar.scheduling.programs.overlap import Overlap, check_priorities
 from autopar.search.problem.ending import Ending
+from autopar.search.solutions.crossed import about_crossed
 from autopar.search.solutions.solution import Solution, priced, timed
 from autopar.search.starts.starting_points import starting_points
+from autopar.search.symbols.expression import marks_of
 from autopar.verify.levels import verify
 
 
@@ -108,6 +110,20 @@ class Compiled:
         if self.found is None:
             return None
         return priced(timed(self.found, self.program), [(1, self.program)], self.captured.at_sizes)
+
+    def reports_now(self) -> Reports:
+        """The reports, with the crossovers that are known by now and that the sizes of the call are beyond."""
+        at_sizes = self.captured.at_sizes
+        if self.found is None or not self.found.solved or at_sizes is None:
+            return self.reports
+        marks = marks_of(at_sizes.shapes, at_sizes.integers)
+        sizes: dict[str, int] = {}
+        for name, row in marks.items():
+            for mark, size in zip(row, at_sizes.shapes[name], strict=True):
+                if mark is not None:
+                    sizes.setdefault(mark, size)
+        notes = about_crossed(self.found.solved, sizes)
+        return Reports([*self.reports, PassReport("crossovers", 0.0, notes=tuple(notes))]) if notes else self.reports
 
     @property
     def text(self) -> str:

@@ -130,7 +130,5 @@ def _shapes(type: ValueType) -> Any:
 
 def _same_arguments(node: fx.Node, other: fx.Node) -> bool:
     """Return whether two ops have equal arguments besides their operands."""
-    one, its = (
-        map_operands((each.args, dict(each.kwargs)), lambda operand: None) for each in (node, other)
-    )
+    one, its = (map_operands((each.args, dict(each.kwargs)), lambda operand: None) for each in (node, other))
     return alike(one, its)

@@ -1,8 +1,8 @@
 """Find the capture that serves a call's sizes, and decide which calls are captured with symbols.
 
-    dynamic=None     the first call with numbers, the second size with symbols
-    dynamic=True     with symbols from the first call on
-    dynamic=False    each size anew, with numbers
+dynamic=None     the first call with numbers, the second size with symbols
+dynamic=True     with symbols from the first call on
+dynamic=False    each size anew, with numbers
 """
 
 from __future__ import annotations

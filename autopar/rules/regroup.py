@@ -270,9 +270,7 @@ def sliced(sides: str, first: int, of: int = 0):
         if in_bounds and unit > 1:
             several = count != unit
             whole[dim], part[dim] = "(parts! kept)", "(taken! kept)" if several else "kept"
-            return _sides(sides, whole, part), {"parts": size // unit} | (
-                {"taken": count // unit} if several else {}
-            )
+            return _sides(sides, whole, part), {"parts": size // unit} | ({"taken": count // unit} if several else {})
         whole[dim], part[dim] = "whole!", "part!"
         return _sides(sides, whole, part), {}
 

@@ -106,7 +106,7 @@ class StepCaptures:
         """Keep the programs of a micro-batch."""
         for dropped, captured in self.micros.add(call, micro.captured.guards, micro):
             self._drop(dropped, captured)
-        self.made += micro.captured.traced
+        self.made += 1
 
     def tried(
         self,
@@ -145,9 +145,7 @@ class StepCaptures:
         calls = self._calls
         compiler = replace(compiler, numbers=call.numbers)
         known = [known for known, *_ in self.micros.keys]
-        notes = (
-            [] if compiler.serves(inputs) else about_recapture(key, known, call.changes, calls.recapture)
-        )
+        notes = [] if compiler.serves(inputs) else about_recapture(key, known, call.changes, calls.recapture)
         with self._with_note():
             return self._compile(inputs, call, compiler, notes, same_numbers)
 
@@ -220,9 +218,8 @@ class StepCaptures:
             compiler = self.compiler()
             update = self._compile_update(compiler, trained, micro)
             check_priorities(compiler.overlap, [*self._programs(micro), *self._programs_of(update)])
-            of_call = [other for other in self.updates if other[0] == key]
-            self.made += micro.captured.traced or bool(of_call)
-            self._drop_an_update(of_call)
+            self.made += 1
+            self._drop_an_update([other for other in self.updates if other[0] == key])
         self.updates[key, facts] = update
         self.latest, self.trained = (micro, update), trained
         return self.latest

@@ -16,7 +16,7 @@ from autopar.capture.symbolic.validity import Validity
 from autopar.gc_pause import gc_paused
 from autopar.ir.at_values import at_values
 from autopar.ir.ops.seeded_random import Draw, Like, Random
-from autopar.ir.sizes import AtValues, Values, map_sizes
+from autopar.ir.sizes import AtValues, Size, Values, map_sizes
 from autopar.report.progress import doing
 
 
@@ -64,7 +64,7 @@ class SymbolicCapture:
         places: dict[Any, str] = {}
         for name, shape in self.validity.shapes.items():
             for d, size in enumerate(shape):
-                if getattr(size, "expression", None) in self.validity.values:
+                if isinstance(size, Size) and size.expression in self.validity.values:
                     places.setdefault(size.expression, f"{size} is dim {d} of {name}")
         return ", ".join(places.values())
 

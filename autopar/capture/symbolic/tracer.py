@@ -22,7 +22,7 @@ from autopar.capture.provenance import user_line
 from autopar.capture.symbolic.validity import SizeGuard, Validity, condition_text
 from autopar.capture.trace import Tracer
 from autopar.errors import CaptureError
-from autopar.ir.nodes import map_operands
+from autopar.ir.nodes import map_operands, node_at
 from autopar.ir.ops.seeded_random import Draw, Like, Random
 from autopar.ir.sizes import Size, Values, map_sizes, sized, symbol
 from autopar.ir.text.tokens import can_name
@@ -137,8 +137,8 @@ class SymbolicTracer(Tracer):
                 node.args = map_operands(node.args, self._number)
                 node.kwargs = map_operands(dict(node.kwargs), self._number)
             if _is_identity(node):
-                replaced[node] = node.args[0]
-                node.replace_all_uses_with(node.args[0])
+                replaced[node] = node_at(node)
+                node.replace_all_uses_with(node_at(node))
         _number_names({*computed, *replaced}, graph)
         for node in reversed(computed):
             if not node.users:
@@ -169,7 +169,9 @@ class SymbolicTracer(Tracer):
 
     @property
     def values(self) -> Values:
-        hints = {size_expression(size): size_hint(size) for size in self._sizes.values() if isinstance(size, torch.SymInt)}
+        hints = {
+            size_expression(size): size_hint(size) for size in self._sizes.values() if isinstance(size, torch.SymInt)
+        }
         return {ours: hints[theirs] for theirs, ours in self.names.items()}
 
     def size(self, value: Any) -> int:
@@ -243,14 +245,15 @@ def _is_identity(node: fx.Node) -> bool:
     """Return whether a slice takes all of a dim: with numbers, torch records none."""
     if node.target not in (SLICE, SLICE_BACKWARD):
         return False
-    return _same(node.meta["val"].shape, node.args[0].meta["val"].shape)
+    return _same(node.meta["val"].shape, node_at(node).meta["val"].shape)
 
 
 def _memory_order(tensor: torch.Tensor) -> list[int]:
     """Return the dims of a tensor in memory order; their own order where its memory has gaps."""
-    order, expected = sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d)), 1
+    strides, expected = tensor.stride(), 1
+    order = sorted(range(tensor.dim()), key=lambda d: -strides[d])
     for d in reversed(order):
-        if tensor.shape[d] != 1 and tensor.stride(d) != expected:
+        if tensor.shape[d] != 1 and strides[d] != expected:
             return list(range(tensor.dim()))
         expected *= tensor.shape[d]
     return order

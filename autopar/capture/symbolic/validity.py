@@ -1,6 +1,6 @@
 """Decide which sizes a capture with symbols serves: its patterns of shapes, and the conditions that its trace decided.
 
-    x : [s0 s1 64]        s1 <= 512        embeddings.py:88  if length > self.positions: …
+x : [s0 s1 64]        s1 <= 512        embeddings.py:88  if length > self.positions: …
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autopar.ir.sizes import Size, Values, expression_text, value_of
 
 Shapes = Mapping[str, tuple[int, ...]]  # input → shape
 
-SIGNS: tuple[tuple[type, str], ...] = (
+SIGNS: tuple[tuple[Any, str], ...] = (
     (sympy.Eq, "=="), (sympy.Ne, "!="), (sympy.Le, "<="), (sympy.Lt, "<"), (sympy.Ge, ">="), (sympy.Gt, ">"),
 )  # fmt: skip
 
@@ -87,7 +87,9 @@ class Validity:
     def fits(self, shapes: Shapes) -> Values | Misfit:
         """Return the value of each symbol for a call's shapes, or why the capture does not serve them."""
         values: dict[sympy.Symbol, int] = {}
-        places = [(name, d, size, shapes[name][d]) for name, shape in self.shapes.items() for d, size in enumerate(shape)]
+        places = [
+            (name, d, size, shapes[name][d]) for name, shape in self.shapes.items() for d, size in enumerate(shape)
+        ]
         for name, d, size, now in places:
             if isinstance(size, Size) and size.expression.is_Symbol:
                 known = values.setdefault(size.expression, now)

@@ -155,10 +155,7 @@ class Header:
 
 @lru_cache(maxsize=64)
 def types_under(
-    level: str,
-    mesh: Mesh | None,
-    stages: tuple[tuple[str, Mesh], ...],
-    sizes: tuple[tuple[Symbol, int], ...],
+    level: str, mesh: Mesh | None, stages: tuple[tuple[str, Mesh], ...], sizes: tuple[tuple[Symbol, int], ...]
 ) -> Memo[tuple[ValueType, Requirement | None]]:
     """Return what was read under equal headers before."""
     return Memo()
