@@ -17,7 +17,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,8 @@ class Recorder(TorchDispatchMode):
         self.random = random
         self.elsewhere: tuple[str, str] | None = None  # module and line of ops that are made later than forward asks
         self.rows: list[tuple[str, int, int, int]] = []  # sums of rows that a mask selects: see ``note_rows``
+        # what surrounds an op and its arguments; a trace with symbols needs other kernels than one with numbers
+        self.kernels: Callable[[Any, Sequence[Any]], contextlib.AbstractContextManager[Any]] | None = None
         self.phase = "forward"  # set by the tracer and not detected: a capture may itself run inside a backward
 
     @contextlib.contextmanager
@@ -240,7 +242,8 @@ class Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         try:
-            result = draw(*args, **(kwargs or {}))
+            with self.kernels(func, args) if self.kernels else contextlib.nullcontext():
+                result = draw(*args, **(kwargs or {}))
         except DATA_DEPENDENT as error:
             self.dependent = self.dependent or (self.current, error)
             raise

@@ -138,9 +138,10 @@ class TrainStep(RecordedSteps, Paged):
     def captures(self) -> int:
         """The number of captured micro-batches.
 
-        They differ in structure, shapes or dtypes of arguments, mode, guarded Python values or parameter groups.
+        They differ in structure, shapes or dtypes of arguments, mode, guarded Python values or parameter groups. Sizes
+        that one capture with symbols serves count once.
         """
-        return sum(len(way.captured.micros) for way in self._choices)
+        return len({capture for way in self._choices for capture in way.captured.micros.traces})
 
     @property
     def solution(self) -> Solution | None:
