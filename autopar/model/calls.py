@@ -22,6 +22,7 @@ from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import move_parameters
 from autopar.model.inputs import CallInputs, CallKey, Inputs, Shapes, call_inputs
 from autopar.model.local_tensors import LocalTensors, refuse_without_values
+from autopar.model.sizes import SizedCaptures
 from autopar.model.stage_homes import StageHomes
 from autopar.model.stage_parameters import move_to_stages
 from autopar.model.uneven_batches import with_like_pieces
@@ -88,7 +89,8 @@ class Calls:
         if context is not None and context.agreement is not None:
             assert self.job is not None
             context = replace(context, agreement=Agreement(self.job.control, self.mesh))
-        compiler = replace(self.compiler, model=module, context=context)
+        sizes = SizedCaptures(self.compiler.sizes.dynamic)
+        compiler = replace(self.compiler, model=module, context=context, sizes=sizes)
         copied = Calls(compiler, self.mesh, self.job, self.passed, self.recapture, self._layouts)
         copied.homes, copied.pipelined = self.homes, self.pipelined
         return copied
@@ -227,8 +229,10 @@ class Calls:
         """
         self.leave_stages()
         if not call.known:
-            notes = about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
-            compiled = replace(self.compiler, numbers=call.numbers).compile(inputs, notes)
+            compiler = replace(self.compiler, numbers=call.numbers)
+            served = compiler.serves(inputs)
+            notes = [] if served else about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
+            compiled = compiler.compile(inputs, notes)
             if compiled.found is not None:
                 self._settle(compiled.homes)
             # one order of collectives on all ranks
