@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 
 def test_steps_and_calls() -> None:
     """Layers that are alike share what is compiled; equal gradients keep memory of their own."""
-    step = compiled_steps.alike({"dp": 1}, "ddp", torch.float64, 1e-10, dropout=0.3, microbatches=2)
+    step = compiled_steps.alike({"dp": 1}, "ddp", torch.float64, 1e-10, dropout=0.3)
     regions = step.parallel.regions
     assert 0 < regions.distinct < regions.count
     assert re.fullmatch(
