@@ -21,6 +21,7 @@ from autopar.model.choose_mesh import choose_mesh
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.given_plan import GivenPlan, about_machine, given_plan, without_pipeline
 from autopar.model.inputs import INPUTS, Inputs
+from autopar.model.sizes import Dynamic
 from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import SEARCH
@@ -44,6 +45,7 @@ def parallelize(
     inputs: Inputs = "global",
     outputs: Outputs = "sharded",
     recapture: bool = True,
+    dynamic: Dynamic = None,
     random: Random = "parallel",
     strict: bool = False,
     timeout: float = 60.0,
@@ -82,6 +84,9 @@ def parallelize(
         outputs: ``"sharded"``: tensors come back as DTensors, numbers as plain tensors. ``"global"``: all come back as
             plain tensors, replicated on every rank.
         recapture: whether a call with other shapes or dtypes than before is captured; else it is refused.
+        dynamic: whether sizes are symbols, so that one capture serves many of them. ``True``: from the first call on.
+            ``None``: the second size is captured with symbols, which takes longer than with numbers. ``False``: each
+            size is captured by itself.
         random: how dropout and other random ops draw. ``"parallel"``: ranks with different pieces draw different
             numbers, and ranks with the same piece draw the same; ``torch.manual_seed`` before a call repeats them on
             this mesh. ``"single"``: the numbers that a single device draws; each rank draws all of them, so it is for
@@ -119,7 +124,8 @@ def parallelize(
     if isinstance(mesh, Devices):
         return _on_best_mesh(
             model, mesh, plan, example, inputs, strict=strict, machine=machine, time_limit=time_limit, memory=memory,
-            timeout=timeout, outputs=outputs, recapture=recapture, random=random, overlap=overlap, compile=compile,
+            timeout=timeout, outputs=outputs, recapture=recapture, dynamic=dynamic, random=random, overlap=overlap,
+            compile=compile,
         )  # fmt: skip
     device_mesh: DeviceMesh | None = None
     if is_device_mesh(mesh):
@@ -133,6 +139,8 @@ def parallelize(
     _check_choice("outputs", outputs, OUTPUTS)
     _check_choice("random", random, RANDOM)
     _check_switch("recapture", recapture)
+    if dynamic is not None:
+        _check_switch("dynamic", dynamic)
     _check_switch("strict", strict)
     _check_switch("compile", compile)
     if compile:
@@ -155,13 +163,13 @@ def parallelize(
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(
         model, mesh, layers, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture,
-        random=random, machine=on, time_limit=time_limit, memory=memory, given=given, overlap=overlap,
+        random=random, machine=on, time_limit=time_limit, memory=memory, given=given, overlap=overlap, dynamic=dynamic,
         pipelined=pipelined, compile=compile,
     )  # fmt: skip
     if given is not None:
         parallel.compiler.planner.notes.extend(about_machine(given, None if machine is None else on))
     if example is not None:
-        args, kwargs = _example(example)
+        args, kwargs = split_example(example)
         parallel.capture(*args, **kwargs)
     return parallel
 
@@ -204,7 +212,7 @@ def _on_best_mesh(
     _check_choice("outputs", outputs, OUTPUTS)
     device = _device(model, None)
     on = machine_from(machine) if machine is not None else devices.machine or machine_of(device)
-    args, kwargs = _example(example)
+    args, kwargs = split_example(example)
     row = Mesh(a=devices.count)
     job = job_of(row, device, None, timeout)
     agreement = None if job is None or devices.count == 1 else Agreement(job.control, row)
@@ -293,7 +301,7 @@ def _check_wrappers(model: torch.nn.Module) -> None:
             )
 
 
-def _example(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def split_example(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Mapping):
         return (), dict(example)
     if isinstance(example, (tuple, list)):

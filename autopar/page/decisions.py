@@ -1,4 +1,4 @@
-"""Sort the notes of all passes by what they say: what stays whole, what was discovered, what was refused, and the rest."""
+"""Sort the notes of all passes by what they say: what was refused, computed whole, discovered, or decided."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ def memory_over_time(use: RankUse) -> dict[str, Any] | None:
         elif storage.dies == START:
             changes[0].append((row[storage.kind], -storage.bytes))
     each = max(1, -(-count // POINTS))
-    points, best = [], None
+    points: list[dict[str, Any]] = []
+    best: tuple[int, int, Any, list[int]] | None = None
     for position, node in enumerate(lives.ops):
         for kind, bytes in changes[position]:
             now[kind] += bytes

@@ -1,6 +1,6 @@
 """Draw the model as a tree of modules: the layouts of parameters and results, and what each module costs.
 
-Modules that are alike are one: ``layers.0-31`` stands for 32 layers with the same parameters, layouts and numbers of ops.
+Modules that are alike are one: ``layers.0-31`` stands for 32 layers whose parameters and results have the same types.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from autopar.costs.machine import Machine
 from autopar.costs.program_price import node_prices
@@ -32,7 +31,6 @@ class ModuleNode:
         parameters: name → type.
         result: the type of its last result in forward.
         ops, transfers: nanoseconds of one step, of all modules that it stands for, children included.
-        calls: how many ops there are in one of them, without those of children.
         children: the modules inside.
     """
 
@@ -43,15 +41,14 @@ class ModuleNode:
     result: TensorType | None = None
     ops: int = 0
     transfers: int = 0
-    calls: int = 0
     children: dict[str, ModuleNode] = field(default_factory=dict)
 
     @property
-    def shape(self) -> Any:
+    def shape(self) -> tuple[object, ...]:
         """What two modules must have in common to be alike."""
         own = tuple((name, print_type(type)) for name, type in self.parameters.items())
         result = None if self.result is None else print_type(self.result)
-        return own, result, self.calls, tuple((child.name, child.shape) for child in self.children.values())
+        return own, result, tuple((child.name, child.shape) for child in self.children.values())
 
     def walk(self) -> Iterable[ModuleNode]:
         """Yield this module and all inside."""
@@ -74,7 +71,6 @@ def module_tree(parts: Sequence[Part], machine: Machine) -> ModuleNode:
                 module.ops += 0 if moved else part.times * cost
                 if record.phase == FORWARD and isinstance(record.type, TensorType) and not moved:
                     module.result = record.type
-            trail[-1].calls += 1
     for part in parts:
         for node in part.program.placeholders:
             record = record_of(node)
@@ -96,7 +92,7 @@ def _trail(path: str, seen: dict[str, list[ModuleNode]]) -> list[ModuleNode]:
 def _folded(module: ModuleNode) -> ModuleNode:
     """Fold neighbouring children that have numbers as names and are alike."""
     folded: dict[str, ModuleNode] = {}
-    last: tuple[Any, ModuleNode] | None = None
+    last: tuple[object, ModuleNode] | None = None
     for name, child in module.children.items():
         child = _folded(child)
         shape = child.shape if re.fullmatch(r"\d+", name) else None

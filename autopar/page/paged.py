@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from autopar.costs.machine import Machine
+from autopar.notebook import as_html
 from autopar.page.figures import figures_of
+from autopar.page.in_notebook import modules_as_html
 from autopar.page.subject import Alternative, Subject
 from autopar.page.write import write_page
 
@@ -17,7 +19,7 @@ from autopar.page.write import write_page
 class Paged:
     """What has a page; a subclass says what is on it."""
 
-    def subject(self, machine: Machine | str | Path | None = None) -> Subject:
+    def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page shows, as data."""
         raise NotImplementedError
 
@@ -39,10 +41,17 @@ class Paged:
             RuntimeError: nothing has been captured yet.
             FileNotFoundError, IsADirectoryError: the file cannot be written there.
         """
-        subject = replace(self.subject(machine), alternatives=tuple(alternatives))
+        subject = replace(self.page_subject(machine), alternatives=tuple(alternatives))
         if timeline is not None:
             subject = replace(subject, recorded=timeline.recorded)
         write_page(subject, path)
+
+    def _repr_html_(self) -> str:
+        try:
+            subject = self.page_subject()
+        except RuntimeError:  # nothing has been captured yet
+            return as_html(repr(self))
+        return modules_as_html(subject)
 
     def figures(self, machine: Machine | str | Path | None = None) -> dict[str, Any]:
         """Return the figures of the page as data that JSON can hold.
@@ -52,4 +61,4 @@ class Paged:
         Raises:
             RuntimeError: nothing has been captured yet.
         """
-        return figures_of(self.subject(machine))
+        return figures_of(self.page_subject(machine))

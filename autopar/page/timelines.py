@@ -1,4 +1,4 @@
-"""Give the slices of simulated and recorded steps, and the slots of a pipeline, in the compact form that the page draws."""
+"""Give the slices of computed and recorded steps, and the slots of a pipeline, as the page draws them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Names:
 
 
 def timelines(subject: Subject) -> dict[str, Any] | None:
-    """Return ``names``, and ``tracks``, each with ``lanes`` of slices ``[name, begin, duration, kind]`` in microseconds.
+    """Return ``names``, and ``tracks``, whose ``lanes`` have slices ``[name, begin, duration, kind]`` in microseconds.
 
     ``None`` if there is nothing to draw.
     """
@@ -73,7 +73,7 @@ def _lanes(lanes: Mapping[str, Iterable[list[float]]]) -> list[dict[str, Any]]:
 
 
 def pipeline_memory(subject: Subject) -> list[dict[str, Any]] | None:
-    """Return for each rank along the pipeline its bytes over time, ``times`` in microseconds; ``None`` without stages."""
+    """Return the bytes over time of each rank along the pipeline, times in microseconds; ``None`` without stages."""
     if subject.pipeline is None:
         return None
     return [

@@ -14,6 +14,7 @@ from torch import fx
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 from autopar.ir.value_names import ValueRole, belongs_to_step, gradient_name, roles_in
+from autopar.notebook import TableReport
 from autopar.report.liveness import START, Lifetimes, size
 from autopar.report.memory import PhasePeak, report_of, tables
 from autopar.runtime.lowering.lifetimes import lifetimes
@@ -24,7 +25,7 @@ SUMS = (ValueRole.GRADIENT, ValueRole.LOSS)
 TRANSIENT = (*SUMS, ValueRole.COPY)  # values that live during a step alone
 
 
-class StepMemory(tuple[PhasePeak, ...]):
+class StepMemory(TableReport, tuple[PhasePeak, ...]):
     """A row for each phase of the last micro-batch, and one for the update. Prints as tables.
 
     The last micro-batch takes as much memory as any other. Where parameters have low-precision copies, the first row,

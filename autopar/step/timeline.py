@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from autopar.notebook import InNotebook
 from autopar.runtime.recording import RecordedLine, RecordedRun
 from autopar.scheduling.op import COMPUTE
 from autopar.scheduling.programs.communication import Communication
@@ -19,7 +20,7 @@ from autopar.scheduling.trace import Arrow, Slice, Track, save_trace, simulated_
 
 
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(InNotebook):
     """One step, simulated and recorded.
 
     Times are in seconds. A recorded step runs line by line, which takes some microseconds more for each line. The end
@@ -64,9 +65,13 @@ class Timeline:
         Console(file=out, width=120).print(table)
         return out.getvalue()
 
+    @property
+    def recorded(self) -> list[Track]:
+        """What each rank ran, a track for each, as ``page(timeline=…)`` draws it."""
+        return [recorded_track(f"rank {rank}", runs) for rank, runs in enumerate(self.runs)]
+
     def _tracks(self) -> list[Track]:
-        simulated = simulated_track("simulated", self.communication.in_turn())
-        return [simulated, *(recorded_track(f"rank {rank}", runs) for rank, runs in enumerate(self.runs))]
+        return [simulated_track("simulated", self.communication.in_turn()), *self.recorded]
 
     @property
     def _about(self) -> dict[str, Any]:

@@ -138,9 +138,10 @@ class TrainStep(RecordedSteps, Paged):
     def captures(self) -> int:
         """The number of captured micro-batches.
 
-        They differ in structure, shapes or dtypes of arguments, mode, guarded Python values or parameter groups.
+        They differ in structure, shapes or dtypes of arguments, mode, guarded Python values or parameter groups. Sizes
+        that one capture with symbols serves count once.
         """
-        return sum(len(way.captured.micros) for way in self._choices)
+        return len({capture for way in self._choices for capture in way.captured.micros.traces})
 
     @property
     def solution(self) -> Solution | None:
@@ -156,7 +157,7 @@ class TrainStep(RecordedSteps, Paged):
         words = f"{type(self.optimizer).__name__}{self._described_options}"
         return priced(solution_of(found, step, words), programs, micro.captured.at_sizes, count)
 
-    def subject(self, machine: Machine | str | Path | None = None) -> Subject:
+    def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page of the step shows, as data. ``RuntimeError`` before a capture."""
         return subject_of_step(self, self._calls, machine)
 

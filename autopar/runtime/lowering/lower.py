@@ -60,7 +60,6 @@ class Lowered:
     origins: Mapping[str, fx.Node]
 
 
-@doing("lower")
 def lower(
     program: Program,
     groups: Groups,
@@ -130,14 +129,15 @@ def _function(
     body.values |= {value: body.values[home] for value, home in function.replaced.items() if home in body.values}
     communication = Communication(body, groups, device or torch.device("cpu"))
     communication.take_under_way(takes)
-    _write(body, function.nodes, communication, donated.within(function.nodes), pacing)
-    body.give(function.gives)
-    graph = body.graph
-    if regions is not None and body.hunt is None:
-        fresh = frozenset(body.values[node].name for node in body.fresh if node in body.values)
-        graph = with_regions(graph, body.origins, program, fresh, regions)
     title = f"{' and '.join(function.phases)} of rank {program.rank}"
-    run = compiled(graph, title, program, body.origins)
+    with doing(lambda: f"compile, {title}: {'' if body.at is None else record_of(body.at).module}".removesuffix(": ")):
+        _write(body, function.nodes, communication, donated.within(function.nodes), pacing)
+        body.give(function.gives)
+        graph = body.graph
+        if regions is not None and body.hunt is None:
+            fresh = frozenset(body.values[node].name for node in body.fresh if node in body.values)
+            graph = with_regions(graph, body.origins, program, fresh, regions)
+        run = compiled(graph, title, program, body.origins)
     gives = tuple(node.name for node in function.gives)
     return Lowered(run, tuple(node.name for node in takes), gives, graph, body.origins)
 
@@ -149,7 +149,7 @@ def _write(
     if pacing is not None:
         pacing.start(body.graph)
     for members in _lines(nodes):
-        first = members[0]
+        body.at = first = members[0]
         communicating = record_of(first).started or first.target is transfers.wait
         if pacing is not None and communicating:
             pacing.end(body.graph)

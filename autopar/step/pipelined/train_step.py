@@ -109,7 +109,7 @@ class PipelinedStep(TrainStep):
         job = self._calls.job
         return communication_of(*self._now(), job is None or job.in_order)
 
-    def subject(self, machine: Machine | str | Path | None = None) -> Subject:
+    def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page of the step shows, as data. ``RuntimeError`` before a capture."""
         return subject_of_stages(self, self._calls, machine)
 

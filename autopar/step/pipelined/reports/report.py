@@ -14,6 +14,7 @@ from autopar.costs.machine import Machine
 from autopar.costs.profile import Profile
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
+from autopar.notebook import InNotebook
 from autopar.pipeline import PipelineSchedule, Sizes, Times
 from autopar.pipeline.simulate import Simulation
 from autopar.runtime.localize import LocalPrograms
@@ -50,7 +51,7 @@ class StageReport:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(InNotebook):
     """How a step is cut into stages, and in which order these run. Prints as a table.
 
     Attributes:

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from autopar.notebook import InNotebook
 from autopar.pipeline import PipelineSchedule, Task
 from autopar.pipeline.simulate import Simulation
 from autopar.runtime.recording import RecordedSlot, clock_offsets
@@ -22,7 +23,7 @@ PASSES = {"FW": "forward ms", "BW": "backward ms", "WW": "weights ms"}
 
 
 @dataclass(frozen=True)
-class PipelinedTimeline:
+class PipelinedTimeline(InNotebook):
     """One step on the stages of a pipeline, simulated and recorded. Prints as a table.
 
     Times are in seconds, on one clock for all ranks of a machine; the clocks of several machines begin when all ranks
@@ -88,11 +89,15 @@ class PipelinedTimeline:
         Console(file=out, width=120).print(table)
         return out.getvalue()
 
-    def _tracks(self) -> list[Track]:
+    @property
+    def recorded(self) -> list[Track]:
+        """What each rank ran, a track for each, as ``page(timeline=…)`` draws it."""
         ranks = enumerate(zip(self.slots, self.positions, strict=True))
         stages = [stages_text(own) for own in self.simulation.schedule.stages_of]
-        recorded = [recorded_track(f"rank {rank}, {stages[at]}", slots) for rank, (slots, at) in ranks]
-        return [*simulated_tracks(self.simulation), *recorded]
+        return [recorded_track(f"rank {rank}, {stages[at]}", slots) for rank, (slots, at) in ranks]
+
+    def _tracks(self) -> list[Track]:
+        return [*simulated_tracks(self.simulation), *self.recorded]
 
     @property
     def _about(self) -> dict[str, Any]:
