@@ -147,7 +147,7 @@ def test_compile_is_a_switch() -> None:
         autopar.parallelize(nn.Linear(2, 2), Mesh(dp=1), compile="yes")  # type: ignore[arg-type]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning")
 def test_torch_compile_around_a_model_on_a_mesh() -> None:
     """It runs the call as it is, also inside of a function; with ``fullgraph=True`` torch refuses it."""
     parallel = autopar.parallelize(nn.Linear(4, 3).double(), Mesh(dp=1))
