@@ -53,6 +53,8 @@ def model_of(options: ModelOptions, *, values: bool = False) -> Given:
         Refused: there is no such model, file or function; a function returns something else; or arguments are missing.
     """
     _check(options)
+    if values:
+        torch.manual_seed(0)
     with doing(f"make {options.model}"):
         given = _given(options, values)
     example, notes = with_labels(given.model, given.example)
