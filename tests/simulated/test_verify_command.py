@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,7 +102,9 @@ def test_a_wrong_rule_gives_wrong_numbers(path: str, more: tuple[str, ...]) -> N
     assert asked(*wrong)[0] == 0
     status, out, error = asked(*wrong, "--run")
     assert status == 1 and "numbers:" not in out
-    assert error.startswith("autopar: 5 values, ") and "the largest difference is" in error and "more than 1e-09" in error
+    assert (
+        error.startswith("autopar: 5 values, ") and "the largest difference is" in error and "more than 1e-09" in error
+    )
     found = answered(*wrong, "--run")
     assert found["numbers"]["largest"] > 1e-3 and found["why"] in error
 
@@ -147,14 +148,16 @@ def test_a_wrong_program_is_named(path: str, at: str, monkeypatch: pytest.Monkey
         monkeypatch.setattr(verify, "_of_ranks", of_ranks)
     status, out, error = asked(f"{path}:Net", *X, "--plan", "ddp", "--json", "--quiet")
     assert status == 1 and error.startswith("autopar: ") and not json.loads(out)["verified"]
-    assert {"explicit": "explicit program is inconsistent", "scheduled": "is inconsistent at", "channels": "rank"}[at] in error
+    said = {"explicit": "explicit program is inconsistent", "scheduled": "is inconsistent at", "channels": "rank"}
+    assert said[at] in error
 
 
 @pytest.mark.simulated
 def test_what_is_too_large(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compared, "MOST_PARAMETERS", 100)
     status, out, error = asked(f"{path}:Net", *X, "--run")
-    assert status == 2 and out == "" and error == (
+    assert (status, out) == (2, "")
+    assert error == (
         "autopar: --run simulates all ranks in this process, and the model has 280 parameters, more than 100; make it "
         "smaller, as with --set num_hidden_layers=2, or leave --run out\n"
     )
