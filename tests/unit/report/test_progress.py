@@ -149,9 +149,8 @@ def test_passes_say_their_names(clock: Clock, terminal: Any) -> None:
     assert "reshard" in read()
 
 
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, terminal: Any) -> list[str]:
-    """What the bar would show at the end of each block."""
+def recorded_texts(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that gets what the bar would show at the end of each block."""
     terminal()
     texts: list[str] = []
     shown = progress._Bar.doing
@@ -175,12 +174,13 @@ class Pair(nn.Module):
         return self.down(self.up(x).relu()).sum()
 
 
-def test_a_search_says_how_far_it_is(said: list[str]) -> None:
+def test_a_search_says_how_far_it_is(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = recorded_texts(terminal, monkeypatch)
     autopar.parallelize(Pair(), Mesh(dp=2, tp=2), example=(torch.randn(512, 64),), machine="cpu")
     values = re.compile(r"search, layouts of \d+ values(: (up|down))?")
     assert any(values.fullmatch(text) for text in said), said
     assert any(re.fullmatch(r"search, \d+ values(, gap [\d.]+% above [\d.]+ ms)?", text) for text in said), said
-    assert {"capture, backward: Pair", "reshard", "verify reshard", "schedule", "localize"} <= {*said}
+    assert {"reshard", "verify reshard", "schedule", "localize"} <= {*said}
 
 
 def test_a_gap_is_shown_once_there_are_a_plan_and_a_bound() -> None:
@@ -190,14 +190,16 @@ def test_a_gap_is_shown_once_there_are_a_plan_and_a_bound() -> None:
         assert gap_text(7, cost, bound) == "search, 7 values"
 
 
-def test_compiling_says_the_module(said: list[str]) -> None:
+def test_compiling_says_the_module(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = recorded_texts(terminal, monkeypatch)
     parallel = autopar.parallelize(Pair(), Mesh(dp=1), "ddp", example=(torch.randn(8, 64),))
     parallel(torch.randn(8, 64)).backward()
     assert "compile, forward of rank 0" in {text.partition(":")[0] for text in said}
     assert any(text.startswith("compile, backward of rank 0: ") for text in said), said
 
 
-def test_a_proof_says_the_op(said: list[str]) -> None:
+def test_a_proof_says_the_op(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = recorded_texts(terminal, monkeypatch)
     @torch.library.custom_op("progress::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -249,7 +251,7 @@ def test_errors_of_the_capture_keep_their_class(clock: Clock, terminal: Any) -> 
     class Reads(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             clock.pass_()
-            return x if x.sum() > 0 else -x
+            return x[: int(x.sum())]
 
     with pytest.raises(CaptureError):
         capture(Reads(), (torch.randn(2, 4),))
