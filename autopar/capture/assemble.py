@@ -51,6 +51,9 @@ class Captured:
         numbers: the inputs that a call computes; they follow the inputs that the caller passes.
         constrained: the values that forward constrains.
         at_sizes: captures the call with inputs of other sizes.
+        symbolic: the capture with symbols that this one was made of, a ``SymbolicCapture``; ``None`` if it was traced.
+        traced: whether this call was traced, and not served by the capture of another size.
+        values: symbol → its value.
     """
 
     program: Program
@@ -67,6 +70,9 @@ class Captured:
     numbers: tuple[Number, ...] = ()
     constrained: tuple[Constrained, ...] = ()
     at_sizes: AtSizes | None = None
+    symbolic: Any = None
+    traced: bool = True
+    values: Mapping[Any, int] = field(default_factory=dict)
 
     def with_tensors(self, tensors: Sequence[Any]) -> Any:
         """Return the model's own output structure around these tensors, with the leaves that are no tensors."""
@@ -93,9 +99,10 @@ class _GraphBuilder:
     def run(self, random: Random) -> Captured:
         traced = self.traced
         graph = traced.module.graph
+        settled = traced.settled()
         drop_unread(graph, self.origins)
         index_own_rows(graph, self.origins)
-        replaced = simplify(graph) | merge_views(graph, self.origins)
+        replaced = settled | simplify(graph) | merge_views(graph, self.origins)
         *placeholders, seed = graph.find_nodes(op="placeholder")
         names = [*traced.parameters, *traced.buffers, *traced.arguments.names]
         roles = (
@@ -137,6 +144,7 @@ class _GraphBuilder:
         for node in graph.nodes:
             if node.op in ("call_function", "get_attr"):
                 self._describe(program, node)
+        traced.name_sizes(graph)
         unfake(graph)
         forward_first(graph, results, values)
         graph.owning_module = None
@@ -239,7 +247,9 @@ class _GraphBuilder:
         node.target = node.name
         set_record(
             node,
-            Record(_type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name),
+            Record(
+                self._type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name
+            ),
         )
 
     def _introduce_seed(self, node: fx.Node, random: Random) -> None:
@@ -247,6 +257,16 @@ class _GraphBuilder:
         if random == "single":
             shape = (len(self.traced.draws), default_generator(self.traced.device).get_state().numel())
             set_record(node, record_of(node)._replace(type=TensorType(shape, torch.uint8)))
+
+    def _type(self, node: fx.Node) -> ValueType:
+        def type_of(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return TensorType(tuple(map(self.traced.size, value.shape)), value.dtype)
+            if isinstance(value, (tuple, list)):
+                return tuple(type_of(v) for v in value)
+            return None
+
+        return type_of(node.meta.get("val"))
 
     def _describe(self, program: Program, node: fx.Node) -> None:
         origin = self.origins.get(node)
@@ -265,19 +285,9 @@ class _GraphBuilder:
             program.constants[node.name] = Constant.of(tensor)
             node.target = node.name
         set_record(
-            node, Record(_type(node), phase=origin.phase, module=origin.module, source=origin.source, call=origin.call)
+            node,
+            Record(self._type(node), phase=origin.phase, module=origin.module, source=origin.source, call=origin.call),
         )
-
-
-def _type(node: fx.Node) -> ValueType:
-    def type_of(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return TensorType(tuple(int(n) for n in value.shape), value.dtype)
-        if isinstance(value, (tuple, list)):
-            return tuple(type_of(v) for v in value)
-        return None
-
-    return type_of(node.meta.get("val"))
 
 
 def _output_names(spec: Structure, leaves: Sequence[int]) -> list[str]:

@@ -17,7 +17,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,15 +75,16 @@ def is_users(filename: str) -> bool:
     return not filename.startswith(_LIBRARY) or filename.startswith(_SITE)
 
 
-def user_line(past: str = "") -> str:
+def user_line(*past: str) -> str:
     """Return ``model.py:41 self.act(self.up(x))`` for the innermost frame of the user; "" if there is none.
 
-    The frame is outside torch, autopar and the package ``past``.
+    The frame is outside torch, autopar and the packages ``past``.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_users(frame.f_code.co_filename) and not (past and f"{os.sep}{past}{os.sep}" in frame.f_code.co_filename):
-            return _quoted(frame.f_code.co_filename, frame.f_lineno)
+        file = frame.f_code.co_filename
+        if is_users(file) and not (past and any(f"{os.sep}{package}{os.sep}" in file for package in past)):
+            return _quoted(file, frame.f_lineno)
         frame = frame.f_back
     return ""
 
@@ -125,6 +126,8 @@ class Recorder(TorchDispatchMode):
         self.random = random
         self.elsewhere: tuple[str, str] | None = None  # module and line of ops that are made later than forward asks
         self.rows: list[tuple[str, int, int, int]] = []  # sums of rows that a mask selects: see ``note_rows``
+        # what surrounds an op and its arguments; a trace with symbols needs other kernels than one with numbers
+        self.kernels: Callable[[Any, Sequence[Any]], contextlib.AbstractContextManager[Any]] | None = None
         self.phase = "forward"  # set by the tracer and not detected: a capture may itself run inside a backward
 
     @contextlib.contextmanager
@@ -239,7 +242,8 @@ class Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         try:
-            result = draw(*args, **(kwargs or {}))
+            with self.kernels(func, args) if self.kernels else contextlib.nullcontext():
+                result = draw(*args, **(kwargs or {}))
         except DATA_DEPENDENT as error:
             self.dependent = self.dependent or (self.current, error)
             raise

@@ -125,6 +125,17 @@ class Tracer:
         """Name the phase, and the module whose forward or backward runs."""
         return f"capture, {self.recorder.phase}: {self.recorder.current.module or type(self.model).__name__}"
 
+    def settled(self) -> dict[fx.Node, fx.Node]:
+        """Remove what only computes sizes. Returns removed node → the node that replaces it."""
+        return {}
+
+    def size(self, value: Any) -> int:
+        """Return a size of the trace as the program has it."""
+        return int(value)
+
+    def name_sizes(self, graph: fx.Graph) -> None:
+        """Give the arguments of a graph the sizes that the program has."""
+
     def notes(self) -> tuple[str, ...]:
         """Describe what forward changes and a captured step does not change."""
         names = [*self.model_swap.changed, *self.reads.changed]
@@ -322,7 +333,9 @@ class Tracer:
         """Trace the captured graph again without its writes; a write into an argument stays, as one ``copy_``."""
         graph.graph.set_codegen(fx.graph.CodeGen())
         returned, constrained = self.recorder.returned, self.recorder.constrained
+        kernels = self.recorder.kernels
         self.recorder = replay = Replay(self.model, graph, self.recorder.origins)
+        replay.kernels = kernels
         detached = [fake.detach() for fake in fakes]
         try:
             with self.mode, torch.no_grad():

@@ -21,13 +21,14 @@ from autopar.costs.profile_table import table_of
 from autopar.errors import ProfileError
 from autopar.ir.digest import program_digest
 from autopar.ir.program import Program
+from autopar.notebook import InNotebook
 
 REMEDY = "make one of this step with autopar profile step --save FILE, or step.measure().save(FILE)"
 SHOWN = 3  # calls that an error lists
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(InNotebook):
     """Measured times of the calls of a training step. Prints as a table of the dearest calls.
 
     Attributes:
@@ -178,11 +179,16 @@ class Profile:
         file = Path(path)
         if not file.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {file.parent} for the profile {file}; make it first")
+        file.write_text(self._text(), encoding="utf-8")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the profile as JSON, as its file has it."""
+        found: dict[str, Any] = json.loads(self._text())
+        return found
+
+    def _text(self) -> str:
         names = ("device", "backend", "ranks", "threads", "torch", "mesh", "programs", "launch", "interference")
-        file.write_text(
-            written({name: getattr(self, name) for name in names}, self.machine, list(self.rows.values())),
-            encoding="utf-8",
-        )
+        return written({name: getattr(self, name) for name in names}, self.machine, list(self.rows.values()))
 
     @staticmethod
     def load(path: str | Path) -> Profile:

@@ -27,6 +27,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import DTYPE_NAMES, TensorType
+from autopar.notebook import TableReport
 from autopar.rules.binding import bind_node
 from autopar.rules.strategies import Bound
 
@@ -69,8 +70,8 @@ class PriceRow:
     nanoseconds: int
 
 
-@dataclass(frozen=True)
-class ProgramPrice:
+@dataclass(frozen=True, repr=False)
+class ProgramPrice(TableReport):
     """What a program costs on a machine; prints as a table.
 
     The sums ``by_…`` are in seconds, and of all ops and transfers, hidden or not.

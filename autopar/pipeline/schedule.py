@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import ScheduleError
+from autopar.notebook import InNotebook
 from autopar.pipeline.events import Events, Index, events_of, index, with_events
 from autopar.pipeline.formats import from_csv, from_json, table, to_csv, to_json
 from autopar.pipeline.lowering import with_messages
@@ -21,7 +22,7 @@ from autopar.pipeline.verify import Verification, verify
 
 
 @dataclass(frozen=True)
-class PipelineSchedule(ScheduleTable):
+class PipelineSchedule(InNotebook, ScheduleTable):
     """A table of slots, ``[time][rank]``. Where each rank has one stage, the stage has the number of its rank.
 
     Times are an order and not a duration: a rank goes through its slots one after the other, and a slot that reads the

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from autopar.errors import ScheduleError, shown
 from autopar.gc_pause import gc_paused
+from autopar.notebook import InNotebook
 from autopar.pipeline.dataflow import source
 from autopar.pipeline.lowering import with_messages
 from autopar.pipeline.memory import Held, memory
@@ -30,7 +31,7 @@ from autopar.pipeline.verify import checked
 
 
 @dataclass(frozen=True)
-class Simulation(SimulationData[Schedule]):
+class Simulation(InNotebook, SimulationData[Schedule]):
     """The result of ``simulate``: spans of computations and messages, and memory.
 
     The attributes are those of ``SimulationData``.

@@ -18,6 +18,7 @@ from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_type
+from autopar.notebook import TableReport
 from autopar.transitions.lower_bound import least_bytes
 
 
@@ -49,7 +50,7 @@ class TransferLine:
     source: str
 
 
-class TransferLines(tuple[TransferLine, ...]):
+class TransferLines(TableReport, tuple[TransferLine, ...]):
     """The lines, in the order of the program; prints as a table.
 
     Attributes:

@@ -15,6 +15,7 @@ from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES
 from autopar.ir.text.printer import print_op
+from autopar.notebook import TableReport
 from autopar.report.arena import arena
 from autopar.report.liveness import KINDS, START, Lifetimes, Storage, liveness
 
@@ -43,7 +44,7 @@ class PhasePeak:
     modules: tuple[tuple[str, int], ...]
 
 
-class MemoryReport(tuple[PhasePeak, ...]):
+class MemoryReport(TableReport, tuple[PhasePeak, ...]):
     """A row for each phase, in their order; prints as tables.
 
     Attributes:

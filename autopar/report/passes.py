@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from autopar.errors import shown
+from autopar.notebook import TableReport
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class PassReport:
     unmatched: tuple[str, ...] = ()
 
 
-class Reports(tuple[PassReport, ...]):
+class Reports(TableReport, tuple[PassReport, ...]):
     """The reports of all passes; prints as a table."""
 
     def __str__(self) -> str:

@@ -19,6 +19,7 @@ from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.notebook import TableReport
 from autopar.report.lines import TransferLines, lines_of
 
 LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")  # the number of a layer in a module path
@@ -45,7 +46,7 @@ class TransferRow:
     bytes: int
 
 
-class Transfers(tuple[TransferRow, ...]):
+class Transfers(TableReport, tuple[TransferRow, ...]):
     """The rows, in the order of their first transfers; prints as a table."""
 
     _program: Program

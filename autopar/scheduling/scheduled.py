@@ -9,6 +9,7 @@ from functools import cached_property
 from rich.console import Console
 from rich.table import Column, Table
 
+from autopar.notebook import InNotebook
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.simulation import Issue, Simulation, Span
 
@@ -16,7 +17,7 @@ SHOWN = 200  # lines that are printed
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(InNotebook):
     """An order of issue, with its times and its bound.
 
     Attributes:

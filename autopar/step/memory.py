@@ -14,7 +14,8 @@ from torch import fx
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 from autopar.ir.value_names import ValueRole, belongs_to_step, gradient_name, roles_in
-from autopar.report.liveness import START, size
+from autopar.notebook import TableReport
+from autopar.report.liveness import START, Lifetimes, size
 from autopar.report.memory import PhasePeak, report_of, tables
 from autopar.runtime.lowering.lifetimes import lifetimes
 from autopar.runtime.lowering.lower import Lowered
@@ -24,7 +25,7 @@ SUMS = (ValueRole.GRADIENT, ValueRole.LOSS)
 TRANSIENT = (*SUMS, ValueRole.COPY)  # values that live during a step alone
 
 
-class StepMemory(tuple[PhasePeak, ...]):
+class StepMemory(TableReport, tuple[PhasePeak, ...]):
     """A row for each phase of the last micro-batch, and one for the update. Prints as tables.
 
     The last micro-batch takes as much memory as any other. Where parameters have low-precision copies, the first row,
@@ -35,11 +36,15 @@ class StepMemory(tuple[PhasePeak, ...]):
             end of a step.
         kept: these bytes by kind.
         host: bytes of the optimizer's state that are in host memory; no row contains them.
+        lifetimes: the storages of the last micro-batch and the update, from which their rows were computed.
+        beside: bytes of the inputs of the other micro-batches, which ``lifetimes`` has not.
     """
 
     held: int
     kept: Counter[str]
     host: int
+    lifetimes: Lifetimes
+    beside: int
 
     @property
     def peak(self) -> int:
@@ -96,9 +101,10 @@ def memory_of_step(
         replace(lives, storages=tuple(storage for storage in lives.storages if storage.node not in away))
     )
     memory = StepMemory(_beside(row, "inputs", batch * (microbatches - 1)) for row in report)
-    memory.held = report.held + batch * (microbatches - 1)
+    memory.lifetimes, memory.beside = report.lifetimes, batch * (microbatches - 1)
+    memory.held = report.held + memory.beside
     memory.host = sum(size(record_of(node).type) for node in away)
-    memory.kept = Counter({"inputs": batch * (microbatches - 1)})
+    memory.kept = Counter({"inputs": memory.beside})
     for storage in report.lifetimes.storages:
         if storage.born == START and storage.dies == len(lives.ops):
             memory.kept[storage.kind] += storage.bytes
@@ -122,6 +128,7 @@ def with_copies(memory: StepMemory, program: Program, lowered: Lowered, on_cpu: 
     }
     extended = StepMemory((replace(peak, phase=COPIES, bytes=memory.held + report.made, kinds=kinds), *memory))
     extended.held, extended.host, extended.kept = memory.held, memory.host, memory.kept
+    extended.lifetimes, extended.beside = memory.lifetimes, memory.beside
     return extended
 
 

@@ -9,10 +9,11 @@ from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 from autopar.ir.text.printer import print_type
 from autopar.ir.value_names import copy_name
+from autopar.notebook import ProgramInNotebook
 
 
 @dataclass(eq=False)
-class Step:
+class Step(ProgramInNotebook):
     """A training step: ``micro`` runs once for each micro-batch, ``update`` once.
 
     The programs hand values to each other by name (``ir.value_names``): the sums of gradients and losses are states of

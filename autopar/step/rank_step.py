@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autopar.errors import TextError
 from autopar.ir.program import Program
+from autopar.notebook import ProgramInNotebook
 from autopar.step.communication import running
 from autopar.step.compiled_step import MicroBatch, StepUpdate
 
@@ -14,7 +15,7 @@ NAMES = ("copy", "first", "inner", "last", "turn")
 
 
 @dataclass(frozen=True)
-class RankStep:
+class RankStep(ProgramInNotebook):
     """The programs that one rank runs in a step.
 
     Attributes:

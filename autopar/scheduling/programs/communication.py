@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Column, Table
 
+from autopar.notebook import TableReport
 from autopar.scheduling.programs.order import Order
 from autopar.scheduling.scheduled import Schedule
 
@@ -30,8 +31,8 @@ class CommunicationPart:
     schedule: Schedule
 
 
-@dataclass(frozen=True)
-class Communication:
+@dataclass(frozen=True, repr=False)
+class Communication(TableReport):
     """The schedules of all functions of a call or a step; prints as a table. Times are in seconds.
 
     Functions run one after the other, and each is complete when it ends. So times and bounds add up.

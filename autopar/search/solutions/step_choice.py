@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from autopar.errors import shown
+from autopar.notebook import InNotebook
 from autopar.search.certificate import bytes_text
 
 TAKEN, DEARER, TOO_LARGE, LATE = "taken", "no plan is cheaper", "does not fit", "not searched: the time limit"
@@ -40,7 +41,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class StepChoice:
+class StepChoice(InNotebook):
     """How a step runs. Prints as a table of its candidates.
 
     Attributes:

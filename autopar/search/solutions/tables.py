@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Column, Table
 
+from autopar.notebook import TableReport
 from autopar.search.solutions.again import Alternative
 from autopar.search.solutions.planned import Planned
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(TableReport):
     """What each layout of a value costs, the cheapest first. Prints as a table."""
 
     name: str
@@ -29,8 +30,8 @@ class Explanation:
         return printed(table)
 
 
-@dataclass(frozen=True)
-class Difference:
+@dataclass(frozen=True, repr=False)
+class Difference(TableReport):
     """The values of which two plans give other layouts. Prints as a table.
 
     Attributes:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.ir.program import Program
+from autopar.notebook import ProgramInNotebook
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
 from autopar.step.pipelined.placing.update import PipelinedUpdate, StageUpdate
 
 
 @dataclass(frozen=True)
-class StagePrograms:
+class StagePrograms(ProgramInNotebook):
     """The explicit programs of one stage of a step. Prints as text.
 
     Attributes:
@@ -32,7 +33,7 @@ class StagePrograms:
 
 
 @dataclass(frozen=True)
-class PipelinedPrograms:
+class PipelinedPrograms(ProgramInNotebook):
     """The explicit programs of a pipelined step. Prints as text, stage by stage.
 
     Attributes:

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from autopar.errors import MemoryLimitError
 from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.notebook import TableReport
 from autopar.pipeline.memory import memory
 from autopar.search.certificate import bytes_text
 from autopar.step.pipelined.placing.programs import PipelinedMicro
@@ -19,8 +20,8 @@ from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.reports.sizes import as_sizes, sizes_of, stage_sizes
 
 
-@dataclass(frozen=True)
-class RankMemory:
+@dataclass(frozen=True, repr=False)
+class RankMemory(TableReport):
     """The memory of one rank of a pipelined step, in bytes. Prints as a table.
 
     Attributes:

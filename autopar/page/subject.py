@@ -1,0 +1,121 @@
+"""Collect what a page shows: the programs of a call or a step, and the reports about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autopar.costs.machine import Machine
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
+from autopar.pipeline.simulation_data import SimulationData
+from autopar.report.liveness import Lifetimes
+from autopar.report.passes import Reports
+from autopar.scheduling.programs.communication import Communication
+from autopar.scheduling.trace import Track
+from autopar.search.solutions.solution import Solution
+
+
+@dataclass(frozen=True)
+class Part:
+    """One explicit program.
+
+    Attributes:
+        name: ``call``, ``micro``, ``update``, ``stage 0 micro``.
+        program: the explicit program.
+        times: how often one call or step runs it.
+    """
+
+    name: str
+    program: Program
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another plan, and what it costs.
+
+    Attributes:
+        name: such as ``megatron``.
+        seconds: its price; ``None`` if it cannot be placed.
+        memory: bytes of a rank at the peak.
+        note: why it cannot be placed, or a remark.
+    """
+
+    name: str
+    seconds: float | None
+    memory: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RankUse:
+    """The memory of one rank.
+
+    Attributes:
+        peak: the most bytes in use at once.
+        kinds: phase → kind → bytes at the peak of the phase.
+        lifetimes: the storages behind these figures; ``None`` where a schedule of slots decides them.
+        beside: bytes in use all the time that ``lifetimes`` has not: the inputs of other micro-batches.
+    """
+
+    peak: int
+    kinds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    lifetimes: Lifetimes | None = None
+    beside: int = 0
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What one stage of a pipeline sends to a neighbour in a step.
+
+    Attributes:
+        stage: the number of the sender.
+        phase: ``forward`` to the next stage, ``backward`` to the one before.
+        times: the number of messages.
+        bytes: of all messages, of the whole values.
+        seconds: of all messages, as they are simulated.
+    """
+
+    stage: int
+    phase: str
+    times: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a page shows. ``Parallel`` and ``TrainStep`` make it.
+
+    Attributes:
+        title: the name of the model, and what runs.
+        mesh: the whole mesh.
+        machine: the machine whose seconds are added up.
+        parts: the explicit programs, in the order in which they run.
+        reports: what each pass did.
+        memory: of the rank with the largest pieces.
+        seconds: of one call or step, where it is not the sum of its parts, as with stages; else ``None``.
+        solution: the searched plan, if it was searched.
+        communication: the schedule of the communication; ``None`` where a pipeline's schedule takes its place.
+        pipeline: the simulated slots of a pipelined step.
+        messages: what its stages send to each other.
+        recorded: what ran, one track for each rank.
+        alternatives: other plans.
+        notes: remarks that belong to no pass.
+    """
+
+    title: str
+    mesh: Mesh
+    machine: Machine
+    parts: Sequence[Part]
+    reports: Reports
+    memory: RankUse
+    seconds: float | None = None
+    solution: Solution | None = None
+    communication: Communication | None = None
+    pipeline: SimulationData | None = None
+    messages: Sequence[Messages] = ()
+    recorded: Sequence[Track] = ()
+    alternatives: Sequence[Alternative] = ()
+    notes: Sequence[str] = ()
