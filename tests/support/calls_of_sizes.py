@@ -44,5 +44,3 @@ def pieces_of_many_sizes() -> None:
         loss = step({"x": given["x"].chunk(2)[rank]})
         assert abs(float(loss) - float(expected)) <= 1e-12
         assert step.captures == 1, (step.captures, step.reports["capture"].notes)
-
-

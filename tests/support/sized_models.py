@@ -95,5 +95,3 @@ def difference(parallel: autopar.Parallel, call: Callable[..., Any], model: nn.M
     for own, other in zip(model.buffers(), eager.buffers(), strict=True):
         pairs.append((own, other))
     return max(float((own - other).abs().max() / other.abs().max().clamp(min=1e-3)) for own, other in pairs)
-
-
