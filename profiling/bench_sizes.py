@@ -1,8 +1,8 @@
 """Measure steps of varying sizes: how often they are captured anew, and what a new and a known size cost.
 
-A small Llama takes training steps with batches and lengths drawn from a few values. With ``--dynamic false`` each size is
-captured by itself; by default the second size is captured with symbols, and with ``true`` the first. The last table is
-the capture of a large Llama on meta, with numbers and with symbols.
+A small Llama takes training steps with batches and lengths drawn from a few values. With ``--dynamic false`` each size
+is captured by itself; by default the second size is captured with symbols, and with ``true`` the first. The last line
+is the capture of a large Llama on meta, with numbers and with symbols.
 """
 
 from __future__ import annotations
