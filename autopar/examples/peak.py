@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,14 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """Return the most bytes that tensors on CPU hold at once while ``call`` runs, beyond those held before it.
+    """Return the most bytes that tensors on CPU hold at once while ``call`` runs, beyond those held before it."""
+    return max(accumulate(changes_of_bytes(call), initial=0))
 
-    Counted from each allocation and release that torch's profiler sees: exact, and the same in every run.
+
+def changes_of_bytes(call: Callable[[], Any]) -> list[int]:
+    """Return the bytes of each allocation, and less than 0 of each release, while ``call`` runs.
+
+    They are all that torch's profiler sees: exact, and the same in every run.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         call()
@@ -23,8 +29,4 @@ def peak_bytes(call: Callable[[], Any]) -> int:
         profiled.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]")
-    used = peak = 0
-    for _, change in changes:
-        used += change
-        peak = max(peak, used)
-    return peak
+    return [change for _, change in changes]
