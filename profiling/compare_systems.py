@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from overlap_wire import batch, llama, paced
 from pipeline_models import Llama, rival
-from step_rivals import ZERO, Step, alike, dtensor, fsdp2, loop, own_rows
+from step_rivals import Step, alike, dtensor, fsdp2, loop, own_rows
 from torch import distributed, nn
 
 import autopar
@@ -23,7 +23,9 @@ from autopar.costs.machine import Machine
 MICROBATCHES = 4  # of pipelines
 RATE, MOMENTUM = 5e-2, 0.9
 SEARCH_MESHES = {2: {"dp": 2}, 4: {"dp": 2, "tp": 2}}
-DDP, SHARDED, MEGATRON, PIPELINE, SEARCH = "autopar, ddp", f"{ZERO}", "autopar, megatron", "autopar, 1f1b", "autopar, search"
+DDP, SHARDED, MEGATRON, PIPELINE, SEARCH = (
+    f"autopar, {way}" for way in ("ddp", "zero=3", "megatron", "1f1b", "search")
+)
 
 
 @dataclass(frozen=True)

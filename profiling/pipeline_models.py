@@ -102,7 +102,10 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def rival(
-    model: Any, policy: str, given: Batch, microbatches: int,
+    model: Any,
+    policy: str,
+    given: Batch,
+    microbatches: int,
     optimized: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = sgd,
     prepared: Callable[[nn.Module], nn.Module] = lambda part: part,
 ) -> Callable[[], torch.Tensor]:
@@ -111,7 +114,7 @@ def rival(
     Args:
         optimized: makes the optimizer of the rank's parameters.
         prepared: what becomes of each stage's module.
-    """  # fmt: skip
+    """
     schedule_class, in_a_v = RIVALS[policy]
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     own = stages_of(rank, ranks, 1 if policy == "1f1b" else 2, in_a_v)
