@@ -30,7 +30,7 @@ from tables import printed
 
 PROFILES_ITSELF = True  # in other processes
 PAGE = Path(__file__).parent / "results" / "compare.md"
-BANDWIDTH = 4e6  # bytes a second of the wire: the gradients of the Llama take about a second
+BANDWIDTH = 8e6  # bytes a second of the wire: the gradients of the Llama take about half a second
 SLOW = {2: 1.0, 4: 2.0}  # ranks → how slow the paced machine is: four ranks share two cores
 MEBI = 2**20
 
@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     names = [system.name for system in SYSTEMS]
     parser.add_argument("--ranks", type=int, nargs="+", choices=list(SLOW), default=list(SLOW))
     parser.add_argument("--systems", nargs="+", choices=names, default=names, metavar="NAME")
-    parser.add_argument("--rounds", type=positive, default=12, help="without the wire")
+    parser.add_argument("--rounds", type=positive, default=8, help="without the wire")
     parser.add_argument("--steps", type=positive, default=2, help="timed, of each system in each round")
     parser.add_argument("--wire-rounds", type=positive, default=2)
     parser.add_argument("--layers", type=int, default=compare_planners.LAYERS, help="of the planners; 0: without them")

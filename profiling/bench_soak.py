@@ -13,13 +13,14 @@ import time
 from typing import Any
 
 import torch
-from overlap_wire import llama
 from process_state import open_files, status
 from profilers import positive
 from ranks import on_ranks, together
 from tables import printed
 
 import autopar
+from autopar.cli.train.model import llama
+from autopar.cli.train.sizes import SIZES
 
 PROFILES_ITSELF = True  # in other processes
 AXES = {"dp": 2, "tp": 2}

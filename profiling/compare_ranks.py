@@ -21,7 +21,7 @@ from torch import distributed
 
 import autopar
 from autopar.costs.machine import Machine
-from autopar.examples.peak import changes_of_bytes, peak_bytes
+from autopar.examples.peak import live_bytes, peak_bytes
 from autopar.runtime.wire.clock import now
 from autopar.runtime.wire.prices import CHARGES, machine_of, seconds
 from autopar.runtime.wire.report import MOST_LATE, Record
@@ -125,16 +125,12 @@ def planned(system: System) -> tuple[Step, float, int]:
 def memory(steps: dict[str, Step], name: str) -> tuple[int, int]:
     """The bytes that tensors of a system hold between steps, and at most in a step, on the worst rank.
 
-    The system is removed: what is held is what its end releases.
+    The system is removed: what it holds is what its end releases. Buckets of DistributedDataParallel are not seen.
     """
-
-    def release() -> None:
-        del steps[name]
-        gc.collect()
-
-    gc.collect()
     rise = peak_bytes(steps[name])
-    held = -sum(changes_of_bytes(release))
+    before = live_bytes()
+    del steps[name]
+    held = before - live_bytes()
     return max(together(held)), max(together(held + rise))
 
 

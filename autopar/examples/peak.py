@@ -1,26 +1,22 @@
-"""Measure the peak memory of a call, from the events of torch's allocator."""
+"""Measure the peak memory of a call, from the events of torch's allocator, and the memory that tensors hold."""
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 from collections.abc import Callable
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """Return the most bytes that tensors on CPU hold at once while ``call`` runs, beyond those held before it."""
-    return max(accumulate(changes_of_bytes(call), initial=0))
+    """Return the most bytes that tensors on CPU hold at once while ``call`` runs, beyond those held before it.
 
-
-def changes_of_bytes(call: Callable[[], Any]) -> list[int]:
-    """Return the bytes of each allocation, and less than 0 of each release, while ``call`` runs.
-
-    They are all that torch's profiler sees: exact, and the same in every run.
+    Counted from each allocation and release that torch's profiler sees: exact, and the same in every run.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         call()
@@ -29,4 +25,19 @@ def changes_of_bytes(call: Callable[[], Any]) -> list[int]:
         profiled.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]")
-    return [change for _, change in changes]
+    used = peak = 0
+    for _, change in changes:
+        used += change
+        peak = max(peak, used)
+    return peak
+
+
+def live_bytes() -> int:
+    """Return the bytes of the storages on CPU of all tensors that Python holds, each once."""
+    gc.collect()
+    found = {}
+    for tensor in gc.get_objects():
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu":
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())
