@@ -37,13 +37,15 @@ if TYPE_CHECKING:
     from autopar.runtime.redistribute_pieces import redistribute
     from autopar.runtime.simulated_program import localize, simulate
     from autopar.runtime.wire.emulate import emulate
+    from autopar.step.log import log
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
     "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
-    "constrain", "devices", "emulate", "localize", "parallelize", "price", "redistribute", "register_rule", "simulate",
+    "constrain", "devices", "emulate", "localize", "log", "parallelize", "price", "redistribute", "register_rule",
+    "simulate",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
@@ -52,6 +54,7 @@ MODULES = {  # name → the module that has it; all others of ``__all__`` are er
     "redistribute": "runtime.redistribute_pieces", "localize": "runtime.simulated_program",
     "simulate": "runtime.simulated_program", "price": "costs.program_price",
     "constrain": "capture.constrained", "emulate": "runtime.wire.emulate",
+    "log": "step.log",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan",
          "report", "rules", "runtime", "scheduling", "search", "step", "transitions", "verify")  # fmt: skip

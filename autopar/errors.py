@@ -71,6 +71,10 @@ class ProfileError(AutoparError, ValueError):
     """A profile of measured times that cannot be read, or that belongs to another program."""
 
 
+class CompileError(AutoparError, RuntimeError):
+    """``compile=True`` needs a compiler that is not there, or Inductor cannot compile a region."""
+
+
 class LaunchError(AutoparError, RuntimeError):
     """Processes could not be started, or one of them failed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,19 +26,24 @@ from autopar.model.dtensor_parameters import sharded
 from autopar.model.inputs import Inputs, describe
 from autopar.model.paged import STAGED, subject_of_call
 from autopar.model.planner import Planner
+from autopar.model.pretrained_model import SignatureOfModule
 from autopar.model.proxy import ModelProxy
+from autopar.model.sizes import Dynamic, SizedCaptures
 from autopar.model.state_dicts import give_public_state_dicts
-from autopar.model.wrappers import refuse_compile
+from autopar.model.wrappers import never_traced
 from autopar.page.paged import Paged
 from autopar.page.subject import Subject
 from autopar.plan.batch import split_over
 from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan, searches
+from autopar.report.guards import GuardReport, GuardRow
 from autopar.report.passes import Reports
 from autopar.report.transfers import Transfers, transfers_of
+from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
+from autopar.runtime.spans import span
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.overlap import Given, overlap_of
 from autopar.scheduling.simulation import Issue
@@ -75,12 +81,13 @@ class Parallel(Paged, ModelProxy):
                  strict: bool = False, inputs: Inputs = "global", outputs: Outputs = "sharded", recapture: bool = True,
                  random: Random = "parallel", machine: Machine | None = None,
                  time_limit: float = 60.0, memory: float | None = None,
-                 given: Solution | None = None, overlap: Given = "longest-tail",
-                 pipelined: Pipelined | None = None) -> None:  # fmt: skip
+                 given: Solution | None = None, dynamic: Dynamic = None, overlap: Given = "longest-tail",
+                 pipelined: Pipelined | None = None, compile: bool = False) -> None:  # fmt: skip
         agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
-            context = RankContext(mesh.ranks[0] if job is None else job.rank, job, agreement)
+            rank = mesh.ranks[0] if job is None else job.rank
+            context = RankContext(rank, job, agreement, Regions() if compile else None)
         position = 0 if job is None else mesh.coordinates(job.rank).get(PIPELINE, 0)
         # until a training step cuts the model, each stage has all of it
         own = mesh_of_stage(mesh, position) if mesh.sizes.get(PIPELINE, 1) > 1 else mesh
@@ -99,7 +106,7 @@ class Parallel(Paged, ModelProxy):
         issue: Issue = "direct" if _device(model, job).type == "cpu" else "enqueue"
         compiler = Compiler(
             module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
-            overlap=overlap_of(overlap, issue),
+            overlap=overlap_of(overlap, issue), sizes=SizedCaptures(dynamic),
         )  # fmt: skip
         calls = Calls(compiler, mesh, job, inputs, recapture, layouts, original)
         calls.pipelined = pipelined
@@ -115,16 +122,37 @@ class Parallel(Paged, ModelProxy):
     def program(self) -> Program:
         """The explicit program, in which every transfer is an op. ``RuntimeError`` before a capture.
 
+        Of a call that was captured with symbols it has them, as in ``s0/dp``; ``program.at_sizes(s0=3)`` is that of
+        other sizes.
+
         On a mesh with the stages of a pipeline it is the traced program of the example, which ``train_step`` cuts.
         """
         if self._calls.latest is None and self._calls.traced is not None:
             return self._calls.traced
-        return self._current().program
+        current = self._current()
+        return current.program if current.symbolic is None else current.symbolic
 
     @property
     def reports(self) -> Reports:
-        """The report of each pass. Prints as a table. ``RuntimeError`` before a capture."""
-        return self._current().reports
+        """The report of each pass. Prints as a table. ``RuntimeError`` before a capture.
+
+        Where ``solution.crossovers`` was asked, and the sizes of the last call are beyond one, it says so.
+        """
+        return self._current().reports_now()
+
+    @property
+    def guards(self) -> GuardReport:
+        """The guards on sizes, and the guards on values that did not hold, with what was captured for them.
+
+        Prints as a table.
+        """
+        sizes, captures = self.compiler.sizes, self._calls.captures
+        rows = [GuardRow(guard.text, guard.source, guard.failed, guard.recaptures) for guard in sizes.guards]
+        for change, count in collections.Counter(map(str, captures.changes)).items():
+            place = next(each.place for each in captures.changes if str(each) == change)
+            rows.append(GuardRow(change, "" if place is None else place.line, count, count))
+        symbols = [f"{each.about}: used for sizes {each.uses} times" for each in sizes.symbolic]
+        return GuardReport.of(rows, self.captures, symbols)
 
     @property
     def transfers(self) -> Transfers:
@@ -132,15 +160,16 @@ class Parallel(Paged, ModelProxy):
 
         ``.lines`` has a line for each transfer. ``RuntimeError`` before a capture.
         """
-        return transfers_of(self.program, "cpu" if self.job is None else self.job.device)
+        return transfers_of(self._current().program, "cpu" if self.job is None else self.job.device)
 
     @property
     def captures(self) -> int:
         """The number of captured calls.
 
-        There is one for each structure, shapes and dtypes of arguments, mode, and values that forward reads.
+        There is one for each structure, shapes and dtypes of arguments, mode, and values that forward reads. Sizes that
+        one capture with symbols serves count once.
         """
-        return len(self._calls.captures)
+        return len(self._calls.captures.traces)
 
     @property
     def solution(self) -> Solution | None:
@@ -160,6 +189,14 @@ class Parallel(Paged, ModelProxy):
         order = self._current().local.order
         assert order is not None
         return Communication.of({"": (order, 1)}, in_order=self.job is None or self.job.in_order)
+
+    @property
+    def regions(self) -> Regions | None:
+        """What Inductor has compiled of calls and steps: the regions, how many were distinct, and the seconds.
+
+        ``None`` without ``compile=True``, and in a process that only simulates. Prints as a sentence.
+        """
+        return None if self.compiler.context is None else self.compiler.context.regions
 
     def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page of the call shows, as data. ``RuntimeError`` before a capture, and with stages."""
@@ -206,13 +243,14 @@ class Parallel(Paged, ModelProxy):
             return None
         return calls.compiled(inputs, calls.call(inputs, model_state(self.module)))
 
+    @SignatureOfModule
+    @never_traced
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model with its own signature. Returns its own output structure; the outputs have autograd graphs.
 
         Numbers come back as plain tensors with their global value, other tensors as DTensors. With ``outputs="global"``
         all come back as plain tensors, replicated on every rank. All ranks call it in the same way.
         """
-        refuse_compile()
         calls = self._calls
         calls.complete()
         context, agreement, tensors = calls.context(" and call parallelize in each"), calls.agreement, calls.tensors
@@ -234,12 +272,13 @@ class Parallel(Paged, ModelProxy):
         types = step.interface.types
         # a write to a DTensor does not change the version of its piece
         owners = () if self.job is None else [tensor for _, tensor in state.parameters]
-        made = step(
-            pieces,
-            leaves,
-            lambda name, piece: piece if name in brought else tensors.gradient(leaves[name], types[name], piece),
-            owners,
-        )
+        with span(f"call {type(self.module).__name__}"):
+            made = step(
+                pieces,
+                leaves,
+                lambda name, piece: piece if name in brought else tensors.gradient(leaves[name], types[name], piece),
+                owners,
+            )
         outputs = [
             tensors.returned(tensor, type) for tensor, (_, type) in zip(made, step.interface.returned, strict=True)
         ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import itertools
 import logging
@@ -22,6 +23,8 @@ from typing import Any, Protocol, TypeGuard, cast
 import torch
 from torch import fx
 from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass  # 2.13: ignores subclasses of tensors
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher  # 2.13: kernels in Python
+from torch._guards import Source  # tried on 2.13: where a symbol comes from
 from torch._ops import OpOverload as OpOverload  # tried on 2.13: the class of torch.ops.aten.mm.default
 from torch._ops import OpOverloadPacket as OpOverloadPacket  # tried on 2.13: the class of torch.ops.aten.mm
 from torch._prims_common import infer_size  # tried on 2.13: the sizes of a view, with -1 replaced
@@ -32,9 +35,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # tr
 from torch.fx.experimental.proxy_tensor import get_proxy_mode as get_proxy_mode  # experimental; 2.13
 from torch.fx.experimental.proxy_tensor import get_proxy_slot  # experimental; 2.13
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx  # experimental; 2.13
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # 2.13: control flow on an unknown size
+from torch.fx.experimental.symbolic_shapes import (  # experimental; 2.13: sizes that are symbols
+    DimDynamic,
+    GuardOnDataDependentSymNode,  # 2.13: control flow on an unknown size
+    ShapeEnv,
+)
 from torch.utils import _pytree as pytree  # tried on 2.13: flattens user structures, knows registered classes
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # tried on 2.13
+from torch.utils._sympy.functions import FloorDiv as FloorDiv  # tried on 2.13: a // b, simplified
+from torch.utils._sympy.functions import PythonMod as PythonMod  # tried on 2.13: a % b, simplified
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
@@ -44,6 +53,13 @@ set_onednn = (
     torch._C._set_mkldnn_enabled
 )  # tried on 2.13: turns oneDNN's ops on or off; the public flag may be locked in the process
 FUNCTIONAL = torch.ops._c10d_functional  # tried on 2.13: collectives that return a tensor to wait for
+DYNAMO = "torch._dynamo"  # tried on 2.13: the module that torch.compile imports
+INDUCTOR = "torch._inductor.compile_fx"  # tried on 2.13: the module that Inductor is in
+# tried on 2.13: whether a profiler of torch records this process, in any thread; no public name tells. It calls no
+# function of Python, because each run of a function asks
+profiler_is_on: Callable[[], bool] = functools.partial(
+    operator.attrgetter("_is_profiler_enabled"), torch.autograd.profiler
+)
 NO_DIMS = torch.Size()
 
 FLASH_FOR_CPU = (  # tried on 2.13: attention on CPU, and its backward
@@ -118,6 +134,38 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
         library._check_tensor_all, library._check_tensor_all_with, kind.__init__ = originals[:3]
         transformer._detect_is_causal_mask = originals[3]
         functional.gaussian_nll_loss = gaussian
+
+
+@contextlib.contextmanager
+def conversions_replaced(by: Callable[[torch.nn.Module], None]) -> Iterator[None]:
+    """Call ``by`` where a module is converted, as by ``module.to(dtype)``, and that changes a tensor. Tried on 2.13."""
+    kind: Any = torch.nn.Module  # of no type, because its method is replaced
+    convert = kind._apply
+
+    def apply(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        tensors = [*self.parameters(recurse), *self.buffers(recurse)]
+        with torch.no_grad():
+            if any(fn(tensor) is not tensor for tensor in tensors):
+                by(self)
+        return self
+
+    kind._apply = apply
+    try:
+        yield
+    finally:
+        kind._apply = convert
+
+
+@contextlib.contextmanager
+def lists_replaced(by: Callable[[torch.Tensor], Any]) -> Iterator[None]:
+    """Call ``by`` for ``tolist()`` of a fake tensor, which has a method of its own. Tried on 2.13."""
+    kind: Any = FakeTensor  # of no type, because its method is replaced
+    before = kind.tolist
+    kind.tolist = lambda self: by(self)
+    try:
+        yield
+    finally:
+        kind.tolist = before
 
 
 @contextlib.contextmanager
@@ -377,6 +425,18 @@ def returns_alias(op: Any) -> bool:
     return not isinstance(op, OpOverload) or any(result.alias_info is not None for result in op._schema.returns)
 
 
+def import_inductor() -> None:
+    """Import Inductor without its warnings: it uses parts of torch that are deprecated. Tried on 2.13."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module(INDUCTOR)
+
+
+def changes_operands(op: OpOverload) -> bool:
+    """Return whether an overload writes to an argument, by its schema. Tried on 2.13."""
+    return bool(op._schema.is_mutable)
+
+
 def strided_shard(dim: int, parts: int) -> Any:
     """Return the placement of a dim of ``parts`` equal parts, each of which is split: ``(3 4096/tp)``. Tried on 2.13.
 
@@ -603,6 +663,13 @@ def have_gradient_hooks(tensors: Sequence[torch.Tensor]) -> bool:
     )
 
 
+def tensor_dict() -> Any:
+    """Return a dict whose keys are tensors, by identity, which it does not keep alive. Tried on 2.13."""
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """Return how often a tensor's memory was written to; 0 for an inference tensor. Tried on 2.13."""
     return 0 if tensor.is_inference() else tensor._version
@@ -729,3 +796,58 @@ def compiled_parts_in_eager() -> Iterator[None]:
             "ignore", r"Using `torch\.compile\(module\)` when there are global hooks"
         )  # capture installs them
         yield
+
+
+class _Named(Source):
+    """The origin of a symbol, which torch identifies by its name. Tried on 2.13."""
+
+    def __init__(self, name: str) -> None:
+        self._own_name = name
+
+    @property
+    def _name_template(self) -> str:
+        return self._own_name
+
+    def __hash__(self) -> int:
+        return hash(self._own_name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Named) and self._own_name == other._own_name
+
+
+class SymbolicSizes(ShapeEnv):
+    """Makes sizes that are symbols, and notes each condition on them that a trace decides. Tried on 2.13.
+
+    Sizes 0 and 1 are no symbols, because ops treat them in their own ways. Two symbols with equal values are different
+    until an op needs them to be equal.
+
+    Args:
+        line: returns the user's line that runs; it is called for each condition.
+    """
+
+    def __init__(self, line: Callable[[], str]) -> None:
+        super().__init__(duck_shape=False)
+        self._line = line
+
+    def _get_sloc(self, framework_loc: str | None = None) -> Any:
+        return self._line()  # instead of a stack, which takes longer
+
+    def new(self, name: str, value: int) -> torch.SymInt:
+        """Return a new symbol with a value of at least 2."""
+        symbol = self.create_symbol(value, _Named(name), DimDynamic.DYNAMIC)
+        return cast(torch.SymInt, self.create_symintnode(symbol, hint=value))
+
+    @property
+    def conditions(self) -> list[tuple[Any, str]]:
+        """The conditions that hold for the values of the trace, each with the line that needs it."""
+        return [(guard.expr, cast(str, guard.sloc)) for guard in self.guards]
+
+
+def size_expression(size: torch.SymInt | int) -> Any:
+    """Return the expression of a size, with symbols that are known to be equal replaced by one. Tried on 2.13."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def size_hint(size: torch.SymInt) -> int:
+    """Return the value of a size in the trace, without a condition. Tried on 2.13."""
+    return int(size.node.hint)

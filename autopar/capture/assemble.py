@@ -18,6 +18,7 @@ from autopar.capture.guards.numbers import Number
 from autopar.capture.loops import about_loops
 from autopar.capture.provenance import Origin
 from autopar.capture.trace import Tracer
+from autopar.capture.unchanged_arguments import changes_nothing, check
 from autopar.errors import CaptureError, at_line
 from autopar.ir.constant import Constant
 from autopar.ir.nodes import is_getitem, node_at, record_of, set_record
@@ -50,6 +51,9 @@ class Captured:
         numbers: the inputs that a call computes; they follow the inputs that the caller passes.
         constrained: the values that forward constrains.
         at_sizes: captures the call with inputs of other sizes.
+        symbolic: the capture with symbols that this one was made of, a ``SymbolicCapture``; ``None`` if it was traced.
+        traced: whether this call was traced, and not served by the capture of another size.
+        values: symbol → its value.
     """
 
     program: Program
@@ -66,6 +70,9 @@ class Captured:
     numbers: tuple[Number, ...] = ()
     constrained: tuple[Constrained, ...] = ()
     at_sizes: AtSizes | None = None
+    symbolic: Any = None
+    traced: bool = True
+    values: Mapping[Any, int] = field(default_factory=dict)
 
     def with_tensors(self, tensors: Sequence[Any]) -> Any:
         """Return the model's own output structure around these tensors, with the leaves that are no tensors."""
@@ -92,9 +99,10 @@ class _GraphBuilder:
     def run(self, random: Random) -> Captured:
         traced = self.traced
         graph = traced.module.graph
+        settled = traced.settled()
         drop_unread(graph, self.origins)
         index_own_rows(graph, self.origins)
-        replaced = simplify(graph) | merge_views(graph, self.origins)
+        replaced = settled | simplify(graph) | merge_views(graph, self.origins)
         *placeholders, seed = graph.find_nodes(op="placeholder")
         names = [*traced.parameters, *traced.buffers, *traced.arguments.names]
         roles = (
@@ -109,7 +117,7 @@ class _GraphBuilder:
         program = Program(graph, "traced", tree=())
         for k, node in enumerate(placeholders[: len(names)]):
             self._introduce(node, names[k], roles[k])
-        outputs = [node for node in returned]
+        outputs = self._without_idle_writes(graph, placeholders, returned)
         paths = [k for k in range(len(traced.leaves) + len(outputs)) if k not in traced.leaves]
         program.tree = tree_fragments(traced.spec, traced.leaves)
         labels = _output_names(traced.spec, paths)
@@ -136,6 +144,7 @@ class _GraphBuilder:
         for node in graph.nodes:
             if node.op in ("call_function", "get_attr"):
                 self._describe(program, node)
+        traced.name_sizes(graph)
         unfake(graph)
         forward_first(graph, results, values)
         graph.owning_module = None
@@ -160,12 +169,29 @@ class _GraphBuilder:
     def _constrained(self, graph: fx.Graph, replaced: Mapping[fx.Node, fx.Node]) -> tuple[Constrained, ...]:
         """Return the values that forward constrains and that the program still has."""
         alive, found = set(graph.nodes), []
-        for node, spec, source in self.traced.recorder.constrained:
+        for node, spec, source, axis in self.traced.recorder.constrained:
             while node in replaced:
                 node = replaced[node]
             if node in alive:
-                found.append(Constrained(node.name, spec, source))
+                found.append(Constrained(node.name, spec, source, axis))
         return tuple(found)
+
+    def _without_idle_writes(
+        self, graph: fx.Graph, placeholders: Sequence[fx.Node], returned: Sequence[fx.Node]
+    ) -> list[fx.Node]:
+        """Leave out the writes into arguments that change nothing in this call; the returned values check them."""
+        traced, checked = self.traced, list(returned)
+        tensors = [*traced.buffers.values(), *traced.arguments.tensors]
+        real = dict(zip(placeholders[len(traced.parameters) :], tensors, strict=False))
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+            target, value = node.args[:2]
+            if target not in real or record_of(target).role != "input" or not changes_nothing(value, target, real):
+                continue
+            origin = traced.recorder.written.get(placeholders.index(target)) or Origin()
+            check(graph, value, target, checked, f"{self._refused_write(target, origin)}", traced.mode)
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
+        return checked
 
     def _states(
         self, graph: fx.Graph, placeholders: Sequence[fx.Node], reassigned: Mapping[fx.Node, fx.Node]
@@ -221,7 +247,9 @@ class _GraphBuilder:
         node.target = node.name
         set_record(
             node,
-            Record(_type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name),
+            Record(
+                self._type(node), role=role, index=index, name="" if role == "tangent" or name == node.name else name
+            ),
         )
 
     def _introduce_seed(self, node: fx.Node, random: Random) -> None:
@@ -229,6 +257,16 @@ class _GraphBuilder:
         if random == "single":
             shape = (len(self.traced.draws), default_generator(self.traced.device).get_state().numel())
             set_record(node, record_of(node)._replace(type=TensorType(shape, torch.uint8)))
+
+    def _type(self, node: fx.Node) -> ValueType:
+        def type_of(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return TensorType(tuple(map(self.traced.size, value.shape)), value.dtype)
+            if isinstance(value, (tuple, list)):
+                return tuple(type_of(v) for v in value)
+            return None
+
+        return type_of(node.meta.get("val"))
 
     def _describe(self, program: Program, node: fx.Node) -> None:
         origin = self.origins.get(node)
@@ -247,19 +285,9 @@ class _GraphBuilder:
             program.constants[node.name] = Constant.of(tensor)
             node.target = node.name
         set_record(
-            node, Record(_type(node), phase=origin.phase, module=origin.module, source=origin.source, call=origin.call)
+            node,
+            Record(self._type(node), phase=origin.phase, module=origin.module, source=origin.source, call=origin.call),
         )
-
-
-def _type(node: fx.Node) -> ValueType:
-    def type_of(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return TensorType(tuple(int(n) for n in value.shape), value.dtype)
-        if isinstance(value, (tuple, list)):
-            return tuple(type_of(v) for v in value)
-        return None
-
-    return type_of(node.meta.get("val"))
 
 
 def _output_names(spec: Structure, leaves: Sequence[int]) -> list[str]:

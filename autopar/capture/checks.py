@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from autopar.capture.provenance import user_line
 from autopar.errors import CaptureError
 from autopar.ir.ops.sharded_lookup import within
-from autopar.torch_private import value_checks_replaced
+from autopar.torch_private import conversions_replaced, value_checks_replaced
 
 
 class PythonEffects:
@@ -91,6 +91,20 @@ def assignments_refused() -> Iterator[None]:
             del kind.data  # restores the property of the base class
         else:
             kind.data = own_data
+
+
+@contextlib.contextmanager
+def conversions_refused() -> Iterator[None]:
+    """Refuse ``module.to(dtype)`` in forward, where it changes a parameter; where it changes nothing, do nothing."""
+
+    def refuse(module: torch.nn.Module) -> None:
+        raise CaptureError(
+            f"forward converts the parameters of a module ({type(module).__name__}), which a captured step does not do "
+            f"again\n    {user_line()}\n  convert the module before the call"
+        )
+
+    with conversions_replaced(refuse):
+        yield
 
 
 COMPUTED_BEFORE: dict[str, tuple[str, str]] = {  # module of a hook's class → what registers it, and what to use instead

@@ -18,11 +18,14 @@ class Constrained(NamedTuple):
         value: its name in the program.
         spec: as in a plan: an axis, several, ``None`` or ``"?"`` for each dim.
         source: the user's line.
+        axis: the layout is a default for a mesh that has this axis, and yields to what the plan says; "" if forward
+            says it.
     """
 
     value: str
     spec: Any
     source: str
+    axis: str = ""
 
 
 class Notes(Protocol):

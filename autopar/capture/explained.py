@@ -108,6 +108,9 @@ IN_THE_GRAPH: tuple[tuple[str, str], ...] = (
         "let the experts be a batched product, where the model has one: "
         'model.set_experts_implementation("batched_mm") in transformers',
     ),
+    ("masked_select", "keep all elements, and let those that are left out count nothing, with torch.where"),
+    ("interpolate(", "compute the sizes outside of forward, and pass them as Python numbers"),
+    ("_index[i]", "select with torch.index_select or torch.gather, and roll with torch.gather"),
     ("pack_padded", "keep sequences padded, and take what counts with torch.where or an index"),
     ("ctc_loss", "return its inputs from forward, and compute the loss afterwards"),
     ("linalg_lstsq", "write it as a product: torch.linalg.pinv(a) @ b"),
@@ -124,15 +127,30 @@ IN_THE_GRAPH: tuple[tuple[str, str], ...] = (
 )
 
 
-def values_read(origin: Origin, cause: Exception) -> CaptureError:
+class ReadsValues(CaptureError):
+    """The step depends on the values of its tensors."""
+
+
+def values_read(origin: Origin, cause: Exception) -> ReadsValues:
     """Return the error for a step that depends on the values of its tensors."""
     text = f"{origin.source.partition('  ')[2]} {cause}"  # without the name of the file
     remedy = next(remedy for piece, remedy in IN_THE_GRAPH if piece in text)
-    return CaptureError(
+    return ReadsValues(
         f"the step depends on the values of its tensors, so it is not one static graph\n"
         f"    {origin.source or 'unknown line'}\n"
         f"  it reads them with {str(cause).splitlines()[0]} (.item(), bool(), nonzero and the like)\n"
         f"  {remedy}"
+    )
+
+
+def number_of_rows(error: Exception, origin: Origin) -> CaptureError | None:
+    """Return the error for a size that is the number of rows that a mask selects; ``None`` for another error."""
+    if not isinstance(error, TypeError) or "must be tuple of ints" not in str(error):
+        return None
+    return CaptureError(
+        f"forward makes a tensor of as many rows as a mask selects, and their number is a value\n"
+        f"{at_line(origin.source, origin.module)}\n"
+        f"  make it of the rows, with torch.ones_like and its like, or compute with all rows"
     )
 
 

@@ -17,7 +17,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,15 +75,16 @@ def is_users(filename: str) -> bool:
     return not filename.startswith(_LIBRARY) or filename.startswith(_SITE)
 
 
-def user_line(past: str = "") -> str:
+def user_line(*past: str) -> str:
     """Return ``model.py:41 self.act(self.up(x))`` for the innermost frame of the user; "" if there is none.
 
-    The frame is outside torch, autopar and the package ``past``.
+    The frame is outside torch, autopar and the packages ``past``.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_users(frame.f_code.co_filename) and not (past and f"{os.sep}{past}{os.sep}" in frame.f_code.co_filename):
-            return _quoted(frame.f_code.co_filename, frame.f_lineno)
+        file = frame.f_code.co_filename
+        if is_users(file) and not (past and any(f"{os.sep}{package}{os.sep}" in file for package in past)):
+            return _quoted(file, frame.f_lineno)
         frame = frame.f_back
     return ""
 
@@ -110,7 +111,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.origins: dict[fx.Node, Origin] = {}
         self.returned: dict[str, list[fx.Node]] = {}  # module path → the results of its calls, if they are one tensor
-        self.constrained: list[tuple[fx.Node, Any, str]] = []  # value, layout, the user's line
+        self.constrained: list[tuple[fx.Node, Any, str, str]] = []  # value, layout, the user's line, axis of a default
         self.paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self.calls: collections.Counter[str] = collections.Counter()  # module path → how often forward has called it
         self._running: list[str] = []
@@ -123,6 +124,10 @@ class Recorder(TorchDispatchMode):
         self.dependent: tuple[Origin, Exception] | None = None  # where forward read the values of tensors
         self.streams: Streams | None = None  # of the trace that is running
         self.random = random
+        self.elsewhere: tuple[str, str] | None = None  # module and line of ops that are made later than forward asks
+        self.rows: list[tuple[str, int, int, int]] = []  # sums of rows that a mask selects: see ``note_rows``
+        # what surrounds an op and its arguments; a trace with symbols needs other kernels than one with numbers
+        self.kernels: Callable[[Any, Sequence[Any]], contextlib.AbstractContextManager[Any]] | None = None
         self.phase = "forward"  # set by the tracer and not detected: a capture may itself run inside a backward
 
     @contextlib.contextmanager
@@ -167,7 +172,33 @@ class Recorder(TorchDispatchMode):
                 f"{at_line(source, self.running())}\n  constrain a value outside of the transform"
             )
             raise self.refused
-        self.constrained.append((node, spec, source))
+        self.constrained.append((node, spec, source, ""))
+
+    def spread(self, experts: torch.Tensor) -> None:
+        """Note a value whose dim 0 are experts: an axis ``ep`` of the mesh splits it, unless the plan says otherwise."""
+        node = None if get_proxy_mode() is None else node_of(experts)
+        if node is not None:
+            source = self.elsewhere[1] if self.elsewhere else user_line()
+            self.constrained.append((node, ("ep", *"?" * (experts.dim() - 1)), source, "ep"))
+
+    @contextlib.contextmanager
+    def placed(self, place: tuple[str, str]) -> Iterator[None]:
+        """Note ops as those of another module and line, unless these are empty."""
+        before, self.elsewhere = self.elsewhere, place if place[1] else self.elsewhere
+        try:
+            yield
+        finally:
+            self.elsewhere = before
+
+    def note_rows(self, line: str, experts: int, rows: int, choices: int) -> None:
+        """Note that experts are computed for all rows.
+
+        Args:
+            rows: the number of rows that all experts together compute.
+            choices: the number of rows that they compute in eager, if each choice takes one expert.
+        """
+        if get_proxy_mode() is not None:  # no probe
+            self.rows.append((line, experts, rows, choices))
 
     def running(self) -> str:
         """Return the path of the innermost module that is running."""
@@ -211,7 +242,8 @@ class Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         try:
-            result = draw(*args, **(kwargs or {}))
+            with self.kernels(func, args) if self.kernels else contextlib.nullcontext():
+                result = draw(*args, **(kwargs or {}))
         except DATA_DEPENDENT as error:
             self.dependent = self.dependent or (self.current, error)
             raise
@@ -271,7 +303,7 @@ class Recorder(TorchDispatchMode):
         """Set ``current`` to the origin of the op that is being called."""
         if self.phase == "forward":
             call = Call(next(self._calls), func.name())
-            self.current = Origin(self.running(), user_line(), call=call)
+            self.current = Origin(*(self.elsewhere or (self.running(), user_line())), call=call)
             # later ops without a gradient share the number
             self._forward.setdefault(autograd_sequence_number(), self.current)
         else:
@@ -308,7 +340,7 @@ class Replay(Recorder):
     def follow(
         self,
         returned: dict[str, list[fx.Node]],
-        constrained: Sequence[tuple[fx.Node, Any, str]],
+        constrained: Sequence[tuple[fx.Node, Any, str, str]],
         placeholders: Mapping[fx.Node, fx.Node],
     ) -> None:
         """Translate the values that modules returned, and that forward constrained, into the nodes made for them.
@@ -317,7 +349,7 @@ class Replay(Recorder):
             placeholders: those of the captured graph → those of the new one.
         """
         made = {**self.new_nodes, **placeholders}
-        self.constrained = [(new, spec, source) for node, spec, source in constrained if (new := made.get(node))]
+        self.constrained = [(new, *rest) for node, *rest in constrained if (new := made.get(node))]
         self.returned = {
             path: [new for node in nodes if (new := self.new_nodes.get(node))] for path, nodes in returned.items()
         }

@@ -150,7 +150,7 @@ class Unroller(TorchFunctionMode):
             return _cell(CELLS[func], x, _state(state), *params)
         if func in LAYERS and isinstance(args[3], bool):  # for packed sequences, argument 3 is the list of parameters
             x, state, *options = args
-            self.steps[self._running()] += x.shape[1 if options[-1] else 0]
+            self.steps[self._running()] += int(x.shape[1 if options[-1] else 0])
             return _layers(LAYERS[func], x, _state(state), *options)
         return func(*args, **(kwargs or {}))
 

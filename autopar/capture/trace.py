@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,15 +12,24 @@ from torch import fx
 
 from autopar.capture.arguments import Arguments
 from autopar.capture.caches import caches_forgotten
-from autopar.capture.checks import ClassesChecked, PythonEffects, assignments_refused, hooked_weights_refused
+from autopar.capture.checks import (
+    ClassesChecked,
+    PythonEffects,
+    assignments_refused,
+    conversions_refused,
+    hooked_weights_refused,
+)
 from autopar.capture.decompose.strides import STRIDES
 from autopar.capture.decompose.unknown import decomposition_table
-from autopar.capture.explained import explained, values_read
+from autopar.capture.explained import ReadsValues, explained, number_of_rows, values_read
 from autopar.capture.guards import Guards, Reads
 from autopar.capture.model_swap import ModelSwap
 from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
+from autopar.capture.values.mode import ValuesInGraph
+from autopar.capture.values.notes import about_assumptions, about_rows, other_answer
 from autopar.errors import CaptureError, at_line, class_of
+from autopar.ir.ops.assumptions import assumed
 from autopar.ir.ops.seeded_random import Random, Streams
 from autopar.ir.structure import Structure, flatten, is_cache, path_to, unflatten
 from autopar.torch_private import (
@@ -29,10 +38,12 @@ from autopar.torch_private import (
     are_saved_tensors_hooked,
     compiled_parts_in_eager,
     failed_ops_unlogged,
+    lists_replaced,
     make_fx,
     mutates,
     set_onednn,
     single_threaded_backward,
+    tensor_dict,
     zero_tensors_viewed,
 )
 
@@ -69,10 +80,10 @@ class Tracer:
         self.arguments = arguments
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
-        self.recorder = Recorder(model, random)
+        self.random = random
         self.model_swap = ModelSwap(model)
         self.beside = PythonEffects()
-        self.unroller = Unroller(self.recorder.running)
+        self._note_anew()
         self.compiled = any(
             hasattr(module, "_orig_mod") or vars(module).get("_compiled_call_impl") is not None
             for module in model.modules()
@@ -80,20 +91,32 @@ class Tracer:
         self.reads = Reads(model, inputs)
         self.grad = torch.is_grad_enabled()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.reads_values = False  # whether forward decides by the values of tensors
+        self.assumed: list[tuple[torch.Tensor, str]] = []  # values of the inputs that the step is for, and lines
+
+    def _note_anew(self) -> None:
+        self.recorder = Recorder(self.model, self.random)
+        self.unroller = Unroller(self.recorder.running)
 
     def run(self) -> Tracer:
         tensors = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
         self.device = _device(tensors)
         fakes = [self._fake(t) for t in tensors]
         seed = self._fake(torch.empty((), dtype=torch.int64))
-        tangents = self._probe(fakes, seed)
-        self.module = self._trace(fakes, tangents, seed)
+        try:
+            tangents = self._probe(fakes, seed)
+            self.module = self._trace(fakes, tangents, seed)
+        except ReadsValues:
+            self.reads_values = True
+            self._note_anew()
+            tangents = self._probe(fakes, seed)
+            self.module = self._trace(fakes, tangents, seed)
         self.guards = Guards(list(self.model.named_modules(remove_duplicate=False)), self.reads.guards())
         self._warn_of_changes()
         self.beside.warn()
         assert self.recorder.streams is not None
         self.draws = tuple(self.recorder.streams.draws)
-        self.calls = self.recorder.calls
+        self.calls, self.rows = self.recorder.calls, self.recorder.rows
         if any(mutates(node.target) or node.target in STRIDES for node in self.module.graph.nodes):
             self.module = self._functionalize(self.module, [*fakes, *tangents, seed])
         return self
@@ -102,11 +125,27 @@ class Tracer:
         """Name the phase, and the module whose forward or backward runs."""
         return f"capture, {self.recorder.phase}: {self.recorder.current.module or type(self.model).__name__}"
 
+    def settled(self) -> dict[fx.Node, fx.Node]:
+        """Remove what only computes sizes. Returns removed node → the node that replaces it."""
+        return {}
+
+    def size(self, value: Any) -> int:
+        """Return a size of the trace as the program has it."""
+        return int(value)
+
+    def name_sizes(self, graph: fx.Graph) -> None:
+        """Give the arguments of a graph the sizes that the program has."""
+
     def notes(self) -> tuple[str, ...]:
         """Describe what forward changes and a captured step does not change."""
         names = [*self.model_swap.changed, *self.reads.changed]
         changed = f"forward changes {', '.join(names)}; the captured step keeps the values of the first call"
-        return (*[changed] * bool(names), *self.beside.notes())
+        return (
+            *[changed] * bool(names),
+            *self.beside.notes(),
+            *about_rows(self.rows),
+            *about_assumptions(self.assumed),
+        )
 
     def _warn_of_changes(self) -> None:
         """Warn of values that forward changes and reads in its next call.
@@ -147,6 +186,7 @@ class Tracer:
             failed_ops_unlogged(),
             _plain_recurrences(),
             assignments_refused(),
+            conversions_refused(),
         )
         # hooks run in this order: an error about a hook needs to know the module that runs
         hooks = self.recorder.modules(), hooked_weights_refused(self.recorder.paths)
@@ -166,8 +206,15 @@ class Tracer:
         inputs = iter(tensors[len(self.parameters) + len(self.buffers) :])
         flat = [next(inputs) if isinstance(v, torch.Tensor) else v for v in self.arguments.flat]
         args, kwargs = unflatten(flat, self.arguments.spec)
+        real = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
+        self.given, self.constant = tensor_dict(), tensor_dict()
+        for k, (stand_in, tensor) in enumerate(zip(tensors, real, strict=True)):
+            if k >= len(self.parameters):
+                self.given[stand_in] = tensor
+                if k < len(self.parameters) + len(self.buffers):
+                    self.constant[stand_in] = tensor
         before = [(value, flatten(value)) for value in (*args, *kwargs.values())]
-        outputs = self.model(*args, **kwargs)
+        outputs = self._forward(args, kwargs)
         self._refuse_changed(before, outputs)
         if (
             self.recorder.streams is not None
@@ -189,6 +236,16 @@ class Tracer:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.returned = len(tensors)
         return tensors
+
+    def _forward(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if not self.reads_values:
+            return self.model(*args, **kwargs)
+        values = ValuesInGraph(self.recorder, self.beside.unchecked.append, self.given, self.constant, self.device)
+        with values, lists_replaced(values.listed):
+            outputs = self.model(*args, **kwargs)
+        values.finish(flatten(outputs)[0])
+        self.assumed = values.truths.assumed
+        return outputs
 
     def _refuse_changed(self, before: Sequence[tuple[Any, tuple[list[Any], Structure]]], outputs: Any) -> None:
         """Refuse arguments whose contents forward changes, except a cache that it also returns."""
@@ -221,14 +278,15 @@ class Tracer:
             self.recorder.dependent = self.recorder.dependent or (self.recorder.current, error)
         except Exception as error:
             origin = self.recorder.origin_of(error)
-            if (known := explained(error, origin)) is not None:
+            known = number_of_rows(error, origin) if self.reads_values else None
+            if (known := known or explained(error, origin)) is not None:
                 raise known from error
             _add_line(error, origin)
             raise
         if self.recorder.refused is not None:
             raise self.recorder.refused
         if self.recorder.dependent is not None:
-            origin, cause = self.recorder.dependent
+            (origin, cause), self.recorder.dependent = self.recorder.dependent, None
             raise values_read(origin, cause) from cause
 
     def _probe(self, fakes: Sequence[torch.Tensor], seed: torch.Tensor) -> list[torch.Tensor]:
@@ -261,7 +319,10 @@ class Tracer:
                     gradients = [
                         _with_accumulated(leaf, gradient) for leaf, gradient in zip(sources, gradients, strict=True)
                     ]
-            return [*outputs, *gradients, *self._next_buffers()]
+            returned = outputs
+            for broken, line in self.assumed:
+                returned = [assumed(output.detach(), broken, other_answer(line)) for output in returned]
+            return [*returned, *gradients, *self._next_buffers()]
 
         # as_strided stays a view in this trace, because ops may still write into views
         table = {op: how for op, how in decomposition_table().items() if op not in STRIDES}
@@ -272,7 +333,9 @@ class Tracer:
         """Trace the captured graph again without its writes; a write into an argument stays, as one ``copy_``."""
         graph.graph.set_codegen(fx.graph.CodeGen())
         returned, constrained = self.recorder.returned, self.recorder.constrained
+        kernels = self.recorder.kernels
         self.recorder = replay = Replay(self.model, graph, self.recorder.origins)
+        replay.kernels = kernels
         detached = [fake.detach() for fake in fakes]
         try:
             with self.mode, torch.no_grad():

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import torch
 
+from autopar.cli.files import check_writable
+from autopar.cli.output import OutputOptions, output_of
+from autopar.cli.status import DONE, status_of
 from autopar.cli.train.launched import Launched, launched
 from autopar.cli.train.refused import Refused
 from autopar.costs.calibrate import calibrated
 from autopar.costs.measurements import SIZES, in_group, in_processes
-from autopar.errors import AutoparError
+from autopar.report.progress import doing
 
-DONE, REFUSED = 0, 2  # exit statuses
 RANKS = 2  # by default
 DEVICES = ("cpu", "cuda")
 
 
-@dataclass(frozen=True)
-class Calibrating:
+@dataclass(frozen=True, kw_only=True)
+class Calibrating(OutputOptions):
     """The options of ``autopar calibrate`` and their defaults."""
 
     output: str | None = None
@@ -33,36 +34,35 @@ class Calibrating:
 
 def run(options: Calibrating) -> int:
     """Run with the options and return the exit status. An error is printed as one line, without a traceback."""
-    try:
-        _follow(options)
-    except (AutoparError, OSError) as error:
-        print(f"autopar: {error}", file=sys.stderr)
-        return REFUSED
-    return DONE
+    return status_of(partial(_follow, options))
 
 
-def _follow(options: Calibrating) -> None:
+def _follow(options: Calibrating) -> int:
     job = launched()
+    output = output_of(options, job is None or job.rank == 0)
     sizes = _sizes(options.sizes)
     ranks = _ranks(options, job)
     if options.rounds < 2:
         raise Refused(f"--rounds {options.rounds} must be at least 2, for the fit")
-    if options.output is not None and not Path(options.output).parent.is_dir():
-        raise Refused(f"there is no folder {Path(options.output).parent} for --output {options.output}; make it first")
-    if job is None:
-        found = in_processes(ranks, options.rounds, sizes, options.device)
-    else:
-        found = in_group("env://", job.rank, job.local_rank, ranks, options.rounds, sizes, options.device)
-        if job.rank != 0:
-            return
+    check_writable("--output", options.output)
+    with doing(f"measure {ranks} ranks"):
+        if job is None:
+            found = in_processes(ranks, options.rounds, sizes, options.device)
+        else:
+            found = in_group("env://", job.rank, job.local_rank, ranks, options.rounds, sizes, options.device)
+    if job is not None and job.rank != 0:
+        return DONE
     name = options.name or (f"cpu, {ranks} processes" if options.device == "cpu" else torch.cuda.get_device_name(0))
     calibration = calibrated(found, name, "autopar calibrate")
-    print(calibration, end="")
+    output.text.print(str(calibration), end="", soft_wrap=True)
     if options.output is None:
-        print(f"--output FILE writes these figures of {name!r} to a machine file")
+        said = f"--output FILE writes these figures of {name!r} to a machine file"
     else:
         calibration.machine.save(options.output)
-        print(f"{options.output} has the figures of {name!r}: parallelize(…, machine={options.output!r})")
+        said = f"{options.output} has the figures of {name!r}: parallelize(…, machine={options.output!r})"
+    output.notes.print(said, soft_wrap=True)
+    output.give(calibration.machine.description())
+    return DONE
 
 
 def _sizes(text: str) -> list[int]:

@@ -4,54 +4,78 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from autopar.checkpoint.dcp import export_dcp, import_dcp
 from autopar.checkpoint.files import verify
 from autopar.checkpoint.folder import checkpoints_in, incompleteness_of, latest, no_folder, read_manifest
 from autopar.checkpoint.manifest import Manifest
 from autopar.checkpoint.values import leaves
+from autopar.cli.output import OutputOptions, output_of
+from autopar.cli.status import DONE, status_of
 from autopar.errors import CheckpointError
+from autopar.ir.record import DTYPE_NAMES
+from autopar.report.progress import doing
 
-DONE, CUT_OFF, REFUSED = 0, 1, 2  # exit statuses
 WIDTH = 80  # characters of a printed value
 
 
-def show(path: str, check: bool) -> int:
+def show(path: str, check: bool, options: OutputOptions) -> int:
     """Print a folder of checkpoints, or one checkpoint; return the exit status."""
-    return _printed(lambda: _lines(Path(path), check))
+
+    def follow() -> int:
+        output = output_of(options)
+        for line in _lines(Path(path), check):
+            output.text.print(line, soft_wrap=True)
+        if options.json:
+            output.give(_described(Path(path)))
+        return DONE
+
+    return status_of(follow)
 
 
-def imported(source: str, folder: str, allow_pickle: bool, skip: Sequence[str]) -> int:
+def imported(source: str, folder: str, allow_pickle: bool, skip: Sequence[str], options: OutputOptions) -> int:
     """Write a checkpoint from a DCP folder, and print its path; return the exit status."""
-    return _printed(lambda: _new(import_dcp(source, folder, allow_pickle=allow_pickle, skip=skip)))
+    return _written(lambda: import_dcp(source, folder, allow_pickle=allow_pickle, skip=skip), options, _new)
 
 
-def exported(source: str, folder: str, torchtitan: bool) -> int:
+def exported(source: str, folder: str, torchtitan: bool, options: OutputOptions) -> int:
     """Write a DCP folder from a checkpoint, and print its path; return the exit status."""
-    return _printed(lambda: [f"{export_dcp(source, folder, torchtitan=torchtitan)} is written"])
+    return _written(lambda: export_dcp(source, folder, torchtitan=torchtitan), options, lambda path: f"{path} is written")
 
 
-def _new(path: Path) -> list[str]:
-    return [f"{path}   {_summary(read_manifest(path))}"]
+def _written(write: Callable[[], Path], options: OutputOptions, said: Callable[[Path], str]) -> int:
+    def follow() -> int:
+        output = output_of(options)
+        with doing("write a checkpoint"):
+            path = write()
+        output.text.print(said(path), soft_wrap=True)
+        output.give({"written": str(path)})
+        return DONE
+
+    return status_of(follow)
 
 
-def _printed(lines: Callable[[], Iterable[str]]) -> int:
-    """Print lines; an error is printed as one line. Return the exit status."""
-    try:
-        for line in lines():
-            print(line)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CUT_OFF
-    except (CheckpointError, OSError) as error:
-        print(f"autopar: {error}", file=sys.stderr)
-        return REFUSED
-    return DONE
+def _described(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint holds, as JSON; of a folder of several, the newest."""
+    newest = latest(path) if checkpoints_in(path) else path
+    assert newest is not None  # else the lines have said so
+    manifest = read_manifest(newest)
+    return {
+        "checkpoint": str(newest), "step": _step(manifest), "torch": manifest.torch,
+        "bytes": sum(file.bytes for file in manifest.files), "files": len(manifest.files),
+        "tensors": {
+            name: {"shape": list(tensor.shape), "dtype": DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype))}
+            for name, tensor in manifest.tensors.items()
+        },
+        "values": dict(leaves(manifest.tree)),
+    }  # fmt: skip
+
+
+def _new(path: Path) -> str:
+    return f"{path}   {_summary(read_manifest(path))}"
 
 
 def _lines(path: Path, check: bool) -> Iterator[str]:

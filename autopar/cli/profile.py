@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
 
 from autopar.api import parallelize
-from autopar.cli.plan.models import model_of
-from autopar.cli.plan.run import machine_for
-from autopar.cli.plan.status import DONE, status_of
+from autopar.cli.files import check_writable
+from autopar.cli.models.given import model_of
+from autopar.cli.models.options import ModelOptions
+from autopar.cli.output import OutputOptions, output_of
+from autopar.cli.plan.planning import machine_for
 from autopar.cli.stages import check_schedule, schedule_options
+from autopar.cli.status import DONE, status_of
 from autopar.cli.train.check import mesh_of, one_of, plan_of
 from autopar.cli.train.launched import Launched, launched
 from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.options import AMPS, DEVICES, LIMITS, NONE, option
 from autopar.cli.train.refused import Refused
-from autopar.cli.train.show import console_of
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.runtime.measuring.clock import Effort
 from autopar.step.train_step import TrainStep
 
 
-@dataclass(frozen=True)
-class ProfileOptions:
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(ModelOptions, OutputOptions):
     """The options of ``autopar profile step`` and their defaults."""
 
-    model: str = "tiny"
     mesh: str = "dp=2,tp=2"
     plan: str | None = None
     machine: str | None = None
@@ -43,8 +43,6 @@ class ProfileOptions:
     recompute: str = NONE
     zero: int = 0
     clip_norm: float | None = None
-    batch: int = 8
-    sequence: int = 64
     seconds: float = Effort.seconds
     interference: bool = False
     save: str | None = None
@@ -60,20 +58,22 @@ def _follow(options: ProfileOptions) -> int:
     mesh = _checked(options, job)
     plan = plan_of(options.plan or ("megatron" if "tp" in mesh.names else "ddp"))
     machine = machine_for(options.machine, plan)
-    console = console_of(job is None or job.rank == 0)
+    output = output_of(options, job is None or job.rank == 0)
     step = _captured(options, mesh, plan, job)
     try:
         profile = step.measure(
             machine=machine, effort=Effort(seconds=options.seconds), interference=options.interference
         )
-        console.print(str(profile), end="", soft_wrap=True, markup=False, highlight=False)
+        output.text.print(str(profile), end="", soft_wrap=True)
         if job is not None and job.rank != 0:
             return DONE
         if options.save is None:
-            console.print("--save FILE writes these times to a file, from which durations are taken", soft_wrap=True)
+            said = "--save FILE writes these times to a file, from which durations are taken"
         else:
             profile.save(options.save)
-            console.print(f"{options.save} has the times of {len(profile.rows)} distinct calls", soft_wrap=True)
+            said = f"{options.save} has the times of {len(profile.rows)} distinct calls"
+        output.notes.print(said, soft_wrap=True)
+        output.give(profile.to_json())
         return DONE
     finally:
         if distributed.is_initialized():
@@ -103,15 +103,15 @@ def _checked(options: ProfileOptions, job: Launched | None) -> Mesh:
             "--interference times ops beside a collective, and one process has none; start several with torchrun "
             f"--nproc-per-node {mesh.size} -m autopar profile step …"
         )
-    if options.save is not None and not Path(options.save).parent.is_dir():
-        raise Refused(f"there is no folder {Path(options.save).parent} for --save {options.save}; make it first")
+    check_writable("--save", options.save)
     return mesh
 
 
 def _captured(options: ProfileOptions, mesh: Mesh, plan: Any, job: Launched | None) -> TrainStep:
     """Capture the training step of the model. Nothing of it is computed."""
     device = _device(options, job)
-    model, example = model_of(options.model, options.batch, options.sequence)
+    given = model_of(options)
+    model, example = given.model, given.example
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         # alone on the host it stays on meta, and takes no memory
         model = model.to_empty(device=device) if job is not None or device.type != "cpu" else model

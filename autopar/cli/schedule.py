@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from autopar.cli.files import check_writable
+from autopar.cli.output import OutputOptions, output_of
+from autopar.cli.status import DONE, status_of
 from autopar.errors import ScheduleError
 from autopar.pipeline.bounds import OBJECTIVES, Objective
 from autopar.pipeline.optimiser import NAME as OPTIMISED
@@ -17,12 +19,11 @@ from autopar.pipeline.picture import METADATA
 from autopar.pipeline.policies import build
 from autopar.pipeline.schedule import PipelineSchedule
 
-DONE, CUT_OFF, REFUSED = 0, 1, 2  # exit statuses
 RANKS, BATCHES = 4, 8  # defaults for the schedule of a policy
 
 
-@dataclass(frozen=True)
-class Request:
+@dataclass(frozen=True, kw_only=True)
+class Request(OutputOptions):
     """The options of ``autopar schedule`` and their defaults.
 
     A text of numbers has one number for all stages, or one for each: ``18.5,18.5,22``.
@@ -53,25 +54,16 @@ class Request:
 
 def run(request: Request) -> int:
     """Run with the options and return the exit status. An error is printed as one line, without a traceback."""
-    try:
-        _follow(request)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CUT_OFF
-    except (ScheduleError, ValueError, ImportError, OSError) as error:
-        print(f"autopar: {error}", file=sys.stderr)
-        return REFUSED
-    return DONE
+    return status_of(partial(_follow, request))
 
 
-def _follow(request: Request) -> None:
+def _follow(request: Request) -> int:
+    output = output_of(request)
     for path, known in ((request.draw, tuple(METADATA)), (request.save, (".json", ".csv"))):
         if path and Path(path).suffix.lower() not in known:
             raise ScheduleError(f"{path}: its name ends in {', '.join(known)}")
-    for path in filter(None, (request.draw, request.trace, request.save)):
-        if not Path(path).parent.is_dir():
-            raise ScheduleError(f"there is no folder {Path(path).parent} for {path}; make it first")
+    for option in ("draw", "trace", "save"):
+        check_writable(f"--{option}", getattr(request, option))
     ranks = RANKS if request.ranks is None else request.ranks
     batches = BATCHES if request.batches is None else request.batches
     from_file = Path(request.source).suffix.lower()
@@ -106,16 +98,25 @@ def _follow(request: Request) -> None:
         schedule = build(request.source, ranks, batches, request.chunks, recompute=request.recompute)
     report = schedule.verify()
     simulation = schedule.simulate(times, sizes)
-    print(schedule.table(events=request.events, down=request.down))
-    print(f"\n{simulation}{report}")
+    output.text.print(schedule.table(events=request.events, down=request.down), soft_wrap=True)
+    output.text.print(f"\n{simulation}{report}", soft_wrap=True)
     if optimised is not None:
-        print(f"\n{optimised}")
+        output.text.print(f"\n{optimised}", soft_wrap=True)
     if request.draw:
         simulation.draw(request.draw)
     if request.trace:
         simulation.save_trace(request.trace)
     if request.save:
         schedule.save(request.save)
+    output.give(
+        {
+            "schedule": schedule.name, "ranks": schedule.ranks, "batches": schedule.batches,
+            "makespan": simulation.makespan, "bubble": simulation.bubble_rate, "span": simulation.span,
+            "span_bubble": simulation.span_bubble_rate, "work": simulation.work, "exposed": simulation.exposed,
+            "peak": simulation.peak,
+        }
+    )  # fmt: skip
+    return DONE
 
 
 def numbers(text: str, name: str) -> PerStage:

@@ -19,6 +19,9 @@ from autopar.costs.measurements import OPERANDS, SIZES, Measurements, in_process
 
 PROFILES_ITSELF = True
 
+OUTSIDE = "outside is not measured"  # notes of calibrated machines
+NEITHER = "inside and outside are not measured"
+
 
 def fitted(operation: str, ranks: int, times: Sequence[tuple[int, float]]) -> Measured:
     """Fit a floor to the small sizes and a line to the large ones, for the split of the sizes that fits best.
@@ -92,11 +95,11 @@ def calibrated(found: Measurements, name: str, source: str) -> Calibration:
     """
     like = machine.machine("cpu" if found.device == "cpu" else "generic")
     fits = tuple(fitted(operation, found.ranks, rows) for operation, rows in found.times.items())
-    inside, note = like.inside, "inside and outside are not measured"
+    inside, note = like.inside, NEITHER
     if fits:
         message = next(fit for fit in fits if fit.operation == "send")
         inside = Link(max(message.floor, message.latency), message.bandwidth)
-        note = "outside is not measured"
+        note = OUTSIDE
     small, large = found.copies
     rate = 2 * OPERANDS[found.device].copies[1] / large  # read and written
     capacity = None if found.device == "cpu" else float(torch.cuda.get_device_properties(0).total_memory)
@@ -106,6 +109,11 @@ def calibrated(found: Measurements, name: str, source: str) -> Calibration:
         source=f"{source}, {found.ranks} ranks, torch {torch.__version__}", note=note,
     )  # fmt: skip
     return Calibration(described, found)
+
+
+def knows_other_nodes(machine: Machine) -> bool:
+    """Return whether a machine has figures of the links between nodes; a calibrated one has only round ones."""
+    return machine.note not in (OUTSIDE, NEITHER)
 
 
 # -- as a benchmark ----------------------------------------------------------------------------------------------------

@@ -179,11 +179,16 @@ class Profile(InNotebook):
         file = Path(path)
         if not file.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {file.parent} for the profile {file}; make it first")
+        file.write_text(self._text(), encoding="utf-8")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the profile as JSON, as its file has it."""
+        found: dict[str, Any] = json.loads(self._text())
+        return found
+
+    def _text(self) -> str:
         names = ("device", "backend", "ranks", "threads", "torch", "mesh", "programs", "launch", "interference")
-        file.write_text(
-            written({name: getattr(self, name) for name in names}, self.machine, list(self.rows.values())),
-            encoding="utf-8",
-        )
+        return written({name: getattr(self, name) for name in names}, self.machine, list(self.rows.values()))
 
     @staticmethod
     def load(path: str | Path) -> Profile:

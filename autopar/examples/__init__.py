@@ -1,1 +1,1 @@
-"""Show autopar at work: models that tests and benchmarks share, and how to measure the memory of a call."""
+"""Show autopar at work in runnable files, and hold the models that tests and benchmarks share."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import hashlib
 
+from autopar.ir.at_values import at_values
 from autopar.ir.program import Program
 
 
 def program_digest(program: Program) -> str:
-    """Return the digest of a program's text; the names of its values count."""
+    """Return the digest of a program's text; the names of its values count.
+
+    Of a program with symbols, it is that of the program of the sizes that were captured.
+    """
+    if program.sizes:
+        program = at_values(program, program.sizes)
     return text_digest(str(program))
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
 from autopar.ir.mesh import Mesh
+from autopar.ir.sizes import Size, divides, gcd
 
 Axes = tuple[str, ...]
 # (size, axes that split it); ``None`` stands for the size of a plain dim, which the shape gives
@@ -213,16 +214,18 @@ def _finest(parts: tuple[tuple[int, Axes], ...], mesh: Mesh) -> tuple[tuple[int,
     for size, axes in parts:
         remaining = tuple([axis for axis in axes if mesh.sizes[axis] > 1])
         while remaining and size > 1:
+            if isinstance(size, Size) and not divides(mesh.count(remaining), size):
+                break  # at other values of its symbols the pieces may have unequal sizes
             for end in range(1, len(remaining) + 1):
                 taken, sizes = remaining[:end], piece_sizes(size, remaining[:end], mesh)
                 if len(sizes) == 1:
                     break
-            unit = math.gcd(*sizes)
+            unit = gcd(*sizes)
             fine.append((size // unit, taken))
             size, remaining = unit, remaining[len(taken) :]
         if size == 1 and remaining and fine and fine[-1][0] == 1:
             fine[-1] = (1, fine[-1][1] + remaining)
-        elif size > 1 and fine and not fine[-1][1]:
+        elif size > 1 and not remaining and fine and not fine[-1][1]:
             fine[-1] = (fine[-1][0] * size, ())
         elif size != 1 or remaining:
             fine.append((size, remaining))
@@ -232,6 +235,8 @@ def _finest(parts: tuple[tuple[int, Axes], ...], mesh: Mesh) -> tuple[tuple[int,
 def merge(left: tuple[int, Axes], right: tuple[int, Axes], mesh: Mesh) -> tuple[int, Axes] | None:
     """Return the part that is sharded like two neighbouring ones together, or ``None``."""
     (a, axes), (b, more) = left, right
+    if isinstance(a, Size) and (more or (axes and not divides(mesh.count(axes), a))):
+        return None  # at other values of its symbols the pieces may have other lengths
     if more and max(piece_sizes(a, axes, mesh), default=1) > 1:
         return None
     # every piece of the merged part must be a multiple of b: the right part stays whole
@@ -266,10 +271,10 @@ def regroup(parts: Sequence[tuple[int, Axes]], sizes: Sequence[int], mesh: Mesh)
         left = size
         while left > 1:
             n, axes = remaining.pop()
-            if left % n == 0:
+            if divides(n, left):
                 group.append((n, axes))
                 left //= n
-            elif n % left == 0 and not axes:
+            elif divides(left, n) and not axes:
                 group.append((left, ()))
                 remaining.append((n // left, ()))
                 left = 1

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from autopar.errors import shown
+from autopar.ir.at_values import at_values
 from autopar.ir.edit import Edit
 from autopar.ir.program_data import ProgramData
+from autopar.ir.sizes import symbol, values_text
 from autopar.ir.text.parser import parse_program
 from autopar.ir.text.printer import print_program
 from autopar.notebook import ProgramInNotebook
@@ -47,6 +49,22 @@ class Program(ProgramInNotebook, ProgramData):
         if not isinstance(text, str):
             raise TypeError(f"Program.parse takes the text of a program, not {shown(text)}")
         return parse_program(text, Program)
+
+    def at_sizes(self, **sizes: int) -> Program:
+        """Return the program of other sizes, without symbols: ``program.at_sizes(s0=3, s1=100)``.
+
+        Symbols that are not named keep the sizes of the call that was captured. Verify the result: a layout may not be
+        one of these sizes.
+
+        Raises:
+            ValueError: the program has no such symbol, or a size is below 0 or no whole number.
+        """
+        values = dict(self.sizes)
+        for name, size in sizes.items():
+            if symbol(name) not in values:
+                raise ValueError(f"the program has no size {name!r}; it has {values_text(values) or 'none'}")
+            values[symbol(name)] = size
+        return at_values(self, values)
 
     def diff(self, other: Program | str) -> str:
         """Return the lines that differ: with ``-`` those of this program, with ``+`` those of ``other``."""

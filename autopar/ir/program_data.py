@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sympy import Symbol
 from torch import fx
 
 from autopar.ir.constant import Constant
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import alike, make_node, map_operands, record_of, set_record
+from autopar.ir.record import TensorType
+from autopar.ir.sizes import Size, Values
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,6 +89,18 @@ class ProgramData:
     @property
     def placeholders(self) -> list[fx.Node]:
         return list(self.graph.find_nodes(op="placeholder"))
+
+    @property
+    def sizes(self) -> Values:
+        """The symbols in the shapes of placeholders, with their values in the call that was captured."""
+        values: dict[Symbol, int] = {}
+        for node in self.graph.find_nodes(op="placeholder"):
+            type = record_of(node).type
+            if isinstance(type, TensorType):
+                for size in type.shape:
+                    if isinstance(size, Size) and size.expression.is_Symbol:
+                        values.setdefault(size.expression, int(size))
+        return values
 
     @property
     def meshes(self) -> dict[str | None, Mesh]:

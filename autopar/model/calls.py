@@ -22,6 +22,7 @@ from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import move_parameters
 from autopar.model.inputs import CallInputs, CallKey, Inputs, Shapes, call_inputs
 from autopar.model.local_tensors import LocalTensors, refuse_without_values
+from autopar.model.sizes import SizedCaptures
 from autopar.model.stage_homes import StageHomes
 from autopar.model.stage_parameters import move_to_stages
 from autopar.model.uneven_batches import with_like_pieces
@@ -74,7 +75,7 @@ class Calls:
         self.staged: Any = None
         self.traced: Program | None = None
         self.pipelined: Pipelined | None = None
-        self._inputs, self._layouts, self._original = inputs, dict(layouts), original
+        self.passed, self._layouts, self._original = inputs, dict(layouts), original
         self._input_layouts: dict[Any, Mapping[str, DistAttr]] = {}  # by names and shapes of inputs
         self._of_the_batch: dict[Any, Mapping[str, bool]] = {}  # by names and numbers of dims of inputs
 
@@ -88,8 +89,9 @@ class Calls:
         if context is not None and context.agreement is not None:
             assert self.job is not None
             context = replace(context, agreement=Agreement(self.job.control, self.mesh))
-        compiler = replace(self.compiler, model=module, context=context)
-        copied = Calls(compiler, self.mesh, self.job, self._inputs, self.recapture, self._layouts)
+        sizes = SizedCaptures(self.compiler.sizes.dynamic)
+        compiler = replace(self.compiler, model=module, context=context, sizes=sizes)
+        copied = Calls(compiler, self.mesh, self.job, self.passed, self.recapture, self._layouts)
         copied.homes, copied.pipelined = self.homes, self.pipelined
         return copied
 
@@ -137,7 +139,7 @@ class Calls:
                 "the parameters of this model are sharded over processes; to simulate, call parallelize in a process "
                 "that is alone"
             )
-        if self._inputs == "local" and self.mesh.size > 1:
+        if self.passed == "local" and self.mesh.size > 1:
             raise RuntimeError(
                 'with inputs="local" each process brings its piece of the batch, and a simulation takes the whole; to '
                 'simulate, call parallelize with inputs="global"'
@@ -155,13 +157,13 @@ class Calls:
         """
         self.membership.check()
         arguments = bind_arguments(self.module, args, kwargs)
-        if self._inputs == "global" or self.agreement.ranks is None:
+        if self.passed == "global" or self.agreement.ranks is None:
             return arguments
         return with_like_pieces(arguments, self.mesh, self.agreement.ranks, self._layouts_of)
 
     def inputs(self, arguments: Arguments) -> CallInputs:
         """Return the inputs of a call: bound arguments with their layouts."""
-        return call_inputs(arguments, "global" if arguments.whole else self._inputs, self.mesh, self._layouts_of)
+        return call_inputs(arguments, "global" if arguments.whole else self.passed, self.mesh, self._layouts_of)
 
     def _layouts_of(self, shapes: Shapes) -> Mapping[str, DistAttr]:
         """Return the plan's layouts for inputs of the given shapes, which ranks bring in pieces.
@@ -227,8 +229,10 @@ class Calls:
         """
         self.leave_stages()
         if not call.known:
-            notes = about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
-            compiled = replace(self.compiler, numbers=call.numbers).compile(inputs, notes)
+            compiler = replace(self.compiler, numbers=call.numbers)
+            served = compiler.serves(inputs)
+            notes = [] if served else about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
+            compiled = compiler.compile(inputs, notes)
             if compiled.found is not None:
                 self._settle(compiled.homes)
             # one order of collectives on all ranks

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from autopar.capture import Captured
 from autopar.capture.arguments import difference
 from autopar.capture.guards import GuardedCall, GuardedChange, Guards, Variants
 from autopar.model.inputs import CallKey
 
-T = TypeVar("T")
+
+class _Compiled(Protocol):
+    """What was made of a capture."""
+
+    @property
+    def captured(self) -> Captured: ...
+
+
+T = TypeVar("T", bound=_Compiled)
 
 
 class Captures(Generic[T]):
@@ -30,6 +39,19 @@ class Captures(Generic[T]):
 
     def __getitem__(self, call: GuardedCall) -> T:
         return self._captured[call.identity]
+
+    @property
+    def traces(self) -> set[tuple[int, int]]:
+        """What was traced: the capture of each call, and once what serves calls of many sizes."""
+        return {
+            (id(self), position) if compiled.captured.symbolic is None else (0, id(compiled.captured.symbolic))
+            for position, compiled in enumerate(self._captured.values())
+        }
+
+    @property
+    def changes(self) -> list[GuardedChange]:
+        """The changes of values that forward reads for which calls were captured."""
+        return [change for call in self.variants.calls for change in call.changes]
 
     @property
     def keys(self) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autopar.capture import Captured, capture_call
+from autopar.capture import Captured
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
 from autopar.costs.durations import Durations, durations
@@ -27,7 +27,9 @@ from autopar.ir.program import Program
 from autopar.ir.streams import Groups
 from autopar.ir.value_names import sums_in
 from autopar.model.inputs import CallInputs
+from autopar.model.many_sizes import AtSizes, explicit_at_sizes, placed_key
 from autopar.model.planner import Planner, Search, may_exceed, with_reserve
+from autopar.model.sizes import SizedCaptures
 from autopar.model.taken_plan import as_explicit, repriced
 from autopar.passes import Search as SearchPass
 from autopar.passes import pipeline, run_passes
@@ -38,6 +40,7 @@ from autopar.report.passes import PassReport, Reports
 from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis
 from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
@@ -46,8 +49,10 @@ from autopar.runtime.simulated_step import SimulatedStep
 from autopar.scheduling.programs.order import OF_CALLS, ORDERS, Execution, Order
 from autopar.scheduling.programs.overlap import Overlap, check_priorities
 from autopar.search.problem.ending import Ending
+from autopar.search.solutions.crossed import about_crossed
 from autopar.search.solutions.solution import Solution, priced, timed
 from autopar.search.starts.starting_points import starting_points
+from autopar.search.symbols.expression import marks_of
 from autopar.verify.levels import verify
 
 
@@ -59,11 +64,13 @@ class RankContext:
         rank: the rank on the mesh.
         job: the processes of the mesh; ``None`` in a process that is alone.
         agreement: compares the calls of the ranks; ``None`` for one rank.
+        regions: compiles the functions with Inductor; ``None``: they run as they are.
     """
 
     rank: int
     job: Job | None = None
     agreement: Agreement | None = None
+    regions: Regions | None = None
 
     def groups_for(self, local: LocalPrograms) -> Groups:
         """Return the names of the process groups that programs need. All ranks call it alike."""
@@ -88,6 +95,7 @@ class Compiled:
         part: returns the same call with a backward for only some of the returned values, which are given by position.
         context: this process as a rank; ``None`` where it only simulates.
         found: the plan, if it was searched.
+        symbolic: the explicit program with symbols that ``program`` was made of; ``None`` if it was placed itself.
     """
 
     captured: Captured
@@ -97,6 +105,7 @@ class Compiled:
     part: Callable[[frozenset[int]], Compiled]
     context: RankContext | None
     found: Solution | None = None
+    symbolic: Program | None = None
 
     @cached_property
     def solution(self) -> Solution | None:
@@ -104,6 +113,20 @@ class Compiled:
         if self.found is None:
             return None
         return priced(timed(self.found, self.program), [(1, self.program)], self.captured.at_sizes)
+
+    def reports_now(self) -> Reports:
+        """The reports, with the crossovers that are known by now and that the sizes of the call are beyond."""
+        at_sizes = self.captured.at_sizes
+        if self.found is None or not self.found.solved or at_sizes is None:
+            return self.reports
+        marks = marks_of(at_sizes.shapes, at_sizes.integers)
+        sizes: dict[str, int] = {}
+        for name, row in marks.items():
+            for mark, size in zip(row, at_sizes.shapes[name], strict=True):
+                if mark is not None:
+                    sizes.setdefault(mark, size)
+        notes = about_crossed(self.found.solved, sizes)
+        return Reports([*self.reports, PassReport("crossovers", 0.0, notes=tuple(notes))]) if notes else self.reports
 
     @property
     def text(self) -> str:
@@ -130,7 +153,8 @@ class Compiled:
         assert context is not None
         return ProcessStep(self.program, self.local[context.rank], lambda positions: self.part(positions).here,
                            groups=context.groups_for(self.local), agreement=context.agreement,
-                           device=None if context.job is None else context.job.device)  # fmt: skip
+                           device=None if context.job is None else context.job.device,
+                           regions=context.regions)  # fmt: skip
 
 
 ONE_RANK = "the mesh has one rank, so there is nothing to search, and solution is None"
@@ -171,6 +195,7 @@ class Compiler:
         overlap: what decides the order of communication.
         figures: a machine or measured durations, whose seconds decide that order; by default those of the machine.
         planner: how the plan is searched, if it is.
+        sizes: the captures that serve many sizes.
     """
 
     model: torch.nn.Module
@@ -186,18 +211,23 @@ class Compiler:
     overlap: Overlap = field(default_factory=Overlap)
     figures: Machine | Profile | None = None
     planner: Planner = field(default_factory=lambda: Planner(machine_of("cpu")))
+    sizes: SizedCaptures = field(default_factory=SizedCaptures)
 
     @property
     def searches(self) -> bool:
         """Whether the plan of a program is searched: on one rank there is nothing to choose."""
         return searches(self.plan) and self.mesh.size > 1
 
+    def serves(self, inputs: CallInputs) -> bool:
+        """Return whether a call needs no trace, because a capture with symbols serves its sizes."""
+        return not self.numbers and self.sizes.serves(self.model, inputs.whole(), self.random)
+
     @gc_paused()
     def compile(self, inputs: CallInputs, notes: Sequence[str] = ()) -> Compiled:
         """Capture a call and place it. ``notes`` are added to the report."""
         with doing("parallelize"):
             captured, attrs, report = self.capture(inputs, notes)
-            placed = self._placed(captured, captured.program, attrs, [report])
+            placed = self._placed(captured, captured.program, attrs, [report], captured.symbolic is not None)
             check_priorities(self.overlap, [placed.program])
             return placed
 
@@ -206,7 +236,7 @@ class Compiler:
     ) -> tuple[Captured, dict[str, DistAttr], PassReport]:
         """Capture a call. Returns it with the layouts that the plan gives to its values, and the report."""
         start = time.perf_counter()
-        captured = capture_call(self.model, inputs.whole(), self.random, self.numbers)
+        captured, about_sizes = self.sizes.capture(self.model, inputs.whole(), self.random, self.numbers)
         captured_ms = (time.perf_counter() - start) * 1e3
         attrs, decided = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **inputs.layouts})
         alone = (ONE_RANK,) if searches(self.plan) and not self.searches else ()
@@ -217,7 +247,7 @@ class Compiler:
             PassReport(
                 "capture",
                 captured_ms,
-                notes=(*notes, *captured.notes, *decided.notes, *alone),
+                notes=(*notes, *about_sizes, *captured.notes, *decided.notes, *alone),
                 unmatched=decided.unmatched,
             ),
         )
@@ -242,6 +272,24 @@ class Compiler:
             execution: how the program runs.
             options: further options of ``passes.pipeline``; with ``search=True``, the planner searches the others.
         """
+        reports, found = self.through_passes(program, attrs, device, captured=captured, ending=ending, **options)
+        local, more = self.localize(program, execution)
+        return Placement(local, [*reports, *more], found)
+
+    def through_passes(
+        self,
+        program: Program,
+        attrs: Mapping[str, DistAttr],
+        device: torch.device,
+        *,
+        captured: Captured | None = None,
+        ending: Ending | None = None,
+        **options: Any,
+    ) -> tuple[list[PassReport], Solution | None]:
+        """Run the passes that make a traced program explicit. Returns what each did, and the plan if it was searched.
+
+        The arguments are those of ``place``.
+        """
         starts = () if captured is None else starting_points(self.model, captured, self.mesh)
         returned = {} if captured is None else {f"{path}()": names for path, names in captured.modules.items()}
         search = Search(self.planner, ending, starts, returned) if options.pop("search", False) else None
@@ -252,8 +300,7 @@ class Compiler:
         reports = run_passes(program, passes)
         if search is not None and search.notes:
             reports.append(PassReport("plan", 0.0, notes=tuple(search.notes)))
-        local, more = self.localize(program, execution)
-        return Placement(local, [*reports, *more], None if search is None else search.solution)
+        return reports, None if search is None else search.solution
 
     def found(
         self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, ending: Ending, **options: Any
@@ -289,10 +336,22 @@ class Compiler:
         return local, PassReport("localize", ms, bytes=bytes_per_axis(program))
 
     def _placed(
-        self, captured: Captured, program: Program, attrs: Mapping[str, DistAttr], reports: list[PassReport]
+        self,
+        captured: Captured,
+        program: Program,
+        attrs: Mapping[str, DistAttr],
+        reports: list[PassReport],
+        with_symbols: bool = False,
     ) -> Compiled:
         traced = program.copy() if len(captured.differentiable) > 1 or self.searches else program
-        local, more, found = self.place(program, attrs, captured.device, captured=captured, search=self.searches)
+        at_sizes = self._at_sizes(captured, attrs) if with_symbols else None
+        if isinstance(at_sizes, AtSizes):
+            program, found = at_sizes.program, at_sizes.found
+            local, more = self.localize(program)
+            more = [*at_sizes.reports, *more]
+        else:
+            reports += [at_sizes] if at_sizes is not None else []
+            local, more, found = self.place(program, attrs, captured.device, captured=captured, search=self.searches)
         if found is not None and may_exceed(found, self.planner):
             peak = memory_of(local[0]).peak
             if (again := with_reserve(found, self.planner, peak)) is not None:
@@ -315,4 +374,13 @@ class Compiler:
                 special[positions] = self._placed(captured, part, attrs, [])
             return special[positions]
 
-        return Compiled(captured, program, local, Reports(reports), specialized, self.context, found)
+        symbolic = at_sizes.of if isinstance(at_sizes, AtSizes) else None
+        return Compiled(captured, program, local, Reports(reports), specialized, self.context, found, symbolic)
+
+    def _at_sizes(self, captured: Captured, attrs: Mapping[str, DistAttr]) -> AtSizes | PassReport:
+        """Return the explicit program of a call that was captured with symbols; or why it is to be placed itself."""
+
+        def passes(program: Program, captured: Captured) -> tuple[list[PassReport], Solution | None]:
+            return self.through_passes(program, attrs, captured.device, captured=captured, search=self.searches)
+
+        return explicit_at_sizes(captured, placed_key(attrs, self.planner.memory), passes)

@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from autopar.capture.guards import AttributesOfModule
 from autopar.capture.model_state import model_state
 from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
 from autopar.model.full_state_dicts import refuse_full_state_dicts
 from autopar.model.initialize import Init, initialize
+from autopar.model.pretrained_model import PretrainedModel
 from autopar.model.state_dicts import fitted_to
 from autopar.model.weights import load_weights
+from autopar.model.weights.pretrained import save_pretrained
 from autopar.model.wrappers import refuse_composable, refuse_ddp
 from autopar.runtime.processes.job import Job
 
@@ -25,7 +26,7 @@ from autopar.runtime.processes.job import Job
 ROOT = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
-class ModelProxy(AttributesOfModule):
+class ModelProxy(PretrainedModel):
     """A module in front of a model whose parameters are on a mesh.
 
     It has the children, attributes and names of the model: ``named_parameters``, ``state_dict``, ``train``,
@@ -157,6 +158,24 @@ class ModelProxy(AttributesOfModule):
         self._calls.membership.check()
         self._calls.complete()
         return load_weights(self.module, path, strict, self.mesh, self.job, self._calls.agreement.ranks)
+
+    def save_pretrained(self, path: str | os.PathLike[str], **options: Any) -> Any:
+        """Write the folder that the model's own ``save_pretrained`` writes on a single device. All ranks call it.
+
+        For models of transformers and PEFT. The first rank gathers the weights in host memory, and writes. All ranks
+        return when the folder is complete.
+
+        Args:
+            path: the folder.
+            options: those of the model's ``save_pretrained``.
+
+        Raises:
+            TypeError: the model has none.
+        """
+        self._calls.membership.check()
+        self._calls.complete()
+        self._calls.leave_stages()
+        return save_pretrained(self.module, path, self.job, self._calls.agreement.ranks, options)
 
     # -- state dicts -----------------------------------------------------------------------------------------------
 

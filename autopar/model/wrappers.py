@@ -7,10 +7,15 @@ the parameters.
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 
 from autopar.capture.provenance import user_line
-from autopar.torch_private import ASKED_BY_DDP, NOTED_BY_COMPOSABLE
+from autopar.torch_private import ASKED_BY_DDP, DYNAMO, NOTED_BY_COMPOSABLE
 
 DDP = (
     "DistributedDataParallel cannot wrap a model that is on a mesh: autopar averages its gradients over the processes "
@@ -25,17 +30,31 @@ FULLY_SHARD = (
 
 COMPILE = (
     "torch.compile and torch.export cannot take a model that is on a mesh: its step is a captured program "
-    "already, which runs as it is; call the model as it is"
+    "already, which runs as it is; call the model as it is, and pass compile=True to parallelize to compile it"
 )
 
+T = TypeVar("T")
 
-def refuse_compile() -> None:
-    """Raise ``TypeError`` if torch.export traces a call.
 
-    torch.compile drops the error, and runs the call without compiling it, or fails inside.
+def never_traced(function: Callable[..., T]) -> Callable[..., T]:
+    """Run a function as it is, also where torch.compile would trace it: a captured program is nothing to trace.
+
+    While torch.compile traces the call, it meets a ``TypeError``, drops it and runs the call without compiling it; with
+    ``fullgraph=True`` it quotes it in an error of its own. torch.export raises it. Dynamo is not imported for this.
     """
-    if torch.compiler.is_compiling():
-        raise TypeError(COMPILE)
+    disabled: list[Callable[..., T]] = []  # made when Dynamo is there
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> T:
+        if torch.compiler.is_compiling():
+            raise TypeError(COMPILE)
+        if DYNAMO not in sys.modules:
+            return function(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **kwargs)
+
+    return call
 
 
 def refuse_ddp(attribute: str) -> None:

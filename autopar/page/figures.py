@@ -34,7 +34,7 @@ def figures_of(subject: Subject) -> dict[str, Any]:
         "bound": solution.bound if searched and solution is not None else None,
         "gap": _finite(solution.gap) if searched and solution is not None else None,
         "memory": subject.memory.peak,
-        "transfers": [asdict(row) for row in transfer_rows(subject.parts, subject.machine)],
+        "transfers": [asdict(row) for row in transfer_rows(subject.parts, subject.machine, subject.messages)],
         "modules": [*_rows(module_tree(subject.parts, subject.machine), "")],
         "machine": {"name": subject.machine.name, "note": subject.machine.note},
     }

@@ -9,7 +9,8 @@ from autopar.page.subject import Subject
 
 TEMPLATE = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(
     """<p><b>{{ title }}</b>: {{ "%.3f" | format(seconds * 1e3) }} ms on {{ machine.name }},
-{{ "{:,}".format(memory) }} bytes of a rank at the peak{% if bound is not none %}, bound {{ "%.3f" | format(bound * 1e3) }} ms{% endif %}</p>
+{{ "{:,}".format(memory) }} bytes of a rank at the peak
+{% if bound is not none %}, bound {{ "%.3f" | format(bound * 1e3) }} ms{% endif %}</p>
 <table><thead><tr><th>module</th><th>parameters</th><th>result</th><th>ops ms</th><th>transfers ms</th></tr></thead>
 <tbody>
 {% for row in modules %}

@@ -66,6 +66,25 @@ class RankUse:
 
 
 @dataclass(frozen=True)
+class Messages:
+    """What one stage of a pipeline sends to a neighbour in a step.
+
+    Attributes:
+        stage: the number of the sender.
+        phase: ``forward`` to the next stage, ``backward`` to the one before.
+        times: the number of messages.
+        bytes: of all messages, of the whole values.
+        seconds: of all messages, as they are simulated.
+    """
+
+    stage: int
+    phase: str
+    times: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Subject:
     """What a page shows. ``Parallel`` and ``TrainStep`` make it.
 
@@ -80,6 +99,7 @@ class Subject:
         solution: the searched plan, if it was searched.
         communication: the schedule of the communication; ``None`` where a pipeline's schedule takes its place.
         pipeline: the simulated slots of a pipelined step.
+        messages: what its stages send to each other.
         recorded: what ran, one track for each rank.
         alternatives: other plans.
         notes: remarks that belong to no pass.
@@ -95,6 +115,7 @@ class Subject:
     solution: Solution | None = None
     communication: Communication | None = None
     pipeline: SimulationData | None = None
+    messages: Sequence[Messages] = ()
     recorded: Sequence[Track] = ()
     alternatives: Sequence[Alternative] = ()
     notes: Sequence[str] = ()

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from autopar.costs.machine import Machine
 from autopar.costs.prices import step_price
 from autopar.ir import transfers
+from autopar.ir.mesh import PIPELINE
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.record import TensorType
-from autopar.page.subject import Part
+from autopar.page.subject import Messages, Part
 from autopar.report.transfers import LAYER, priced
 
 
@@ -39,8 +40,8 @@ class TransferSum:
     seconds: float = 0.0
 
 
-def transfer_rows(parts: Sequence[Part], machine: Machine) -> list[TransferSum]:
-    """Return the rows in the order of their first transfers. Linear in the graphs."""
+def transfer_rows(parts: Sequence[Part], machine: Machine, messages: Sequence[Messages] = ()) -> list[TransferSum]:
+    """Return the rows in the order of their first transfers, and then those of stages. Linear in the graphs."""
     rows: dict[tuple[str, ...], TransferSum] = {}
     for part in parts:
         for node, axis, received in priced(part.program):
@@ -53,4 +54,8 @@ def transfer_rows(parts: Sequence[Part], machine: Machine) -> list[TransferSum]:
             row.times += part.times
             row.bytes += part.times * received
             row.seconds += part.times * step_price(node.target, source, arguments, record.type, machine)
-    return list(rows.values())
+    sent = [
+        TransferSum(f"stage {row.stage}", "send", PIPELINE, row.phase, "", "", row.times, row.bytes, row.seconds)
+        for row in messages
+    ]
+    return [*rows.values(), *sent]

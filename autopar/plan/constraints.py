@@ -132,6 +132,8 @@ def constraints(plan: Plan | None, model: torch.nn.Module, mesh: Mesh, captured:
         attrs[name] = both
     decided = {p for p, name in users.items() if resolved.search or name in resolved.named or name in (layouts or {})}
     _constrain(captured, mesh, attrs, named, decided)
+    if not resolved.search:  # a search finds what is cheapest
+        _spread(captured, mesh, attrs, decided)
     unmatched = tuple(resolved.unmatched)
     named_attrs = UserConstraints(attrs, named)
     if resolved.search:
@@ -166,7 +168,7 @@ def _constrain(
     Raises:
         PlanError: forward constrains a parameter or a buffer, contradicts the plan or itself, or a layout does not fit.
     """
-    for value, spec, source in captured.constrained:
+    for value, spec, source, _ in (one for one in captured.constrained if not one.axis):
         node = captured.program.node(value)
         type, role = record_of(node).type, record_of(node).role
         said, shape = f"constrain at {source}", _shape(type)
@@ -187,6 +189,20 @@ def _constrain(
                 f"[{print_dims(shape, other)}], {said} says [{print_dims(shape, attr)}]; leave one of them out"
             )
         named.setdefault(value, said)
+
+
+def _spread(captured: Captured, mesh: Mesh, attrs: dict[str, DistAttr], decided: Collection[str]) -> None:
+    """Split values over the axis that is meant for them, if the mesh has it and nothing else gives them a layout.
+
+    Args:
+        decided: the placeholders whose layouts are no default.
+    """
+    for value, spec, *_ in (one for one in captured.constrained if one.axis in mesh.names):
+        node = captured.program.node(value)
+        shape = _shape(record_of(node).type)
+        if value not in decided and (value not in attrs or attrs[value].is_replicated):
+            attr = attr_of(value, spec, value, shape, mesh, open_=True)
+            attrs[value] = attr if node.op == "call_function" else filled(attr, DistAttr.replicated(len(shape)))
 
 
 def _left_whole(resolved: Constraints, parameters: Mapping[str, Sequence[int]], parts: Sequence[Part]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Show the progress of a long operation on a terminal, from the third second on.
+"""Show the progress of a long operation on a terminal, from the second second on.
 
-It is a bar with the name of the module or the pass.
+It is a bar with what is done, and with the current module where there is one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import distributed
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-AFTER = 2.0  # seconds before the bar is shown
+AFTER = 1.0  # seconds before the bar is shown
 What = str | Callable[[], str]
 
 Timer = threading.Timer  # tests replace it by a clock of their own
@@ -71,7 +71,7 @@ _bar: _Bar | None = None
 
 @contextlib.contextmanager
 def doing(what: What) -> Iterator[None]:
-    """Show ``what`` in a bar on stderr while this block runs, once the outermost such block has taken two seconds.
+    """Show ``what`` in a bar on stderr while this block runs, once the outermost such block has taken a second.
 
     The bar appears only on a terminal, on the first rank of a job, and is erased at the end. If ``what`` is a function,
     another thread calls it whenever the bar is drawn.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import runpy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from autopar import rules
@@ -36,6 +37,33 @@ def page() -> str:
     tables = list(_families())
     count = sum(len(table) for _, table in tables)
     return "\n".join([HEAD, f"{count} overloads.", *(_family(title, table) for title, table in tables)]) + "\n"
+
+
+@dataclass(frozen=True)
+class RuleRow:
+    """A rule as the table has it.
+
+    Attributes:
+        op: the printed name, ``add.Tensor``.
+        factors, sums: as in the page.
+        table: the name of the table that has it.
+        proven: whether it was run on pieces.
+    """
+
+    op: str
+    factors: str
+    sums: str
+    table: str
+    proven: bool
+
+
+def rows() -> list[RuleRow]:
+    """Return all rules of the tables in ``autopar/rules``."""
+    return [
+        RuleRow(rule.op, _factors(rule).replace("`", ""), _sums(rule), title.partition("\n")[0], rule.op not in BY_SCHEMA)
+        for title, table in _families()
+        for rule in table
+    ]
 
 
 def _families() -> Iterator[tuple[str, list[Rule]]]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from autopar.ir.sizes import gcd
 from autopar.rules.dims import chosen, names, ndim, tensor
 
 Sized = tuple[str, dict[str, int]]
@@ -35,7 +36,7 @@ def regroup(old: Sequence[int], new: Sequence[int]) -> tuple[str, dict[str, int]
             i, a = i + 1, old[i + 1]
         elif b == 1 and j + 1 < len(new):
             j, b = j + 1, new[j + 1]
-        elif (shared := math.gcd(a, b)) in (a, b) and shared > 1:
+        elif (shared := gcd(a, b)) in (a, b) and shared > 1:
             factor(shared, left[i], right[j])
             a, b = a // shared, b // shared
         else:
@@ -45,7 +46,7 @@ def regroup(old: Sequence[int], new: Sequence[int]) -> tuple[str, dict[str, int]
     else:
         a = b = 1
     if (a, b) != (1, 1) or i < len(old) - 1 or j < len(new) - 1:
-        if a and b and (shared := math.gcd(a, b)) > 1:
+        if a and b and (shared := gcd(a, b)) > 1:
             factor(shared, left[i], right[j])
             a, b = a // shared, b // shared
         for side, sizes_left, place in ((left, [a, *old[i + 1 :]], i), (right, [b, *new[j + 1 :]], j)):
@@ -110,7 +111,7 @@ def cat(tensors, dim: int = 0) -> Sized:
     """Pieces are concatenated, in units of a common size: ``d, (piece! d) -> (units! d)``; other dims stay whole."""
     shapes = [t.shape for t in tensors]
     sizes = [shape[dim] for shape in shapes]
-    unit = math.gcd(*sizes)
+    unit = gcd(*sizes)
     rows, joined = [names(len(shape)) for shape in shapes], names(len(shapes[0]))
     name, counts = joined[dim], {}
     if len({*sizes}) > 1 and (unit < 2 or 0 in sizes):
@@ -140,7 +141,7 @@ def split(x, sizes: Sequence[int], dim: int = 0) -> Sized:
 
     ``(units! d) -> d, (part! d)``, as in a fused qkv weight, also with fewer heads of keys; other parts stay whole.
     """
-    dims, unit = names(len(x.shape)), math.gcd(*sizes)
+    dims, unit = names(len(x.shape)), gcd(*sizes)
     parts = [list(dims) for _ in sizes]
     name, counts = dims[dim], {}
     if unit == 0 or 0 in sizes or (unit == 1 < max(sizes)):
@@ -260,16 +261,16 @@ def sliced(sides: str, first: int, of: int = 0):
         taken = range(size)[start:end:step]
         whole, part = names(len(shape)), names(len(shape))
         in_bounds = last or ((start or 0) >= 0 and 0 <= end <= size)
-        unit = math.gcd(size, taken[0], len(taken)) if taken and step == 1 else 0
+        # not of ``taken``, whose length is a number where that of the slice follows from symbols
+        begin, count = start or 0, (size if last else end) - (start or 0)
+        unit = gcd(size, begin, count) if in_bounds and taken and step == 1 else 0
         if in_bounds and len(taken) > 1 and step * len(taken) == size:
             whole[dim], part[dim] = "(kept parts!)", "kept"
             return _sides(sides, whole, part), {"parts": step}
         if in_bounds and unit > 1:
-            several = len(taken) != unit
+            several = count != unit
             whole[dim], part[dim] = "(parts! kept)", "(taken! kept)" if several else "kept"
-            return _sides(sides, whole, part), {"parts": size // unit} | (
-                {"taken": len(taken) // unit} if several else {}
-            )
+            return _sides(sides, whole, part), {"parts": size // unit} | ({"taken": count // unit} if several else {})
         whole[dim], part[dim] = "whole!", "part!"
         return _sides(sides, whole, part), {}
 

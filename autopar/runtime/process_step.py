@@ -14,6 +14,7 @@ from autopar.ir.streams import Groups
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.interface import Interface
 from autopar.runtime.lowering.lower import Lowered, lower
+from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.modes import as_captured
 from autopar.runtime.picks import Pick, pick
 from autopar.runtime.processes.agreement import Agreement, Brought
@@ -72,6 +73,7 @@ class ProcessStep:
         groups: the names of the process groups.
         agreement: compares the calls of all ranks before the first collective of a step; ``None`` for one rank.
         device: the device on which it runs; the default is the CPU.
+        regions: compiles its functions.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class ProcessStep:
         groups: Groups,
         agreement: Agreement | None,
         device: torch.device | None = None,
+        regions: Regions | None = None,
     ) -> None:
         self.interface = Interface.of(explicit)
         self.specialize = specialize
@@ -90,7 +93,7 @@ class ProcessStep:
         self._constants = {
             name: constant.tensor for name, constant in explicit.constants.items() if constant.tensor is not None
         }
-        self._groups, self._agreement, self._device = groups, agreement, device
+        self._groups, self._agreement, self._device, self._regions = groups, agreement, device, regions
         self.tangents = frozenset(self.interface.tangents)
         scalars = frozenset(k for k in self.tangents if not self.interface.returned[k][1].shape)
         self.expected = scalars or self.tangents
@@ -100,7 +103,8 @@ class ProcessStep:
     def phases(self) -> Mapping[str, Lowered]:
         """The functions of the phases, lowered on first use: most steps only ever run for fewer gradients."""
         gate = None if self._agreement is None else self._agreement.finish
-        return lower(self._local, self._groups, gate, self._device, pacing=pacing_of(self._explicit))
+        pacing = pacing_of(self._explicit)
+        return lower(self._local, self._groups, gate, self._device, pacing=pacing, regions=self._regions)
 
     @cached_property
     def checked_phases(self) -> Mapping[str, Lowered]:

@@ -12,7 +12,7 @@ slots instead, and calls its functions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,7 +26,9 @@ from autopar.ir.nodes import node_at, record_of
 from autopar.ir.program import Program
 from autopar.pipeline import Task
 from autopar.runtime.lowering.lower import Lowered
+from autopar.runtime.lowering.waits import wait_of
 from autopar.runtime.simulation.simulate import line_of
+from autopar.runtime.spans import Path, Paths
 
 LineKind = Literal["compute", "start", "wait"]
 
@@ -40,6 +42,8 @@ class RecordedLine(NamedTuple):
         stream: the stream of the message; empty for a line that computes.
         begin, end: seconds since the recorder was made.
         text: the line of the program, with the user's line.
+        path: its phase and its modules, the outermost first.
+        ranks: for a start and its waits, the ranks of the collective.
     """
 
     name: str
@@ -48,6 +52,8 @@ class RecordedLine(NamedTuple):
     begin: float
     end: float
     text: str
+    path: Path = ()
+    ranks: tuple[int, ...] = ()
 
 
 class RecordedRun(NamedTuple):
@@ -70,6 +76,7 @@ class RecordedSlot(NamedTuple):
         kind: whether it computes, starts messages or waits.
         begin, end: seconds, as of ``RecordedLine``.
         tasks: the pass that it computes, or the messages that it starts or waits for; empty outside of slots.
+        peers: for each task, the ranks at the other ends of its messages.
     """
 
     words: str
@@ -77,6 +84,7 @@ class RecordedSlot(NamedTuple):
     begin: float
     end: float
     tasks: tuple[Task, ...]
+    peers: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass
@@ -87,11 +95,13 @@ class Recorder:
         runs: what was run line by line.
         slots: rank → its slots, where the step has stages.
         begun: when it was made, by the clock of this machine.
+        in_slots: whether the functions of slots are run line by line, too.
     """
 
     runs: list[RecordedRun] = field(default_factory=list)
     slots: dict[int, list[RecordedSlot]] = field(default_factory=dict)
     begun: float = field(default_factory=time.perf_counter)
+    in_slots: bool = False
 
     def run(self, program: Program, lowered: Lowered, boxed: list[Any]) -> Any:
         """Run a function on its arguments, and empty their list as the function itself does."""
@@ -112,6 +122,8 @@ class _Lines(fx.Interpreter):
     ) -> None:
         super().__init__(fx.GraphModule(torch.nn.Module(), lowered.graph))
         self._program, self._origins, self._clock, self._lines = program, lowered.origins, clock, lines
+        origins = [origin for n in lowered.graph.nodes if (origin := lowered.origins.get(n.name)) is not None]
+        self._paths = dict(zip(origins, Paths(program).of(origins), strict=True))
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op != "call_function":
@@ -139,7 +151,11 @@ class _Lines(fx.Interpreter):
             self._lines[-1] = last._replace(end=end)
             return
         stream = "" if started is None else str(record_of(started).stream)
-        self._lines.append(RecordedLine(name, kind, stream, begin, end, line_of(self._program, origin)))
+        found = None if started is None else wait_of(self._program, origin)
+        ranks = () if found is None else tuple(sorted((self._program.rank, *found.peers)))
+        text = line_of(self._program, origin)
+        path = self._paths[origin][: None if started is None else -1]
+        self._lines.append(RecordedLine(name, kind, stream, begin, end, text, path, ranks))
 
 
 def _kind_of(node: fx.Node) -> tuple[LineKind, fx.Node | None]:
@@ -160,10 +176,24 @@ def recorder() -> Recorder | None:
 
 
 @contextmanager
-def recording() -> Iterator[Recorder]:
-    """Record what this process runs in the ``with`` block."""
-    token = _RECORDER.set(made := Recorder())
+def recording(in_slots: bool = False) -> Iterator[Recorder]:
+    """Record what this process runs in the ``with`` block. ``in_slots``: as of ``Recorder``."""
+    token = _RECORDER.set(made := Recorder(in_slots=in_slots))
     try:
         yield made
     finally:
         _RECORDER.reset(token)
+
+
+def clock_offsets(begun: Sequence[tuple[str, float]]) -> list[float]:
+    """Return what each rank adds to its seconds, so that those of a machine are on one clock.
+
+    It begins when all of them are ready.
+
+    Args:
+        begun: for each rank its machine, and when it was ready by the clock of that machine.
+    """
+    ready: dict[str, float] = {}
+    for machine, at in begun:
+        ready[machine] = max(at, ready.get(machine, at))
+    return [at - ready[machine] for machine, at in begun]

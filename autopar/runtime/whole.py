@@ -20,9 +20,11 @@ from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.interface import Interface
 from autopar.runtime.lowering.lower import Lowered, lower_whole
+from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.modes import as_captured
 from autopar.runtime.recording import recorder
 from autopar.runtime.simulation.simulate import Instruction, Values, compile_whole, run_ranks
+from autopar.runtime.spans import span
 from autopar.runtime.wire.pacing import Pacing, pacing_of
 from autopar.scheduling.programs.donated import Donated
 from autopar.scheduling.programs.run_parts import RunPart
@@ -68,14 +70,15 @@ class ProcessRun(Results):
         offloaded: whether the optimizer's state is in host memory.
         part: what of the program runs.
         handed_sums: placeholder of a sum → the value that it becomes, if the part hands sums to another micro-batch.
+        regions: compiles the function.
     """
 
     def __init__(self, explicit: Program, local: Program, groups: Groups,
                  gate: Callable[[], None] | None, device: torch.device, donated: Collection[str] = (),
                  scaled: bool = False, offloaded: bool = False, part: RunPart = "whole",
-                 handed_sums: Mapping[str, str] | None = None) -> None:  # fmt: skip
+                 handed_sums: Mapping[str, str] | None = None, regions: Regions | None = None) -> None:  # fmt: skip
         super().__init__(explicit)
-        self._part, self._handed_sums = part, handed_sums or {}
+        self._part, self._handed_sums, self._regions = part, handed_sums or {}, regions
         self._explicit, self._local, self._groups, self._gate, self._device = explicit, local, groups, gate, device
         self._constants = {name: constant.tensor for name, constant in explicit.constants.items()}
         self._donated = frozenset(donated)
@@ -96,7 +99,7 @@ class ProcessRun(Results):
             donated = Donated.of(self._local, self._donated, zeros, self._offloaded)
             self._lowered[zeros, hunt] = lower_whole(
                 self._local, self._groups, self._gate, self._device, donated, hunt, self._pacing(zeros), self._part,
-                self._handed_sums,
+                self._handed_sums, self._regions,
             )  # fmt: skip
         return self._lowered[zeros, hunt]
 
@@ -117,7 +120,7 @@ class ProcessRun(Results):
             values: the pieces of all placeholders but ``zeros``. The call empties it, to free each piece after its last
                 reader.
             zeros: donated placeholders that are zero.
-            during: the part of the step, for messages about NaN.
+            during: the part of the step, for messages about NaN, and for profilers.
         """
         hunt = self.hunt if anomaly.is_on() else None
         if hunt is not None:
@@ -129,7 +132,7 @@ class ProcessRun(Results):
         ]
         values.clear()
         current_op.tick()
-        with as_captured():
+        with as_captured(), span(during):
             record = recorder()
             results = lowered.run(boxed) if record is None else record.run(self._local, lowered, boxed)
         if self._gate is not None:

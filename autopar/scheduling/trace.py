@@ -23,9 +23,9 @@ from autopar.scheduling.op import COMPUTE
 from autopar.scheduling.scheduled import Schedule
 
 Event = dict[str, Any]
-# kind of a slice → a name of Chrome's palette: blue, grey, orange, orange, red
-COLOURS = {"compute": "rail_response", "start": "grey", "message": "rail_load", "under way": "rail_load",
-           "exposed": "terrible"}  # fmt: skip
+# kind of a slice → a name of Chrome's palette: pale, blue, grey, orange, orange, red
+COLOURS = {"module": "generic_work", "compute": "rail_response", "start": "grey", "message": "rail_load",
+           "under way": "rail_load", "exposed": "terrible"}  # fmt: skip
 OVERLAPPING = "under way"  # messages of which only start and wait are known
 
 
@@ -49,15 +49,22 @@ class Slice(NamedTuple):
 
 
 class Arrow(NamedTuple):
-    """An arrow from one slice to another."""
+    """An arrow from one slice to another.
+
+    Attributes:
+        to: the name of the track of ``end``; empty if it is that of ``begin``.
+        name: what it stands for.
+    """
 
     begin: Slice
     end: Slice
+    to: str = ""
+    name: str = "wait"
 
 
 @dataclass
 class Track:
-    """One process of a trace. Slices of one thread do not overlap, but messages may."""
+    """One process of a trace. Slices of one thread do not overlap, but messages may, and a slice may lie in another."""
 
     name: str
     slices: list[Slice] = field(default_factory=list)
@@ -92,13 +99,14 @@ def trace(tracks: Sequence[Track], about: Mapping[str, Any] | None = None) -> Ev
             raise TypeError(f"a trace shows tracks, as simulated_track makes them, not {shown(track)}")
     events: list[Event] = []
     numbers = count(1)
+    places = {track.name: _Place(process, _threads(track)) for process, track in enumerate(tracks, 1)}
     for process, track in enumerate(tracks, 1):  # Perfetto takes process 0 for the idle one
-        threads = {name: k for k, name in enumerate(dict.fromkeys([COMPUTE, *(s.thread for s in track.slices)]), 1)}
-        events += _names(process, track, threads)
+        place = _Place(process, _threads(track))
+        events += _names(process, track, place.threads)
         for slice in track.slices:
-            events += _events(process, threads, slice, numbers)
+            events += _events(process, place.threads, slice, numbers)
         for arrow in track.arrows:
-            events += _arrow(process, threads, arrow, next(numbers))
+            events += _arrow(place, places[arrow.to] if arrow.to else place, arrow, next(numbers))
     return {"displayTimeUnit": "ms", "otherData": dict(about or {}), "traceEvents": events}
 
 
@@ -164,15 +172,34 @@ def _events(process: int, threads: Mapping[str, int], slice: Slice, numbers: Ite
     yield {"ph": "e", "id": number, **event, "cat": slice.thread, "ts": end / 1000}
 
 
-def _arrow(process: int, threads: Mapping[str, int], arrow: Arrow, number: int) -> Iterator[Event]:
-    """Yield both ends of an arrow, inside the slices: on their edges it might bind to the next ones."""
-    for ph, slice, part in (("s", arrow.begin, 1), ("f", arrow.end, 3)):
-        begin, end = _nanoseconds(slice.begin), _nanoseconds(slice.end)
-        flow = {
-            "ph": ph, "pid": process, "tid": threads[slice.thread], "ts": (begin + (end - begin) * part // 4) / 1000,
-            "id": number, "name": "wait", "cat": "wait",
-        }  # fmt: skip
+class _Place(NamedTuple):
+    """The number of a process, and those of its threads by name."""
+
+    process: int
+    threads: Mapping[str, int]
+
+
+def _threads(track: Track) -> dict[str, int]:
+    return {name: k for k, name in enumerate(dict.fromkeys([COMPUTE, *(s.thread for s in track.slices)]), 1)}
+
+
+def _arrow(begin_at: _Place, end_at: _Place, arrow: Arrow, number: int) -> Iterator[Event]:
+    """Yield both ends of an arrow, inside the slices: on their edges it might bind to the next ones.
+
+    It does not lead back in time, where both slices last that long.
+    """
+    latest = max(_nanoseconds(arrow.end.begin), _nanoseconds(arrow.end.end) - 1)
+    at = max(_nanoseconds(arrow.begin.begin), min(_inside(arrow.begin, 1), latest))
+    head = max(_inside(arrow.end, 3), min(at, latest))
+    for ph, place, slice, ts in (("s", begin_at, arrow.begin, at), ("f", end_at, arrow.end, head)):
+        flow = {"ph": ph, "pid": place.process, "tid": place.threads[slice.thread], "ts": ts / 1000, "id": number,
+                "name": arrow.name, "cat": arrow.name}  # fmt: skip
         yield {**flow, "bp": "e"} if ph == "f" else flow
+
+
+def _inside(slice: Slice, quarters: int) -> int:
+    begin, end = _nanoseconds(slice.begin), _nanoseconds(slice.end)
+    return begin + (end - begin) * quarters // 4
 
 
 def _nanoseconds(seconds: float) -> int:

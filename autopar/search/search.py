@@ -13,6 +13,8 @@ from autopar.costs.machine import Machine
 from autopar.errors import shown
 from autopar.gc_pause import gc_paused
 from autopar.plan.boundary import Boundary
+from autopar.report.progress import doing
+from autopar.search.certificate import bytes_text
 from autopar.search.memory.limited import NothingFits, within
 from autopar.search.memory.memory_errors import too_little_memory
 from autopar.search.memory.usage import usage_of
@@ -120,7 +122,8 @@ def search(
         assert limit is not None and room is not None
         until = max(start + solving, time.monotonic() + time_limit * MORE)
         try:
-            answer, usage = within(problem, ending, answer, limit, room, until)
+            with doing(f"search within {bytes_text(limit)}"):
+                answer, usage = within(problem, ending, answer, limit, room, until)
             answer = problem.bounded(answer)
         except NothingFits as error:
             lacking = too_little_memory(error.usage, limit, reserve, boundary.mesh, ending)

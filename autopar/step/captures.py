@@ -143,8 +143,9 @@ class StepCaptures:
     ) -> MicroBatch:
         key, *_ = call.key
         calls = self._calls
-        notes = about_recapture(key, [known for known, *_ in self.micros.keys], call.changes, calls.recapture)
         compiler = replace(compiler, numbers=call.numbers)
+        known = [known for known, *_ in self.micros.keys]
+        notes = [] if compiler.serves(inputs) else about_recapture(key, known, call.changes, calls.recapture)
         with self._with_note():
             return self._compile(inputs, call, compiler, notes, same_numbers)
 

@@ -11,7 +11,7 @@ from autopar.costs.machine import Machine, machine_from
 from autopar.ir.mesh import PIPELINE
 from autopar.model.calls import Calls
 from autopar.model.paged import use_of
-from autopar.page.subject import Part, RankUse, Subject
+from autopar.page.subject import Messages, Part, RankUse, Subject
 from autopar.report.passes import Reports
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.solution import Solution
@@ -71,12 +71,19 @@ def subject_of_stages(step: StagedStep, calls: Calls, machine: Machine | str | P
     ]
     memories = [step.memory(rank) for rank in {mesh.coordinates(rank)[PIPELINE]: rank for rank in mesh.ranks}.values()]
     most = max(memories, key=lambda memory: memory.peak)
-    simulated = step.pipeline.simulate()
+    pipeline = step.pipeline
+    simulated = pipeline.simulate()
+    sent = [
+        Messages(stage.number, phase, len(spans), len(spans) * bytes, sum(span.end - span.start for span in spans))
+        for stage in pipeline.stages
+        for phase, of, bytes in (("forward", "F", stage.sent), ("backward", "B", stage.sent_back))
+        if (spans := [span for span in simulated.sent if span.op.stage == stage.number and span.op.of == of])
+    ]
     return Subject(
         f"{_name(step, calls)}, {simulated.schedule.title}", mesh,
         machine_from(machine or step.options.machine or compiler.machine or compiler.planner.machine), parts,
         step.reports, RankUse(most.peak, {"the slots": dict(most.kinds)}), seconds=simulated.makespan,
-        pipeline=simulated, notes=[f"the memory is that of rank {most.rank}, which needs most",
+        pipeline=simulated, messages=sent, notes=[f"the memory is that of rank {most.rank}, which needs most",
                                    "the seconds of a step are those of its slots; the update is not part of them"],
     )  # fmt: skip
 

@@ -175,6 +175,7 @@ class OnProcess:
                 donated_names(program, written),
                 scaled,
                 self.offload,
+                regions=context.regions,
             )
         return self._runs[id(program)]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -68,7 +68,7 @@ class Timeline(InNotebook):
     @property
     def recorded(self) -> list[Track]:
         """What each rank ran, a track for each, as ``page(timeline=…)`` draws it."""
-        return [_recorded_track(f"rank {rank}", runs) for rank, runs in enumerate(self.runs)]
+        return [recorded_track(f"rank {rank}", runs) for rank, runs in enumerate(self.runs)]
 
     def _tracks(self) -> list[Track]:
         return [simulated_track("simulated", self.communication.in_turn()), *self.recorded]
@@ -87,13 +87,17 @@ def _lines(runs: Sequence[RecordedRun]) -> list[RecordedLine]:
     return [line for run in runs for line in run.lines]
 
 
-def _recorded_track(name: str, runs: Sequence[RecordedRun]) -> Track:
-    """Return the track of a rank. A message is under way from its start to the end of its wait."""
+def recorded_track(name: str, runs: Sequence[RecordedRun], meetings: Meetings | None = None) -> Track:
+    """Return the track of a rank. A message is under way from its start to the end of its wait.
+
+    Args:
+        meetings: receives the slices of collectives.
+    """
     track = Track(name)
     starts: dict[tuple[str, str], Slice] = {}
     for run in runs:
         for line in run.lines:
-            about = {"function": run.name, "line": line.text}
+            about = {"function": run.name, "module": "/".join(line.path[1:]), "line": line.text}
             if line.kind == "compute":
                 track.slices.append(Slice(line.name, COMPUTE, line.begin, line.end, "compute", about))
             elif line.kind == "start":
@@ -106,4 +110,28 @@ def _recorded_track(name: str, runs: Sequence[RecordedRun]) -> Track:
                 if (started := starts.pop((line.name, line.stream), None)) is not None:  # else the step before did
                     track.slices.append(Slice(line.name, line.stream, started.begin, line.end, "under way", about))
                     track.arrows.append(Arrow(started, wait))
+                    if meetings is not None:
+                        meetings.add(name, line, started, wait)
     return track
+
+
+@dataclass
+class Meetings:
+    """The slices of collectives on all ranks: the start and the wait of each member."""
+
+    _members: dict[tuple[Any, ...], dict[str, list[tuple[Slice, Slice]]]] = field(default_factory=dict)
+
+    def add(self, track: str, line: RecordedLine, start: Slice, wait: Slice) -> None:
+        """Add the start and the wait of one member. ``line``: its wait."""
+        key = line.ranks, line.name, line.stream
+        self._members.setdefault(key, {}).setdefault(track, []).append((start, wait))
+
+    def arrows(self) -> Iterator[tuple[str, Arrow]]:
+        """Yield an arrow from the start of the last member to the waits of the others, with the track of that start."""
+        for members in self._members.values():
+            for together in zip(*members.values(), strict=True):  # the first of all, the second of all, …
+                starts = {track: start for track, (start, _) in zip(members, together, strict=True)}
+                last = max(starts, key=lambda track: starts[track].begin)
+                for track, (_, wait) in zip(members, together, strict=True):
+                    if track != last:
+                        yield last, Arrow(starts[last], wait, track, "collective")

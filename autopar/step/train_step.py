@@ -22,11 +22,13 @@ from autopar.ir.program import Program
 from autopar.ir.value_names import GROWTH, SCALE
 from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs, describe
+from autopar.model.wrappers import never_traced
 from autopar.page.paged import Paged
 from autopar.page.subject import Subject
 from autopar.report.passes import Reports
+from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Effort
-from autopar.runtime.recording import Recorder, recording
+from autopar.runtime.spans import span
 from autopar.runtime.whole import Pieces
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.solution import Solution, priced
@@ -35,7 +37,7 @@ from autopar.step.average import Averages
 from autopar.step.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures
 from autopar.step.choices import Chosen, StepChoices
-from autopar.step.communication import communication_of, order_text
+from autopar.step.communication import communication_of, order_text, running
 from autopar.step.compiled_step import MicroBatch, StepUpdate, reports_of, step_of
 from autopar.step.crossing import Crossing
 from autopar.step.loss import as_loss
@@ -48,17 +50,17 @@ from autopar.step.outputs import returned_like_the_model
 from autopar.step.paged import subject_of_step
 from autopar.step.program import Step
 from autopar.step.rank_step import RankStep, rank_step_of
+from autopar.step.recorded_steps import RecordedSteps
 from autopar.step.runs import OnProcess, Returned, Simulated
 from autopar.step.solution import solution_of
 from autopar.step.state import TrainingState
-from autopar.step.timeline import Timeline
 from autopar.step.turns import SimulatedTurns, TurnsOnProcess
 from autopar.torch_private import without_function_modes
 
 CHECK_EVERY = 100  # steps between checks of a scale on an accelerator, because a check waits for the device
 
 
-class TrainStep(Paged):
+class TrainStep(RecordedSteps, Paged):
     """Forward, backward and optimizer of a batch, compiled into static programs. Made by ``parallel.train_step``.
 
     Attributes:
@@ -136,9 +138,10 @@ class TrainStep(Paged):
     def captures(self) -> int:
         """The number of captured micro-batches.
 
-        They differ in structure, shapes or dtypes of arguments, mode, guarded Python values or parameter groups.
+        They differ in structure, shapes or dtypes of arguments, mode, guarded Python values or parameter groups. Sizes
+        that one capture with symbols serves count once.
         """
-        return sum(len(way.captured.micros) for way in self._choices)
+        return len({capture for way in self._choices for capture in way.captured.micros.traces})
 
     @property
     def solution(self) -> Solution | None:
@@ -174,6 +177,10 @@ class TrainStep(Paged):
         """
         job = self._calls.job
         return communication_of(*self._current(), self._choices.latest.options.count, job is None or job.in_order)
+
+    def _running(self) -> dict[str, LocalPrograms]:
+        programs = running(*self._current(), self._choices.latest.options.count)
+        return {name: local for name, (local, _) in programs.items()}
 
     def local(self, rank: int) -> RankStep:
         """Return what one rank runs, in the order in which it runs: the first micro-batch, the inner ones, and the last
@@ -215,39 +222,6 @@ class TrainStep(Paged):
     def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
         programs = placed_programs(*self._current(), self._choices.latest.options.count)
         return measured(self._calls, programs, machine, effort, interference)
-
-    def timeline(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step and record when each line begins and ends on each rank, beside the simulated step.
-
-        All ranks call it, as they call the step: parameters change. ``print`` shows a table, and ``.save(path)`` writes
-        a trace for Perfetto.
-
-        Raises:
-            RuntimeError: the model is on an accelerator, where lines end later than Python calls them; use
-                ``torch.profiler`` there.
-        """
-        runs = self._recorded(*args, **kwargs).runs
-        return Timeline(self.communication, tuple(self._gathered(runs)))
-
-    def _recorded(self, *args: Any, **kwargs: Any) -> Recorder:
-        """Run one step, and return what was recorded on this rank."""
-        if self._calls.device.type != "cpu":
-            raise RuntimeError(
-                f"a timeline needs lines that have ended when Python goes on, and {self._calls.device.type} runs them "
-                "later; use torch.profiler there"
-            )
-        self.capture(*args, **kwargs)
-        together = self._calls.agreement.ranks
-        if together is not None:
-            together.agree("record a timeline")  # then the clocks of all ranks begin
-        with recording() as recorder:
-            self(*args, **kwargs)
-        return recorder
-
-    def _gathered(self, value: Any) -> list[Any]:
-        """Return the values of all ranks. All ranks call it."""
-        together = self._calls.agreement.ranks
-        return [value] if together is None else together.gathered(value)
 
     @property
     def _captured(self) -> StepCaptures:
@@ -371,6 +345,7 @@ class TrainStep(Paged):
             run = self._run_by(self._simulated, self._turns_simulated, update)
             return self._finish(micro, update, *run(inputs, state, micro, update, self._state()))
 
+    @never_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step. Returns the loss of the batch, or with ``returns=`` the model's outputs.
 
@@ -398,7 +373,8 @@ class TrainStep(Paged):
             micro, update = captured.compiled(inputs[0], call)
             if captured.made != made_before:
                 self._agree_on_programs()
-        with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode():
+        with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode(), \
+                span(f"step {self.steps + 1}"):  # fmt: skip
             run = self._run_by(self._here, self._turns_here, update)
             return self._finish(micro, update, *run(inputs, state, micro, update, self._state()))
 

@@ -140,7 +140,7 @@ class TurnsOnProcess:
             self._runs[id(program), part] = ProcessTurn(
                 program, local[context.rank], context.groups_for(local), gate, device,
                 donated_names(program, update.states), SCALE in Results(program).named, self.whole.offload, part,
-                update.sums,
+                update.sums, context.regions,
             )  # fmt: skip
         return self._runs[id(program), part]
 

@@ -51,7 +51,7 @@ def test_a_call_that_is_traced() -> None:
     parallel = autopar.parallelize(Block(), autopar.Mesh(dp=1))
     text = (
         "torch.compile and torch.export cannot take a model that is on a mesh: its step is a captured program "
-        "already, which runs as it is; call the model as it is"
+        "already, which runs as it is; call the model as it is, and pass compile=True to parallelize to compile it"
     )
     with pytest.raises(TypeError, match=f"^{text}$"):
         torch.export.export(parallel, (torch.randn(4, 8),))

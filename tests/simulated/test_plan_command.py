@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 import autopar
 from autopar.cli.app import app
-from autopar.cli.plan.rows import Planning, PlanRow, cheapest, row_of
-from autopar.cli.plan.run import time_text
+from autopar.cli.plan.planning import Planning
+from autopar.cli.plan.rows import PlanRow, cheapest, row_of
+from autopar.cli.plan.show import time_text
 from autopar.costs.machine import machine
 from autopar.report.memory import memory_of
 from autopar.report.transfers import bytes_per_axis
@@ -36,7 +37,7 @@ def make():
         return MLP(), (torch.empty(512, 256),)
 
 def wrong():
-    return MLP()
+    return 3
 
 def bare():
     return MLP(), torch.empty(512, 256)
@@ -143,7 +144,8 @@ def test_a_plan_that_does_not_fit_is_not_the_cheapest(model: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["huge"], "the model huge is unknown; choose from tiny, small, medium, large, or name a function"),
+        (["huge"], "the model huge is unknown; choose from tiny, small, medium, large, llama-2-7b, "),
+        (["larg"], "or name a function that makes one, as in model.py:make; did you mean large?"),
         (["nowhere.py:make"], "there is no file nowhere.py"),
         (["no_such_module:make"], "there is no module no_such_module"),
         (["--machine", "H100"], "there is no machine 'H100'; did you mean 'NVIDIA H100 80GB HBM3', 'NVIDIA H100 PCIe' "
@@ -158,19 +160,34 @@ def test_a_plan_that_does_not_fit_is_not_the_cheapest(model: str) -> None:
         (["--time-limit", "inf"], "--time-limit inf must be above 0, in seconds"),
         (["--batch", "0"], "--batch 0 must be at least 1"),
         (["--save", "no/where.json"], "there is no folder no for --save no/where.json"),
+        (["--html", "no/page.html"], "there is no folder no for --html no/page.html; make it first"),
+        (["--html", "/"], "--html / is a folder; name a file in it"),
+        (["--devices", "8", "--mesh", "dp=8"], "--devices 8 chooses the mesh, and --mesh dp=8 gives one; use one"),
+        (["--devices", "8", "--plan", "ddp"], "--plan ddp names axes; give a --mesh, as dp=8"),
+        (["--devices", "0"], "--devices 0: devices(0) is no number of devices from 1 to 1048576"),
+        (["--example", "a.py:f", "--inputs", "x=f32[2]"], "--example and --inputs both give the arguments of a call"),
+        (["--set", "hidden_size=3"], "--set hidden_size=3 is for an architecture of Hugging Face, not tiny"),
+        (["--diff", "none.json"], "there is no file none.json with a plan; solution.save writes one"),
     ],
 )  # fmt: skip
 def test_refused(arguments: list[str], said: str) -> None:
-    status, _, error = asked(*arguments)
-    assert status == 2
-    assert said in error and error.startswith("autopar: ") and error.count("\n") == 1
+    for more in ((), ("--json",), ("--quiet",)):
+        status, out, error = asked(*arguments, *more)
+        assert status == 2 and out == ""
+        assert said in error and error.startswith("autopar: ") and error.count("\n") == 1
 
 
 def test_a_function_of_the_users_is_checked(model: str) -> None:
     path = model.rpartition(":")[0]
     assert "an_mlp.py has no function mak" in asked(f"{path}:mak")[2]
-    assert "an_mlp.py:wrong returns a MLP; it returns a pair, return model, (x,)" in asked(f"{path}:wrong")[2]
-    assert "an_mlp.py:bare returns a model and a Tensor; it returns a pair" in asked(f"{path}:bare")[2]
+    assert "an_mlp.py:wrong returns an int; it returns a model, or a pair, return model, (x,)" in (
+        asked(f"{path}:wrong")[2]
+    )
+    assert "an_mlp.py:bare returns a model and a Tensor; it returns a model, or a pair" in asked(f"{path}:bare")[2]
+    assert (
+        "an_mlp.py:MLP returns a model alone, and its forward takes x; give the arguments of a call, as --inputs "
+        f"x=f32[8,64] or --example {path}:FUNCTION\n" in asked(f"{path}:MLP")[2]
+    )
     assert (
         "is called without arguments, and it has one (missing a required argument: 'width')"
         in (asked(f"{path}:needs")[2])
@@ -198,43 +215,56 @@ def forward():
 
 def shapes():
     return torch.nn.Linear(3, 4), (torch.ones(2, 5),)
+
+class Inside(torch.nn.Linear):
+    def forward(self, x):
+        return x @ self.weight
+
+def inside():
+    return Inside(4, 2), (torch.ones(2, 3),)
 """
 
 
 @pytest.mark.simulated
 @pytest.mark.parametrize(
-    ("function", "lines"),
+    ("function", "said"),
     [
-        ("raises", ["raises KeyError: 'x'", '  a_wrong_one.py:8  raise KeyError("x")']),
-        ("many", ["the call of its model raises TypeError: Linear.forward() takes 2 positional arguments but 3 were "
-                  "given"]),
-        ("keyword", ["the call of its model raises TypeError: Linear.forward() got an unexpected keyword argument "
-                     "'y'"]),
-        ("forward", ["the call of its model raises AttributeError: 'Wrong' object has no attribute 'nothing'",
-                     "  a_wrong_one.py:5  return super().forward(x) @ self.nothing"]),
-        ("shapes", ["the call of its model raises RuntimeError: a and b must have same reduction dim, but got [2, 5] X "
-                    "[3, 4]."]),
+        ("raises", "raises KeyError: 'x', at a_wrong_one.py:8  raise KeyError(\"x\"); correct it: autopar calls it "
+                   "without arguments"),
+        ("many", "the call of its model raises TypeError: Linear.forward() takes 2 positional arguments but 3 were "
+                 "given"),
+        ("keyword", "the call of its model raises TypeError: Linear.forward() got an unexpected keyword argument 'y'"),
+        ("forward", "the call of its model raises AttributeError: 'Wrong' object has no attribute 'nothing', at "
+                    "a_wrong_one.py:5  return super().forward(x) @ self.nothing"),
+        ("shapes", "the call of its model raises RuntimeError: a and b must have same reduction dim, but got [2, 5] X "
+                   "[3, 4]."),
+        ("inside", "the call of its model raises RuntimeError: a and b must have same reduction dim, but got [2, 3] X "
+                   "[2, 4]., at a_wrong_one.py:24  return x @ self.weight"),
     ],
 )  # fmt: skip
-def test_what_the_users_function_or_model_raises(tmp_path: Path, function: str, lines: list[str]) -> None:
+def test_what_the_users_function_or_model_raises(tmp_path: Path, function: str, said: str) -> None:
     path = tmp_path / "a_wrong_one.py"
     path.write_text(RAISING)
     status, _, error = asked(f"{path}:{function}", "--mesh", "dp=2")
     assert status == 2
-    between = " " if function == "raises" else ": "
-    assert error.splitlines() == [f"autopar: {path}:{function}{between}{lines[0]}", *lines[1:]]
+    between, remedy = (" ", "") if function == "raises" else (": ", "; correct the model, or pass other inputs")
+    assert error == f"autopar: {path}:{function}{between}{said}{remedy}\n"
 
 
 def test_a_file_that_cannot_be_imported(tmp_path: Path) -> None:
     path = tmp_path / "a_broken_one.py"
     for text, said in (
         ("x = (", "SyntaxError: '(' was never closed (a_broken_one.py, line 1)"),
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'\n  a_broken_one.py:1  import "
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module', at a_broken_one.py:1  import "
                                   "no_such_module"),
+        ("raise SystemExit(3)", "SystemExit: 3, at a_broken_one.py:1  raise SystemExit(3)"),
+        ("raise ValueError('long' * 80)", f"ValueError: {'long' * 50}…, at a_broken_one.py:1  raise "
+                                          "ValueError('long' * 80)"),
     ):  # fmt: skip
         path.write_text(text)
         status, _, error = asked(f"{path}:make")
-        assert status == 2 and error == f"autopar: {path} cannot be imported: it raises {said}\n"
+        assert status == 2
+        assert error == f"autopar: {path} cannot be imported: {said}; python {path} shows all of it\n"
 
 
 def test_a_defect_of_ours_keeps_its_traceback(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

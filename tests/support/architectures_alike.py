@@ -18,6 +18,8 @@ from autopar.ir.structure import flatten
 SQUARE = Mesh(dp=2, tp=2)
 MESHES = {"tp=4": Mesh(tp=4), "dp=4": Mesh(dp=4), "2x2": SQUARE, "2x2x2": Mesh(dp=2, cp=2, tp=2)}
 
+LOOPS_OVER_HITS = ("switch", "nllb moe")  # the weights of an expert are parameters of its own
+
 
 def plan_for(architecture: Architecture, mesh: Mesh, given: dict[str, Any]) -> Any:
     split = {name: ("dp", "cp") for name in architecture.sequence if name in given} if "cp" in mesh.names else {}
@@ -33,18 +35,23 @@ def check_equal(name: str, mesh: Mesh, dropout: float = 0.0) -> autopar.Parallel
     eager = copy.deepcopy(model)
     torch.manual_seed(1)
     expected = eager(**given)
-    loss_of(expected).backward()
+    # the squares of scores that are masked with the smallest number are infinite
+    loss = loss_of if loss_of(expected).isfinite() else lambda outputs: outputs["loss"]
+    loss(expected).backward()
     parallel = autopar.parallelize(
         model, mesh, plan_for(architecture, mesh, given), example=((), given), random="single"
     )
     torch.manual_seed(1)
     outputs = parallel.simulate(**given)
-    loss_of(outputs).backward()
+    loss(outputs).backward()
     assert flatten(outputs)[1] == flatten(expected)[1]
     for ours, theirs in zip(flatten(outputs)[0], flatten(expected)[0], strict=True):
         assert near(ours, theirs) if isinstance(theirs, torch.Tensor) else ours == theirs
     scale = max(float(p.grad.abs().max()) for p in eager.parameters() if p.grad is not None)
     for (which, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
+        if name in LOOPS_OVER_HITS and theirs.grad is None and ours.grad is not None:
+            assert not ours.grad.any(), which  # of an expert that no token has chosen
+            continue
         assert (ours.grad is None) == (theirs.grad is None), which
         assert theirs.grad is None or near(ours.grad, theirs.grad, 1e-3 * scale), which
     # a mean may be zero but for rounding

@@ -45,7 +45,7 @@ HOLDERS = (collections.UserDict, collections.UserList, collections.ChainMap)
 LARGEST = 1024  # entries of a container that are compared; a larger one is compared by identity and length
 DEEPEST = 8
 
-FOREIGN = {*sys.stdlib_module_names, "torch", "numpy", "autopar"} - {"__main__"}
+FOREIGN = {*sys.stdlib_module_names, "torch", "numpy", "sympy", "mpmath", "autopar"} - {"__main__"}
 _HEAP = 1 << 9  # the flag of classes that are made by a class statement
 
 

@@ -69,6 +69,11 @@ class Variants:
         # places whose values change and cannot be inputs; the user was warned of them
         self._constant: set[tuple[int, str]] = set()
 
+    @property
+    def calls(self) -> list[GuardedCall]:
+        """The calls whose captures are kept."""
+        return [variant.call for variants in self._of.values() for variant in variants]
+
     def call(self, key: Hashable, modules: Sequence[torch.nn.Module]) -> GuardedCall:
         """Return the call with this key, for the model's values as they are now."""
         known = self._of.get(key)

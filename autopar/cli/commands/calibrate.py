@@ -6,6 +6,7 @@ import typer
 
 from autopar.cli.calibrate import DEVICES, RANKS, Calibrating
 from autopar.cli.commands.option_table import OptionRow, command
+from autopar.cli.commands.options import OUTPUT
 
 CALIBRATE = (
     "Measure the ops and collectives of this machine, print the figures, and write a machine file.\n\n"
@@ -34,7 +35,8 @@ OPTIONS = {
         OptionRow("rounds", "NUMBER", "How often each size is measured."),
         OptionRow("sizes", "BYTES,…", "The sizes of the collectives."),
         OptionRow("name", "NAME", "The name of the machine in reports.", "the device and its processes"),
-    )
+    ),
+    **OUTPUT,
 }  # fmt: skip
 
 

@@ -8,6 +8,9 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
+from autopar.cli.commands.options import Json, Quiet
+from autopar.cli.output import OutputOptions
+
 CHECKPOINT = (
     "Show checkpoints, or convert them from and to torch.distributed.checkpoint (DCP), as FSDP2 and torchtitan use it. "
     "[bold]autopar checkpoint FOLDER[/bold] is [bold]autopar checkpoint show FOLDER[/bold], with its options."
@@ -63,11 +66,13 @@ def show_checkpoints(
     verify: Annotated[
         bool, Option("--verify", metavar="", help="Read all files, and compare their checksums.")
     ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """List the checkpoints of a folder, and show the names, shapes, dtypes and values that the newest holds."""
     from autopar.cli.checkpoint import show
 
-    raise typer.Exit(show(path, verify))
+    raise typer.Exit(show(path, verify, OutputOptions(json=json, quiet=quiet)))
 
 
 @checkpoints.command("import")
@@ -93,11 +98,13 @@ def import_checkpoint(
     skip: Annotated[
         list[str] | None, Option(metavar="GLOB", help="Leave out entries with such names; may be repeated.")
     ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a checkpoint from a folder of torch.distributed.checkpoint."""
     from autopar.cli.checkpoint import imported
 
-    raise typer.Exit(imported(source, folder, allow_pickle, skip or ()))
+    raise typer.Exit(imported(source, folder, allow_pickle, skip or (), OutputOptions(json=json, quiet=quiet)))
 
 
 @checkpoints.command("export")
@@ -112,8 +119,10 @@ def export_checkpoint(
             help="With torchtitan's names: the model's at the top, a flattened optimizer, train_state.",
         ),
     ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a folder of torch.distributed.checkpoint from a checkpoint."""
     from autopar.cli.checkpoint import exported
 
-    raise typer.Exit(exported(source, folder, torchtitan))
+    raise typer.Exit(exported(source, folder, torchtitan, OutputOptions(json=json, quiet=quiet)))

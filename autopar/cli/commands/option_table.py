@@ -20,6 +20,7 @@ class OptionRow:
         help: what the option does.
         default: what ``--help`` shows as the default; ``True``: the default itself, ``False``: nothing.
         short: ``o`` for ``-o`` beside the long name.
+        complete: returns the values that complete a word in the shell.
     """
 
     name: str
@@ -27,6 +28,7 @@ class OptionRow:
     help: str
     default: str | bool = True
     short: str = ""
+    complete: Callable[[str], list[str]] | None = None
 
 
 def command(
@@ -46,8 +48,9 @@ def command(
             names = [f"--{row.name.replace('_', '-')}"] if hints[row.name] is bool or row.short else []
             names += [f"-{row.short}"] * bool(row.short)
             option = typer.Option(
-                *names, metavar=row.metavar, help=row.help, rich_help_panel=panel, show_default=row.default
-            )
+                *names, metavar=row.metavar, help=row.help, rich_help_panel=panel, show_default=row.default,
+                autocompletion=row.complete,
+            )  # fmt: skip
             parameters.append(parameter(row.name, hints[row.name], option, getattr(defaults, row.name)))
 
     def function(context: typer.Context, **values: Any) -> None:
@@ -62,6 +65,12 @@ _KIND = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def parameter(name: str, type: Any, declaration: Any, default: Any) -> inspect.Parameter:
-    """Return a parameter as typer reads it. A ``Literal`` is a text: the command refuses others with its own error."""
+    """Return a parameter as typer reads it.
+
+    A ``Literal`` is a text: the command refuses others with its own error. A sequence is an option that may be
+    repeated.
+    """
     kind = str if get_origin(type) is Literal else type
+    if get_origin(type) is Sequence:
+        kind, default = list[str], [*default]
     return inspect.Parameter(name, _KIND, annotation=Annotated[kind, declaration], default=default)

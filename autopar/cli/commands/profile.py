@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import typer
 
-from autopar.cli.commands.option_table import OptionRow, command, parameter
+from autopar.cli.commands.option_table import OptionRow, command
+from autopar.cli.commands.options import CALL, MACHINE, MODEL_ARGUMENT, MODELS, OUTPUT
 from autopar.cli.commands.stages import STAGES
 from autopar.cli.profile import ProfileOptions
 from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.options import AMPS, DEVICES, RECOMPUTED
-from autopar.cli.train.sizes import SIZES
 from autopar.plan.presets import PRESETS
 
 PROFILE = "Measure how long the ops and collectives of a model take on this machine."
@@ -19,8 +21,7 @@ STEP = (
     "times. By them communication is scheduled.\n\n"
     "In one process, the ops of the first rank are timed, and collectives have prices. Under torchrun, with a process "
     "for each rank of the mesh, collectives are timed too, with all ranks at work.\n\n"
-    f"The model is a small Llama ({', '.join(SIZES)}), or what a function of yours returns: a model, which may be on "
-    "the meta device, and the arguments of one call."
+    f"{MODELS}"
 )
 
 STEP_EXAMPLES = """
@@ -40,12 +41,7 @@ STEP_EXAMPLES = """
 OPTIONS = {
     "Profile": (
         OptionRow("save", "FILE", "Write the times to a file.", "none: the times are printed only"),
-        OptionRow(
-            "machine",
-            "NAME|FILE",
-            "The machine whose prices stand beside the times: its name, or a file that autopar calibrate has written.",
-            "this machine",
-        ),
+        replace(MACHINE, help="The machine whose prices stand beside the times: its name, or a machine file."),
         OptionRow("device", "NAME", f"The device that is timed: {', '.join(DEVICES)}."),
         OptionRow("seconds", "SECONDS", "About how long each distinct call is timed."),
         OptionRow("interference", "", "Time also how much slower ops compute while a collective runs."),
@@ -65,12 +61,10 @@ OPTIONS = {
         OptionRow("recompute", "WHAT", f"Recompute in the backward: {', '.join(RECOMPUTED)}, or a glob over modules."),
         OptionRow("zero", "STAGE", "Shard over the data axis, as autopar train does."),
         OptionRow("clip_norm", "NUMBER", "Clip the norm of all gradients to this value.", "not clipped"),
-        OptionRow("batch", "NUMBER", "Sequences of the Llama's batch."),
-        OptionRow("sequence", "NUMBER", "Tokens of each."),
     ),
+    "Model": CALL,
+    **OUTPUT,
 }
-
-MODEL = typer.Argument(metavar="MODEL", help=f"{', '.join(SIZES)}; or FILE.py:FUNCTION, package.module:FUNCTION.")
 
 
 def _run(context: typer.Context) -> int:
@@ -84,7 +78,7 @@ profiles = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 profiles.command("step", help=STEP, epilog=STEP_EXAMPLES)(
-    command(ProfileOptions(), OPTIONS, _run, parameter("model", str, MODEL, ProfileOptions.model))
+    command(ProfileOptions(), OPTIONS, _run, MODEL_ARGUMENT)
 )
 
 

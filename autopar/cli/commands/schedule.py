@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from autopar.cli.commands.option_table import OptionRow, command, parameter
+from autopar.cli.commands.options import OUTPUT, of
 from autopar.cli.schedule import BATCHES, RANKS, Request
 from autopar.pipeline.policies import POLICIES
 
@@ -67,9 +68,14 @@ OPTIONS = {
         OptionRow("trace", "FILE", "Write a trace for Perfetto."),
         OptionRow("save", "FILE", "Save the schedule: .json, or .csv for torch."),
     ),
+    **OUTPUT,
 }
 
-SOURCE = typer.Argument(metavar="POLICY|FILE", help="A policy, or a saved file: .json, or .csv in torch's format.")
+SOURCE = typer.Argument(
+    metavar="POLICY|FILE",
+    help="A policy, or a saved file: .json, or .csv in torch's format.",
+    autocompletion=of((*POLICIES,)),
+)
 
 
 def _run(context: typer.Context) -> int:

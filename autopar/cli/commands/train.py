@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from autopar.cli.commands.option_table import OptionRow, command
+from autopar.cli.commands.options import OUTPUT
 from autopar.cli.commands.stages import STAGES
 from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LOSS_SCALE, RECOMPUTED, TrainOptions, options_of
@@ -123,6 +124,7 @@ OPTIONS = {
             f"for norms in low precision",
         ),
     ),
+    **OUTPUT,
 }
 
 

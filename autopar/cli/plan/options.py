@@ -1,22 +1,49 @@
-"""Define the options of ``autopar plan``, as on the command line."""
+"""Define the options of the commands that plan a model, as on the command line."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autopar.cli.models.options import ModelOptions
+from autopar.cli.output import OutputOptions
 
-@dataclass(frozen=True)
-class PlanOptions:
-    """The options of ``autopar plan`` and their defaults."""
+MESH = "dp=2,tp=2"  # without --mesh and --devices
 
-    model: str = "tiny"
-    mesh: str = "dp=2,tp=2"
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedOptions(ModelOptions, OutputOptions):
+    """What is planned, on which machines: the options that ``plan``, ``report``, ``page`` and ``verify`` have."""
+
+    mesh: str | None = None
+    devices: int | None = None
     plan: str = "search"
-    compare: bool = False
     machine: str | None = None
     memory: float | None = None
     time_limit: float = 60.0
     optimizer: str | None = None
-    batch: int = 8
-    sequence: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(PlannedOptions):
+    """The options of ``autopar plan`` and their defaults."""
+
+    compare: bool = False
     save: str | None = None
+    diff: str | None = None
+    explain: Sequence[str] = ()
+    html: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions(PlannedOptions):
+    """The options of ``autopar page`` and their defaults."""
+
+    output: str = "autopar.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(PlannedOptions):
+    """The options of ``autopar verify`` and their defaults."""
+
+    run: bool = False

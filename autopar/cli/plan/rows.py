@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
-from autopar.api import parallelize
-from autopar.cli.train.optimizers import OPTIMIZERS
-from autopar.costs.machine import Machine
-from autopar.costs.program_price import price
+from autopar.cli.plan.planning import Planned, Planning
 from autopar.errors import AutoparError
-from autopar.ir.mesh import Mesh
-from autopar.parallel import Parallel
+from autopar.ir.transfers import TRANSFERS
+from autopar.page.subject import Alternative
 from autopar.plan.plan import Plan
-from autopar.report.memory import memory_of
 from autopar.report.passes import Reports
-from autopar.report.transfers import bytes_per_axis
+from autopar.report.progress import doing
 from autopar.search.solutions.solution import Solution
-from autopar.step.train_step import TrainStep
-
-
-@dataclass(frozen=True)
-class Planning:
-    """What is planned: a call of a model, or its training step, on a mesh of machines.
-
-    Attributes:
-        model, example: as ``parallelize`` takes them.
-        mesh: the mesh.
-        machine: the machine whose seconds are added up.
-        memory: the most bytes that a rank may use in a searched plan; ``None``: the capacity of the machine.
-        time_limit: seconds of a search.
-        optimizer: of the training step; ``None``: a call, with its backward.
-    """
-
-    model: torch.nn.Module
-    example: Any
-    mesh: Mesh
-    machine: Machine
-    memory: float | None
-    time_limit: float
-    optimizer: str | None
-
-    @property
-    def limit(self) -> float | None:
-        """The bytes that a rank may use, if there is a limit."""
-        return self.memory if self.memory is not None else self.machine.capacity
 
 
 @dataclass(frozen=True)
@@ -63,6 +29,8 @@ class PlanRow:
         solution: the plan with its certificate, if it was searched.
         reports: what the passes did.
         why: why the plan cannot be placed; "" if it can.
+        planned: the model on its mesh; ``None`` where it is not needed any more.
+        found: its figures.
     """
 
     name: str
@@ -73,6 +41,20 @@ class PlanRow:
     solution: Solution | None = None
     reports: Reports | None = None
     why: str = ""
+    planned: Planned | None = None
+    found: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Return the row as JSON, in seconds and bytes."""
+        seconds = None if self.nanoseconds is None else self.nanoseconds / 1e9
+        row = {"plan": self.name, "seconds": seconds, "received": self.received, "memory": self.memory}
+        return row | ({"why": self.why} if self.why else {"fits": self.fits})
+
+    def alternative(self) -> Alternative:
+        """Return the row as the page of another plan shows it."""
+        if self.nanoseconds is None:
+            return Alternative(self.name, None, note=self.why)
+        return Alternative(self.name, self.nanoseconds / 1e9, self.memory, "" if self.fits else "does not fit")
 
 
 def row_of(name: str, plan: Plan | Solution, planning: Planning) -> PlanRow:
@@ -81,33 +63,31 @@ def row_of(name: str, plan: Plan | Solution, planning: Planning) -> PlanRow:
     Raises:
         AutoparError, ValueError: the plan cannot be placed.
     """
-    options: dict[str, Any] = {
-        "machine": planning.machine, "memory": planning.memory, "time_limit": planning.time_limit,
-    }  # fmt: skip
-    planned: Parallel | TrainStep
-    if planning.optimizer is None:
-        planned = parallelize(planning.model, planning.mesh, plan, example=planning.example, **options)
-        programs, memory = {"call": planned.program}, memory_of(planned.local(0)).peak
-        nanoseconds = price(planned.program, planning.machine).nanoseconds
-    else:
-        parallel = parallelize(planning.model, planning.mesh, plan, **options)
-        planned = parallel.train_step(OPTIMIZERS[planning.optimizer](parallel.parameters(), 1e-3, 0.0))
-        planned.capture(planning.example)
-        programs, memory = dict(planned.program.programs), planned.memory().peak
-        nanoseconds = price(planned.program, planning.machine).nanoseconds
-    received = sum(sum(bytes_per_axis(program).values()) for program in programs.values())
-    fits = planning.limit is None or memory <= planning.limit
-    return PlanRow(name, nanoseconds, received, memory, fits, planned.solution, planned.reports)
+    planned = planning.placed(plan)
+    with doing(f"price {name}"):
+        found = planned.figures(planning.machine)
+    received = sum(row["bytes"] for row in found["transfers"] if TRANSFERS[row["transfer"]].collective)
+    fits = planning.limit is None or found["memory"] <= planning.limit
+    return PlanRow(
+        name, round(found["seconds"] * 1e9), received, found["memory"], fits, planned.solution, planned.reports,
+        planned=planned, found=found,
+    )  # fmt: skip
 
 
 def rows_of(plans: Sequence[str], planning: Planning) -> list[PlanRow]:
-    """Return a row for each plan; that of a plan that cannot be placed says why."""
-    rows = []
+    """Return a row for each plan; that of a plan that cannot be placed says why.
+
+    Only the cheapest and the searched ones keep their programs, which take memory here.
+    """
+    rows: list[PlanRow] = []
     for name in plans:
         try:
-            rows.append(row_of(name, name, planning))
+            with doing(f"plan {name}"):
+                rows.append(row_of(name, name, planning))
         except (AutoparError, ValueError) as error:
             rows.append(PlanRow(name, why=str(error).partition("\n")[0]))
+        best = cheapest(rows)
+        rows = [row if row is best or row.solution is not None else replace(row, planned=None) for row in rows]
     return rows
 
 

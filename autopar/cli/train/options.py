@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from autopar.cli.output import OutputOptions
 from autopar.cli.train.presets import TRAININGS
 
 SCHEDULE = "1f1b"  # of a mesh with pp
@@ -44,8 +45,8 @@ DEVICES = ("cpu", "cuda")
 LOSS_SCALE = 1024.0  # for fp16; with torch's 65536 a first step may overflow on only one of mesh and single device
 
 
-@dataclass(frozen=True)
-class TrainOptions:
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(OutputOptions):
     """The options of ``autopar train`` and their defaults; ``check`` replaces ``None``."""
 
     preset: str | None = None

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 import autopar
+from autopar.cli.output import output_of
 from autopar.cli.train.check import Checked, check
 from autopar.cli.train.curve import Comparison
 from autopar.cli.train.launched import launched
@@ -26,7 +27,6 @@ from autopar.cli.train.options import RECOMPUTED, TrainOptions
 from autopar.cli.train.refused import Refused
 from autopar.cli.train.saved import Saved, check_resumed
 from autopar.cli.train.show import (
-    console_of,
     show_comparison,
     show_decisions,
     show_request,
@@ -96,8 +96,9 @@ def _train(checked: Checked) -> int:
     It waits until the other ranks have ended.
     """
     first = checked.launched is None or checked.launched.rank == 0
-    console = console_of(first)
     o = checked.options
+    output = output_of(o, first)
+    console, progress = output.text, output.notes
     model = _model(checked)
     show_request(console, checked, sum(p.numel() for p in model.parameters()))
     parallel = autopar.parallelize(model, checked.mesh, checked.plan, timeout=o.timeout)
@@ -110,19 +111,19 @@ def _train(checked: Checked) -> int:
         console.print(str(step.pipeline), end="", soft_wrap=True)
     saved = Saved(checked, step, schedule)
     before = saved.resume()
-    show_resumed(console, o, len(before))
+    show_resumed(progress, o, len(before))
     taken = train(_take(step, checked.processes), schedule, _batches(checked, len(before)), len(before))
     steps = [
         *before,
         *_shown(
-            checked, f"on {checked.mesh}", saved.kept(before, taken, partial(show_saved, console)), console, len(before)
+            checked, f"on {checked.mesh}", saved.kept(before, taken, partial(show_saved, progress)), progress, len(before)
         ),
     ]
     if dist.is_initialized():
         dist.destroy_process_group()
     if not first:
         return EQUAL
-    reference = _alone(checked, console)
+    reference = _alone(checked, progress)
     losses = Comparison([step.loss for step in steps], [step.loss for step in reference])
     skipped = frozenset(
         step.number for step, other in zip(steps, reference, strict=True) if step.skipped and other.skipped
@@ -130,11 +131,17 @@ def _train(checked: Checked) -> int:
     norms = Comparison([step.norm for step in steps], [step.norm for step in reference], skipped)
     differently = [step.number for step, other in zip(steps, reference, strict=True) if step.skipped != other.skipped]
     show_comparison(console, losses, norms, checked, differently)
-    return (
-        EQUAL
-        if not differently and losses.within(checked.tolerance.loss) and norms.within(checked.tolerance.norm)
-        else DIFFERENT
-    )
+    alike = losses.within(checked.tolerance.loss) and norms.within(checked.tolerance.norm)
+    equal = not differently and alike
+    output.give(
+        {
+            "mesh": dict(checked.mesh.axes), "plan": checked.plan_name, "steps": o.steps, "equal": equal,
+            "losses": losses.parallel, "single_losses": losses.single, "loss_difference": losses.largest,
+            "norms": norms.parallel, "single_norms": norms.single, "norm_difference": norms.largest,
+            "skipped_differently": differently,
+        }
+    )  # fmt: skip
+    return EQUAL if equal else DIFFERENT
 
 
 def _alone(checked: Checked, console: Console) -> list[TrainedStep]:

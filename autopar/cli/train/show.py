@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text as Line
 
+from autopar.cli.output import WIDTH
 from autopar.cli.train.check import Checked
 from autopar.cli.train.curve import Comparison
 from autopar.cli.train.loop import TrainedStep
@@ -23,19 +24,10 @@ from autopar.report.transfers import bytes_per_axis, transfers_of
 from autopar.search.solutions.solution import Solution
 from autopar.step.program import Step as Program
 
-WIDTH = 100  # columns of an output that is no terminal
 MODULE = 31  # the end of a module's path that a table shows
 LINES = 10  # lines of progress without a terminal
 CAST = "cast"
 NAMES = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
-
-
-def console_of(speaks: bool) -> Console:
-    """Return the console of a rank; only one rank prints. Tables fit the terminal, or else 100 columns."""
-    console = Console(quiet=not speaks, highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    return console
 
 
 def show_request(console: Console, checked: Checked, parameters: int) -> None:

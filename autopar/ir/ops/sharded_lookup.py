@@ -21,7 +21,7 @@ from autopar.torch_private import FLASH_FOR_CPU, assert_without_sync
 LIBRARY = torch.library.Library("autopar", "DEF")
 
 
-def _op(schema: str) -> Callable[[Callable[..., Any]], Any]:
+def op(schema: str) -> Callable[[Callable[..., Any]], Any]:
     """Register a function as ``torch.ops.autopar.…``, for tensors on every device."""
 
     def register(function: Callable[..., Any]) -> Any:
@@ -50,7 +50,7 @@ def _check_below(index: torch.Tensor, size: int, error: Exception) -> None:
     assert_without_sync(inside, str(error))
 
 
-@_op("within(Tensor index, int size) -> Tensor")
+@op("within(Tensor index, int size) -> Tensor")
 def within(index: torch.Tensor, size: int) -> torch.Tensor:
     """Return a copy of ``index``; ``RuntimeError`` if a value is below 0, or not below ``size``."""
     _check_below(
@@ -61,7 +61,7 @@ def within(index: torch.Tensor, size: int) -> torch.Tensor:
     return index.clone()
 
 
-@_op("look_up(Tensor table, Tensor index, Tensor held, int size) -> Tensor")
+@op("look_up(Tensor table, Tensor index, Tensor held, int size) -> Tensor")
 def look_up(table: torch.Tensor, index: torch.Tensor, held: torch.Tensor, size: int) -> torch.Tensor:
     """Return ``table[index]``, with zeros for rows that are not held: ``[v d], [… ] → [… d]``."""
     if not held.numel():
@@ -70,7 +70,7 @@ def look_up(table: torch.Tensor, index: torch.Tensor, held: torch.Tensor, size: 
     return torch.nn.functional.embedding(positions, table).masked_fill_(~is_held.unsqueeze(-1), 0)
 
 
-@_op("look_up_backward(Tensor gradient, Tensor index, Tensor held, int size) -> Tensor")
+@op("look_up_backward(Tensor gradient, Tensor index, Tensor held, int size) -> Tensor")
 def look_up_backward(gradient: torch.Tensor, index: torch.Tensor, held: torch.Tensor, size: int) -> torch.Tensor:
     """Return the gradient of the rows that are held: ``[… d], [… ] → [v d]``."""
     if not held.numel():
@@ -81,7 +81,7 @@ def look_up_backward(gradient: torch.Tensor, index: torch.Tensor, held: torch.Te
     )
 
 
-@_op("gather_held(Tensor input, int dim, Tensor index, Tensor held, int size) -> Tensor")
+@op("gather_held(Tensor input, int dim, Tensor index, Tensor held, int size) -> Tensor")
 def gather_held(input: torch.Tensor, dim: int, index: torch.Tensor, held: torch.Tensor, size: int) -> torch.Tensor:
     """Return ``input.gather(dim, index)``, with zeros for indices along ``dim`` that are not held."""
     if not held.numel():
@@ -90,7 +90,7 @@ def gather_held(input: torch.Tensor, dim: int, index: torch.Tensor, held: torch.
     return input.gather(dim, positions).masked_fill_(~is_held, 0)
 
 
-@_op("scatter_held(Tensor source, int dim, Tensor index, Tensor held, int size) -> Tensor")
+@op("scatter_held(Tensor source, int dim, Tensor index, Tensor held, int size) -> Tensor")
 def scatter_held(source: torch.Tensor, dim: int, index: torch.Tensor, held: torch.Tensor, size: int) -> torch.Tensor:
     """Return zeros with the held indices along ``dim``, and ``source`` added at ``index``."""
     shape = list(index.shape)
@@ -108,7 +108,7 @@ def _causal_mask(rows: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> 
     return torch.zeros((), dtype=dtype, device=rows.device).where(rows.unsqueeze(-1) >= places, float("-inf"))
 
 
-@_op("causal_attention(Tensor query, Tensor key, Tensor value, Tensor rows, float? scale) -> (Tensor, Tensor)")
+@op("causal_attention(Tensor query, Tensor key, Tensor value, Tensor rows, float? scale) -> (Tensor, Tensor)")
 def causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: torch.Tensor, scale: float | None
 ) -> Any:
@@ -116,7 +116,7 @@ def causal_attention(
     return FLASH_FOR_CPU[0](query, key, value, 0.0, False, attn_mask=_causal_mask(rows, key, query.dtype), scale=scale)
 
 
-@_op(
+@op(
     "causal_attention_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
     "Tensor rows, float? scale) -> (Tensor, Tensor, Tensor)"
 )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from sympy import Symbol
+
 from autopar.ir.layout import UNDECIDED, DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.program_data import LEVELS
 from autopar.ir.record import Requirement, TensorType, ValueType
+from autopar.ir.sizes import Values, symbol
 from autopar.ir.text.memo import Memo
 from autopar.ir.text.tokens import Cursor
 from autopar.ir.text.types import Placed, read_dtype, read_placed
@@ -27,6 +30,7 @@ class Header:
         self.mesh: Mesh | None = None
         self.stages: dict[str, Mesh] = {}
         self.streams: list[str] = []
+        self.sizes: Values = {}
         self.coordinates: dict[str, int] | None = None
         self.known: Memo[tuple[ValueType, Requirement | None]] = Memo()
 
@@ -55,6 +59,12 @@ class Header:
             self.coordinates = self._pairs()
         self._recall()
 
+    def sizes_line(self) -> None:
+        """Read the values of symbols in the call that was captured: ``sizes s0=8 s1=64``."""
+        self.cursor.word("sizes")
+        self.sizes = {symbol(name): value for name, value in self._pairs("size").items()}
+        self._recall()
+
     def stage_line(self) -> None:
         self.cursor.word("stage")
         name = self.cursor.word()
@@ -71,7 +81,7 @@ class Header:
         self.streams.append(name)
 
     def _recall(self) -> None:
-        self.known = types_under(self.level, self.mesh, tuple(self.stages.items()))
+        self.known = types_under(self.level, self.mesh, tuple(self.stages.items()), tuple(self.sizes.items()))
 
     def _mesh(self, name: str | None) -> Mesh:
         cursor = self.cursor
@@ -86,12 +96,12 @@ class Header:
         except ValueError as error:
             raise cursor.error(str(error)) from None
 
-    def _pairs(self) -> dict[str, int]:
+    def _pairs(self, kind: str = "axis") -> dict[str, int]:
         cursor, pairs = self.cursor, {}
         while cursor.kind() == "word" and cursor.look(1) == "=":
             axis = cursor.word()
             if axis in pairs:
-                raise cursor.error(f"the axis {axis} is named twice")
+                raise cursor.error(f"the {kind} {axis} is named twice")
             cursor.sign("=")
             pairs[axis] = cursor.integer()
         return pairs
@@ -111,7 +121,8 @@ class Header:
 
     def resolve(self, placed: Placed) -> tuple[tuple[int, ...], Layout | None]:
         """Return the shape, and the Layout if the level or the text has one."""
-        shape, attr, stage = placed
+        placed = placed.at(self.cursor, self.sizes)
+        shape, attr, stage = placed.shape, placed.attr, placed.stage
         if stage is not None and stage not in self.stages:
             raise self.cursor.error(f"there is no stage {stage!r}; stages are {', '.join(self.stages) or 'none'}")
         bare = attr.is_replicated and stage is None
@@ -144,7 +155,7 @@ class Header:
 
 @lru_cache(maxsize=64)
 def types_under(
-    level: str, mesh: Mesh | None, stages: tuple[tuple[str, Mesh], ...]
+    level: str, mesh: Mesh | None, stages: tuple[tuple[str, Mesh], ...], sizes: tuple[tuple[Symbol, int], ...]
 ) -> Memo[tuple[ValueType, Requirement | None]]:
     """Return what was read under equal headers before."""
     return Memo()

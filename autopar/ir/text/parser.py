@@ -69,6 +69,7 @@ class _Parser:
             return
         readers: dict[str, Callable[[], None]] = {
             "program": header.program_line,
+            "sizes": header.sizes_line,
             "stage": header.stage_line,
             "stream": header.stream_line,
             **dict.fromkeys(PHASES, self.phase_line),
@@ -79,7 +80,9 @@ class _Parser:
         start = "  " * line.startswith("  ") + line[: cursor.tokens[0].end].strip()
         read = readers.get(start, self.any_value_line if line.startswith("  ") else None)
         if read is None or line[0].isspace() != line.startswith("  "):
-            raise cursor.error("a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value")
+            raise cursor.error(
+                "a line starts with 'program', 'sizes', 'stage', 'stream', a phase, or two spaces and a value"
+            )
         if (start == "program") != (not header.level):
             raise cursor.error(
                 f"the first line, and no other, is the header, as in 'program explicit on dp=2'; levels are "

@@ -17,6 +17,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program_data import ProgramData
 from autopar.ir.record import DTYPE_NAMES, Record, Requirement, TensorType, ValueType
+from autopar.ir.sizes import Size, values_text
 from autopar.ir.text.tokens import LITERALS, RESERVED
 from autopar.torch_private import OpOverload
 
@@ -47,6 +48,8 @@ def _header(program: ProgramData) -> list[str]:
     if program.coordinates is not None:
         head += " at " + " ".join(f"{axis}={index}" for axis, index in program.coordinates.items())
     lines = [head]
+    if program.sizes:
+        lines.append(f"sizes {values_text(program.sizes)}")
     lines += [f"stage {name} on {_mesh(mesh)}" for name, mesh in program.stages.items()]
     lines += [f"stream {name}" for name in program.streams]
     return lines
@@ -164,7 +167,7 @@ def _brackets(value: Sequence[Any], inner: list[str]) -> str:
 
 def print_literal(value: Any) -> str:
     """Return a scalar argument as text; ``TypeError`` if the grammar has no form for it."""
-    if value.__class__ is int:
+    if value.__class__ is int or value.__class__ is Size:
         return repr(value)
     if isinstance(value, (tuple, list)):
         return _brackets(value, [print_literal(v) for v in value])

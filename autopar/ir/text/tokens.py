@@ -15,6 +15,13 @@ import torch
 from autopar.errors import TextError
 from autopar.ir.record import DTYPE_NAMES, PHASES
 
+
+class SizeText(NamedTuple):
+    """A size in braces, as it is written; the header of the program gives its symbols values."""
+
+    text: str
+
+
 LITERALS: dict[Any, str] = {
     None: "None",
     True: "True",
@@ -38,7 +45,7 @@ _TOKEN = re.compile(
     r"""\s*(?:(?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
     |(?P<number>-?\d+\.?\d*(?:e[+-]?\d+)?|-inf\b)
     |(?P<word>[^\W\d]\w*(?:::\w+)?(?:\.\w+)*)
-    |(?P<sign>[\[\](){},:=/+@?]))""",
+    |(?P<sign>[\[\](){},:=/+@?*%-]))""",
     re.VERBOSE,
 )
 
@@ -153,6 +160,29 @@ class Cursor:
         except (SyntaxError, ValueError):
             raise self.error(f"{token} is no Python string") from None
 
+    def braced(self) -> SizeText:
+        """Read a size in braces: ``{s0 + 1}``."""
+        begin = self.tokens[self.at].end
+        self.sign("{")
+        while self.follows() and not self.peek("}"):
+            self.at += 1
+        self.sign("}")
+        return SizeText(self.line[begin : self.tokens[self.at - 1].start].strip())
+
+    def size(self) -> int | SizeText:
+        """Read the size of a part of a dim: ``32``, ``s0``, ``2*s0*s1``, ``{s0 + 1}``."""
+        if self.peek("{"):
+            return self.braced()
+        if self.kind() != "word" and self.look(1) != "*":
+            return self.integer()
+        factors = [self.factor()]
+        while self.skip("*"):
+            factors.append(self.factor())
+        return SizeText("*".join(factors))
+
+    def factor(self) -> str:
+        return str(self.integer()) if self.kind() == "number" else self.word()
+
     def sequence(self, left: str, right: str, read_item: Callable[[], Any]) -> list[Any]:
         """Read items with ``read_item`` between ``left`` and ``right``, separated by commas."""
         self.sign(left)
@@ -170,6 +200,8 @@ class Cursor:
             return self.sequence("[", "]", lambda: self.literal(bare))
         if self.peek("("):
             return tuple(self.sequence("(", ")", lambda: self.literal(bare)))
+        if self.peek("{"):
+            return self.braced()
         if self.kind() == "string":
             return self.string()
         if self.kind() == "number":

@@ -15,7 +15,8 @@ from autopar.ir.nodes import make_node, record_of, set_record
 from autopar.ir.record import DTYPE_NAMES, Record, Requirement, TensorType, ValueType
 from autopar.ir.text.definitions import Content, Definition, Element, Issue, Need, OpCall, Operand, Placeholder
 from autopar.ir.text.header import Header
-from autopar.ir.text.tokens import Cursor
+from autopar.ir.text.tokens import Cursor, SizeText
+from autopar.ir.text.types import given
 
 Uses = tuple[Requirement | None, ...]
 
@@ -46,7 +47,7 @@ class Values:
         match definition:
             case OpCall(target, args, kwargs):
                 uses = self._uses_of(definition)
-                if definition.operands:
+                if definition.operands or self.header.sizes:
                     args, kwargs = self._filled(args), self._filled(kwargs)
                 node = make_node(graph, name, "call_function", target, args, kwargs)
                 started = definition.started
@@ -116,6 +117,8 @@ class Values:
         kind = argument.__class__
         if kind is Operand:
             return self.nodes[argument.name]
+        if kind is SizeText:
+            return given(self.cursor, argument, self.header.sizes)
         if kind is tuple or kind is list:
             return kind([self._filled(part) for part in argument])
         if kind is dict:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -10,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import distributed
 
 from autopar.ir.dtensor import layout_of_dtensor
 from autopar.ir.layout import DistAttr
@@ -18,6 +16,7 @@ from autopar.ir.mesh import Mesh
 from autopar.model.dtensor_parameters import is_dtensor, local_of
 from autopar.model.initialize import agree, run_initialization
 from autopar.model.initialize.storage import device_for, materialized
+from autopar.model.weights.collective import on_all_ranks
 from autopar.model.weights.files import CheckpointFiles
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
@@ -58,7 +57,7 @@ def load_weights(
     agree(agreement, f"load_weights(strict={strict})")
     with CheckpointFiles(path) as files:
         match: Match | None = None
-        with _on_all_ranks(job):
+        with on_all_ranks(job, "load"):
             files.open()
             match = _match(model, files, strict)
         assert match is not None
@@ -115,27 +114,6 @@ def _match(model: torch.nn.Module, files: CheckpointFiles, strict: bool) -> Matc
 
 def _quoted(names: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
-
-
-@contextlib.contextmanager
-def _on_all_ranks(job: Job | None) -> Iterator[None]:
-    """Raise an error of one rank on all ranks: the others must not wait for a rank that lacks a file."""
-    failure: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        if job is None:
-            raise
-        failure = error
-    if job is None:
-        return
-    failures: list[str | None] = [None] * job.control.size()
-    distributed.all_gather_object(failures, failure and f"{type(failure).__name__}: {failure}", job.control)
-    if failure is not None:
-        raise failure
-    if failed := {rank: text for rank, text in enumerate(failures) if text is not None}:
-        rank, text = next(iter(failed.items()))
-        raise RuntimeError(f"rank {rank} cannot load: {text}")
 
 
 def _read(files: CheckpointFiles, name: str, tensor: torch.Tensor, mesh: Mesh, job: Job | None) -> None:

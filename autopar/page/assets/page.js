@@ -73,7 +73,7 @@ const value = (label, number) => element("div", { class: "value" }, element("spa
 
 function at(module) { // the transfers of a module
   const path = module.path.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
-  return figures.transfers.filter(row => row.module === path);
+  return figures.transfers.filter(row => row.module === path && row.transfer !== "send");
 }
 const openedBy = size => size <= 80;
 function tree(module, depth, all) {
@@ -233,7 +233,7 @@ function timelineChart({ names, kinds, tracks }) {
 
 const moved = figures.transfers.reduce((sum, row) => sum + row.bytes, 0);
 const cards = [[time(figures.seconds), `a step on ${figures.machine.name}`], [bytes(figures.memory), "memory of a rank at the peak"],
-  [bytes(moved), "received by a rank in a step"]];
+  [bytes(moved), drawn.pipeline_memory ? "moved in a step, all stages together" : "received by a rank in a step"]];
 if (figures.bound !== null) cards.splice(1, 0, [time(figures.bound), "bound: no plan takes less"],
   [figures.gap === null ? "–" : `${(figures.gap * 100).toFixed(2)} %`, "gap between plan and bound"]);
 if (drawn.communication) cards.push([time(drawn.communication.exposed), "exposed communication, computed"]);
@@ -245,8 +245,8 @@ section("model", "The model and its layouts",
   element("p", { class: "soft" }, "Each grid has a cell for each rank; cells of one colour hold the same piece. A pale grid is a value that is whole on every rank, a stroke a partial sum. Modules that are alike are one row."),
   element("div", { class: "tree" }, tree(drawn.tree, 0, openedBy(size(drawn.tree)))));
 section("transfers", "Transfers", figures.transfers.length ? table(
-  { transfer: "", axis: "", phase: "", module: "", times: "number", bytes: "number", time: "number", line: "line" },
-  figures.transfers.map(row => [row.transfer, row.axis, row.phase, row.module || "the model", count(row.times), bytes(row.bytes), time(row.seconds), row.source]))
+  { in: "", transfer: "", axis: "", phase: "", module: "", times: "number", bytes: "number", time: "number", line: "line" },
+  figures.transfers.map(row => [row.part, row.transfer, row.axis, row.phase, row.module || "the model", count(row.times), bytes(row.bytes), time(row.seconds), row.source]))
   : element("p", {}, "There are none: no value has to move."));
 if (drawn.memory || drawn.pipeline_memory || Object.keys(drawn.peaks).length)
   section("memory", "Memory of a rank", ...(drawn.memory ? memoryChart(drawn.memory) : []), ...(drawn.pipeline_memory ? stepsChart(drawn.pipeline_memory) : []),

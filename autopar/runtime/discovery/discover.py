@@ -22,6 +22,7 @@ import torch
 
 from autopar.errors import RuleError
 from autopar.ir.record import TensorType
+from autopar.report.progress import doing
 from autopar.rules.binding import bind, slots
 from autopar.rules.registry import Rule
 from autopar.rules.unknown import Finding, discover_with
@@ -56,7 +57,8 @@ def discover(
     result_shapes = tuple(r and tuple(("as", sizes[n]) if n in sizes else n for n in r.shape) for r in results)
     key = (op, result_shapes, repr([scale(args, kwargs) for scale in candidates]))
     if key not in _OUTCOMES:
-        _OUTCOMES[key] = _search_in_sandbox(Search(rule, op, args, kwargs, results))
+        with doing(f"proof of {rule.op}"):
+            _OUTCOMES[key] = _search_in_sandbox(Search(rule, op, args, kwargs, results))
     pattern, linear, why = _OUTCOMES[key]
     if why:
         return Finding(None, why)

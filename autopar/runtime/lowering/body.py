@@ -35,6 +35,7 @@ class Body:
         lines: call → its number among the calls.
         writers: value → the call that has overwritten it.
         last_placeholder: the last placeholder that is written.
+        at: the node of the program whose line is written, for the progress bar.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Body:
     ) -> None:
         self.program, self.gate, self.hunt = program, gate, hunt
         self.graph = fx.Graph()
+        self.at: fx.Node | None = None
         self.values: dict[fx.Node, fx.Node] = {}
         self.fresh = set(own_memory)
         self.origins: dict[str, fx.Node] = {}

@@ -32,6 +32,7 @@ from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.communication import Communication
 from autopar.runtime.lowering.in_place import adds_product, write_overwritten, write_sum, write_updates
 from autopar.runtime.lowering.local_transfers import write_local_transfer
+from autopar.runtime.lowering.regions import Regions, with_regions
 from autopar.runtime.lowering.source import Run, compiled
 from autopar.runtime.wire.pacing import Pacing
 from autopar.scheduling.programs.apply import communicates
@@ -59,7 +60,6 @@ class Lowered:
     origins: Mapping[str, fx.Node]
 
 
-@doing("lower")
 def lower(
     program: Program,
     groups: Groups,
@@ -68,6 +68,7 @@ def lower(
     hunt: Hunt | None = None,
     pacing: Pacing | None = None,
     donated: Donated | None = None,
+    regions: Regions | None = None,
 ) -> dict[str, Lowered]:
     """Lower the phases of a rank's scheduled or local program; linear in the graph.
 
@@ -78,11 +79,14 @@ def lower(
         hunt: checks each value for NaN after the op that computes it.
         pacing: writes the paces of an emulated wire, so that computing takes its seconds.
         donated: the memory that the functions may write to.
+        regions: compiles what is computed between exchanges; not with ``hunt``, which looks at each value.
     """
     donated = donated or Donated()
     own = donated.placeholders
     return {
-        function.phases[0]: _function(function, Body(program, gate, hunt, own), groups, device, donated, pacing)
+        function.phases[0]: _function(
+            function, Body(program, gate, hunt, own), groups, device, donated, pacing, regions
+        )
         for function in functions_of(program, whole=False)
     }
 
@@ -97,6 +101,7 @@ def lower_whole(
     pacing: Pacing | None = None,
     part: RunPart = "whole",
     handed_sums: Mapping[str, str] | None = None,
+    regions: Regions | None = None,
 ) -> Lowered:
     """Lower all phases of a rank's scheduled program to one function, which returns the program's results.
 
@@ -109,12 +114,13 @@ def lower_whole(
     """
     donated = donated or Donated()
     function = part_of(program, part, handed_sums)
-    return _function(function, Body(program, gate, hunt, donated.placeholders), groups, device, donated, pacing)
+    body = Body(program, gate, hunt, donated.placeholders)
+    return _function(function, body, groups, device, donated, pacing, regions)
 
 
 def _function(
     function: Function, body: Body, groups: Groups, device: torch.device | None, donated: Donated,
-    pacing: Pacing | None,
+    pacing: Pacing | None, regions: Regions | None,
 ) -> Lowered:  # fmt: skip
     """Write and compile one function."""
     program = body.program
@@ -123,12 +129,17 @@ def _function(
     body.values |= {value: body.values[home] for value, home in function.replaced.items() if home in body.values}
     communication = Communication(body, groups, device or torch.device("cpu"))
     communication.take_under_way(takes)
-    _write(body, function.nodes, communication, donated.within(function.nodes), pacing)
-    body.give(function.gives)
     title = f"{' and '.join(function.phases)} of rank {program.rank}"
-    run = compiled(body.graph, title, program, body.origins)
+    with doing(lambda: f"compile, {title}: {'' if body.at is None else record_of(body.at).module}".removesuffix(": ")):
+        _write(body, function.nodes, communication, donated.within(function.nodes), pacing)
+        body.give(function.gives)
+        graph = body.graph
+        if regions is not None and body.hunt is None:
+            fresh = frozenset(body.values[node].name for node in body.fresh if node in body.values)
+            graph = with_regions(graph, body.origins, program, fresh, regions)
+        run = compiled(graph, title, program, body.origins)
     gives = tuple(node.name for node in function.gives)
-    return Lowered(run, tuple(node.name for node in takes), gives, body.graph, body.origins)
+    return Lowered(run, tuple(node.name for node in takes), gives, graph, body.origins)
 
 
 def _write(
@@ -138,7 +149,7 @@ def _write(
     if pacing is not None:
         pacing.start(body.graph)
     for members in _lines(nodes):
-        first = members[0]
+        body.at = first = members[0]
         communicating = record_of(first).started or first.target is transfers.wait
         if pacing is not None and communicating:
             pacing.end(body.graph)

@@ -6,6 +6,7 @@ import itertools
 import linecache
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +16,8 @@ from autopar.ir.program import Program
 from autopar.runtime import current_op
 from autopar.runtime.lowering.waits import wait_of
 from autopar.runtime.simulation.simulate import line_of
-from autopar.torch_private import OpOverload, kernel_of
+from autopar.runtime.spans import OpenSpans, Path, Paths, with_spans
+from autopar.torch_private import OpOverload, kernel_of, profiler_is_on
 
 T = TypeVar("T")
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -33,28 +35,67 @@ def compiled(graph: fx.Graph, title: str, program: Program, origins: Mapping[str
         origins: name of a value of the function → the node of the program whose line an error quotes.
     """
     code = graph.python_code("self")
-    file = f"<autopar {title} {next(_NUMBERS)}>"
     scope = dict(code.globals)
-    exec(compile(with_bound_ops(code.src, graph, scope), file, "exec"), scope)
-    function = scope["forward"]
-    lines = code.src.splitlines(keepends=True)
-    linecache.cache[file] = (len(code.src), None, lines, file)
+    lines = with_bound_ops(code.src, graph, scope).splitlines(keepends=True)
+    shown = code.src.splitlines(keepends=True)
     nodes = {
         number: origins[name]
         for number, line in enumerate(lines, 1)
         if (name := line.strip().partition(" ")[0].partition(":")[0]) in origins
     }
-    texts, waits = _OfLines(line_of, program, nodes), _OfLines(wait_of, program, nodes)
-    current_op.register(function.__code__, texts, waits=waits)
+    made = _Made(f"autopar {title} {next(_NUMBERS)}", scope, shown, program, nodes)
+    function = made.function("".join(lines))
+    spanned: list[tuple[Callable[..., list[torch.Tensor]], list[Path]]] = []  # none, until a profiler is on
+
+    def run_in_spans(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if not spanned:
+            paths = dict(zip(nodes, Paths(program).of(nodes.values()), strict=True))
+            source, entered = with_spans(lines, paths.get)
+            spanned.append((made.function(source, " in spans"), entered))
+        own, entered = spanned[0]
+        spans = OpenSpans(entered)
+        try:
+            return own(spans, tensors)
+        finally:
+            spans.close()
 
     def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         try:
-            return function(None, tensors)
+            return run_in_spans(tensors) if profiler_is_on() else function(None, tensors)
         except Exception as error:
             current_op.add_op(error)
             raise
 
     return run
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Makes a function of its source, and registers it.
+
+    Attributes:
+        name: what it is, in tracebacks.
+        scope: what its source refers to.
+        shown: the lines that tracebacks show.
+        nodes: number of a line → the node of the program whose line an error quotes.
+    """
+
+    name: str
+    scope: dict[str, Any]
+    shown: list[str]
+    program: Program
+    nodes: Mapping[int, fx.Node]
+
+    def function(self, source: str, words: str = "") -> Callable[..., list[torch.Tensor]]:
+        """Compile a source whose lines have the numbers of ``nodes``. ``words``: added to the name."""
+        file = f"<{self.name}{words}>"
+        scope = dict(self.scope)
+        exec(compile(source, file, "exec"), scope)
+        function: Callable[..., list[torch.Tensor]] = scope["forward"]
+        linecache.cache[file] = (sum(map(len, self.shown)), None, self.shown, file)
+        texts, waits = _OfLines(line_of, self.program, self.nodes), _OfLines(wait_of, self.program, self.nodes)
+        current_op.register(function.__code__, texts, waits=waits)
+        return function
 
 
 def with_bound_ops(source: str, graph: fx.Graph, scope: dict[str, Any]) -> str:

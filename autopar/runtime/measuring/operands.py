@@ -66,6 +66,7 @@ LIMITS: dict[str, Callable[[fx.Node], int]] = {
     "autopar::look_up": _argument(3),
     "autopar::look_up_backward": _argument(3),
     "autopar::within": _argument(1),
+    "autopar::assumed": lambda node: 1,
     "autopar::gather_held": _argument(4),
     "autopar::scatter_held": _argument(4),
     **dict.fromkeys(

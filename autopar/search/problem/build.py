@@ -18,6 +18,7 @@ from autopar.ir.nodes import element_of, is_getitem, name_of, operands, record_o
 from autopar.plan.boundary import Boundary, required_dtypes
 from autopar.plan.shared_transfers import computed, turning_block
 from autopar.plan.usable_rules import usable_rule
+from autopar.report.progress import doing
 from autopar.rules.strategies import Bound
 from autopar.search.problem.constrained_reads import allowed_states
 from autopar.search.problem.cuts import CutSearch
@@ -63,7 +64,9 @@ def build(
         PlanError: no strategy of an op meets a constraint.
         NotCheaper: the ops alone cost as much as ``below``.
     """
-    return _Builder(boundary, machine, strict, ending).build(deadline, below, cheaper, tables)
+    builder = _Builder(boundary, machine, strict, ending)
+    with doing(builder.doing):
+        return builder.build(deadline, below, cheaper, tables)
 
 
 class _Builder:
@@ -82,7 +85,13 @@ class _Builder:
         self._opened: dict[fx.Node, OpenedStrategies] = {}
         self._numbering: dict[tuple[str, int], list[fx.Node]] = {}  # phase, size → the ops that may number the indices
         self._with: dict[object, tuple[list[Placed], np.ndarray, np.ndarray]] = {}
+        self._at: fx.Node | None = None  # for the progress bar
         self.payments = Payments(self.graph, self.chains, self.problem.order, self.problem.labels, LEAST_PENALTY)
+
+    def doing(self) -> str:
+        """Name the step, and the module whose layouts are listed or priced."""
+        at = "" if self._at is None else record_of(self._at).module
+        return f"search, layouts of {len(self.problem.variables):,} values: {at}".removesuffix(": ")
 
     def build(self, deadline: float, below: float, cheaper: float | None, tables: Tables | None) -> Problem:
         nodes = list(self.program.nodes)
@@ -94,6 +103,7 @@ class _Builder:
         parts = _parts(bounds)
         self._open(bounds, parts)
         for position, node in enumerate(nodes):
+            self._at = node
             if node.op in ("placeholder", "get_attr"):
                 self._add_placeholder(node, position)
             elif node in bounds:
@@ -125,7 +135,7 @@ class _Builder:
         refuse_dearer(self.problem.least_of_ops * self.problem.microbatches, below)
         self.chains.deadline = deadline
         try:
-            for value in self.problem.values.values():
+            for (self._at, _), value in self.problem.values.items():
                 self.payments.pay(value)
             if self.ending is not None:
                 self._end(self.ending)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from torch import fx
@@ -78,5 +78,8 @@ def _inside(node: fx.Node, layouts: Sequence[StepLayouts]) -> tuple[Planned, ...
 
 @lru_cache(maxsize=4096)
 def layout_text(shape: tuple[int, ...], attr: DistAttr) -> str:
-    """Return a layout as programs print it."""
+    """Return a layout as programs print it, with the sizes of the call in the place of symbols."""
+    shape = tuple(map(int, shape))
+    plain = tuple(tuple((None if n is None else int(n), axes) for n, axes in dim) for dim in attr.dims)
+    attr = replace(attr, dims=plain)
     return f"[{print_dims(shape, attr)}]{print_pending(attr)}"

@@ -23,6 +23,7 @@ from autopar.plan.spec import Spec
 from autopar.search.certificate import Certificate
 from autopar.search.solutions.again import Again
 from autopar.search.solutions.asked import check_layouts, check_marks, check_name, check_other, check_path, check_symbol
+from autopar.search.solutions.crossed import Solved
 from autopar.search.solutions.found import Found, found_by
 from autopar.search.solutions.module_times import ModuleTime, module_times
 from autopar.search.solutions.planned import Planned, layout_text, planned_values
@@ -57,6 +58,7 @@ class Solution(InNotebook, Certificate):
         priced: what the price was computed from; ``None`` if the plan was not applied in this process.
         source: the file that it was read from, or "".
         update: the update of the step that it was searched for; ``None`` for a call, and before the step is built.
+        solved: the crossovers that were asked for; the reports of calls beyond them say so.
     """
 
     mesh: Mesh
@@ -72,6 +74,7 @@ class Solution(InNotebook, Certificate):
     alike: int | None = None
     source: str = field(default="", repr=False, compare=False)
     update: SearchedUpdate | None = field(default=None, repr=False)
+    solved: list[Solved] = field(default_factory=list, repr=False, compare=False)
 
     def __str__(self) -> str:
         if not self.modules:
@@ -196,7 +199,9 @@ class Solution(InNotebook, Certificate):
         check_other("crossovers", isinstance(other, Solution), other)
         check_marks(marks)
         own, theirs = self._priced("the plan"), other._priced("the other plan")
-        return crossovers(expression_of(own, marks), expression_of(theirs, marks), symbol)
+        found = crossovers(expression_of(own, marks), expression_of(theirs, marks), symbol)
+        self.solved.append(Solved(symbol, tuple(found)))
+        return found
 
     def _priced(self, name: str) -> Priced:
         if self.priced is None:

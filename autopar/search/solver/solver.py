@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from autopar.report.progress import doing
+from autopar.search.certificate import at_most
 from autopar.search.solver.elimination import Eliminated
 from autopar.search.solver.exact import TooManyRows, factors_of, solve_exactly
 from autopar.search.solver.factor_graph import Array, FactorGraph
@@ -75,7 +77,8 @@ def solve(
         return _solve_rings(Folded(graph, rings), order, deadline)
     reduced = Eliminated(graph)
     solver = _Solver(reduced.graph, reduced.left, order, deadline)
-    solver.run()
+    with doing(lambda: _text(len(graph.costs), solver.cost + reduced.constant, solver.reached + reduced.constant)):
+        solver.run()
     states = reduced.completed(solver.states)
     return Answer(states, graph.energy(states), solver.bound + reduced.constant)
 
@@ -94,18 +97,20 @@ def _solve_rings(folded: Folded, order: Sequence[float], deadline: float) -> Ans
         best.offer(folded.extended(reduced.eliminated.completed(full)))
 
     last = -np.inf
-    for _ in range(MOST_PASSES // PASSES):
-        passing.run(PASSES)
-        offer(passing.decoded())
-        rise, last = passing.bound + reduced.constant - last, passing.bound + reduced.constant
-        if (
-            rise * PATIENCE < best.cost - last
-            or min(rise, best.cost - last) <= LEAST_RISE
-            or time.monotonic() > deadline
-        ):
-            break
+    with doing(lambda: _text(len(graph.costs), best.cost, last)):
+        for _ in range(MOST_PASSES // PASSES):
+            passing.run(PASSES)
+            offer(passing.decoded())
+            rise, last = passing.bound + reduced.constant - last, passing.bound + reduced.constant
+            if (
+                rise * PATIENCE < best.cost - last
+                or min(rise, best.cost - last) <= LEAST_RISE
+                or time.monotonic() > deadline
+            ):
+                break
     periodic = Periodic(reduced, passing, places)
-    periodic.solve(best, deadline)
+    with doing(lambda: _text(len(graph.costs), best.cost, periodic.bound)):
+        periodic.solve(best, deadline)
     if best.cost > periodic.bound and time.monotonic() < deadline:  # many blocks may have a better answer in common
         inner = _Solver(reduced.weighted, reduced.left, places, deadline)
         inner.look(passing, _first_slack(passing), WIDER)
@@ -128,7 +133,12 @@ class _Solver:
         self.graph, self.left, self.order, self.deadline = graph, left, order, deadline
         self.states = np.zeros(len(graph.costs), dtype=np.int64)
         self.cost = np.inf if left else 0.0
-        self.bound = -np.inf if left else 0.0
+        self.bound = self._passed = -np.inf if left else 0.0
+
+    @property
+    def reached(self) -> float:
+        """The best lower bound so far, that of messages included which are still passed."""
+        return max(self.bound, self._passed)
 
     def run(self) -> None:
         if not self.left:
@@ -145,6 +155,7 @@ class _Solver:
         last = -np.inf
         for _ in range(MOST_PASSES // PASSES):
             passing.run(PASSES)
+            self._passed = passing.bound
             if passing.bound - last < SLOW * abs(passing.bound) or time.monotonic() > self.deadline:
                 return
             last = passing.bound
@@ -208,6 +219,13 @@ class _Solver:
         for (i, j), edge in self.graph.edges.items():
             total += float(edge.table[edge.left[states[i]], edge.right[states[j]]])
         return total
+
+
+def _text(values: int, cost: float, bound: float) -> str:
+    """Say how far a search is, for the progress bar. The bound may be none yet, or below 0."""
+    known = np.isfinite(cost) and 0 < bound < np.inf
+    gap = f", gap {at_most(max(cost / bound - 1, 0.0))} above {bound / 1e6:,.3f} ms" if known else ""
+    return f"search, {values:,} values{gap}"
 
 
 def _first_slack(passing: MessagePassing) -> float:

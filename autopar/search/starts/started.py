@@ -22,6 +22,7 @@ from autopar.ir.nodes import is_getitem, name_of, operands, record_of, tensor_ty
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.plan.boundary import OPEN, Boundary, UserConstraints, filled
+from autopar.report.progress import doing
 from autopar.search.memory.usage import usage_of
 from autopar.search.problem.ending import Ending
 from autopar.search.problem.optimizer_states import cheapest_state, cheapest_states, chosen_layouts
@@ -102,7 +103,8 @@ class Comparison:
             if self.exact and self._tried(layouts):
                 continue
             try:
-                start = self._priced(name, layouts, below if best is None else best.nanoseconds)
+                with doing(f"search, beside the preset {name}"):
+                    start = self._priced(name, layouts, below if best is None else best.nanoseconds)
             except AutoparError:
                 continue
             if start is not None and (start.bytes is None or start.bytes <= (self.room or 0)):

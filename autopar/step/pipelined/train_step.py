@@ -16,6 +16,7 @@ from autopar.ir.mesh import PIPELINE
 from autopar.model.calls import Calls
 from autopar.page.subject import Subject
 from autopar.report.passes import Reports
+from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Effort
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.step_choice import StepChoice
@@ -29,13 +30,14 @@ from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.reports.measured import messages_of, placed_programs
 from autopar.step.pipelined.reports.rank_memory import memory_of_rank
 from autopar.step.pipelined.reports.rank_programs import rank_step_of
-from autopar.step.pipelined.reports.report import Pipeline, communication_of
-from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock
+from autopar.step.pipelined.reports.report import Pipeline, communication_of, running
+from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock, simulated_tracks, stages_text
 from autopar.step.pipelined.running.messages import connect
 from autopar.step.pipelined.running.runs import PipelinedOnProcess, PipelinedSimulated
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.step import PipelinedPrograms
 from autopar.step.stages import stages_of
+from autopar.step.step_profile import Computed, Places
 from autopar.step.train_step import TrainStep
 
 REFUSED = {"across": "a pipelined step ends complete", "offload": "the stages keep their state on their devices"}
@@ -149,6 +151,18 @@ class PipelinedStep(TrainStep):
         begun, recorded = zip(*self._gathered(((socket.gethostname(), recorder.begun), slots)), strict=True)
         positions = tuple(self._calls.mesh.coordinates(rank)[PIPELINE] for rank in self._calls.mesh.ranks)
         return PipelinedTimeline(self.pipeline.simulate(), on_one_clock(begun, recorded), positions)
+
+    def _words(self, rank: int) -> str:
+        position = self._calls.mesh.coordinates(rank)[PIPELINE]
+        return f"rank {rank}, {stages_text(self._now()[0].schedule.stages_of[position])}"
+
+    def _computed(self, made: Communication, places: Places) -> Computed:
+        simulation = self.pipeline.simulate()
+        between = max(simulation.exposed, default=0.0)
+        return Computed(simulated_tracks(simulation), simulation.makespan, made.exposed + between, between)
+
+    def _running(self) -> dict[str, LocalPrograms]:
+        return running(*self._now())
 
     @property
     def solution(self) -> None:

@@ -89,7 +89,7 @@ def test_it_optimises_the_longest_span() -> None:
     (["none.json"], "none.json"),
     (["--save", "schedule.txt"], "schedule.txt: its name ends in .json, .csv"),
     (["--draw", "schedule.txt"], "schedule.txt: its name ends in .svg"),
-    (["--trace", "nowhere/x.json"], "there is no folder nowhere for nowhere/x.json; make it first"),
+    (["--trace", "nowhere/x.json"], "there is no folder nowhere for --trace nowhere/x.json; make it first"),
     (["a.json", "--ranks", "9"], "--ranks is not for a file: a.json has its own; leave it out"),
     (["a.JSON", "--recompute"], "--recompute is not for a file: a.JSON has its own"),
     (["optimised", "--recompute"], "--recompute is not for optimised"),

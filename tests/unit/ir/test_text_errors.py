@@ -23,6 +23,7 @@ HEAD = (
     "topk(x)\nforward:\n"
 )
 TRACED = "program traced\n  x : f32[4 6] = input\nforward:\n"
+STARTS = "a line starts with 'program', 'sizes', 'stage', 'stream', a phase, or two spaces and a value"
 ERRORS = {
     "": "an empty text is not a program; it starts with a header, as in 'program traced'",
     "# nothing\n": "an empty text is not a program; it starts with a header, as in 'program traced'",
@@ -47,13 +48,13 @@ ERRORS = {
     "program traced\nstage s dp=2": "line 2: expected 'on', found 'dp'\n    stage s dp=2",
     "program scheduled\nstream s\nstream s": "line 3: the stream s is named twice\n    stream s",
     "program traced\nx : f32[2] = "
-    "input": "line 2: a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value\n    x : "
+    "input": f"line 2: {STARTS}\n    x : "
              "f32[2] = input",
     "program traced\n x : f32[2] = "
-    "input": "line 2: a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value\n    x : "
+    "input": f"line 2: {STARTS}\n    x : "
              "f32[2] = input",
     "program "
-    "traced\nmiddle:": "line 2: a line starts with 'program', 'stage', 'stream', a phase, or two spaces and a value\n "
+    "traced\nmiddle:": f"line 2: {STARTS}\n "
                        "   middle:",
     TRACED + "  y : f32[4 6] = relu(z)": "line 4: z is read before it is made\n    y : f32[4 6] = relu(z)",
     TRACED + "  y : f32[4 6] = relu(y)": "line 4: y is read before it is made\n    y : f32[4 6] = relu(y)",

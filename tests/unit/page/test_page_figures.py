@@ -76,7 +76,13 @@ def test_figures_of_stages_are_those_of_the_slots() -> None:
     figures = staged.figures()
     assert figures["seconds"] == staged.pipeline.simulate().makespan
     assert figures["memory"] == max(staged.memory(rank).peak for rank in range(4))
-    assert {row["part"].rpartition(" ")[0] for row in figures["transfers"]} <= {"stage 0", "stage 1"}
+    sent = [row for row in figures["transfers"] if row["transfer"] == "send"]
+    boundary = 8 // 4 * 16 * 4  # rows of a micro-batch, width, bytes
+    assert [(row["part"], row["phase"], row["times"], row["bytes"]) for row in sent] == [
+        ("stage 0", "forward", 4, 4 * boundary), ("stage 1", "backward", 4, 4 * boundary)
+    ]  # fmt: skip
+    simulated = staged.pipeline.simulate().sent
+    assert sum(row["seconds"] for row in sent) == pytest.approx(sum(span.end - span.start for span in simulated))
 
 
 def test_the_page_holds_the_figures_and_needs_no_network(tmp_path: Path) -> None:

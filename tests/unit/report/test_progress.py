@@ -28,7 +28,7 @@ class Clock:
         self.started: list[Clock.Timer] = []
 
     def __call__(self, seconds: float, function: Callable[[], None]) -> Any:
-        assert seconds == 2
+        assert seconds == 1
         self.started.append(Clock.Timer(function))
         return self.started[-1]
 
@@ -80,7 +80,7 @@ def terminal(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 
 class Slow(nn.Module):
-    """Its second layer takes two seconds."""
+    """Its second layer takes a second."""
 
     def __init__(self, clock: Clock, fails: bool = False) -> None:
         super().__init__()

@@ -75,7 +75,7 @@ def test_messages_whose_ends_are_not_known_may_overlap() -> None:
         ("b", "a", 0), ("e", "a", 2e6), ("b", "b", 1e6), ("e", "b", 3e6)
     ]  # fmt: skip
     assert len({e["id"] for e in events}) == 2 and {e["cat"] for e in events} == {"dp"}
-    assert set(COLOURS) == {"compute", "start", "message", "under way", "exposed"}
+    assert set(COLOURS) == {"module", "compute", "start", "message", "under way", "exposed"}
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from autopar.ir.program import Program
 from autopar.notebook import InNotebook
 from autopar.pipeline import PipelineSchedule, Sizes, Times
 from autopar.pipeline.simulate import Simulation
+from autopar.runtime.localize import LocalPrograms
 from autopar.scheduling.programs.communication import Communication
-from autopar.scheduling.programs.order import Order
 from autopar.scheduling.simulation import Issue
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.placing.update import PipelinedUpdate
@@ -144,7 +144,19 @@ def _modules(program: Program) -> list[str]:
 
 def communication_of(micro: PipelinedMicro, update: PipelinedUpdate, in_order: bool) -> Communication:
     """Report how the collectives of all stages are scheduled."""
-    orders: dict[str, tuple[Order, int]] = {}
+    orders = {name: (local.order, times) for name, (local, times) in _programs(micro, update).items() if local.order}
+    note = "the functions of different stages run at the same time; step.pipeline.simulate() has the whole step"
+    return Communication.of(orders, in_order=in_order, notes=(note,))
+
+
+def running(micro: PipelinedMicro, update: PipelinedUpdate) -> dict[str, LocalPrograms]:
+    """Return the programs of all stages, by the names of the parts of the communication."""
+    return {name: local for name, (local, _) in _programs(micro, update).items()}
+
+
+def _programs(micro: PipelinedMicro, update: PipelinedUpdate) -> dict[str, tuple[LocalPrograms, int]]:
+    """Return the scheduled programs of all stages, and how often each runs."""
+    found: dict[str, tuple[LocalPrograms, int]] = {}
     for stage, ending in zip(micro.stages, update.stages, strict=True):
         at = f"stage {stage.number}"
         for name, local, times in (
@@ -154,6 +166,5 @@ def communication_of(micro: PipelinedMicro, update: PipelinedUpdate, in_order: b
         ):
             if local and local.order is not None:
                 key = f"{at} {name}".strip()
-                orders[key if key not in orders else f"{at} update"] = local.order, times
-    note = "the functions of different stages run at the same time; step.pipeline.simulate() has the whole step"
-    return Communication.of(orders, in_order=in_order, notes=(note,))
+                found[key if key not in found else f"{at} update"] = local, times
+    return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from autopar.notebook import InNotebook
 from autopar.pipeline import PipelineSchedule, Task
 from autopar.pipeline.simulate import Simulation
-from autopar.runtime.recording import RecordedSlot
+from autopar.runtime.recording import RecordedSlot, clock_offsets
 from autopar.scheduling.op import COMPUTE
 from autopar.scheduling.trace import Arrow, Slice, Track, save_trace, trace
 
@@ -93,11 +93,11 @@ class PipelinedTimeline(InNotebook):
     def recorded(self) -> list[Track]:
         """What each rank ran, a track for each, as ``page(timeline=…)`` draws it."""
         ranks = enumerate(zip(self.slots, self.positions, strict=True))
-        stages = [_stages(own) for own in self.simulation.schedule.stages_of]
-        return [_recorded_track(f"rank {rank}, {stages[at]}", slots) for rank, (slots, at) in ranks]
+        stages = [stages_text(own) for own in self.simulation.schedule.stages_of]
+        return [recorded_track(f"rank {rank}, {stages[at]}", slots) for rank, (slots, at) in ranks]
 
     def _tracks(self) -> list[Track]:
-        return [*_simulated_tracks(self.simulation), *self.recorded]
+        return [*simulated_tracks(self.simulation), *self.recorded]
 
     @property
     def _about(self) -> dict[str, Any]:
@@ -113,12 +113,9 @@ def on_one_clock(begun: Sequence[tuple[str, float]], slots: Sequence[Sequence[Re
         begun: for each rank its machine, and when it was ready by the clock of that machine.
         slots: for each rank its slots, with seconds since then.
     """
-    ready: dict[str, float] = {}
-    for machine, at in begun:
-        ready[machine] = max(at, ready.get(machine, at))
     return tuple(
-        tuple(slot._replace(begin=slot.begin + at - ready[machine], end=slot.end + at - ready[machine]) for slot in own)
-        for (machine, at), own in zip(begun, slots, strict=True)
+        tuple(slot._replace(begin=slot.begin + offset, end=slot.end + offset) for slot in own)
+        for offset, own in zip(clock_offsets(begun), slots, strict=True)
     )
 
 
@@ -130,11 +127,11 @@ def _row(seconds: Iterable[float]) -> list[str]:
     return [f"{each * 1e3:,.3f}" for each in seconds]
 
 
-def _simulated_tracks(simulation: Simulation[PipelineSchedule]) -> list[Track]:
+def simulated_tracks(simulation: Simulation[PipelineSchedule]) -> list[Track]:
     """Return a track for each position: its passes, and the messages that it sends."""
     tracks = []
     for position, spans in enumerate(simulation.computed):
-        track = Track(f"simulated {_stages(simulation.schedule.stages_of[position])}")
+        track = Track(f"simulated {stages_text(simulation.schedule.stages_of[position])}")
         track.slices += [Slice(str(s.op), COMPUTE, s.start, s.end, "compute", _about(s.op)) for s in spans]
         sent = [span for span in simulation.sent if span.link[0] == position]
         track.slices += [Slice(str(s.op), _stream(s.op), s.start, s.end, "message", _about(s.op)) for s in sent]
@@ -142,30 +139,65 @@ def _simulated_tracks(simulation: Simulation[PipelineSchedule]) -> list[Track]:
     return tracks
 
 
-def _recorded_track(name: str, slots: Sequence[RecordedSlot]) -> Track:
-    """Return the track of a rank. A message is under way from its start to the end of its wait."""
+def recorded_track(name: str, slots: Sequence[RecordedSlot], mail: Mail | None = None) -> Track:
+    """Return the track of a rank. A message is under way from its start to the end of its wait.
+
+    Args:
+        mail: receives the slices of messages between ranks.
+    """
     track = Track(name)
     starts: dict[Task, Slice] = {}
     for slot in slots:
         tasks, about = slot.tasks, {"slot": slot.words}
         title = " ".join(map(str, tasks)) or slot.words
+        kind, label = ("exposed", f"wait {title}") if slot.kind == "wait" else (slot.kind, title)
+        shown = Slice(label, COMPUTE, slot.begin, slot.end, kind, about)
+        track.slices.append(shown)
         if slot.kind == "wait":
-            wait = Slice(f"wait {title}", COMPUTE, slot.begin, slot.end, "exposed", about)
-            track.slices.append(wait)
             for task in tasks:
                 start = starts.pop(task)
                 under_way = Slice(title, _stream(task), start.begin, slot.end, "under way", _about(task))
                 track.slices.append(under_way)
-                track.arrows.append(Arrow(start, wait))
-            continue
-        start = Slice(title, COMPUTE, slot.begin, slot.end, slot.kind, about)
-        track.slices.append(start)
-        if slot.kind == "start":
-            starts |= dict.fromkeys(tasks, start)
+                track.arrows.append(Arrow(start, shown))
+        elif slot.kind == "start":
+            starts |= dict.fromkeys(tasks, shown)
+        if mail is not None:
+            for task, peers in zip(tasks, slot.peers, strict=True):
+                mail.add(name, task, slot.kind, peers, shown)
     return track
 
 
-def _stages(stages: Sequence[int]) -> str:
+@dataclass
+class Mail:
+    """The slices of the messages between ranks.
+
+    Attributes:
+        ranks: name of a track → its rank.
+    """
+
+    ranks: Mapping[str, int]
+    _sent: dict[tuple[Task, int, int], list[tuple[str, Slice]]] = field(default_factory=dict)
+    _received: dict[tuple[Task, int, int], list[tuple[str, Slice]]] = field(default_factory=dict)
+
+    def add(self, track: str, task: Task, kind: str, peers: Sequence[int], shown: Slice) -> None:
+        """Add the start of a send, or the wait for a receive. ``peers``: the ranks at its other ends."""
+        for peer in peers:
+            own = self.ranks[track]
+            if (task.action, kind) == ("S", "start"):
+                self._sent.setdefault((task, own, peer), []).append((track, shown))
+            elif (task.action, kind) == ("R", "wait"):
+                send = Task(f"{task.of}S", task.peer, task.batch, task.stage)
+                self._received.setdefault((send, peer, own), []).append((track, shown))
+
+    def arrows(self) -> Iterator[tuple[str, Arrow]]:
+        """Yield an arrow from each send to its receive, with the track of the send."""
+        for key, ends in self._received.items():
+            for (of, sent), (to, received) in zip(self._sent.get(key, ()), ends, strict=True):
+                yield of, Arrow(sent, received, to, "message")
+
+
+def stages_text(stages: Sequence[int]) -> str:
+    """Return ``stage 0``, or ``stages 0 2``."""
     return f"stage{'s' * (len(stages) > 1)} {' '.join(map(str, stages))}"
 
 

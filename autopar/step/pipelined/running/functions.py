@@ -21,6 +21,8 @@ from autopar.pipeline import Task
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.lowering.lower import Lowered, lower
+from autopar.runtime.lowering.regions import Regions
+from autopar.runtime.recording import recorder
 from autopar.runtime.simulation.simulate import Instruction, Run, Values, compile_phases, run_rank
 from autopar.runtime.wire.pacing import pacing_of
 from autopar.scheduling.programs.donated import Donated
@@ -64,8 +66,9 @@ class Functions(Protocol):
 
 @dataclass(frozen=True)
 class _Lowered:
-    """A generated function; ``hunt``: what looks for NaN in it."""
+    """A generated function of a local program; ``hunt``: what looks for NaN in it."""
 
+    local: Program
     lowered: Lowered
     hunt: Hunt | None
 
@@ -81,6 +84,9 @@ class _Lowered:
         current_op.tick()
         if self.hunt is not None:
             _enter(self.hunt, task)
+        record = recorder()
+        if record is not None and record.in_slots:
+            return record.run(self.local, self.lowered, boxed)
         return self.lowered.run(boxed)
         yield  # it is a generator that does not stop
 
@@ -96,14 +102,16 @@ class ProcessFunctions:
         donated: placeholders that it may overwrite.
         sums: those of them that begin as zeros.
         scaled: whether gradients are multiplied by a scale, with which they may overflow.
+        regions: compiles its functions.
     """
 
     def __init__(
         self, explicit: Program, local: Program, groups: Groups, device: torch.device, donated: Collection[str],
-        sums: Collection[str] = (), scaled: bool = False,
+        sums: Collection[str] = (), scaled: bool = False, regions: Regions | None = None,
     ) -> None:  # fmt: skip
         self.local = local
         self._explicit, self._groups, self._device, self._scaled = explicit, groups, device, scaled
+        self._regions = regions
         self._donated, self._sums = tuple(donated), tuple(sums)
         self._made: dict[tuple[bool, bool], dict[str, Function]] = {}
 
@@ -116,8 +124,10 @@ class ProcessFunctions:
         if key not in self._made:
             donated = Donated.of(self.local, self._donated, self._sums if zeros else ())
             hunt = self._hunt if anomaly.is_on() else None
-            phases = lower(self.local, self._groups, None, self._device, hunt, pacing_of(self._explicit), donated)
-            self._made[key] = {name: _Lowered(lowered, hunt) for name, lowered in phases.items()}
+            phases = lower(
+                self.local, self._groups, None, self._device, hunt, pacing_of(self._explicit), donated, self._regions
+            )
+            self._made[key] = {name: _Lowered(self.local, lowered, hunt) for name, lowered in phases.items()}
         return self._made[key].get(phase)
 
 

@@ -6,8 +6,8 @@ A slot launches its messages together. A rank waits for each message at its read
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -19,8 +19,9 @@ from autopar.runtime.current_slot import slot, waiting_for
 from autopar.runtime.lowering.point_to_point import Handle, start
 from autopar.runtime.lowering.point_to_point import Message as End
 from autopar.runtime.simulation.simulate import Until
+from autopar.runtime.spans import span
 from autopar.step.pipelined.running.functions import slot_of
-from autopar.torch_private import group_named
+from autopar.torch_private import group_named, profiler_is_on
 
 NUMBERS = "the numbers of all stages"
 
@@ -190,7 +191,12 @@ class ProcessMessages:
     def during(self, where: Where) -> AbstractContextManager[object]:
         if where not in self._slots:
             self._slots[where] = slot(words_of(where))
-        return self._slots[where]
+        return self._in_span(where) if profiler_is_on() else self._slots[where]
+
+    @contextmanager
+    def _in_span(self, where: Where) -> Iterator[None]:
+        with span(words_of(where)), self._slots[where]:
+            yield
 
 
 Mail = dict[tuple[int, int, int], deque[torch.Tensor]]  # sender, receiver, tag → what was sent and not received

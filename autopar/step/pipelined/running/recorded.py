@@ -39,6 +39,7 @@ class RecordedMessages:
         self.device = messages.device
         self._messages, self._now, self._slots = messages, now, slots
         self._words: dict[object, str] = {}  # of the messages that nothing has waited for
+        self._peers: dict[object, tuple[int, ...]] = {}  # task → the ranks at the other ends of its messages
         self._waited = 0.0  # when the last wait has ended
 
     def buffer(self, bytes: int) -> torch.Tensor:
@@ -49,6 +50,8 @@ class RecordedMessages:
 
     def start(self, messages: Sequence[Message]) -> None:
         self._words |= {message.task: message.words for message in messages}
+        for message in messages:
+            self._peers[message.task] = (*self._peers.get(message.task, ()), message.other)
         self._messages.start(messages)
 
     def wait(self, task: object) -> Waits:
@@ -56,6 +59,7 @@ class RecordedMessages:
         received = yield from self._messages.wait(task)
         if words is not None:
             self._add(words, "wait", begin, (task,) if isinstance(task, Task) else ())
+            self._peers.pop(task, None)
         return received
 
     def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
@@ -81,4 +85,5 @@ class RecordedMessages:
         end = self._now()
         if kind == "wait":
             self._waited = end
-        self._slots.append(RecordedSlot(words, kind, begin, end, tasks))
+        peers = tuple(self._peers.get(task, ()) for task in tasks)
+        self._slots.append(RecordedSlot(words, kind, begin, end, tasks, peers))

@@ -254,7 +254,7 @@ def _has(step: RankStep, program: Program) -> bool:
 
 def functions_on_process(calls: Calls) -> Callable[..., Functions]:
     """Return what makes the functions of a placed program on this rank, given what it may overwrite."""
-    rank, job = calls.context().rank, calls.job
+    context, job = calls.context(), calls.job
     device = torch.device("cpu") if job is None else job.device
     groups = {} if job is None else job.groups
 
@@ -262,7 +262,9 @@ def functions_on_process(calls: Calls) -> Callable[..., Functions]:
         program, local = placed
         names = {node.name: name_of(node) for node in program.placeholders}
         sums = [of for of in donated if names[of] in sums_in(program)]
-        return ProcessFunctions(program, local[rank], groups, device, donated, sums, SCALE in names.values())
+        return ProcessFunctions(
+            program, local[context.rank], groups, device, donated, sums, SCALE in names.values(), context.regions
+        )
 
     return functions
 

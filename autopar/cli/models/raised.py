@@ -1,4 +1,4 @@
-"""Say in a few lines what the user's own function or model has raised: the error and the user's line."""
+"""Say in a line what the user's own function or model has raised: the error and the user's line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 import autopar
+from autopar.errors import LONGEST
 
 OURS = Path(autopar.__file__).resolve().parent
 INSTALLED = tuple(
@@ -17,11 +18,12 @@ INSTALLED = tuple(
 CAPTURING = "while autopar captured"  # what the note of an error begins with that the model has raised
 
 
-def raised(error: Exception) -> str:
-    """Return an error with its class, and the user's innermost line below it, if there is one."""
-    kind, message = type(error).__name__, str(error).strip()
+def raised(error: BaseException) -> str:
+    """Return an error in one line: its class, what it says, shortened, and the user's innermost line."""
+    kind, message = type(error).__name__, " ".join(str(error).split())
+    message = message if len(message) <= LONGEST else f"{message[:LONGEST]}…"
     line = user_line(error)
-    return f"{kind}{f': {message}' if message else ''}" + (f"\n  {line}" if line else "")
+    return f"{kind}{f': {message}' if message else ''}" + (f", at {line}" if line else "")
 
 
 def user_line(error: BaseException) -> str:
@@ -32,7 +34,7 @@ def user_line(error: BaseException) -> str:
     return ""
 
 
-def is_of_the_model(error: Exception) -> bool:
+def is_of_the_model(error: BaseException) -> bool:
     """Return whether the user's model has raised an error when it was captured."""
     notes = getattr(error, "__notes__", ())
     return bool(user_line(error)) or any(note.startswith(CAPTURING) for note in notes)

@@ -1,0 +1,77 @@
+"""Know the values of tensors that depend on the inputs of the call and on buffers alone.
+
+What forward computes from these is computed with the tensors of the call too, function by function. The captured step is
+for the values that forward reads of them. It computes them again in each call, and raises an error where they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autopar.torch_private import FakeTensor, pytree, storage_of, tensor_dict, without_function_modes, without_modes
+
+COPIED = 2**20  # elements of an input that forward may write into and whose values are known afterwards
+
+
+class KnownValues:
+    """Computes beside a forward on stand-ins.
+
+    Args:
+        real: stand-in → the tensor of the call that it stands for.
+    """
+
+    def __init__(self, real: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        self._values: Any = tensor_dict()
+        self._lost: set[int] = set()  # storages that something unknown has been written into
+        self._given: set[int] = set()  # storages of the caller
+        with without_modes(), without_function_modes():
+            for stand_in, tensor in real.items():
+                if not tensor.is_meta and not isinstance(tensor, FakeTensor):
+                    self._values[stand_in] = value = tensor.detach()
+                    if tensor.numel() <= COPIED:
+                        self._values[stand_in] = value.clone()
+                    else:
+                        self._given.add(storage_of(value))
+
+    def number(self, tensor: torch.Tensor) -> bool | int | float | None:
+        """Return the one number in a tensor; ``None`` if it is not known."""
+        value = self._value(tensor)
+        if value is None or value.numel() != 1:
+            return None
+        with without_modes(), without_function_modes():
+            return value.item()  # type: ignore[no-any-return]
+
+    def follow(self, function: Any, args: Any, kwargs: Any, result: Any, writes: bool) -> None:
+        """Compute what forward has computed, if its operands are known and it draws no random numbers."""
+        operands = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        values = [self._value(x) for x in operands]
+        if any(value is None for value in values):
+            if writes:
+                self.forget(args[0])
+            return
+        if writes and storage_of(values[0]) in self._given:  # the caller's own tensor stays as it is
+            self.forget(args[0])
+            return
+        with without_modes(), without_function_modes(), torch.no_grad():
+            known, named = pytree.tree_map_only(torch.Tensor, self._value, (tuple(args), dict(kwargs)))
+            try:
+                done = function(*known, **named)
+            except Exception:  # another mode of the user's changes how forward calls it
+                self.forget(args[0] if args else None)
+                return
+        for made, value in zip(pytree.tree_leaves(result), pytree.tree_leaves(done), strict=True):
+            if isinstance(made, torch.Tensor):
+                self._values[made] = value
+
+    def forget(self, tensor: Any) -> None:
+        """Forget a tensor that something unknown is written into, and all that share its memory."""
+        value = self._value(tensor)
+        if value is not None:
+            self._lost.add(storage_of(value))
+
+    def _value(self, tensor: Any) -> torch.Tensor | None:
+        value = self._values.get(tensor) if isinstance(tensor, torch.Tensor) else None
+        return None if value is None or storage_of(value) in self._lost else value

@@ -1,0 +1,42 @@
+"""Define the options of ``autopar verify``. ``autopar.cli.plan.verify`` runs it."""
+
+from __future__ import annotations
+
+import typer
+
+from autopar.cli.commands.option_table import OptionRow, command
+from autopar.cli.commands.options import MODEL_ARGUMENT, MODELS, OUTPUT, PLANNED
+from autopar.cli.plan.options import VerifyOptions
+
+VERIFY = (
+    "Check a model on a mesh before anything runs: the programs of all levels, those of each class of ranks, and the "
+    "communication of all ranks, which must meet in one order and come to an end. With [bold]--run[/bold], all ranks of "
+    f"a small model are simulated, and the numbers compared with a single device.\n\n{MODELS}"
+)
+VERIFY_EXAMPLES = """
+[bold]Examples[/bold]
+
+[cyan]autopar verify llama-3-8b --mesh dp=8,tp=8 --plan megatron --sequence 2048[/cyan]
+
+[cyan]autopar verify model.py:make --mesh dp=2,tp=2 --run[/cyan]
+
+[cyan]autopar verify llama-3-8b --set hidden_size=64,num_hidden_layers=2,vocab_size=256 --run[/cyan]
+
+[bold]Exit status[/bold]
+
+0: all is right.  1: a program, the communication or a number is wrong.  2: the options were refused.
+"""
+OPTIONS = {
+    **PLANNED,
+    "Verify": (OptionRow("run", "", "Simulate all ranks in float64, and compare with a single device."),),
+    **OUTPUT,
+}
+
+
+def _run(context: typer.Context) -> int:
+    from autopar.cli.plan.verify import verify
+
+    return verify(VerifyOptions(**context.params))
+
+
+verify = command(VerifyOptions(), OPTIONS, _run, MODEL_ARGUMENT)

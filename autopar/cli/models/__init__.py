@@ -1,0 +1,1 @@
+"""Make the model that a command is about, and the arguments of one call."""

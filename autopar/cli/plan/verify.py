@@ -1,0 +1,110 @@
+"""Run ``autopar verify``: check the programs of a model on a mesh, the communication of all ranks, and its numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from autopar.cli.output import Output, output_of
+from autopar.cli.plan.compared import compared, in_float64
+from autopar.cli.plan.options import VerifyOptions
+from autopar.cli.plan.planning import Planned, planning_of
+from autopar.cli.plan.show import show_request
+from autopar.cli.status import DONE, FAILED, status_of
+from autopar.errors import ChannelError, VerifyError
+from autopar.ir import transfers
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
+from autopar.parallel import Parallel
+from autopar.report.progress import doing
+from autopar.verify.channels.programs import check_programs
+
+
+def verify(options: VerifyOptions) -> int:
+    """Run with the options and return the exit status: 0 if all is right, 1 if something is wrong."""
+    return status_of(partial(_follow, options), options.model)
+
+
+def _follow(options: VerifyOptions) -> int:
+    output = output_of(options)
+    planning, plan = planning_of(options, "autopar verify", values=options.run)
+    if options.run:
+        planning = in_float64(planning)
+    show_request(output, options, planning)
+    found: dict[str, Any] = {"verified": True}
+    say = partial(output.text.print, soft_wrap=True)
+    say()
+    try:
+        planned = planning.placed(plan)
+        for name, said, figures in _checks(planned):
+            found[name] = figures
+            say(f"{name}: {said}")
+    except (VerifyError, ChannelError) as error:
+        return _wrong(output, found, str(error))
+    if not options.run:
+        output.give(found)
+        return DONE
+    with doing("run all ranks"):
+        numbers = compared(planned, planning)
+    found["numbers"] = asdict(numbers)
+    said = f"{numbers.count} values, {numbers.what}: the largest difference is {numbers.largest:.1e}, of {numbers.of}"
+    if not numbers.equal:
+        return _wrong(output, found, f"{said}, more than {numbers.tolerance:g}")
+    say(f"numbers: {said}, within {numbers.tolerance:g}: those of a single device, in float64 and without dropout")
+    output.give(found)
+    return DONE
+
+
+def _wrong(output: Output, found: Mapping[str, Any], said: str) -> int:
+    print(f"autopar: {said}", file=sys.stderr)
+    output.give({**found, "verified": False, "why": said})
+    return FAILED
+
+
+def _checks(planned: Planned) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Check all programs; yields the name of what was checked, the result in words, and figures."""
+    names = [row.name for row in planned.reports if row.name not in ("plan", "price")]
+    yield "passes", f"{', '.join(names)}; each was verified after it ran", {"names": names}
+    explicit = {"call": planned.program} if isinstance(planned, Parallel) else dict(planned.program.programs)
+    for name, program in explicit.items():
+        with doing(f"verify {name}"):
+            program.verify()
+        count = len(list(program.nodes))
+        yield f"explicit {name}", f"{count:,} lines; each use has the layout and dtype it requires", {"lines": count}
+    mesh = planned.mesh if isinstance(planned, Parallel) else planned.parallel.mesh
+    assert isinstance(mesh, Mesh)
+    for name, programs in _of_ranks(planned, mesh).items():
+        distinct = {id(program.graph): program for program in programs.values()}
+        for program in distinct.values():
+            with doing(f"verify {name} of a rank"):
+                program.verify()
+        with doing(f"channels of {name}"):
+            check_programs(programs)
+        counts = [_collectives(program) for program in distinct.values()]
+        lines = sum(len(list(program.nodes)) for program in distinct.values())
+        yield (
+            f"scheduled {name}",
+            f"{len(programs)} ranks in {len(distinct)} class{'es' * (len(distinct) > 1)}, {lines:,} lines; "
+            f"{max(counts)} transfers of a rank meet in one order, and no rank waits forever",
+            {"ranks": len(programs), "classes": len(distinct), "lines": lines, "transfers": max(counts)},
+        )
+
+
+def _of_ranks(planned: Planned, mesh: Mesh) -> Mapping[str, Mapping[int, Program]]:
+    """Return the scheduled programs: name of the part of a step → rank → program."""
+    if isinstance(planned, Parallel):
+        return {"call": {rank: planned.local(rank) for rank in mesh.ranks}}
+    found: dict[str, dict[int, Program]] = {}
+    for rank in mesh.ranks:
+        for name, program in planned.local(rank).programs.items():
+            found.setdefault(name, {})[rank] = program
+    return found
+
+
+def _collectives(program: Program) -> int:
+    """Return how many transfers a rank takes part in."""
+    rows = (transfers.BY_FUNCTION.get(node.target) for node in program.nodes)
+    return sum(row is not None and row.collective for row in rows)

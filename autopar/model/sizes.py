@@ -1,0 +1,161 @@
+"""Find the capture that serves a call's sizes, and decide which calls are captured with symbols.
+
+dynamic=None     the first call with numbers, the second size with symbols
+dynamic=True     with symbols from the first call on
+dynamic=False    each size anew, with numbers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from autopar.capture import Captured, capture_call
+from autopar.capture.arguments import Arguments, Signature, signature_of
+from autopar.capture.at_sizes import at_sizes
+from autopar.capture.guards import Guards
+from autopar.capture.guards.places import GuardedPlace
+from autopar.capture.model_state import model_state
+from autopar.capture.symbolic.captured import SymbolicCapture, capture_with_symbols
+from autopar.capture.symbolic.validity import Misfit, Shapes, SizeGuard
+from autopar.ir.ops.seeded_random import Random
+from autopar.ir.sizes import Values, values_text
+
+Dynamic = bool | None
+
+
+@dataclass
+class _Known:
+    """What was captured of calls that differ in sizes alone.
+
+    Attributes:
+        symbolic: the captures with symbols, the latest last.
+        numbers: the guards and the shapes of captures with numbers.
+        refused: why a capture with symbols is not possible.
+    """
+
+    symbolic: list[SymbolicCapture] = field(default_factory=list)
+    numbers: list[tuple[Guards, Shapes]] = field(default_factory=list)
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class _Served:
+    """A capture that serves a call, with the values of its symbols."""
+
+    capture: SymbolicCapture
+    values: Values
+
+
+class SizedCaptures:
+    """The captures of a model that serve many sizes.
+
+    Attributes:
+        dynamic: the option of ``parallelize``.
+    """
+
+    def __init__(self, dynamic: Dynamic = False) -> None:
+        self.dynamic = dynamic
+        self._known: dict[Any, _Known] = {}
+
+    @property
+    def symbolic(self) -> list[SymbolicCapture]:
+        """All captures with symbols, in the order of their calls."""
+        return [each for known in self._known.values() for each in known.symbolic]
+
+    def serves(self, model: torch.nn.Module, arguments: Arguments, random: Random) -> bool:
+        """Return whether a capture with symbols serves a call, so that nothing is traced."""
+        return self.dynamic is not False and isinstance(self._look(model, arguments, random)[1], _Served)
+
+    def capture(
+        self, model: torch.nn.Module, arguments: Arguments, random: Random, numbers: Sequence[GuardedPlace] = ()
+    ) -> tuple[Captured, list[str]]:
+        """Return the capture of a call, and notes for the report: traced, or that of a capture with symbols.
+
+        Args:
+            numbers: places whose floats become inputs; such a capture has numbers for sizes.
+
+        Raises:
+            CaptureError: as for ``autopar.capture.capture``.
+        """
+        if self.dynamic is False or numbers:
+            return capture_call(model, arguments, random, numbers), []
+        known, found = self._look(model, arguments, random)
+        if isinstance(found, _Served):
+            note = f"sizes {values_text(found.values)} of a capture with {found.capture.about}; nothing was traced"
+            return self._at(found, model, arguments, random), [note]
+        notes = [f"captured anew, because {misfit}" for misfit in found]
+        for misfit in found:
+            misfit.guard.failed += 1
+        if self.dynamic or found or self._other_size(model, arguments, known):
+            captured, more = self._with_symbols(known, model, arguments, random)
+            notes += more
+            if captured is not None:
+                for misfit in found:
+                    misfit.guard.recaptures += 1
+                return captured, notes
+        captured = capture_call(model, arguments, random)
+        known.numbers.append((captured.guards, _shapes(arguments)))
+        return captured, notes
+
+    def _with_symbols(
+        self, known: _Known, model: torch.nn.Module, arguments: Arguments, random: Random
+    ) -> tuple[Captured | None, list[str]]:
+        if known.refused:
+            return None, [known.refused]
+        try:
+            made = capture_with_symbols(model, arguments, random)
+        except Exception as error:  # the capture with numbers decides whether the call can be captured at all
+            known.refused = f"each size is captured by itself, because {error}"
+            return None, [known.refused]
+        known.symbolic.append(made)
+        notes = [f"captured with symbols: {made.about}"]
+        notes += [
+            f"{guard.text} in all calls of this capture\n    {guard.source}"
+            for guard in made.validity.fixed.values()
+            if guard.source
+        ]
+        return self._at(_Served(made, made.validity.values), model, arguments, random), notes
+
+    def _at(self, found: _Served, model: torch.nn.Module, arguments: Arguments, random: Random) -> Captured:
+        sizes = at_sizes(arguments, lambda a: capture_call(model, a, random).program)
+        return found.capture.at(found.values, sizes)
+
+    def _look(
+        self, model: torch.nn.Module, arguments: Arguments, random: Random
+    ) -> tuple[_Known, _Served | list[Misfit]]:
+        """Return what is known of calls like this one, and what serves it, or why the captures do not."""
+        state, shapes = model_state(model), _shapes(arguments)
+        known = self._known.setdefault((outline(signature_of(state, arguments)), random), _Known())
+        misfits: list[Misfit] = []
+        for capture in reversed(known.symbolic):
+            if not capture.captured.guards.hold(state.modules):
+                continue
+            fit = capture.validity.fits(shapes)
+            if not isinstance(fit, Misfit):
+                return known, _Served(capture, fit)
+            misfits.append(fit)
+        return known, misfits
+
+    def _other_size(self, model: torch.nn.Module, arguments: Arguments, known: _Known) -> bool:
+        """Return whether a call differs from a captured one in sizes alone."""
+        shapes, modules = _shapes(arguments), model_state(model).modules
+        return any(shapes != before and guards.hold(modules) for guards, before in known.numbers)
+
+    @property
+    def guards(self) -> list[SizeGuard]:
+        """The guards of all captures with symbols."""
+        return [guard for capture in self.symbolic for guard in capture.validity.all_guards]
+
+
+def outline(signature: Signature) -> Signature:
+    """Return the signature of a call with numbers of dims in the place of its shapes."""
+    tensors = tuple((("dims", len(shape)), *facts) for shape, *facts in signature.tensors)
+    return replace(signature, tensors=tensors)  # type: ignore[arg-type]
+
+
+def _shapes(arguments: Arguments) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in zip(arguments.names, arguments.tensors, strict=True)}
