@@ -20,11 +20,11 @@ from tables import printed
 
 import autopar
 from autopar.cli.train.model import llama
-from autopar.cli.train.sizes import SIZES
+from autopar.cli.train.sizes import SIZES, VOCABULARY
 
 PROFILES_ITSELF = True  # in other processes
 AXES = {"dp": 2, "tp": 2}
-ROWS, SHORT, LENGTH, VOCABULARY = 8, 4, 32, 256
+ROWS, SHORT, LENGTH = 8, 4, 32
 EPOCH = 7  # steps, of which the last has ``SHORT`` rows
 GROWTH = 0.01  # of the resident memory, after the steps that may grow
 COLUMNS = ("step", "loss", "s", "captures", "RSS, MiB", "open files", "threads", "objects")
@@ -52,7 +52,8 @@ def noted() -> Noted:
 
 def soak(steps: int, every: int) -> list[tuple[int, float, float, int, list[Noted]]]:
     """Step, loss, seconds since the start, captures, and what each rank noted."""
-    parallel = autopar.parallelize(llama(), autopar.Mesh(AXES), "megatron")
+    model = llama(SIZES["tiny"], LENGTH, 0, torch.float32, torch.device("cpu"))
+    parallel = autopar.parallelize(model, autopar.Mesh(AXES), "megatron")
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-4))
     rows, begun = [], time.monotonic()
     for k in range(steps):

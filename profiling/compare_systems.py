@@ -133,12 +133,12 @@ def torch_pipeline(setting: Setting) -> Step:
 
 SYSTEMS = (
     System(DDP, partial(ours, "dp", "ddp", inputs="local")),
-    System("DistributedDataParallel", partial(theirs, distributed_data_parallel, False), DDP, local=True),
+    System("DDP", partial(theirs, distributed_data_parallel, False), DDP, local=True),
     System(SHARDED, partial(ours, "dp", "ddp", inputs="local", zero=3)),
     System("FSDP2", partial(theirs, fsdp2, False), SHARDED, local=True),
     System(MEGATRON, partial(ours, "tp", "megatron")),
-    System("DTensor tensor parallelism", partial(theirs, dtensor, True), MEGATRON),
+    System("DTensor, tensor parallel", partial(theirs, dtensor, True), MEGATRON),
     System(PIPELINE, partial(ours, "pp", {}, microbatches=MICROBATCHES, schedule="1f1b")),
-    System("torch.distributed.pipelining, 1F1B", torch_pipeline, PIPELINE),
+    System("torch pipelining, 1F1B", torch_pipeline, PIPELINE),
     System(SEARCH, searched),
 )  # fmt: skip
