@@ -12,11 +12,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from process_state import high_water
 
 from autopar.capture import capture
 from autopar.capture.provenance import Recorder
@@ -82,12 +82,6 @@ def peak(layers: int, preset: str) -> None:
     before = high_water()
     measure(layers, preset)
     print(high_water(), before)
-
-
-def high_water() -> int:
-    """Megabytes. Not ru_maxrss: a child begins with that of the process that started it."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) // 1024
 
 
 def run(options: argparse.Namespace) -> str:

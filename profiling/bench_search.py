@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from process_state import high_water
 from profilers import positive
 
 import autopar
@@ -63,14 +64,14 @@ def run(options: argparse.Namespace) -> str:
     for case in CASES:
         if case[1] > options.layers:
             continue
-        m = _in_a_process(case)
+        m = searched_alone(case)
         rows.append(
             f"{case[0]:5} {case[1]:6} {case[2]:>6} {m['capture']:7.1f}s {m['tables']:6.1f}s {m['solver']:6.1f}s "
             f"{m['memory']:5.0f} MB {m['ms']:11,.3f} ms {m['gap']:9.1e}"
         )
     if options.layers >= 32:
         rows += ["", "8B, 32 layers, 8x8: the solver ended early", ""]
-        limited = _in_a_process(("8B", 32, "8x8", LIMITS))
+        limited = searched_alone(("8B", 32, "8x8", LIMITS))
         rows += [
             f"{limit:4} s {ms:11,.3f} ms {gap:9.1e}"
             for limit, (ms, gap) in zip(LIMITS, limited["limited"], strict=True)
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> str:
     rows += ["", "8x8: each use pays for its transfers, and shared ones are paid once", ""]
     for layers in (1, 4, 32):
         if layers <= options.layers:
-            pairwise = _in_a_process(("8B", layers, "8x8", "pairwise"))
+            pairwise = searched_alone(("8B", layers, "8x8", "pairwise"))
             rows.append(f"8B, {layers:2} layers {pairwise['pairwise']:11,.3f} ms, {pairwise['once']:11,.3f} ms")
     rows += ["", "Milliseconds of the explicit program: the search beside presets, each with its axes on (a, b)", ""]
     for layers, mesh, device in BESIDE:
@@ -89,7 +90,7 @@ def run(options: argparse.Namespace) -> str:
     return "\n".join([*rows, ""])
 
 
-def _in_a_process(case: tuple[Any, ...]) -> dict[str, Any]:
+def searched_alone(case: tuple[Any, ...]) -> dict[str, Any]:
     command = [sys.executable, __file__.replace("bench_search", "run"), "search", "--case", json.dumps(case)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
@@ -129,6 +130,7 @@ def _measured(name: str, layers: int, mesh: str, limit: float) -> dict[str, floa
     return {
         "capture": captured - start, "tables": built - captured, "solver": solved - built,
         "memory": (_peak() - before) / 1e6, "ms": found.nanoseconds / 1e6, "gap": found.gap,
+        "peak": high_water(),
     }  # fmt: skip
 
 

@@ -118,7 +118,10 @@ class Paced(nn.Module):
         self.layer, self.pacer, self.on = layer, pacer, on
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        product = 2 * x.numel() * self.layer.out_features / self.on.flops(torch.float32) + self.on.memory.latency
+        weight: Any = self.layer.weight
+        piece = weight.to_local() if hasattr(weight, "to_local") else weight  # of a DTensor
+        multiplied = 2 * x.numel() // x.shape[-1] * piece.numel()
+        product = multiplied / self.on.flops(torch.float32) + self.on.memory.latency
         self.pacer.begin()
         y = self.layer(x)
         self.pacer.computed(product)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -68,13 +68,13 @@ class LlamaPart(nn.Module):
 
 
 class Llama(nn.Module):
-    """A small Llama that returns its loss."""
+    """A small Llama that returns its loss; or a given one of Hugging Face."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module | None = None) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         super().__init__()
-        self.model = LlamaForCausalLM(LlamaConfig(
+        self.model: Any = model or LlamaForCausalLM(LlamaConfig(
             hidden_size=256, intermediate_size=688, num_hidden_layers=LAYERS, num_attention_heads=4,
             vocab_size=VOCABULARY, max_position_embeddings=SEQUENCE, use_cache=False,
         ))  # fmt: skip
@@ -89,7 +89,7 @@ class Llama(nn.Module):
         return {"x": ids, "y": ids}
 
     def parts(self, stages: int) -> list[nn.Module]:
-        per = LAYERS // stages
+        per = len(self.model.model.layers) // stages
         return [LlamaPart(self.model, k * per, (k + 1) * per) for k in range(stages)]
 
     @staticmethod
@@ -97,16 +97,32 @@ class Llama(nn.Module):
         return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
-def rival(model: Any, policy: str, given: Batch, microbatches: int) -> Callable[[], torch.Tensor]:
-    """A training step of torch.distributed.pipelining on this rank."""
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=RATE)
+
+
+def rival(
+    model: Any,
+    policy: str,
+    given: Batch,
+    microbatches: int,
+    optimized: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = sgd,
+    prepared: Callable[[nn.Module], nn.Module] = lambda part: part,
+) -> Callable[[], torch.Tensor]:
+    """A training step of torch.distributed.pipelining on this rank.
+
+    Args:
+        optimized: makes the optimizer of the rank's parameters.
+        prepared: what becomes of each stage's module.
+    """
     schedule_class, in_a_v = RIVALS[policy]
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     own = stages_of(rank, ranks, 1 if policy == "1f1b" else 2, in_a_v)
     count = ranks * len(own)
-    parts = [part for k, part in enumerate(model.parts(count)) if k in own]
+    parts = [prepared(part) for k, part in enumerate(model.parts(count)) if k in own]
     stages = [PipelineStage(part, k, count, torch.device("cpu")) for k, part in zip(own, parts, strict=True)]
     schedule = schedule_class(stages[0] if len(stages) == 1 else stages, microbatches, loss_fn=model.loss)
-    optimizer = torch.optim.SGD([p for part in parts for p in part.parameters()], lr=RATE)
+    optimizer = optimized([p for part in parts for p in part.parameters()])
     is_last = count - 1 in own
     inputs = (given["x"],) if 0 in own else ()
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,8 +15,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.multiprocessing as multiprocessing
 from pipeline_models import RATE, Blocks, Llama, rival
+from ranks import on_ranks, together
 from torch import distributed
 
 import autopar
@@ -41,32 +39,7 @@ WARM, STEPS = 1, 3
 
 def measured(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function on all ranks of new processes; what rank 0 returns."""
-    results = multiprocessing.get_context("spawn").SimpleQueue()
-    with tempfile.TemporaryDirectory() as folder:
-        given = (function, args, os.path.join(folder, "store"), results)
-        processes = multiprocessing.spawn(_rank, given, RANKS, join=False)
-        while not processes.join():  # it raises what a rank has raised
-            pass
-        return results.get()  # it is short, so that its sender has not waited for us
-
-
-def _rank(rank: int, function: Callable[..., Any], args: Any, store: str, results: Any) -> None:
-    torch.set_num_threads(1)
-    if function is on_wire:
-        autopar.emulate(LATENCY, paced().inside.bandwidth, links="axis", pace=paced())
-    distributed.init_process_group(init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    found = function(*args)
-    if rank == 0:
-        results.put(found)
-    distributed.barrier()
-    distributed.destroy_process_group()
-
-
-def together(value: Any) -> list[Any]:
-    """The value of each rank."""
-    values: list[Any] = [None] * RANKS
-    distributed.all_gather_object(values, value)
-    return values
+    return on_ranks(RANKS, function, *args, wire=paced() if function is on_wire else None)
 
 
 def uncaptured(model: Any, microbatches: int, policy: str, **options: Any) -> Any:

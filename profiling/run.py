@@ -10,30 +10,16 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
-import os
-import platform
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import torch
+from headings import heading
 from profilers import calls_of, lines_of
 
 HERE = Path(__file__).parent
 CAMPAIGNS = HERE.parent / "tests" / "campaigns"
-
-
-def heading() -> str:
-    """What is needed to repeat a measurement."""
-    import autopar
-
-    return (
-        f"python {' '.join(map(shlex.quote, ['profiling/run.py', *sys.argv[1:]]))}\n"
-        f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}; Python {platform.python_version()}, "
-        f"torch {torch.__version__}, autopar {autopar.__version__}\n\n"
-    )
 
 
 def under(tool: str, module: Any, options: argparse.Namespace) -> str:

@@ -1,13 +1,15 @@
-"""Measure the peak memory of a call, from the events of torch's allocator."""
+"""Measure the peak memory of a call, from the events of torch's allocator, and the memory that tensors hold."""
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -28,3 +30,14 @@ def peak_bytes(call: Callable[[], Any]) -> int:
         used += change
         peak = max(peak, used)
     return peak
+
+
+def live_bytes() -> int:
+    """Return the bytes of the storages on CPU of all tensors that Python holds, each once."""
+    gc.collect()
+    found = {}
+    for tensor in gc.get_objects():
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu":
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return sum(found.values())

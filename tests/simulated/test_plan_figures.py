@@ -208,7 +208,7 @@ def test_a_folder_that_cannot_be_written(command: str, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("command", ["plan", "report", "page", "verify"])
 def test_a_program_without_costs(command: str) -> None:
-    """On the stages of a pipeline, the program of a call is not placed, and has no costs; a job's rank plans nothing."""
+    """On stages, the program of a call is not placed and has no costs; a job's rank plans nothing."""
     status, out, error = asked(command, "tiny", "--mesh", "pp=2,dp=2", "--json")
     assert (status, out) == (2, "")
     assert error == (

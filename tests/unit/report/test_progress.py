@@ -200,6 +200,7 @@ def test_compiling_says_the_module(terminal: Any, monkeypatch: pytest.MonkeyPatc
 
 def test_a_proof_says_the_op(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said = recorded_texts(terminal, monkeypatch)
+
     @torch.library.custom_op("progress::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x * 2
