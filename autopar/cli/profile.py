@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,9 +11,9 @@ from torch import distributed
 from autopar.api import parallelize
 from autopar.cli.files import check_writable
 from autopar.cli.models.given import model_of
-from autopar.cli.models.options import ModelOptions
-from autopar.cli.output import OutputOptions, output_of
+from autopar.cli.output import output_of
 from autopar.cli.plan.planning import machine_for
+from autopar.cli.profile_options import ProfileOptions
 from autopar.cli.stages import check_schedule, schedule_options
 from autopar.cli.status import DONE, status_of
 from autopar.cli.train.check import mesh_of, one_of, plan_of
@@ -25,27 +24,6 @@ from autopar.cli.train.refused import Refused
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.runtime.measuring.clock import Effort
 from autopar.step.train_step import TrainStep
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileOptions(ModelOptions, OutputOptions):
-    """The options of ``autopar profile step`` and their defaults."""
-
-    mesh: str = "dp=2,tp=2"
-    plan: str | None = None
-    machine: str | None = None
-    device: str = "cpu"
-    optimizer: str = "adamw"
-    microbatches: int = 1
-    schedule: str | None = None
-    chunks: int | None = None
-    amp: str = NONE
-    recompute: str = NONE
-    zero: int = 0
-    clip_norm: float | None = None
-    seconds: float = Effort.seconds
-    interference: bool = False
-    save: str | None = None
 
 
 def run(options: ProfileOptions) -> int:

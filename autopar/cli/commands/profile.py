@@ -9,7 +9,7 @@ import typer
 from autopar.cli.commands.option_table import OptionRow, command
 from autopar.cli.commands.options import CALL, MACHINE, MODEL_ARGUMENT, MODELS, OUTPUT
 from autopar.cli.commands.stages import STAGES
-from autopar.cli.profile import ProfileOptions
+from autopar.cli.profile_options import ProfileOptions
 from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.options import AMPS, DEVICES, RECOMPUTED
 from autopar.plan.presets import PRESETS
