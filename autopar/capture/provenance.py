@@ -175,7 +175,7 @@ class Recorder(TorchDispatchMode):
         self.constrained.append((node, spec, source, ""))
 
     def spread(self, experts: torch.Tensor) -> None:
-        """Note a value whose dim 0 are experts: an axis ``ep`` of the mesh splits it, unless the plan says otherwise."""
+        """Note a value whose dim 0 are experts: an axis ``ep`` splits it, unless the plan says otherwise."""
         node = None if get_proxy_mode() is None else node_of(experts)
         if node is not None:
             source = self.elsewhere[1] if self.elsewhere else user_line()

@@ -43,7 +43,9 @@ def imported(source: str, folder: str, allow_pickle: bool, skip: Sequence[str], 
 
 def exported(source: str, folder: str, torchtitan: bool, options: OutputOptions) -> int:
     """Write a DCP folder from a checkpoint, and print its path; return the exit status."""
-    return _written(lambda: export_dcp(source, folder, torchtitan=torchtitan), options, lambda path: f"{path} is written")
+    return _written(
+        lambda: export_dcp(source, folder, torchtitan=torchtitan), options, lambda path: f"{path} is written"
+    )
 
 
 def _written(write: Callable[[], Path], options: OutputOptions, said: Callable[[Path], str]) -> int:

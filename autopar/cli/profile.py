@@ -111,7 +111,7 @@ def _captured(options: ProfileOptions, mesh: Mesh, plan: Any, job: Launched | No
     """Capture the training step of the model. Nothing of it is computed."""
     device = _device(options, job)
     given = model_of(options)
-    model, example = given.model, given.example
+    model = given.model
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         # alone on the host it stays on meta, and takes no memory
         model = model.to_empty(device=device) if job is not None or device.type != "cpu" else model
@@ -119,13 +119,13 @@ def _captured(options: ProfileOptions, mesh: Mesh, plan: Any, job: Launched | No
         model = model.to(device)
     parallel = parallelize(model, mesh, plan)
     optimizer = OPTIMIZERS[options.optimizer](parallel.parameters(), 1e-3, 0.0)
-    given: dict[str, Any] = {"microbatches": options.microbatches, "zero": options.zero}
-    given |= schedule_options(options) if PIPELINE in mesh.names else {}
-    given |= {"amp": options.amp} if options.amp != NONE else {}
-    given |= {"recompute": options.recompute} if options.recompute != NONE else {}
-    given |= {"clip_norm": options.clip_norm} if options.clip_norm is not None else {}
-    step = parallel.train_step(optimizer, **given)
-    step.capture(example)
+    chosen: dict[str, Any] = {"microbatches": options.microbatches, "zero": options.zero}
+    chosen |= schedule_options(options) if PIPELINE in mesh.names else {}
+    chosen |= {"amp": options.amp} if options.amp != NONE else {}
+    chosen |= {"recompute": options.recompute} if options.recompute != NONE else {}
+    chosen |= {"clip_norm": options.clip_norm} if options.clip_norm is not None else {}
+    step = parallel.train_step(optimizer, **chosen)
+    step.capture(given.example)
     return step
 
 

@@ -60,6 +60,7 @@ def train(model: torch.nn.Module, folder: Path) -> list[float]:
 
 def main() -> None:
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # it would warn that a process of a job trains on one device below
     parallel = autopar.parallelize(model(), MESH, "megatron")
     with shared_folder() as shared:
         folder, other = shared / "mesh", shared / "single"

@@ -98,7 +98,8 @@ class SizedCaptures:
                     misfit.guard.recaptures += 1
                 return captured, notes
         captured = capture_call(model, arguments, random)
-        known.numbers.append((captured.guards, _shapes(arguments)))
+        if not known.refused:
+            known.numbers.append((captured.guards, _shapes(arguments)))
         return captured, notes
 
     def _with_symbols(

@@ -40,7 +40,7 @@ def never_traced(function: Callable[..., T]) -> Callable[..., T]:
     """Run a function as it is, also where torch.compile would trace it: a captured program is nothing to trace.
 
     While torch.compile traces the call, it meets a ``TypeError``, drops it and runs the call without compiling it; with
-    ``fullgraph=True`` it quotes it in an error of its own. torch.export raises it. Dynamo is not imported for this.
+    ``fullgraph=True`` it raises an error of its own. torch.export raises it. Dynamo is not imported for this.
     """
     disabled: list[Callable[..., T]] = []  # made when Dynamo is there
 

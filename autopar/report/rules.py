@@ -60,7 +60,9 @@ class RuleRow:
 def rows() -> list[RuleRow]:
     """Return all rules of the tables in ``autopar/rules``."""
     return [
-        RuleRow(rule.op, _factors(rule).replace("`", ""), _sums(rule), title.partition("\n")[0], rule.op not in BY_SCHEMA)
+        RuleRow(
+            rule.op, _factors(rule).replace("`", ""), _sums(rule), title.partition("\n")[0], rule.op not in BY_SCHEMA
+        )
         for title, table in _families()
         for rule in table
     ]

@@ -262,7 +262,9 @@ def sliced(sides: str, first: int, of: int = 0):
         whole, part = names(len(shape)), names(len(shape))
         in_bounds = last or ((start or 0) >= 0 and 0 <= end <= size)
         # not of ``taken``, whose length is a number where that of the slice follows from symbols
-        begin, count = start or 0, (size if last else end) - (start or 0)
+        begin = start or 0
+        begin = max(begin + size, 0) if begin < 0 else begin
+        count = (size if last else end) - begin
         unit = gcd(size, begin, count) if in_bounds and taken and step == 1 else 0
         if in_bounds and len(taken) > 1 and step * len(taken) == size:
             whole[dim], part[dim] = "(kept parts!)", "kept"

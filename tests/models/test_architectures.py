@@ -112,11 +112,11 @@ def test_the_transfers_of_a_layer(name: str) -> None:
 
 
 REFUSED = {  # not one static graph → what the error says
-    "recurrent gemma": ("forward keeps a tensor in model.layers.0.temporal_block.rg_lru.recurrent_states", "return it, "),
+    "recurrent gemma": ("forward keeps a tensor in model.layers.0.temporal_block.rg_lru.recurrent_st", "return it, "),
     "ibert": ("if self.x_min.min() > -1.1e-5 and self.x_max.max() < 1.1e-5:", "inside the graph with torch.where"),
     "wav2vec2 ctc": ("flattened_targets = labels.masked_select(labels_mask)", "count nothing, with torch.where"),
     "vilt": ("nn.functional.interpolate(", "compute the sizes outside of forward"),
-    "idefics3": ("forward makes a tensor of as many rows as a mask selects", "make it of the rows, with torch.ones_like"),
+    "idefics3": ("forward makes a tensor of as many rows as a mask selects", "with torch.ones_like"),
     "autoformer": ("autocorrelations_mean_on_head_channel[:, top_k_delays_index[i]]", "roll with torch.gather"),
 }
 

@@ -19,9 +19,7 @@ SQUARE = Mesh(dp=2, ep=2)
 
 @pytest.mark.parametrize("kind", LOOPS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize(
-    "mesh",
-    [SQUARE, pytest.param(Mesh(dp=2), marks=pytest.mark.sweep("the square has dp too"))],
-    ids=str,
+    "mesh", [SQUARE, pytest.param(Mesh(dp=2), marks=pytest.mark.sweep("the square has dp too"))], ids=str
 )
 def test_a_loop_is_captured_once_for_all_choices(kind: type[Mixture], mesh: Mesh) -> None:
     """The captured call leaves no expert without tokens; in others some have none, and one has all."""
@@ -79,13 +77,16 @@ def test_the_work_is_said_beside_eagers() -> None:
 def test_a_loop_is_one_batched_computation() -> None:
     """The program does not grow with the number of experts."""
     program = autopar.parallelize(OverExperts().double(), Mesh(dp=2), "ddp", example=(batch("any"),)).program
-    assert sum(node.target is torch.ops.aten.bmm.default for node in program.nodes) == 5  # two products, and three of their backward
+    assert (
+        sum(node.target is torch.ops.aten.bmm.default for node in program.nodes) == 5
+    )  # two products, and three of their backward
 
 
 def test_experts_drop_out() -> None:
     """With other numbers on other ranks; all gradients are finite, and different draws differ."""
     model = OverExperts().double()
-    model.experts.apply(lambda module: setattr(module, "dropped", 0.5) if hasattr(module, "dropped") else None)
+    for expert in model.experts:
+        expert.dropped = 0.5
     parallel = autopar.parallelize(model, SQUARE, "ddp", example=(batch("any"),))
     torch.manual_seed(0)
     first, second = parallel.simulate(batch("any")), parallel.simulate(batch("any"))

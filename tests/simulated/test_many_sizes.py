@@ -89,7 +89,9 @@ def test_by_default_the_second_size_has_symbols() -> None:
     for batch, captures, dim in ((8, 1, "8/dp"), (3, 2, "s0/dp"), (17, 2, "s0/dp"), (8, 2, "8/dp"), (4, 2, "s0/dp")):
         assert difference(parallel, parallel.simulate, model, inputs(batch, 0)) <= TOLERANCE
         assert parallel.captures == captures and f"x : f64[{dim} 8] = input" in str(parallel.program)
-    assert notes(parallel, "nothing was traced") == ["sizes s0=4 of a capture with s0 is dim 0 of x; nothing was traced"]
+    assert notes(parallel, "nothing was traced") == [
+        "sizes s0=4 of a capture with s0 is dim 0 of x; nothing was traced"
+    ]
     assert parallel.guards.captures == 2 and parallel.guards.symbols == ("s0 is dim 0 of x: used for sizes 3 times",)
 
 
@@ -144,7 +146,9 @@ def test_guards_count_what_fails_and_what_is_captured_for_it() -> None:
     parallel.simulate(torch.randn(4, 4, 6, dtype=d))
     parallel.simulate(torch.randn(4, 7, 6, dtype=d))
     (note,) = notes(parallel, "captured anew")
-    assert re.match(r"captured anew, because s0 is 4, s1 is 7, and the capture is for s1 <= 5\n    test_many_sizes", note)
+    assert re.match(
+        r"captured anew, because s0 is 4, s1 is 7, and the capture is for s1 <= 5\n    test_many_sizes", note
+    )
 
 
 def test_a_size_that_python_makes_a_number_stays() -> None:

@@ -140,7 +140,9 @@ def test_labels_are_added_where_a_model_takes_them(own: str) -> None:
         ("FOLDER", "LlamaForCausalLM", [2, 8], 1),
     ],
 )
-def test_architectures_of_hugging_face(name: str, made: str, labels: list[int] | None, notes: int, tmp_path: Path) -> None:
+def test_architectures_of_hugging_face(
+    name: str, made: str, labels: list[int] | None, notes: int, tmp_path: Path
+) -> None:
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "head_dim": 16, "dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     name = {"FILE": str(tmp_path / "config.json"), "FOLDER": str(tmp_path)}.get(name, name)
@@ -165,7 +167,9 @@ def test_pictures_and_ids_for_two_sides() -> None:
     found = given("t5", set=("d_model=16,d_ff=32,d_kv=8,num_layers=1,num_heads=2",), batch=2, sequence=4, values=True)
     assert type(found.model).__name__ == "T5ForConditionalGeneration"
     assert found.model(**found.example).loss.isfinite()
-    found = given("T5Model", set=("d_model=16,d_ff=32,d_kv=8,num_layers=1,num_heads=2",), batch=2, sequence=4, values=True)
+    found = given(
+        "T5Model", set=("d_model=16,d_ff=32,d_kv=8,num_layers=1,num_heads=2",), batch=2, sequence=4, values=True
+    )
     assert found.model(**found.example)[0].shape == (2, 4, 16)
 
 
@@ -174,7 +178,8 @@ def test_named_configurations_have_their_sizes() -> None:
     """The numbers of parameters are those that the models are called by."""
     billions = {
         "llama-2-7b": 6.738, "llama-2-13b": 13.016, "llama-2-70b": 68.977, "llama-3-8b": 8.030, "llama-3-70b": 70.554,
-        "mistral-7b": 7.242, "gpt2": 0.124, "gpt2-xl": 1.558, "bert-base": 0.110, "bert-large": 0.335, "vit-base": 0.086,
+        "mistral-7b": 7.242, "gpt2": 0.124, "gpt2-xl": 1.558, "bert-base": 0.110, "bert-large": 0.335,
+        "vit-base": 0.086,
     }  # fmt: skip
     assert billions.keys() == configurations().keys()
     for name, wanted in billions.items():
@@ -186,13 +191,13 @@ def test_named_configurations_have_their_sizes() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("LlamaForCausalLM", {"set": ("hiden_size=4",)}, "--set hiden_size: the configuration of LlamaForCausalLM has no "
-                                                         "hiden_size; near it: hidden_size, hidden_act"),
+        ("LlamaForCausalLM", {"set": ("hiden_size=4",)}, "--set hiden_size: the configuration of LlamaForCausalLM has "
+                                                         "no hiden_size; near it: hidden_size, hidden_act"),
         ("LlamaForCausalLM", {"set": ("hidden_size",)}, "--set hidden_size: write it as in --set hidden_size=256,"),
         ("LlamaForCausalLM", {"set": ("hidden_size=30",)}, "The hidden size (30) is not a multiple of the number of "
                                                            "attention heads (32).; change it with --set"),
-        ("LlamaForCausalLM", {"sequence": 4096}, "--sequence 4096 is longer than the 2048 positions of LlamaForCausalLM; "
-                                                 "use a shorter one, or --set max_position_embeddings=4096"),
+        ("LlamaForCausalLM", {"sequence": 4096}, "--sequence 4096 is longer than the 2048 positions of LlamaForCausalLM"
+                                                 "; use a shorter one, or --set max_position_embeddings=4096"),
         ("hf:lama", {}, "has no architecture lama, and code of a folder is not run; did you mean llama"),
         ("none.json", {}, "none.json: No such file or directory; name a folder with a config.json, or the file itself"),
         ("WhisperForConditionalGeneration", {"set": ("d_model=18,encoder_layers=1,decoder_layers=1",)},
@@ -208,7 +213,11 @@ def test_architectures_that_are_refused(name: str, options: dict[str, Any], said
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{", "is not JSON: "), ("[]", "has no model_type"), ('{"model_type": "mine"}', "has no architecture mine, and code")],
+    [
+        ("{", "is not JSON: "),
+        ("[]", "has no model_type"),
+        ('{"model_type": "mine"}', "has no architecture mine, and code"),
+    ],
 )
 def test_files_that_are_no_configuration(content: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
@@ -221,7 +230,8 @@ def test_files_that_are_no_configuration(content: str, said: str, tmp_path: Path
 def test_inputs_are_read() -> None:
     found = inputs_of("a=i64[8,2048], b=bf16[], c=bool[3],d=c64[2,2]", "meta")
     assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items()} == {
-        "a": (torch.int64, (8, 2048)), "b": (torch.bfloat16, ()), "c": (torch.bool, (3,)), "d": (torch.complex64, (2, 2)),
+        "a": (torch.int64, (8, 2048)), "b": (torch.bfloat16, ()), "c": (torch.bool, (3,)),
+        "d": (torch.complex64, (2, 2)),
     }  # fmt: skip
     drawn = inputs_of("a=i64[64],b=f32[64]", "cpu")
     assert set(drawn["a"].tolist()) == {0, 1} and drawn["b"].std() > 0.5
@@ -250,7 +260,7 @@ def test_functions_that_are_refused(own: str) -> None:
     for name, options, said in (
         ("Needs", {}, "own_models.py:Needs is called without arguments, and it has one (missing a required argument: "
                       "'width')"),
-        ("Net", {"example": f"{own}:tensor"}, "tensor returns a Tensor; it returns the arguments of one call: a tuple, a "),
+        ("Net", {"example": f"{own}:tensor"}, "tensor returns a Tensor; it returns the arguments of one call: a tuple"),
         ("Net", {"example": f"{own}:none"}, "own_models.py has no function none; it returns the arguments of one call"),
         ("Net", {"example": own}, "names no function; write FILE.py:FUNCTION, as in model.py:make"),
     ):  # fmt: skip

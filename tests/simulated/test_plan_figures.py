@@ -1,4 +1,4 @@
-"""``autopar plan``, ``report`` and ``page``: the same figures as text, as JSON and on the page, and questions to a plan."""
+"""``autopar plan``, ``report`` and ``page``: the same figures as text, as JSON and on the page; questions to a plan."""
 
 from __future__ import annotations
 
@@ -199,9 +199,25 @@ def test_a_folder_that_cannot_be_written(command: str, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
     status, out, error = asked(command, "tiny", option, str(tmp_path / "page.html"))
-    assert status == 2 and out == "" and error == (
-        f"autopar: the folder {tmp_path} for {option} {tmp_path}/page.html cannot be written: Permission denied; name a "
-        f"file in another one\n"
+    assert (status, out) == (2, "")
+    assert error == (
+        f"autopar: the folder {tmp_path} for {option} {tmp_path}/page.html cannot be written: Permission denied; name "
+        f"a file in another one\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["plan", "report", "page", "verify"])
+def test_a_program_without_costs(command: str) -> None:
+    """On stages, the program of a call is not placed and has no costs; a job's rank plans nothing."""
+    status, out, error = asked(command, "tiny", "--mesh", "pp=2,dp=2", "--json")
+    assert (status, out) == (2, "")
+    assert error == (
+        f"autopar: --mesh pp=2,dp=2 has an axis pp, and autopar {command} is about the ranks of one stage: use --mesh "
+        f"dp=2; autopar train and autopar schedule are about stages\n"
+    )
+    result = CliRunner().invoke(app, [command, "tiny"], env={"RANK": "0", "WORLD_SIZE": "2"})
+    assert result.exit_code == 2 and result.stderr == (
+        f"autopar: autopar {command} runs in one process, but RANK and WORLD_SIZE are set; start it without torchrun\n"
     )
 
 
@@ -213,9 +229,10 @@ def test_a_mesh_larger_than_the_machine(tmp_path: Path) -> None:
     replace(machine("cpu"), name="mine", ranks_per_node=4, note=OUTSIDE, aliases=()).save(file)
     for given, option in ((("--mesh", "dp=4,tp=2"), "--mesh dp=4,tp=2"), (("--devices", "8"), "--devices 8")):
         status, out, error = asked("plan", "tiny", "--machine", str(file), *given)
-        assert status == 2 and out == "" and error == (
-            f"autopar: {option} has 8 ranks, and the machine mine has 4: between such machines nothing was measured; use "
-            f"at most 4 ranks, or name another --machine\n"
+        assert (status, out) == (2, "")
+        assert error == (
+            f"autopar: {option} has 8 ranks, and the machine mine has 4: between such machines nothing was measured; "
+            f"use at most 4 ranks, or name another --machine\n"
         )
 
 
@@ -229,7 +246,7 @@ def test_a_mesh_of_several_nodes_says_so(model: str) -> None:
 def test_nothing_that_fits(model: str) -> None:
     status, out, error = asked("plan", model, *ON, "--memory", "1e6", "--plan", "ddp", "--json")
     assert status == 2 and out == "" and re.search(
-        r"^autopar: the plan ddp needs [\d.]+ MB a rank, more than 1.0 MB; use more ranks, or --plan search, which keeps",
+        r"^autopar: the plan ddp needs [\d.]+ MB a rank, more than 1.0 MB; use more ranks, or --plan search, which",
         error, re.M,
     )  # fmt: skip
     status, out, error = asked("plan", model, *ON, "--memory", "1e3", "--compare", "--quiet")

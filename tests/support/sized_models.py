@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from conv_net import Net
-from equality import relative
 from torch import nn
 from transformers_models import bert, gpt2, llama
 
@@ -69,7 +68,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], dict[str, 
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    return output.square().mean() if isinstance(output, torch.Tensor) else output.loss
+    if isinstance(output, torch.Tensor):
+        return output.square().mean() if output.dim() else output
+    return output.loss
 
 
 def made(name: str) -> tuple[nn.Module, Callable[[int, int], dict[str, Any]]]:
@@ -94,6 +95,3 @@ def difference(parallel: autopar.Parallel, call: Callable[..., Any], model: nn.M
     for own, other in zip(model.buffers(), eager.buffers(), strict=True):
         pairs.append((own, other))
     return max(float((own - other).abs().max() / other.abs().max().clamp(min=1e-3)) for own, other in pairs)
-
-
-__all__ = ["MODELS", "difference", "loss_of", "made", "relative"]

@@ -54,7 +54,7 @@ def coordinate(mask: torch.Tensor, dim: int) -> torch.Tensor:
 def widened(
     x: torch.Tensor, at: int, sizes: tuple[int, ...], have: tuple[int, ...], want: tuple[int, ...]
 ) -> torch.Tensor:
-    """Repeat rows along dims of the mask that they do not depend on: dim ``at`` is over ``have``, then over ``want``."""
+    """Repeat rows along dims of the mask: dim ``at`` is over the dims ``have``, and then over ``want``."""
     shape = x.shape
     x = x.reshape(*shape[:at], *(sizes[d] if d in have else 1 for d in want), *shape[at + 1 :])
     x = x.expand(*shape[:at], *(sizes[d] for d in want), *shape[at + 1 :])
@@ -88,7 +88,9 @@ def looked_up(x: torch.Tensor, before: int, mask: torch.Tensor, *indices: torch.
     """Index the dims of ``x`` after ``before`` by rows; rows that do not count look up position 0."""
     kept = mask.flatten()
     zero = torch.zeros((), dtype=torch.long, device=mask.device)
-    return x[(*[slice(None)] * before, *(torch.where(kept, index, zero) for index in indices))]
+    found = [torch.where(kept, index, zero) for index in indices]
+    index: tuple[Any, ...] = (*[slice(None)] * before, *found)
+    return x[index]
 
 
 def replaced(

@@ -1,7 +1,8 @@
 """Know the values of tensors that depend on the inputs of the call and on buffers alone.
 
-What forward computes from these is computed with the tensors of the call too, function by function. The captured step is
-for the values that forward reads of them. It computes them again in each call, and raises an error where they differ.
+What forward computes from these is computed with the tensors of the call too, function by function. The captured
+step is for the values that forward reads of them. It computes them again in each call, and raises an error where they
+differ.
 """
 
 from __future__ import annotations
@@ -42,18 +43,16 @@ class KnownValues:
         if value is None or value.numel() != 1:
             return None
         with without_modes(), without_function_modes():
-            return value.item()  # type: ignore[no-any-return]
+            return value.item()
 
     def follow(self, function: Any, args: Any, kwargs: Any, result: Any, writes: bool) -> None:
         """Compute what forward has computed, if its operands are known and it draws no random numbers."""
         operands = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        values = [self._value(x) for x in operands]
-        if any(value is None for value in values):
+        values = [value for value in map(self._value, operands) if value is not None]
+        # the caller's own tensor stays as it is
+        if len(values) < len(operands) or (writes and storage_of(values[0]) in self._given):
             if writes:
                 self.forget(args[0])
-            return
-        if writes and storage_of(values[0]) in self._given:  # the caller's own tensor stays as it is
-            self.forget(args[0])
             return
         with without_modes(), without_function_modes(), torch.no_grad():
             known, named = pytree.tree_map_only(torch.Tensor, self._value, (tuple(args), dict(kwargs)))

@@ -92,8 +92,7 @@ class Evaluator:
             value.tensor = self._computed(value, self.now)
         elif value.changed():
             raise self.refuse(
-                "takes rows of a tensor that it writes into before the rows are used",
-                "write into a copy, with clone()",
+                "takes rows of a tensor that it writes into before the rows are used", "write into a copy, with clone()"
             )
         return value.tensor
 

@@ -101,9 +101,9 @@ def _sign(test: ast.expr, wanted: bool, exact: bool = False) -> bool | None:
             return None
         if isinstance(node, ast.Compare) and len(node.ops) > 1 and exact and not wanted:
             return None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id not in MONOTONE or (exact and node.func.id == ("any" if wanted else "all")):
-                return None
+        called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+        if called is not None and (called not in MONOTONE or (exact and called == ("any" if wanted else "all"))):
+            return None
     return wanted
 
 
@@ -132,7 +132,7 @@ def _path_to(tree: ast.AST | None, line: int) -> list[ast.stmt]:
         )
         node = next(inner, None)  # breadth first, so the outermost comes first
         if node is not None:
-            path.append(node)  # type: ignore[arg-type]
+            path.append(node)
     return path
 
 
@@ -165,9 +165,14 @@ def loop_at(frame: types.FrameType) -> ast.For | None:
     return node if isinstance(node, ast.For) and _within(node.iter, frame.f_lineno) and not node.orelse else None
 
 
-LENGTHS: dict[tuple[type, int], bool] = {  # comparison of a length with a number → whether it is true for rows, not for none
-    (ast.Eq, 0): False, (ast.NotEq, 0): True, (ast.Gt, 0): True, (ast.GtE, 1): True, (ast.Lt, 1): False, (ast.LtE, 0): False
-}  # fmt: skip
+LENGTHS: dict[tuple[type, int], bool] = {  # comparison of a length with a number → what it is where there are rows
+    (ast.Eq, 0): False,
+    (ast.NotEq, 0): True,
+    (ast.Gt, 0): True,
+    (ast.GtE, 1): True,
+    (ast.Lt, 1): False,
+    (ast.LtE, 0): False,
+}
 
 
 def answer_of_length(frame: types.FrameType) -> bool | None:
@@ -180,8 +185,8 @@ def answer_of_length(frame: types.FrameType) -> bool | None:
         return True if _name(test.func) == "len" else None
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.left, ast.Call):
         number = test.comparators[0]
-        known = isinstance(number, ast.Constant) and _name(test.left.func) == "len"
-        return LENGTHS.get((type(test.ops[0]), number.value)) if known and type(number.value) is int else None
+        if _name(test.left.func) == "len" and isinstance(number, ast.Constant) and type(number.value) is int:
+            return LENGTHS.get((type(test.ops[0]), number.value))
     return None
 
 

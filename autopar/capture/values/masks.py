@@ -1,4 +1,4 @@
-"""Find the rows that a mask selects: ``nonzero``, ``torch.where(mask)``, indexing by a mask, loops over what is found."""
+"""Find the rows that a mask selects: with ``nonzero``, ``torch.where(mask)``, by indexing, in loops."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def domain_of(mode: Keeper, mask: torch.Tensor) -> Domain:
         raise mode.refuse("asks for the nonzero positions of a number", "compare it with zero")
     key = (version_of(mask), *mode.conditions.open)
     if mask in mode.domains and mode.domains[mask][0] == key:
-        return mode.domains[mask][1]  # type: ignore[no-any-return]
+        return mode.domains[mask][1]
     for other, (known, domain) in list(mode.domains.items())[-RECENT:]:
         if known == (version_of(other), *mode.conditions.open) and alike(mode.histories, mask, other):
-            return domain  # type: ignore[no-any-return]
+            return domain
     value = Later(_truths, (Later.of(mask),), place=mode.place())
     under = tuple(mode.conditions.open)
     for condition in under:

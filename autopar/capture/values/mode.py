@@ -1,4 +1,4 @@
-"""Keep in the graph what forward decides by the values of tensors: rows that a mask selects, checks, work that is skipped.
+"""Keep in the graph what forward decides by the values of tensors: rows of a mask, checks, work that is skipped.
 
 This mode sees the functions that forward calls on tensors. It is on only for a model that reads values.
 """

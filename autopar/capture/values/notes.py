@@ -17,8 +17,9 @@ def about_rows(rows: Sequence[tuple[str, int, int, int]]) -> Iterator[str]:
         if computed > choices:
             often = f", {count} times" if count > 1 else ""
             yield (
-                f"{experts} experts are computed for all tokens{often}: {computed} rows, which is {computed / choices:.1f}× "
-                f"the FLOPs of eager's, where each of the {choices} choices computes one row\n    {line}"
+                f"{experts} experts are computed for all tokens{often}: {computed} rows, which is "
+                f"{computed / choices:.1f}× the FLOPs of eager's, where each of the {choices} choices computes one "
+                f"row\n    {line}"
             )
 
 
@@ -26,8 +27,8 @@ def about_assumptions(assumed: Sequence[tuple[object, str]]) -> Iterator[str]:
     """Yield a sentence for each line that reads a value of the inputs, which the captured step is for."""
     for line in dict.fromkeys(line for _, line in assumed):
         yield (
-            f"this line asks for a value of the inputs or buffers; the captured step is for the answer in this call, and "
-            f"raises an error where it is another\n    {line}"
+            f"this line asks for a value of the inputs or buffers; the captured step is for the answer in this call, "
+            f"and raises an error where it is another\n    {line}"
         )
 
 

@@ -85,7 +85,7 @@ class Count:
     def _refuse(self, *_: Any) -> NoReturn:
         raise self.keeper.refuse("computes with the number of rows that a mask selects, which is a value", REMEDY)
 
-    __hash__ = __int__ = __index__ = __float__ = __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = _refuse  # type: ignore[assignment]
+    __hash__ = __int__ = __index__ = __float__ = __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = _refuse
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __neg__ = _refuse
 
 
@@ -132,8 +132,11 @@ class Element:
     def __format__(self, spec: str) -> str:
         return format(self.tolist(), spec)
 
-    __str__ = lambda self: str(self.tolist())  # noqa: E731
-    __hash__ = lambda self: hash(self.numbers)  # type: ignore[assignment]  # noqa: E731
+    def __str__(self) -> str:
+        return str(self.tolist())
+
+    def __hash__(self) -> int:
+        return hash(self.numbers)
 
 
 def _numeric(name: str) -> Callable[[Element, Any], Any]:
@@ -169,7 +172,7 @@ class Size:
             "computes in Python with a number that tolist() reads", "stay in torch, or split by all of them"
         )
 
-    __hash__ = __int__ = __index__ = __float__ = __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = _refuse  # type: ignore[assignment]
+    __hash__ = __int__ = __index__ = __float__ = __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = _refuse
     __ge__ = __add__ = __sub__ = __mul__ = __radd__ = __rsub__ = __rmul__ = _refuse
 
 
@@ -281,5 +284,9 @@ def _operator(name: str) -> Callable[..., Any]:
     return lambda self, *other: self._call(function, *other)
 
 
-for _name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "radd", "rsub", "rmul", "rtruediv", "rpow", "matmul", "eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "and", "or", "xor", "invert", "iadd", "isub", "imul", "itruediv"]:
+OPERATORS = (
+    "add sub mul truediv floordiv mod pow radd rsub rmul rtruediv rpow matmul eq ne lt le gt ge neg abs and or xor "
+    "invert iadd isub imul itruediv"
+)
+for _name in OPERATORS.split():
     setattr(Rows, f"__{_name}__", _operator(f"__{_name}__"))

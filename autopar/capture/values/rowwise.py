@@ -18,23 +18,48 @@ from autopar.torch_private import pytree, without_function_modes, without_modes
 
 PROBES = 10007, 10009  # numbers of rows: primes that no size is
 
-POINTWISE = frozenset(
-    ["abs", "acos", "add", "addcdiv", "addcmul", "asin", "atan", "atan2", "bool", "bfloat16", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clip", "clone", "contiguous", "cos", "cosh", "deg2rad", "detach", "div", "divide", "double", "elu", "eq", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "fill", "float", "floor", "floor_divide", "fmax", "fmin", "fmod", "frac", "ge", "gelu", "gt", "half", "hardsigmoid", "hardswish", "hardtanh", "int", "isfinite", "isinf", "isnan", "le", "leaky_relu", "lerp", "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "logsigmoid", "long", "lt", "masked_fill", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "ne", "neg", "negative", "ones_like", "pow", "prelu", "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "rsub", "selu", "sigmoid", "sign", "silu", "sin", "sinh", "softplus", "softsign", "sqrt", "square", "sub", "subtract", "tan", "tanh", "to", "true_divide", "trunc", "type", "type_as", "where", "xlogy", "zeros_like", "full_like", "__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__", "__rdiv__", "__rpow__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__neg__", "__abs__", "__and__", "__or__", "__xor__", "__invert__", "and", "or", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "dropout"]
-)
-VIEWS = frozenset(
-    ["view", "reshape", "unsqueeze", "squeeze", "transpose", "permute", "flatten", "unflatten", "expand", "t", "swapaxes", "swapdims", "movedim", "__getitem__", "narrow", "select", "chunk", "split", "unbind", "view_as", "expand_as"]
-)
-PRODUCTS = frozenset(["linear", "matmul", "mm", "bmm", "__matmul__", "embedding", "bilinear"])
-REDUCTIONS = frozenset(
-    ["sum", "mean", "amax", "amin", "max", "min", "prod", "norm", "logsumexp", "all", "any", "argmax", "argmin", "std", "var", "topk", "cat", "concat", "stack", "one_hot", "cosine_similarity"]
-)
-ALONG = frozenset(["gather", "softmax", "log_softmax", "cumsum", "cumprod", "normalize", "sort", "argsort", "flip", "glu", "softmin"])
-TRAILING = frozenset(["layer_norm", "rms_norm"])
-MAYBE_IN_PLACE = frozenset(["relu", "relu6", "silu", "mish", "elu", "celu", "selu", "leaky_relu", "hardtanh", "hardsigmoid", "hardswish"])
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+POINTWISE = _names("""
+    abs acos add addcdiv addcmul asin atan atan2 bool bfloat16 ceil celu clamp clamp_max clamp_min clip clone
+    contiguous cos cosh deg2rad detach div divide double elu eq erf erfc erfinv exp exp2 expm1 fill float floor
+    floor_divide fmax fmin fmod frac ge gelu gt half hardsigmoid hardswish hardtanh int isfinite isinf isnan le
+    leaky_relu lerp log log10 log1p log2 logaddexp logical_and logical_not logical_or logical_xor logit logsigmoid
+    long lt masked_fill maximum minimum mish mul multiply nan_to_num ne neg negative ones_like pow prelu reciprocal
+    relu relu6 remainder round rsqrt rsub selu sigmoid sign silu sin sinh softplus softsign sqrt square sub subtract
+    tan tanh to true_divide trunc type type_as where xlogy zeros_like full_like __add__ __sub__ __mul__ __truediv__
+    __floordiv__ __mod__ __pow__ __radd__ __rsub__ __rmul__ __rtruediv__ __rdiv__ __rpow__ __eq__ __ne__ __lt__
+    __le__ __gt__ __ge__ __neg__ __abs__ __and__ __or__ __xor__ __invert__ and or __iadd__ __isub__ __imul__
+    __itruediv__ __idiv__ dropout
+""")
+VIEWS = _names("""
+    view reshape unsqueeze squeeze transpose permute flatten unflatten expand t swapaxes swapdims movedim
+    __getitem__ narrow select chunk split unbind view_as expand_as
+""")
+PRODUCTS = _names("""
+    linear matmul mm bmm __matmul__ embedding bilinear
+""")
+REDUCTIONS = _names("""
+    sum mean amax amin max min prod norm logsumexp all any argmax argmin std var topk cat concat stack one_hot
+    cosine_similarity
+""")
+ALONG = _names("""
+    gather softmax log_softmax cumsum cumprod normalize sort argsort flip glu softmin
+""")
+TRAILING = _names("""
+    layer_norm rms_norm
+""")
+MAYBE_IN_PLACE = _names("""
+    relu relu6 silu mish elu celu selu leaky_relu hardtanh hardsigmoid hardswish
+""")
 RANDOM = frozenset({"dropout"})
-MADE = frozenset(
-    ["arange", "bincount", "eye", "empty_like", "flatten", "full", "linspace", "meshgrid", "new_full", "new_ones", "new_zeros", "ones", "pad", "repeat", "roll", "scalar_tensor", "tensor", "tile", "tril", "triu", "unfold", "zeros"]
-)  # functions that draw no random numbers, beside those below
+MADE = _names("""
+    arange bincount eye empty_like flatten full linspace meshgrid new_full new_ones new_zeros ones pad repeat roll
+    scalar_tensor tensor tile tril triu unfold zeros
+""")  # functions that draw no random numbers, beside those below
 ROWWISE = POINTWISE | VIEWS | PRODUCTS | REDUCTIONS | ALONG | TRAILING
 
 

@@ -1,7 +1,7 @@
 """Split a tensor by sizes that are values, and put the pieces together again.
 
-A piece is all rows of the tensor, of which those in the piece count. ``torch.cat`` of all pieces in order takes each row
-from the piece in which it counts.
+A piece is all rows of the tensor, of which those in the piece count. ``torch.cat`` of all pieces in order takes each
+row from the piece in which it counts.
 """
 
 from __future__ import annotations
@@ -62,9 +62,6 @@ def put_together(mode: Keeper, name: str, args: Any, kwargs: Any) -> torch.Tenso
     batch = mode.evaluator.together(values, mode.histories)
     length = whole[0].sizes[0]
     mode.recorder.note_rows(mode.place()[1], len(rows), len(rows) * length, length)
-    if batch is not None:
-        result = batch.sum(0)
-    else:
-        result = sum(mode.evaluator.now(value) for value in values)
+    result: torch.Tensor = batch.sum(0) if batch is not None else sum(map(mode.evaluator.now, values))
     mode.conditions.note_made([result])
-    return result  # type: ignore[no-any-return]
+    return result

@@ -43,7 +43,9 @@ def on_rows(mode: Keeper, function: Any, args: tuple[Any, ...], kwargs: dict[str
         together = put_together(mode, name, args, kwargs)
         if together is not None:
             return together
-        raise mode.refuse(f"combines rows that different masks select, with {name.strip('_')}", "select them by one mask")
+        raise mode.refuse(
+            f"combines rows that different masks select, with {name.strip('_')}", "select them by one mask"
+        )
     if name == "__getitem__" and not isinstance(args[0], Rows):
         return gathered(mode, args[0], args[1])
     if (done := written(mode, name, args, kwargs)) is not None:
@@ -140,14 +142,14 @@ def _with_numbers(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     if name in ("__getitem__", "__setitem__") and isinstance(args[1], tuple):
         index = tuple((x.item() if not x.shape else [x.item()]) if isinstance(x, Element) else x for x in args[1])
         args = (args[0], index, *args[2:])
-    return pytree.tree_map_only(Element, Element.item, (args, kwargs))  # type: ignore[no-any-return]
+    return pytree.tree_map_only(Element, Element.item, (args, kwargs))
 
 
 def _column(x: Any, index: Any) -> int | None:
     """Return which dim of the mask ``x[:, index]`` has the positions of, for the result of ``nonzero``."""
-    if isinstance(x, Rows) and x.coordinates and len(x.sizes) == 2 and isinstance(index, tuple) and len(index) == 2:
-        if index[0] == slice(None) and type(index[1]) is int:
-            return x.coordinates[index[1]]
+    table = isinstance(x, Rows) and len(x.sizes) == 2 and isinstance(index, tuple) and len(index) == 2
+    if table and x.coordinates and index[0] == slice(None) and type(index[1]) is int:
+        return x.coordinates[index[1]]
     return None
 
 

@@ -25,7 +25,8 @@ def written(mode: Keeper, name: str, args: tuple[Any, ...], kwargs: dict[str, An
         named = dict(zip(("self", "dim", "index", "source"), args, strict=False)) | kwargs
         return (_add_rows(mode, named),)
     if name == "__setitem__" and not isinstance(args[0], Rows):
-        return (_put_rows(mode, *args),)
+        _put_rows(mode, *args)
+        return (None,)
     if name in ("sum", "mean") and isinstance(args[0], Rows):
         return _of_rows(mode, name, *args, **kwargs)
     if name == "cross_entropy":
@@ -61,7 +62,7 @@ def _add_rows(mode: Keeper, named: dict[str, Any]) -> torch.Tensor:
             tuple(mode.conditions.open),
         )
     )
-    return out  # type: ignore[no-any-return]
+    return out
 
 
 def _mask(mode: Keeper, domain: Domain, into: torch.Tensor) -> Later:
@@ -130,7 +131,7 @@ def _put_rows(mode: Keeper, x: torch.Tensor, index: Any, value: Any) -> None:
 
 
 def _added(mode: Keeper, x: torch.Tensor, along: tuple[int, ...], value: Any) -> Later | None:
-    """Return what ``x[rows] += value`` adds; ``None`` if the value is not a sum of what was there and something else."""
+    """Return what ``x[rows] += value`` adds; ``None`` if the value is no sum with what was there."""
     if (
         not isinstance(value, Rows)
         or len(along) != 1

@@ -18,10 +18,10 @@ from autopar.plan.plan import SEARCH
 from autopar.plan.presets import PRESETS
 
 MODELS = (
-    f"The model is a small Llama ({', '.join(SIZES)}); a configuration by name ({', '.join(configurations())}); a class "
-    "or a model type of Hugging Face, as LlamaForCausalLM; a folder with a config.json; or what a function of yours "
-    "returns: a model, or a model and the arguments of one call. A class of modules without arguments does, too. It is "
-    "captured on the meta device, where tensors take no memory."
+    f"The model is a small Llama ({', '.join(SIZES)}); a configuration by name ({', '.join(configurations())}); a "
+    "class or a model type of Hugging Face, as LlamaForCausalLM; a folder with a config.json; or what a function of "
+    "yours returns: a model, or a model and the arguments of one call. A class of modules without arguments does, too. "
+    "It is captured on the meta device, where tensors take no memory."
 )
 MODEL = typer.Argument(
     metavar="MODEL",

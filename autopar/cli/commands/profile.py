@@ -77,9 +77,7 @@ profiles = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help=PROFILE,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
-profiles.command("step", help=STEP, epilog=STEP_EXAMPLES)(
-    command(ProfileOptions(), OPTIONS, _run, MODEL_ARGUMENT)
-)
+profiles.command("step", help=STEP, epilog=STEP_EXAMPLES)(command(ProfileOptions(), OPTIONS, _run, MODEL_ARGUMENT))
 
 
 @profiles.callback()

@@ -28,7 +28,7 @@ REPORT_EXAMPLES = f"""
 PAGE_EXAMPLES = f"""
 [bold]Examples[/bold]
 
-[cyan]autopar page llama-2-7b --sequence 2048 --mesh dp=4,tp=2 --machine "NVIDIA H100 80GB HBM3" --output plan.html[/cyan]
+[cyan]autopar page llama-2-7b --sequence 2048 --mesh dp=4,tp=2 --machine "NVIDIA H100 80GB HBM3" -o plan.html[/cyan]
 {STATUS}"""
 
 PAGES = {"Page": (OptionRow("output", "FILE", "The file to write.", short="o"),)}

@@ -10,8 +10,8 @@ from autopar.cli.plan.options import VerifyOptions
 
 VERIFY = (
     "Check a model on a mesh before anything runs: the programs of all levels, those of each class of ranks, and the "
-    "communication of all ranks, which must meet in one order and come to an end. With [bold]--run[/bold], all ranks of "
-    f"a small model are simulated, and the numbers compared with a single device.\n\n{MODELS}"
+    "communication of all ranks, which must meet in one order and come to an end. With [bold]--run[/bold], all ranks "
+    f"of a small model are simulated, and the numbers compared with a single device.\n\n{MODELS}"
 )
 VERIFY_EXAMPLES = """
 [bold]Examples[/bold]

@@ -37,7 +37,7 @@ def function_of(name: str, returns: str) -> Callable[[], Any]:
         raise Refused(f"{name} is called without arguments, and it has one ({error}); {returns}") from None
     except ValueError:  # it has no signature, as a few builtins
         pass
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def called(name: str, function: Callable[[], Any]) -> Any:

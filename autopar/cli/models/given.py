@@ -9,17 +9,11 @@ from typing import Any
 import torch
 
 from autopar.cli.models.call import call_of, with_labels
-from autopar.cli.models.hugging_face import (
-
-    configurations,
-    hugging_face_model,
-    is_hugging_face,
-    require_transformers,
-)
+from autopar.cli.models.files import called, function_of
+from autopar.cli.models.hugging_face import configurations, hugging_face_model, is_hugging_face, require_transformers
 from autopar.cli.models.inputs import inputs_of
 from autopar.cli.models.options import ModelOptions
 from autopar.cli.models.own import ARGUMENTS, own_model, takes
-from autopar.cli.models.files import called, function_of
 from autopar.cli.train.model import llama
 from autopar.cli.train.refused import Refused
 from autopar.cli.train.sizes import SIZES
@@ -53,6 +47,8 @@ def model_of(options: ModelOptions, *, values: bool = False) -> Given:
         Refused: there is no such model, file or function; a function returns something else; or arguments are missing.
     """
     _check(options)
+    if values:
+        torch.manual_seed(0)
     with doing(f"make {options.model}"):
         given = _given(options, values)
     example, notes = with_labels(given.model, given.example)
@@ -119,5 +115,3 @@ def _device_of(model: torch.nn.Module, otherwise: torch.device) -> torch.device:
 def _refuse_settings(options: ModelOptions, remedy: str) -> None:
     if options.set:
         raise Refused(f"--set {options.set[0]} is for an architecture of Hugging Face, not {options.model}; {remedy}")
-
-

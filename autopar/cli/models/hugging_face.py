@@ -97,7 +97,9 @@ def _described(name: str) -> tuple[str | None, dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise Refused(f"{file} is not JSON: {error}; write it with config.save_pretrained") from None
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
-        raise Refused(f"{file} has no model_type, as {CONFIG} of Hugging Face has; write it with config.save_pretrained")
+        raise Refused(
+            f"{file} has no model_type, as {CONFIG} of Hugging Face has; write it with config.save_pretrained"
+        )
     architectures = content.get("architectures") or [None]
     return architectures[0], content
 

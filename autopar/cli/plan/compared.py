@@ -62,8 +62,10 @@ def in_float64(planning: Planning) -> Planning:
         )
     ranks = getattr(planning.mesh, "size", getattr(planning.mesh, "count", 0))
     if ranks > MOST_RANKS:
-        raise Refused(f"--run simulates all ranks in this process, and {ranks} are more than {MOST_RANKS}; use a smaller "
-                      f"--mesh, or leave --run out")  # fmt: skip
+        raise Refused(
+            f"--run simulates all ranks in this process, and {ranks} are more than {MOST_RANKS}; use a smaller --mesh, "
+            f"or leave --run out"
+        )
     leaves, structure = flatten(planning.example)
     wide = [leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf for leaf in leaves]
     return replace(planning, model=planning.model.double().eval(), example=unflatten(wide, structure))
@@ -104,7 +106,7 @@ def _of_call(eager: torch.nn.Module, planned: Parallel, args: Any, kwargs: Any) 
     for values in (ours, theirs):
         sums = [value.double().square().sum() for value in values if _has_gradient(value)]
         if sums:
-            torch.stack(sums).sum().backward()  # type: ignore[no-untyped-call]
+            torch.stack(sums).sum().backward()
     own = dict(planned.named_parameters())
     pairs = [(name, own[name].grad, p.grad) for name, p in eager.named_parameters() if p.grad is not None]
     norm = torch.stack([gradient.norm() for _, _, gradient in pairs]).norm() if pairs else torch.zeros(())

@@ -65,9 +65,7 @@ def _follow(options: PlanOptions) -> int:
     return DONE
 
 
-def _asked(
-    options: PlanOptions, output: Output, rows: Sequence[PlanRow], other: Solution | None
-) -> Mapping[str, Any]:
+def _asked(options: PlanOptions, output: Output, rows: Sequence[PlanRow], other: Solution | None) -> Mapping[str, Any]:
     """Answer the questions of ``--diff`` and ``--explain``; returns the answers as JSON."""
     found: dict[str, Any] = {}
     if other is not None:

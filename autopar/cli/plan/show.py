@@ -70,7 +70,11 @@ def show_plan(console: Console, row: PlanRow) -> None:
 
 def certified(solution: Solution) -> str:
     """Return the certificate of a searched plan, after how the step runs and where the plan is from."""
-    return str(replace(solution, modules=())) if solution.step is None else str(solution.step) + f"{solution.certificate}\n"
+    return (
+        str(replace(solution, modules=()))
+        if solution.step is None
+        else str(solution.step) + f"{solution.certificate}\n"
+    )
 
 
 def show_modules(console: Console, found: Mapping[str, Any]) -> None:

@@ -26,14 +26,7 @@ from autopar.cli.train.optimizers import OPTIMIZERS, schedule_of
 from autopar.cli.train.options import RECOMPUTED, TrainOptions
 from autopar.cli.train.refused import Refused
 from autopar.cli.train.saved import Saved, check_resumed
-from autopar.cli.train.show import (
-    show_comparison,
-    show_decisions,
-    show_request,
-    show_resumed,
-    show_saved,
-    show_steps,
-)
+from autopar.cli.train.show import show_comparison, show_decisions, show_request, show_resumed, show_saved, show_steps
 from autopar.cli.train.single import Single
 from autopar.errors import AutoparError, LaunchError
 from autopar.plan.constraints import layouts_of
@@ -116,7 +109,11 @@ def _train(checked: Checked) -> int:
     steps = [
         *before,
         *_shown(
-            checked, f"on {checked.mesh}", saved.kept(before, taken, partial(show_saved, progress)), progress, len(before)
+            checked,
+            f"on {checked.mesh}",
+            saved.kept(before, taken, partial(show_saved, progress)),
+            progress,
+            len(before),
         ),
     ]
     if dist.is_initialized():

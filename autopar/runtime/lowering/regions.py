@@ -190,7 +190,8 @@ class _Region:
 def _runs(graph: fx.Graph, origins: Mapping[str, fx.Node], block: Callable[[fx.Node], str]) -> Iterator[list[fx.Node]]:
     """Yield the nodes in their order: those of a region together, each other one alone.
 
-    The elements of a tuple follow it at once.
+    The elements of a tuple follow it at once, and a constant stands before the region that it would divide: it is
+    cheap, and Inductor would make equal ones once.
     """
     run: list[fx.Node] = []
     at: tuple[str, str] | None = None
@@ -198,7 +199,11 @@ def _runs(graph: fx.Graph, origins: Mapping[str, fx.Node], block: Callable[[fx.N
     for node in graph.nodes:
         if node in moved:
             continue
-        if not _is_pure(node, origins):
+        pure = _is_pure(node, origins)
+        if pure and not node.all_input_nodes:
+            yield [node]
+            continue
+        if not pure:
             if run:
                 yield run
             run, at = [], None
@@ -225,13 +230,19 @@ def _is_pure(node: fx.Node, origins: Mapping[str, fx.Node]) -> bool:
         op = node.target
         if not isinstance(op, OpOverload) or op.namespace not in PURE:
             return False
-        if torch.Tag.nondeterministic_seeded in op.tags or changes_operands(op):
+        if _draws(node, op) or changes_operands(op):
             return False
-    if not node.all_input_nodes:
-        return False  # a constant is cheap, and Inductor would make equal ones once
     types = [record_of(origins[node.name]).type]
     types += [record_of(origins[value.name]).type for value in node.all_input_nodes if value.name in origins]
     return not any(_is_complex(type) for type in types)
+
+
+def _draws(node: fx.Node, op: OpOverload) -> bool:
+    """Return whether an op draws random numbers. Attention without dropout draws none."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    normalized = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
+    return normalized is None or normalized.kwargs.get("dropout_p") != 0.0
 
 
 def _is_complex(type: Any) -> bool:

@@ -135,7 +135,8 @@ class _Builder:
         refuse_dearer(self.problem.least_of_ops * self.problem.microbatches, below)
         self.chains.deadline = deadline
         try:
-            for (self._at, _), value in self.problem.values.items():
+            for (node, _), value in self.problem.values.items():
+                self._at = node
                 self.payments.pay(value)
             if self.ending is not None:
                 self._end(self.ending)

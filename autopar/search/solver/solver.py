@@ -77,7 +77,7 @@ def solve(
         return _solve_rings(Folded(graph, rings), order, deadline)
     reduced = Eliminated(graph)
     solver = _Solver(reduced.graph, reduced.left, order, deadline)
-    with doing(lambda: _text(len(graph.costs), solver.cost + reduced.constant, solver.reached + reduced.constant)):
+    with doing(lambda: gap_text(len(graph.costs), solver.cost + reduced.constant, solver.reached + reduced.constant)):
         solver.run()
     states = reduced.completed(solver.states)
     return Answer(states, graph.energy(states), solver.bound + reduced.constant)
@@ -97,7 +97,7 @@ def _solve_rings(folded: Folded, order: Sequence[float], deadline: float) -> Ans
         best.offer(folded.extended(reduced.eliminated.completed(full)))
 
     last = -np.inf
-    with doing(lambda: _text(len(graph.costs), best.cost, last)):
+    with doing(lambda: gap_text(len(graph.costs), best.cost, last)):
         for _ in range(MOST_PASSES // PASSES):
             passing.run(PASSES)
             offer(passing.decoded())
@@ -109,7 +109,7 @@ def _solve_rings(folded: Folded, order: Sequence[float], deadline: float) -> Ans
             ):
                 break
     periodic = Periodic(reduced, passing, places)
-    with doing(lambda: _text(len(graph.costs), best.cost, periodic.bound)):
+    with doing(lambda: gap_text(len(graph.costs), best.cost, periodic.bound)):
         periodic.solve(best, deadline)
     if best.cost > periodic.bound and time.monotonic() < deadline:  # many blocks may have a better answer in common
         inner = _Solver(reduced.weighted, reduced.left, places, deadline)
@@ -221,7 +221,7 @@ class _Solver:
         return total
 
 
-def _text(values: int, cost: float, bound: float) -> str:
+def gap_text(values: int, cost: float, bound: float) -> str:
     """Say how far a search is, for the progress bar. The bound may be none yet, or below 0."""
     known = np.isfinite(cost) and 0 < bound < np.inf
     gap = f", gap {at_most(max(cost / bound - 1, 0.0))} above {bound / 1e6:,.3f} ms" if known else ""

@@ -256,7 +256,8 @@ def test_what_has_no_such_form_is_refused(function: Function) -> None:
     with pytest.raises(CaptureError) as caught:
         capture(Applied(function), (x(),))
     problem, remedy = REFUSED[function]
-    assert problem in str(caught.value) and remedy in str(caught.value) and "test_values_in_graph.py:" in str(caught.value)
+    text = str(caught.value)
+    assert problem in text and remedy in text and "test_values_in_graph.py:" in text
 
 
 def asserted(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -285,11 +286,13 @@ def test_a_value_of_the_inputs_is_checked_in_each_call(masked: bool) -> None:
     other = torch.tensor([True] * 6)
     model = Applied(with_mask)
     parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x(), some if masked else none))
-    (note,) = [note for note in parallel.reports["capture"].notes if "asks for a value of the inputs or buffers" in note]
+    notes = parallel.reports["capture"].notes
+    (note,) = [note for note in notes if "asks for a value of the inputs or buffers" in note]
     assert note.endswith("if not mask.any():")
     for mask in (some, other) if masked else (none,):
         torch.testing.assert_close(parallel.simulate(x(1), mask), model(x(1), mask))
-    with pytest.raises(RuntimeError, match=r"captured for another answer to this line\n    test_values_in_graph\.py:\d+  if not "):
+    said = r"captured for another answer to this line\n    test_values_in_graph\.py:\d+  if not "
+    with pytest.raises(RuntimeError, match=said):
         parallel.simulate(x(), none if masked else some)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import pty
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from autopar import CaptureError, Mesh
 from autopar.capture import capture
 from autopar.report import progress
 from autopar.report.progress import doing
+from autopar.search.solver.solver import gap_text
 
 
 class Clock:
@@ -147,6 +149,69 @@ def test_passes_say_their_names(clock: Clock, terminal: Any) -> None:
     assert "reshard" in read()
 
 
+def recorded_texts(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that gets what the bar would show at the end of each block."""
+    terminal()
+    texts: list[str] = []
+    shown = progress._Bar.doing
+
+    @contextlib.contextmanager
+    def recorded(bar: progress._Bar, what: Any) -> Iterator[None]:
+        with shown(bar, what):
+            yield
+            texts.append(bar.text())
+
+    monkeypatch.setattr(progress._Bar, "doing", recorded)
+    return texts
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).relu()).sum()
+
+
+def test_a_search_says_how_far_it_is(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = recorded_texts(terminal, monkeypatch)
+    autopar.parallelize(Pair(), Mesh(dp=2, tp=2), example=(torch.randn(512, 64),), machine="cpu")
+    values = re.compile(r"search, layouts of \d+ values(: (up|down))?")
+    assert any(values.fullmatch(text) for text in said), said
+    assert any(re.fullmatch(r"search, \d+ values(, gap [\d.]+% above [\d.]+ ms)?", text) for text in said), said
+    assert {"reshard", "verify reshard", "schedule", "localize"} <= {*said}
+
+
+def test_a_gap_is_shown_once_there_are_a_plan_and_a_bound() -> None:
+    assert gap_text(7, 3e6, 2e6) == "search, 7 values, gap 50.00% above 2.000 ms"
+    assert gap_text(7, 2e6, 2e6) == "search, 7 values, gap 0.00% above 2.000 ms"
+    for cost, bound in ((float("inf"), 2e6), (3e6, float("-inf")), (3e6, 0.0)):
+        assert gap_text(7, cost, bound) == "search, 7 values"
+
+
+def test_compiling_says_the_module(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = recorded_texts(terminal, monkeypatch)
+    parallel = autopar.parallelize(Pair(), Mesh(dp=1), "ddp", example=(torch.randn(8, 64),))
+    parallel(torch.randn(8, 64)).backward()
+    assert "compile, forward of rank 0" in {text.partition(":")[0] for text in said}
+    assert any(text.startswith("compile, backward of rank 0: ") for text in said), said
+
+
+def test_a_proof_says_the_op(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = recorded_texts(terminal, monkeypatch)
+
+    @torch.library.custom_op("progress::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    twice.register_autograd(lambda context, gradient: gradient * 2)
+    with_op = type("Twice", (Pair,), {"forward": lambda self, x: twice(self.up(x)).sum()})
+    autopar.parallelize(with_op(), Mesh(dp=2), "ddp", example=(torch.randn(8, 64),))
+    assert "proof of progress::twice" in said
+
+
 def test_nobody_else_writes(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where stderr is no terminal there is not even a timer."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
@@ -187,7 +252,7 @@ def test_errors_of_the_capture_keep_their_class(clock: Clock, terminal: Any) -> 
     class Reads(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             clock.pass_()
-            return x if x.sum() > 0 else -x
+            return x[: int(x.sum())]
 
     with pytest.raises(CaptureError):
         capture(Reads(), (torch.randn(2, 4),))

@@ -1,0 +1,173 @@
+"""``autopar verify``: what is right, what is wrong and what is too large; wrong programs and numbers are made here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from autopar.cli.app import app
+from autopar.cli.plan import compared, verify
+from autopar.ir.program import Program
+
+MODEL = """\
+import torch
+import autopar
+
+@torch.library.custom_op("verified::shift", mutates_args=())
+def shift(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.arange(x.shape[0], dtype=x.dtype, device=x.device)[:, None]
+
+shift.register_fake(torch.empty_like)
+shift.register_autograd(lambda context, gradient: gradient)
+autopar.register_rule("b d -> b d", "verified::shift")     # wrong: pieces count from 0 again
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up_proj = torch.nn.Linear(8, 16)
+        self.down_proj = torch.nn.Linear(16, 8)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.down_proj(torch.relu(self.up_proj(x)))).square().mean()
+
+class Shifted(Net):
+    def forward(self, x):
+        return self.down_proj(shift(self.up_proj(x))).square().mean()
+"""
+X = ("--inputs", "x=f32[6,8]", "--machine", "cpu")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("models") / "verified_models.py"
+    file.write_text(MODEL)
+    return str(file)
+
+
+def asked(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["verify", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def answered(*arguments: str) -> dict[str, Any]:
+    status, out, _ = asked(*arguments, "--json")
+    found: dict[str, Any] = json.loads(out)
+    assert found["verified"] == (status == 0)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("more", "what", "count"),
+    [
+        (("--plan", "ddp"), "outputs and gradients", 5),
+        (("--plan", "megatron", "--mesh", "dp=4,tp=2"), "outputs and gradients", 5),
+        ((), "outputs and gradients", 5),
+        (("--plan", "fsdp", "--optimizer", "adamw"), "the loss and the parameters after a step", 5),
+        (("--devices", "4"), "outputs and gradients", 5),
+    ],
+)
+def test_what_is_right(path: str, more: tuple[str, ...], what: str, count: int) -> None:
+    """Uneven pieces make several classes of ranks: 6 rows on 4 ranks of dp."""
+    found = answered(f"{path}:Net", *X, *more, "--run")
+    numbers = found["numbers"]
+    assert numbers["what"] == what and numbers["count"] == count and 0 <= numbers["largest"] < 1e-12
+    assert numbers["tolerance"] == 1e-9
+    (ranks,) = (row for name, row in found.items() if name in ("scheduled call", "scheduled last"))
+    assert (ranks["ranks"], ranks["classes"]) == ((8, 2) if "dp=4,tp=2" in more else (4, ranks["classes"]))
+    status, out, _ = asked(f"{path}:Net", *X, *more, "--run")
+    assert status == 0 and "each was verified after it ran" in out and "no rank waits forever" in out
+    assert out.splitlines()[-1].endswith("within 1e-09: those of a single device, in float64 and without dropout")
+
+
+@pytest.mark.long
+def test_without_running_nothing_has_values(path: str) -> None:
+    found = answered(f"{path}:Net", *X, "--plan", "ddp")
+    assert list(found) == ["verified", "passes", "explicit call", "scheduled call"]
+    assert found["scheduled call"]["transfers"] > 0 and found["scheduled call"]["ranks"] == 4
+    assert "reshard" in found["passes"]["names"] and "price" not in found["passes"]["names"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [(), ("--optimizer", "sgd")])
+def test_a_wrong_rule_gives_wrong_numbers(path: str, more: tuple[str, ...]) -> None:
+    """The programs are consistent, and only running them shows it."""
+    wrong = (f"{path}:Shifted", *X, "--plan", "ddp", *more)
+    assert asked(*wrong)[0] == 0
+    status, out, error = asked(*wrong, "--run")
+    assert status == 1 and "numbers:" not in out
+    assert (
+        error.startswith("autopar: 5 values, ") and "the largest difference is" in error and "more than 1e-09" in error
+    )
+    found = answered(*wrong, "--run")
+    assert found["numbers"]["largest"] > 1e-3 and found["why"] in error
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("at", ["explicit", "scheduled", "channels"])
+def test_a_wrong_program_is_named(path: str, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was changed after the passes: a transfer is missing, or one rank has another program."""
+    run = verify._of_ranks if at != "explicit" else None
+
+    def without_transfers(program: Program) -> Program:
+        copy = program.copy()
+        node = copy.node("sum_1_dp")  # of the loss: an all-reduce, or the wait for one
+        with copy.edit() as edit:
+            edit.replace_all_uses(node, node.args[0])
+            edit.erase(node)
+        return copy
+
+    if run is None:
+        checks = verify._checks
+
+        def broken(planned: Any) -> Any:
+            class Broken(type(planned)):  # type: ignore[misc]
+                program = property(lambda self: without_transfers(super().program))
+
+            planned.__class__ = Broken
+            return checks(planned)
+
+        monkeypatch.setattr(verify, "_checks", broken)
+    else:
+
+        def of_ranks(planned: Any, mesh: Any) -> Any:
+            found = {name: dict(programs) for name, programs in run(planned, mesh).items()}
+            (programs,) = found.values()
+            if at == "scheduled":
+                programs[1] = without_transfers(programs[1])
+            else:
+                del programs[1]
+            return found
+
+        monkeypatch.setattr(verify, "_of_ranks", of_ranks)
+    status, out, error = asked(f"{path}:Net", *X, "--plan", "ddp", "--json", "--quiet")
+    assert status == 1 and error.startswith("autopar: ") and not json.loads(out)["verified"]
+    said = {"explicit": "explicit program is inconsistent", "scheduled": "is inconsistent at", "channels": "rank"}
+    assert said[at] in error
+
+
+@pytest.mark.simulated
+def test_what_is_too_large(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compared, "MOST_PARAMETERS", 100)
+    status, out, error = asked(f"{path}:Net", *X, "--run")
+    assert (status, out) == (2, "")
+    assert error == (
+        "autopar: --run simulates all ranks in this process, and the model has 280 parameters, more than 100; make it "
+        "smaller, as with --set num_hidden_layers=2, or leave --run out\n"
+    )
+    monkeypatch.undo()
+    for more in (("--mesh", "dp=65"), ("--devices", "65")):
+        status, _, error = asked(f"{path}:Net", *X, "--run", *more)
+        assert status == 2 and "and 65 are more than 64; use a smaller --mesh, or leave --run out" in error
+
+
+@pytest.mark.long
+def test_a_model_that_computes_in_float32_inside_has_its_tolerance() -> None:
+    found = answered("tiny", "--run", "--machine", "cpu", "--batch", "2", "--sequence", "8", "--plan", "megatron")
+    assert found["numbers"]["tolerance"] == 1e-4 and found["numbers"]["largest"] < 1e-6
