@@ -124,7 +124,7 @@ def test_a_job_of_another_size_is_refused(model: str, monkeypatch: pytest.Monkey
         (["--mesh", "pp=2", "--schedule", "zb"], "--schedule zb: there is no policy"),
         (["--machine", "cpus"], "there is no machine 'cpus'; did you mean 'cpu'?"),
         (["--save", "no/step.json"], "there is no folder no for --save no/step.json; make it first"),
-        (["huge"], "the model huge is unknown; choose from tiny, small, medium, large, or name a function"),
+        (["huge"], "the model huge is unknown; choose from tiny, small, medium, large, llama-2-7b, "),
         (["--plan", "megatorn"], "did you mean megatron?"),
     ],
 )  # fmt: skip
