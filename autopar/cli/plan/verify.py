@@ -68,8 +68,7 @@ def _checks(planned: Planned) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """Check all programs; yields the name of what was checked, the result in words, and figures."""
     names = [row.name for row in planned.reports if row.name not in ("plan", "price")]
     yield "passes", f"{', '.join(names)}; each was verified after it ran", {"names": names}
-    explicit = {"call": planned.program} if isinstance(planned, Parallel) else dict(planned.program.programs)
-    for name, program in explicit.items():
+    for name, program in _explicit(planned).items():
         with doing(f"verify {name}"):
             program.verify()
         count = len(list(program.nodes))
@@ -91,6 +90,11 @@ def _checks(planned: Planned) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
             f"{max(counts)} transfers of a rank meet in one order, and no rank waits forever",
             {"ranks": len(programs), "classes": len(distinct), "lines": lines, "transfers": max(counts)},
         )
+
+
+def _explicit(planned: Planned) -> Mapping[str, Program]:
+    """Return the explicit programs by name."""
+    return {"call": planned.program} if isinstance(planned, Parallel) else planned.program.programs
 
 
 def _of_ranks(planned: Planned, mesh: Mesh) -> Mapping[str, Mapping[int, Program]]:
