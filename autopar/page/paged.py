@@ -14,6 +14,7 @@ from autopar.page.figures import figures_of
 from autopar.page.in_notebook import modules_as_html
 from autopar.page.subject import Alternative, Subject
 from autopar.page.write import write_page
+from autopar.search.solutions.tables import Explanation
 
 
 class Paged:
@@ -25,7 +26,7 @@ class Paged:
 
     def page(
         self, path: str | os.PathLike[str], *, machine: Machine | str | Path | None = None,
-        alternatives: Sequence[Alternative] = (), timeline: Any = None,
+        alternatives: Sequence[Alternative] = (), explained: Sequence[Explanation] = (), timeline: Any = None,
     ) -> None:  # fmt: skip
         """Write one HTML file that shows the plan, its transfers, its memory and its timeline; it needs no network.
 
@@ -35,13 +36,15 @@ class Paged:
         Args:
             machine: a machine, its name, or its file, whose seconds are shown; by default that of the plan.
             alternatives: other plans whose prices stand beside this one.
+            explained: what each layout of some values would cost, as ``solution.explain("lm_head.weight")`` returns it.
+                Each takes about as long as the search.
             timeline: what ``step.timeline(batch)`` returned, to show what ran below what was computed.
 
         Raises:
             RuntimeError: nothing has been captured yet.
             FileNotFoundError, IsADirectoryError: the file cannot be written there.
         """
-        subject = replace(self.page_subject(machine), alternatives=tuple(alternatives))
+        subject = replace(self.page_subject(machine), alternatives=tuple(alternatives), explained=tuple(explained))
         if timeline is not None:
             subject = replace(subject, recorded=timeline.recorded)
         write_page(subject, path)

@@ -14,6 +14,7 @@ from autopar.report.passes import Reports
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.trace import Track
 from autopar.search.solutions.solution import Solution
+from autopar.search.solutions.tables import Explanation
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Subject:
         messages: what its stages send to each other.
         recorded: what ran, one track for each rank.
         alternatives: other plans.
+        explained: what each layout of some values would cost.
         notes: remarks that belong to no pass.
     """
 
@@ -118,4 +120,5 @@ class Subject:
     messages: Sequence[Messages] = ()
     recorded: Sequence[Track] = ()
     alternatives: Sequence[Alternative] = ()
+    explained: Sequence[Explanation] = ()
     notes: Sequence[str] = ()

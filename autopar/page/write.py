@@ -20,8 +20,6 @@ from autopar.page.modules import ModuleNode, module_tree
 from autopar.page.subject import Part, Subject
 from autopar.page.timelines import pipeline_memory, timelines
 
-EXPLAINED = 4  # parameters whose other layouts are priced, the largest ones of each kind
-
 
 def write_page(subject: Subject, path: str | os.PathLike[str]) -> None:
     """Write the page to a file.
@@ -128,24 +126,7 @@ def _alternatives(subject: Subject) -> Iterator[dict[str, Any]]:
 
 
 def _explained(subject: Subject) -> Iterator[dict[str, Any]]:
-    """Yield what each layout of the largest parameters would cost, where this process has searched the plan."""
-    solution = subject.solution
-    if solution is None or solution.again is None or solution.start:
-        return
-    modules = module_tree(subject.parts, subject.machine).walk()
-    sizes = {
-        f"{module.path}.{name}".lstrip("."): type.shape
-        for module in modules
-        for name, type in module.parameters.items()
-    }
-    largest = sorted(sizes, key=lambda name: -_count(sizes[name]))[:EXPLAINED]
-    for name in largest:
-        rows = solution.explain(name).alternatives
-        yield {"name": name, "rows": [[row.layout, row.nanoseconds / 1e9, row.chosen] for row in rows]}
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
+    """Yield what each layout of the explained values would cost."""
+    for answer in subject.explained:
+        rows = [[row.layout, row.nanoseconds / 1e9, row.chosen] for row in answer.alternatives]
+        yield {"name": answer.name, "rows": rows}

@@ -131,11 +131,14 @@ def test_all_presets_stand_on_the_page_of_the_cheapest(model: str, tmp_path: Pat
 def test_questions_to_a_plan(model: str, tmp_path: Path) -> None:
     saved = tmp_path / "plan.json"
     asked("plan", model, "--machine", "cpu", *ON[2:], "--plan", "search", "--save", str(saved))
-    asking = (*ON, "--diff", str(saved), "--explain", "up_proj.weight", "--explain", "x")
+    page = tmp_path / "page.html"
+    asking = (*ON, "--diff", str(saved), "--explain", "up_proj.weight", "--explain", "x", "--html", str(page))
     found = answered("plan", model, *asking)
     assert list(found) == [*KEYS, "diff", "explain"] and list(found["explain"]) == ["up_proj.weight", "x"]
     rows = found["explain"]["up_proj.weight"]
     assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
+    drawn = [{"name": "x", "rows": [[row["layout"], row["seconds"], row["chosen"]] for row in found["explain"]["x"]]}]
+    assert json.dumps(drawn, separators=(",", ":"))[1:] in page.read_text()
     (chosen,) = (row for row in rows if row["chosen"])
     assert chosen["seconds"] == found["seconds"] == found["diff"]["seconds"][0]
     status, out, _ = asked("plan", model, *asking)

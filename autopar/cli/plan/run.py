@@ -21,6 +21,7 @@ from autopar.report.progress import doing
 from autopar.search.certificate import bytes_text
 from autopar.search.solutions.artifact import load
 from autopar.search.solutions.solution import Solution
+from autopar.search.solutions.tables import Explanation
 
 
 def run(options: PlanOptions) -> int:
@@ -51,7 +52,8 @@ def _follow(options: PlanOptions) -> int:
     if not options.compare:
         show_plan(output.text, best)
     found = {**best.found, **({"plans": [row.to_json() for row in rows]} if options.compare else {})}
-    found |= _asked(options, output, rows, other)
+    explained = _explained(options, output, rows)
+    found |= _asked(options, output, rows, other, explained)
     if options.save is not None:
         _searched(rows, f"--save {options.save} writes a searched plan").save(options.save)
         words = f"{options.save} has the searched plan; parallelize(model, mesh, {options.save!r}) takes it"
@@ -59,28 +61,38 @@ def _follow(options: PlanOptions) -> int:
     if options.html is not None:
         with doing(f"write {options.html}"):
             others = [row.alternative() for row in rows] if options.compare else []
-            best.planned.page(options.html, machine=planning.machine, alternatives=others)
+            best.planned.page(options.html, machine=planning.machine, alternatives=others, explained=explained)
         output.notes.print(f"{options.html} has the page of the plan {best.name}", soft_wrap=True)
     output.give(found)
     return DONE
 
 
-def _asked(options: PlanOptions, output: Output, rows: Sequence[PlanRow], other: Solution | None) -> Mapping[str, Any]:
-    """Answer the questions of ``--diff`` and ``--explain``; returns the answers as JSON."""
+def _explained(options: PlanOptions, output: Output, rows: Sequence[PlanRow]) -> list[Explanation]:
+    """Answer the questions of ``--explain``, and print the answers."""
+    found = []
+    for name in options.explain:
+        solution = _searched(rows, f"--explain {name} asks a search")
+        with doing(f"explain {name}"):
+            found.append(solution.explain(name))
+        output.text.print(f"\n{found[-1]}", soft_wrap=True, end="")
+    return found
+
+
+def _asked(
+    options: PlanOptions, output: Output, rows: Sequence[PlanRow], other: Solution | None,
+    explained: Sequence[Explanation],
+) -> Mapping[str, Any]:  # fmt: skip
+    """Return the answers to ``--explain`` and ``--diff`` as JSON; the latter is printed here."""
     found: dict[str, Any] = {}
     if other is not None:
         difference = _searched(rows, f"--diff {options.diff} compares searched plans").diff(other)
         output.text.print(f"\n{difference}", soft_wrap=True, end="")
         seconds = [difference.nanoseconds / 1e9, difference.others / 1e9]
         found["diff"] = {"seconds": seconds, "values": [list(row) for row in difference.rows]}
-    for name in options.explain:
-        solution = _searched(rows, f"--explain {name} asks a search")
-        with doing(f"explain {name}"):
-            explanation = solution.explain(name)
-        output.text.print(f"\n{explanation}", soft_wrap=True, end="")
-        found.setdefault("explain", {})[name] = [
+    for answer in explained:
+        found.setdefault("explain", {})[answer.name] = [
             {"layout": row.layout, "seconds": row.nanoseconds / 1e9, "bound": row.least / 1e9, "chosen": row.chosen}
-            for row in explanation.alternatives
+            for row in answer.alternatives
         ]
     return found
 
