@@ -78,8 +78,8 @@ def test_the_program_looks_the_same() -> None:
     torch.manual_seed(0)
     with_it, plain = of(Hidden((None, "a"))), of(Hidden())
     assert str(with_it.program) == str(plain.program) and plain.constrained == ()
-    ((value, spec, source),) = with_it.constrained
-    assert value == with_it.modules["up"][0] and spec == (None, "a")
+    ((value, spec, source, axis),) = with_it.constrained
+    assert axis == "" and value == with_it.modules["up"][0] and spec == (None, "a")
     assert source.endswith("h = autopar.constrain(h, self.spec)") and source.startswith("test_constrain.py:")
 
 

@@ -22,9 +22,10 @@ class KnownValues:
 
     Args:
         real: stand-in → the tensor of the call that it stands for.
+        buffers: those of buffers. One that forward writes into has other values in each call, so they are not known.
     """
 
-    def __init__(self, real: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    def __init__(self, real: Mapping[torch.Tensor, torch.Tensor], buffers: Mapping[torch.Tensor, torch.Tensor]) -> None:
         self._values: Any = tensor_dict()
         self._lost: set[int] = set()  # storages that something unknown has been written into
         self._given: set[int] = set()  # storages of the caller
@@ -36,6 +37,8 @@ class KnownValues:
                         self._values[stand_in] = value.clone()
                     else:
                         self._given.add(storage_of(value))
+            kept = [self._values[stand_in] for stand_in in buffers if stand_in in self._values]
+            self._buffers = {storage_of(value) for value in kept}
 
     def number(self, tensor: torch.Tensor) -> bool | int | float | None:
         """Return the one number in a tensor; ``None`` if it is not known."""
@@ -49,8 +52,8 @@ class KnownValues:
         """Compute what forward has computed, if its operands are known and it draws no random numbers."""
         operands = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         values = [value for value in map(self._value, operands) if value is not None]
-        # the caller's own tensor stays as it is
-        if len(values) < len(operands) or (writes and storage_of(values[0]) in self._given):
+        # the caller's own tensor stays as it is, and the next call finds what is written into a buffer
+        if len(values) < len(operands) or (writes and storage_of(values[0]) in (self._given | self._buffers)):
             if writes:
                 self.forget(args[0])
             return

@@ -56,7 +56,7 @@ class ValuesInGraph(TorchFunctionMode):
         self.evaluator = Evaluator(recorder, self.refuse, device)
         self.conditions = Conditions(self.refuse, lambda x: isinstance(x, (torch.Tensor, Rows, Element, Count)))
         self.histories: Any = tensor_dict()  # tensor → how it was made
-        self.known = KnownValues(given), KnownValues(constant)
+        self.known = KnownValues(given, constant), KnownValues(constant, constant)
         self.truths = Truths(self.conditions, self.evaluator, *self.known, unchecked, self.refuse)
         self.sums = Sums(self.evaluator, self.histories, recorder)
         self.domains: Any = tensor_dict()  # mask → its version, the conditions, its domain

@@ -115,7 +115,10 @@ class Truths:
     def _open(self, frame: Any, statement: Statement, value: torch.Tensor, mask: torch.Tensor | None) -> None:
         block = block_at(frame, statement.first, statement.last)
         if leaves_early(block):
-            raise self.refuse("returns or breaks only for some values of a tensor", "do it always")
+            raise self.refuse(
+                "returns or breaks only for some values of a tensor",
+                "keep the choice inside the graph with torch.where, or move it out of forward",
+            )
         value = value.reshape(()).bool()
         names = stored_names(block)
         self.conditions.add(Condition(Later.of(value), user_line(), frame, statement, names, of=mask))

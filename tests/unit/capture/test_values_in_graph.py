@@ -238,7 +238,10 @@ REFUSED: dict[Function, tuple[str, str]] = {
         "compute both, and choose with torch.where",
     ),
     left_early: ("forward loops over positions of a mask, and may leave the loop", "loop over all positions"),
-    returned_early: ("forward returns or breaks only for some values of a tensor", "do it always"),
+    returned_early: (
+        "forward returns or breaks only for some values of a tensor",
+        "with torch.where, or move it out of",
+    ),
     chosen: ("forward uses a tensor that is made only for some values of another tensor", "choose with torch.where"),
     two_in_one_test: ("forward decides by several values in one test", "write one test inside of the other"),
     empty_has_work: ("forward decides by the number of rows that a mask selects", "compute for no rows too"),
