@@ -94,5 +94,6 @@ class _Sent:
 
     def needs(self, flow: float) -> float:
         """Return the earliest time until which so much flow can be sent."""
-        can = (self.released >= flow * (1 - ROUNDING)) & (self.sent < flow)
+        rounded = flow - ROUNDING * self.released[-1]  # a small rest of large sums has their rounding
+        can = (self.released >= rounded) & (self.sent < flow)
         return float((self.begins[can] + self.startup + flow - self.sent[can]).min(initial=numpy.inf))

@@ -67,6 +67,13 @@ def test_many_heads_are_rounded_down() -> None:
     assert startup_bound(*zip(*few, strict=True), 0.5) <= every <= 50 + 0.1 * 3 * MOST + 0.5 + 50
 
 
+def test_a_small_collective_beside_large_ones_is_no_more_than_it_is() -> None:
+    """What is left of the sum after the large ones has their rounding, and yet it is the small one."""
+    heads, flows, tails = (0.0, 0.0, 0.003497), (0.000349525, 0.000349525, 2.7e-9), (0.003152717, 0.001590825, 5e-6)
+    one_by_one = 0.0005 + 0.003652242  # the first two share a message, and the longest tail follows
+    assert startup_bound(heads, flows, tails, 0.00015) <= one_by_one
+
+
 def test_a_schedule_reports_it() -> None:
     """Each gradient is there a second after the one before: some wait for others, or some pay θ of their own."""
     ops: list[Op] = []
