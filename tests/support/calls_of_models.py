@@ -174,12 +174,16 @@ def frozen_and_tied() -> None:
 
 def captured_again() -> None:
     model, eager, ids, labels = language()
-    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(ids, labels))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(ids, labels), dynamic=False)
     for rows in (4, 3, 1, 4, 3):
         assert relative(parallel(ids[:rows], ids[:rows])["loss"], eager(ids[:rows], ids[:rows])["loss"]) <= TOLERANCE
     assert parallel.captures == 3
     parallel(ids[:2], ids[:2])
     assert "capture 4 of this model: ids is int64[2, 6] on cpu, it was int64[1, 6] on cpu" in str(parallel.reports)
+    many = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(ids, labels))
+    for rows in (4, 3, 2, 4):
+        assert relative(many(ids[:rows], ids[:rows])["loss"], eager(ids[:rows], ids[:rows])["loss"]) <= TOLERANCE
+    assert many.captures == 2  # with numbers, and with symbols
     fixed = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(ids, labels), recapture=False)
     fixed(ids, labels)
     fixed.eval()
