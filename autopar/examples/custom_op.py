@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import autopar
-from autopar.examples.on_ranks import compare, is_first, on_ranks
+from autopar.examples.on_ranks import compare, is_first, on_ranks, train_alone
 from autopar.runtime.discovery.proof import prove
 
 MESH = autopar.Mesh(dp=2, tp=2)
@@ -63,18 +63,6 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(8, 8, generator=generator), torch.rand(8, 3, generator=generator)) for _ in range(count)]
 
 
-def train_alone(model: nn.Module) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    losses = []
-    for x, target in batches(4):
-        loss = model(x, target)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 def main() -> None:
     sample = torch.randn(4, 6, dtype=torch.float64), torch.randn(2, 6, dtype=torch.float64)
     proof = prove(torch.ops.examples.weighted_norm.default, sample)
@@ -85,7 +73,9 @@ def main() -> None:
     parallel.close()
     if is_first():
         print(f"the rule is proven: {len(proof.claims)} claims hold, as {proof.claims[0]}")
-        compare("loss", ours, train_alone(model()))
+        alone = model()
+        single = train_alone(lambda batch: alone(*batch), torch.optim.SGD(alone.parameters(), lr=0.5), batches(4))
+        compare("loss", ours, single)
         print(line)  # split over tp, its result is a partial sum: +tp
 
 

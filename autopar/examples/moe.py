@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 import autopar
-from autopar.examples.on_ranks import compare, is_first, on_ranks
+from autopar.examples.on_ranks import compare, is_first, on_ranks, train_alone
 
 MESH = autopar.Mesh(dp=2, ep=2)
 PLAN = {"*.up": ("ep", None, None), "*.down": ("ep", None, None)}
@@ -64,18 +64,6 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
 
 
-def train_alone(model: nn.Module) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    losses = []
-    for x, labels in batches(4):
-        loss = model(x, labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 def main() -> None:
     parallel = autopar.parallelize(model(), MESH, PLAN)
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.5))
@@ -84,7 +72,9 @@ def main() -> None:
     computes = next(line.strip() for line in str(step.local(0)).splitlines() if "relu :" in line)
     parallel.close()
     if is_first():
-        compare("loss", ours, train_alone(model()))
+        alone = model()
+        single = train_alone(lambda batch: alone(*batch), torch.optim.SGD(alone.parameters(), lr=0.5), batches(4))
+        compare("loss", ours, single)
         print(f"{EXPERTS} experts, of which each rank holds {held} and computes their places: {computes}")
         print(f"{program.partition('backward:')[0].count('all_to_all(')} all-to-alls forward")
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from os import environ
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from autopar.errors import LaunchError
@@ -52,6 +54,20 @@ def leave_job() -> None:
     """Hide the launcher's variables: what follows runs as in a process that was started by itself."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         environ.pop(name, None)
+
+
+def train_alone(
+    loss_of: Callable[[Any], torch.Tensor], optimizer: torch.optim.Optimizer, batches: Sequence[Any]
+) -> list[float]:
+    """Train on a single device with the plain loop of PyTorch, and return the losses."""
+    losses = []
+    for batch in batches:
+        loss = loss_of(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 def compare(

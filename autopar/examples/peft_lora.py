@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import autopar
-from autopar.examples.on_ranks import compare, is_first, on_ranks, shared_folder
+from autopar.examples.on_ranks import compare, is_first, on_ranks, shared_folder, train_alone
 
 MESH = autopar.Mesh(dp=2, tp=2)
 SIZES: dict[str, Any] = {
@@ -43,18 +43,6 @@ def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def train_alone(model: torch.nn.Module) -> list[float]:
-    optimizer = torch.optim.AdamW(trainable(model), lr=1e-2)
-    losses = []
-    for ids in batches(4):
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 def main() -> None:
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # PEFT reads it
@@ -74,7 +62,13 @@ def main() -> None:
             logits = parallel(input_ids=ids).logits.full_tensor()
         parallel.close()
         if is_first():
-            compare("loss", ours, train_alone(adapted()), tolerance=1e-4)
+            alone = adapted()
+            single = train_alone(
+                lambda ids: alone(input_ids=ids, labels=ids).loss,
+                torch.optim.AdamW(trainable(alone), lr=1e-2),
+                batches(4),
+            )
+            compare("loss", ours, single, tolerance=1e-4)
             print(f"lora_B of q_proj: {list(piece.shape)}, on each rank {list(piece.to_local().shape)}")
             plain = PeftModel.from_pretrained(base(), folder).eval()
             with torch.no_grad():

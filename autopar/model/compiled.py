@@ -258,21 +258,14 @@ class Compiler:
         attrs: Mapping[str, DistAttr],
         device: torch.device,
         *,
-        captured: Captured | None = None,
-        ending: Ending | None = None,
         execution: Execution = OF_CALLS,
         **options: Any,
     ) -> Placement:
         """Run all passes after capture: the program gets its layouts and transfers, and each rank its local program.
 
-        Args:
-            attrs: node → its layout, of the nodes that the plan decides.
-            captured: the call that the program was made from; a searched plan is then no dearer than any preset.
-            ending: what ends the step, if the program is a micro-batch.
-            execution: how the program runs.
-            options: further options of ``passes.pipeline``; with ``search=True``, the planner searches the others.
+        ``execution`` says how the program runs. The other arguments are those of ``through_passes``.
         """
-        reports, found = self.through_passes(program, attrs, device, captured=captured, ending=ending, **options)
+        reports, found = self.through_passes(program, attrs, device, **options)
         local, more = self.localize(program, execution)
         return Placement(local, [*reports, *more], found)
 
@@ -288,7 +281,11 @@ class Compiler:
     ) -> tuple[list[PassReport], Solution | None]:
         """Run the passes that make a traced program explicit. Returns what each did, and the plan if it was searched.
 
-        The arguments are those of ``place``.
+        Args:
+            attrs: node → its layout, of the nodes that the plan decides.
+            captured: the call that the program was made from; a searched plan is then no dearer than any preset.
+            ending: what ends the step, if the program is a micro-batch.
+            options: further options of ``passes.pipeline``; with ``search=True``, the planner searches the others.
         """
         starts = () if captured is None else starting_points(self.model, captured, self.mesh)
         returned = {} if captured is None else {f"{path}()": names for path, names in captured.modules.items()}

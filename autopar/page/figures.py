@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from autopar.costs.program_price import node_prices
 from autopar.ir.text.printer import print_type
 from autopar.page.modules import ModuleNode, module_tree
 from autopar.page.subject import Subject
 from autopar.page.transfer_rows import transfer_rows
 
 
-def figures_of(subject: Subject) -> dict[str, Any]:
-    """Return the figures of one call or step.
+def figures_of(subject: Subject, tree: ModuleNode | None = None) -> dict[str, Any]:
+    """Return the figures of one call or step. ``tree``: its modules, if they are known already.
 
     ``seconds``: its price on the machine, of a pipelined step the simulated seconds. ``bound``: no plan takes less;
     ``gap``: how much dearer than the bound the plan is, relative to the bound; both are ``None`` where nothing was
@@ -27,26 +26,17 @@ def figures_of(subject: Subject) -> dict[str, Any]:
     for each module, those that are alike together, with ``module count parameters result seconds transfer_seconds``.
     ``machine``: ``name`` and ``note``.
     """
-    solution = subject.solution
+    solution, tree = subject.solution, tree or module_tree(subject.parts, subject.machine)
     searched = solution is not None and solution.machine == subject.machine
     return {
-        "seconds": seconds_of(subject),
+        "seconds": subject.seconds if subject.seconds is not None else (tree.ops + tree.transfers) / 1e9,
         "bound": solution.bound if searched and solution is not None else None,
         "gap": _finite(solution.gap) if searched and solution is not None else None,
         "memory": subject.memory.peak,
         "transfers": [asdict(row) for row in transfer_rows(subject.parts, subject.machine, subject.messages)],
-        "modules": [*_rows(module_tree(subject.parts, subject.machine), "")],
+        "modules": [*_rows(tree, "")],
         "machine": {"name": subject.machine.name, "note": subject.machine.note},
     }
-
-
-def seconds_of(subject: Subject) -> float:
-    """Return the seconds of one call or step."""
-    if subject.seconds is not None:
-        return subject.seconds
-    return (
-        sum(part.times * cost for part in subject.parts for _, cost in node_prices(part.program, subject.machine)) / 1e9
-    )
 
 
 def _rows(module: ModuleNode, above: str) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ import jinja2
 
 from autopar.errors import shown
 from autopar.page.decisions import decisions
-from autopar.page.figures import figures_of, seconds_of
+from autopar.page.figures import figures_of
 from autopar.page.grids import Grids
 from autopar.page.memory_over_time import memory_over_time
 from autopar.page.modules import ModuleNode, module_tree
@@ -45,10 +45,12 @@ def page_text(subject: Subject) -> str:
     """
     assets = files("autopar.page") / "assets"
     read = {name: (assets / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
+    tree = module_tree(subject.parts, subject.machine)
+    figures = figures_of(subject, tree)
     template = jinja2.Environment(autoescape=True).from_string(read["page.html"])
     return template.render(
-        title=subject.title, style=read["page.css"], script=read["page.js"], figures=_json(figures_of(subject)),
-        drawn=_json(_drawn(subject)),
+        title=subject.title, style=read["page.css"], script=read["page.js"], figures=_json(figures),
+        drawn=_json(_drawn(subject, tree, figures)),
     )  # fmt: skip
 
 
@@ -57,10 +59,10 @@ def _json(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
-def _drawn(subject: Subject) -> dict[str, Any]:
+def _drawn(subject: Subject, modules: ModuleNode, figures: dict[str, Any]) -> dict[str, Any]:
     """Return what the script draws besides the figures."""
     grids = Grids()
-    tree = _tree(module_tree(subject.parts, subject.machine), grids)
+    tree = _tree(modules, grids)
     return {
         "title": subject.title,
         "mesh": [list(axis) for axis in subject.mesh.axes],
@@ -78,7 +80,7 @@ def _drawn(subject: Subject) -> dict[str, Any]:
         ],
         "decisions": decisions(subject.reports, subject.notes),
         "certificate": None if subject.solution is None else subject.solution.certificate,
-        "alternatives": [*_alternatives(subject)],
+        "alternatives": [*_alternatives(subject, figures)],
         "explained": [*_explained(subject)],
         "programs": [{"name": p.name, "times": p.times, "text": str(p.program)} for p in _shown_programs(subject)],
     }  # fmt: skip
@@ -117,10 +119,10 @@ def _communication(subject: Subject) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _alternatives(subject: Subject) -> Iterator[dict[str, Any]]:
+def _alternatives(subject: Subject, figures: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the plans that are compared, this one first, with their prices."""
     if subject.alternatives:
-        yield {"name": "this plan", "seconds": seconds_of(subject), "memory": subject.memory.peak, "note": ""}
+        yield {"name": "this plan", "seconds": figures["seconds"], "memory": figures["memory"], "note": ""}
     for other in subject.alternatives:
         yield {"name": other.name, "seconds": other.seconds, "memory": other.memory, "note": other.note}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from planned_mlp import MLP
 from typer.testing import CliRunner
 
 import autopar
@@ -20,18 +21,9 @@ from autopar.costs.machine import machine
 from autopar.report.memory import memory_of
 from autopar.report.transfers import bytes_per_axis
 
-MODEL = """\
-import torch
-
-class MLP(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up_proj = torch.nn.Linear(256, 1024, bias=False)
-        self.down_proj = torch.nn.Linear(1024, 256, bias=False)
-
-    def forward(self, x):
-        return self.down_proj(torch.relu(self.up_proj(x))).square().mean()
-
+MODEL = (
+    MLP
+    + """
 def make():
     with torch.device("meta"):
         return MLP(), (torch.empty(512, 256),)
@@ -45,6 +37,7 @@ def bare():
 def needs(width):
     return MLP(), (torch.empty(512, width),)
 """
+)
 H100 = "NVIDIA H100 80GB HBM3"
 
 

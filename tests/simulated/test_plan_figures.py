@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from planned_mlp import MLP
 from typer.testing import CliRunner
 
 import autopar
@@ -18,18 +19,6 @@ from autopar.cli.app import app
 from autopar.costs.calibrate import OUTSIDE
 from autopar.costs.machine import machine
 
-MODEL = """\
-import torch
-
-class MLP(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up_proj = torch.nn.Linear(256, 1024, bias=False)
-        self.down_proj = torch.nn.Linear(1024, 256, bias=False)
-
-    def forward(self, x):
-        return self.down_proj(torch.relu(self.up_proj(x))).square().mean()
-"""
 KEYS = ["seconds", "bound", "gap", "memory", "transfers", "modules", "machine"]
 ON = ("--machine", "NVIDIA H100 80GB HBM3", "--inputs", "x=f32[4096,256]")
 
@@ -37,7 +26,7 @@ ON = ("--machine", "NVIDIA H100 80GB HBM3", "--inputs", "x=f32[4096,256]")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("models") / "figures_mlp.py"
-    path.write_text(MODEL)
+    path.write_text(MLP)
     return f"{path}:MLP"
 
 
