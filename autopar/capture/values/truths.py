@@ -105,7 +105,10 @@ class Truths:
         frame = users_frame()
         statement = statement_at(frame) if frame is not None else None
         if frame is None or statement is None or statement.answer != answer:
-            raise self.refuse("decides by the number of rows that a mask selects", "compute for no rows too")
+            raise self.refuse(
+                "decides by the number of rows that a mask selects",
+                "if the line only skips work, leave it out, because no rows add nothing; else choose with torch.where",
+            )
         if statement.kind == "check":
             self.unchecked(user_line())
         else:

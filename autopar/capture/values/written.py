@@ -182,7 +182,10 @@ def _of_rows(mode: Keeper, name: str, rows: Rows, dim: Any = None, keepdim: bool
     if rows.at not in dims:
         return None
     if kwargs.get("dtype") is not None or keepdim:
-        raise mode.refuse(f"computes the {name} of rows that a mask selects, with options", "leave them out")
+        raise mode.refuse(
+            f"computes the {name} of rows that a mask selects, with keepdim or dtype",
+            "compute with all rows, and choose with torch.where",
+        )
     domain = rows.domain
     total = Later(counted, (rows.value, domain.mask, rows.at, domain.sizes, rows.support, ()), place=mode.place())
     result = mode.evaluator.now(total)

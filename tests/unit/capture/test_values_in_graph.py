@@ -204,6 +204,12 @@ def empty_has_work(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def kept_mean(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    (rows,) = torch.where(x[:, 0] > 0)
+    taken = x[rows] * scale
+    return torch.zeros_like(x).index_add(0, rows, taken - taken.mean(0, keepdim=True))
+
+
 def written_before_used(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     y = x * scale
     (rows,) = torch.where(x[:, 0] > 0)
@@ -227,6 +233,7 @@ REFUSED: dict[Function, tuple[str, str]] = {
     last_of_several: ("forward writes rows that a mask selects, perhaps several at one place", "out.index_add_"),
     returned: ("forward returns rows that a mask selects, and their number is a value", RETURN),
     mixed: ("forward computes softmax of the rows that a mask selects, and it may mix rows", ALL),
+    kept_mean: ("forward computes the mean of rows that a mask selects, with keepdim or dtype", ALL),
     two_masks: ("forward combines rows that different masks select, with add", "select them by one mask"),
     counted: ("forward computes with the number of rows that a mask selects, which is a value", ALL),
     doubled_in_turns: (
@@ -244,7 +251,10 @@ REFUSED: dict[Function, tuple[str, str]] = {
     ),
     chosen: ("forward uses a tensor that is made only for some values of another tensor", "choose with torch.where"),
     two_in_one_test: ("forward decides by several values in one test", "write one test inside of the other"),
-    empty_has_work: ("forward decides by the number of rows that a mask selects", "compute for no rows too"),
+    empty_has_work: (
+        "forward decides by the number of rows that a mask selects",
+        "leave the decision out, and compute for no rows too",
+    ),
     written_before_used: (
         "forward takes rows of a tensor that it writes into before the rows are used",
         "write into a copy, with clone()",
