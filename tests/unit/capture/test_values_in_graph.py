@@ -251,10 +251,7 @@ REFUSED: dict[Function, tuple[str, str]] = {
     ),
     chosen: ("forward uses a tensor that is made only for some values of another tensor", "choose with torch.where"),
     two_in_one_test: ("forward decides by several values in one test", "write one test inside of the other"),
-    empty_has_work: (
-        "forward decides by the number of rows that a mask selects",
-        "leave the decision out, and compute for no rows too",
-    ),
+    empty_has_work: ("forward decides by the number of rows that a mask selects", "only skips work, leave it out"),
     written_before_used: (
         "forward takes rows of a tensor that it writes into before the rows are used",
         "write into a copy, with clone()",
