@@ -174,10 +174,10 @@ def test_a_function_of_the_users_is_checked(model: str) -> None:
     path = model.rpartition(":")[0]
     assert "an_mlp.py has no function mak" in asked(f"{path}:mak")[2]
     assert (
-        "an_mlp.py:wrong returns an int; it returns a model, or a pair, return model, (x,)"
+        "an_mlp.py:wrong returns an int; it must return a model, or a pair, return model, (x,)"
         in (asked(f"{path}:wrong")[2])
     )
-    assert "an_mlp.py:bare returns a model and a Tensor; it returns a model, or a pair" in asked(f"{path}:bare")[2]
+    assert "an_mlp.py:bare returns a model and a Tensor; it must return a model, or a pair" in asked(f"{path}:bare")[2]
     assert (
         "an_mlp.py:MLP returns a model alone, and its forward takes x; give the arguments of a call, as --inputs "
         f"x=f32[8,64] or --example {path}:FUNCTION\n" in asked(f"{path}:MLP")[2]

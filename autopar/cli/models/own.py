@@ -16,10 +16,10 @@ from autopar.errors import class_of
 from autopar.ir.structure import flatten
 
 RETURNS = (
-    "it returns a model, or a pair, return model, (x,), of a model and the arguments of one call; a class of a module "
-    "does, too"
+    "it must return a model, or a pair, return model, (x,), of a model and the arguments of one call; a class of a "
+    "module does, too"
 )
-ARGUMENTS = "it returns the arguments of one call: a tuple, a dict of keywords, or both as a pair"
+ARGUMENTS = "it must return the arguments of one call: a tuple, a dict of keywords, or both as a pair"
 
 
 def own_model(name: str, example: str | None, values: bool) -> tuple[torch.nn.Module, Any, tuple[str, ...]]:
