@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.costs.machine import Machine
+from autopar.errors import shown
 from autopar.notebook import as_html
 from autopar.page.figures import figures_of
 from autopar.page.in_notebook import modules_as_html
@@ -43,7 +44,12 @@ class Paged:
         Raises:
             RuntimeError: nothing has been captured yet.
             FileNotFoundError, IsADirectoryError: the file cannot be written there.
+            TypeError: an option is something else.
         """
+        _check("alternatives", alternatives, Alternative, 'autopar.page.Alternative("megatron", seconds)')
+        _check("explained", explained, Explanation, 'solution.explain("lm_head.weight")')
+        if timeline is not None and not hasattr(timeline, "recorded"):
+            raise TypeError(f"timeline={shown(timeline)} is no timeline; give what step.timeline(batch) returned")
         subject = replace(self.page_subject(machine), alternatives=tuple(alternatives), explained=tuple(explained))
         if timeline is not None:
             subject = replace(subject, recorded=timeline.recorded)
@@ -65,3 +71,9 @@ class Paged:
             RuntimeError: nothing has been captured yet.
         """
         return figures_of(self.page_subject(machine))
+
+
+def _check(name: str, given: object, kind: type, example: str) -> None:
+    """Raise ``TypeError`` if an option is no sequence of such objects."""
+    if not isinstance(given, Sequence) or not all(isinstance(each, kind) for each in given):
+        raise TypeError(f"{name}={shown(given)} is no list of what {example} gives")

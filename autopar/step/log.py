@@ -75,6 +75,10 @@ def log(
             f"autopar.log takes a training step or the result of parallelize, and not {class_of(model)}; for other "
             f"models, use torch.utils.tensorboard.SummaryWriter"
         )
+    if not isinstance(folder, (str, Path)) and not hasattr(folder, "add_scalar"):
+        raise TypeError(
+            f'autopar.log writes to a folder, such as "runs/a", or with a SummaryWriter, and not to {class_of(folder)}'
+        )
     if parallel.job is not None and parallel.job.rank != 0:
         return
     logs = _LOGS.setdefault(model, {})

@@ -115,6 +115,16 @@ def test_a_page_needs_a_capture_and_a_folder(tmp_path: Path) -> None:
         parallel.page(tmp_path)
     with pytest.raises(TypeError, match=r'written to a path, such as "plan\.html", not to 3'):
         parallel.page(3)
+    for option, said in (
+        (
+            {"alternatives": ["megatron"]},
+            r"alternatives=\['megatron'\] is no list of what autopar\.page\.Alternative\(",
+        ),
+        ({"explained": "up"}, r"explained='up' is no list of what solution\.explain\("),
+        ({"timeline": "x"}, r"timeline='x' is no timeline; give what step\.timeline\(batch\) returned"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            parallel.page(tmp_path / "a.html", **option)
     staged = autopar.parallelize(torch.nn.Sequential(torch.nn.Linear(16, 16)), autopar.Mesh(pp=2), example=(X,))
     with pytest.raises(RuntimeError, match=r"only a training step has programs with costs there; take step\.page"):
         staged.page(tmp_path / "a.html")
