@@ -142,6 +142,14 @@ def test_simulated_ranks_have_no_mfu(writer: Any, tmp_path: Path) -> None:
     assert "speed/mfu" not in found
 
 
+def test_a_folder_that_is_none() -> None:
+    parallel = autopar.parallelize(nn.Linear(2, 2), autopar.Mesh(dp=1), "ddp")
+    with pytest.raises(
+        TypeError, match=r'writes to a folder, such as "runs/a", or with a SummaryWriter, and not to an int'
+    ):
+        autopar.log(3, parallel)  # type: ignore[arg-type]
+
+
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = (
         "autopar.log takes a training step or the result of parallelize, and not a Linear; for other models, use "
