@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import os
 import re
 from pathlib import Path
 
@@ -24,7 +23,12 @@ X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
 
 def threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    """How many threads gloo's groups have. Threads with other names, such as Inductor's, may end in between."""
+    count = 0
+    for name in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            count += "gloo" in name.read_text()
+    return count
 
 
 def model() -> nn.Module:
@@ -118,7 +122,7 @@ def many_times() -> None:
     for _ in range(15):
         with contextlib.closing(on(tp=2, dp=2)) as parallel:
             same_numbers(parallel)
-    assert threads() <= before + 3, "autograd may have begun threads"
+    assert threads() <= before
 
 
 def one_closes_another_calls() -> None:
