@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -58,24 +58,30 @@ class Wired:
 
     Attributes:
         seconds: of a step on the slowest rank, in each round.
-        free: the same where transfers take no time.
+        late: the share of each of these steps in which this machine was slower than the emulated one.
+        free: the seconds of a step whose transfers take no time.
+        real: the seconds of each of these in which this machine computed or sent data longer than that.
         moved: bytes that leave a rank in a step, the mean over the ranks.
-        late: the largest share of a step in which this machine was slower than the emulated one.
     """
 
-    seconds: list[float]
-    free: list[float]
-    moved: float
-    late: float
+    seconds: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+    free: list[float] = field(default_factory=list)
+    real: list[float] = field(default_factory=list)
+    moved: float = 0.0
 
     @property
-    def exposed(self) -> float:
-        """Seconds of communication that computing does not hide."""
-        return statistics.median(a - b for a, b in zip(self.seconds, self.free, strict=True))
+    def exposed(self) -> tuple[float, float]:
+        """Seconds of communication that computing does not hide, at least and at most.
+
+        Data takes some time in ``free`` too, which may be hidden or not.
+        """
+        low = statistics.median(a - b for a, b in zip(self.seconds, self.free, strict=True))
+        return max(0.0, low), max(0.0, low + statistics.median(self.real))
 
     @property
     def is_void(self) -> bool:
-        return self.late > MOST_LATE
+        return statistics.median(self.late) > MOST_LATE
 
 
 def checked(system: System, step: Step, right: Sequence[float]) -> float:
@@ -146,16 +152,17 @@ def on_wire(names: Sequence[str], machine: Machine, rounds: int) -> dict[str, Wi
     with free():  # groups that systems have made
         for system in chosen(names):
             checked(system, built[system.name], right)
-    found = {name: Wired([], [], 0.0, 0.0) for name in built}
+    found = {name: Wired() for name in built}
     for _ in range(rounds):
         for name, step in built.items():
             row = found[name]
             taken, row.moved, late = stepped(step)
             row.seconds.append(taken)
+            row.late.append(late)
             with free():
-                taken, _, late_too = stepped(step)
+                taken, _, late = stepped(step)
             row.free.append(taken)
-            row.late = max(row.late, late, late_too)
+            row.real.append(late * taken)
     return found
 
 

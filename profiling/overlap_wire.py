@@ -69,10 +69,10 @@ CASES = {
 }
 
 
-def machine(bandwidth: float, slow: float) -> Machine:
-    """A machine on which views are free, and products and launches take time."""
+def machine(bandwidth: float, slow: float, op_seconds: float = OP_SECONDS) -> Machine:
+    """A machine on which views are free, and products and launches take time: an op takes ``op_seconds`` at least."""
     link = Link(LATENCY * slow, bandwidth)
-    memory = Link(OP_SECONDS * slow, 1e15)
+    memory = Link(op_seconds * slow, 1e15)
     return Machine("paced", "cpu", 64, link, link, memory, (("f32", FLOPS / slow), ("f64", FLOPS / slow)))
 
 
