@@ -87,6 +87,8 @@ class Header:
         cursor = self.cursor
         cursor.word("on")
         axes, ranks = self._pairs(), None
+        if not axes and cursor.skip("("):  # one rank, as in "on () ranks 3"
+            cursor.sign(")")
         if cursor.skip("ranks"):
             ranks = []
             while cursor.kind() == "number":

@@ -46,7 +46,7 @@ def _header(program: ProgramData) -> list[str]:
     if program.mesh is not None:
         head += f" on {_mesh(program.mesh)}"
     if program.coordinates is not None:
-        head += " at " + " ".join(f"{axis}={index}" for axis, index in program.coordinates.items())
+        head += " at" + "".join(f" {axis}={index}" for axis, index in program.coordinates.items())
     lines = [head]
     if program.sizes:
         lines.append(f"sizes {values_text(program.sizes)}")
@@ -57,7 +57,7 @@ def _header(program: ProgramData) -> list[str]:
 
 def _mesh(mesh: Mesh) -> str:
     ranks = "" if mesh.ranks == tuple(range(mesh.size)) else f" ranks {' '.join(map(str, mesh.ranks))}"
-    return f"{mesh}{ranks}"
+    return f"{mesh if mesh.axes else '()'}{ranks}"
 
 
 def print_node(program: ProgramData, node: fx.Node) -> str:

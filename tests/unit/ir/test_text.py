@@ -286,6 +286,13 @@ def test_the_page_of_the_grammar_is_true() -> None:
         assert f"  {line}\n" in str(Program.parse(f"{head}  {line}\n")), line
 
 
+def test_a_mesh_without_axes_prints_as_brackets() -> None:
+    text = "program local on () ranks 3 at\nstage s1 on () ranks 5\n  x : f32[8] = input\n"
+    program = Program.parse(text)
+    assert str(program) == text
+    assert program.mesh == Mesh(ranks=[3]) and program.coordinates == {}
+
+
 def _wide(count: int) -> str:
     lines = ["program traced", "  x0 : f32[4] = input", "forward:"]
     return "\n".join([*lines, *(f"  x{k + 1} : f32[4] = relu(x{k})" for k in range(count))]) + "\n"
