@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, overload
 
 from autopar.errors import shown
 from autopar.model.calls import Calls
@@ -16,10 +16,48 @@ from autopar.step.step_profile import Computed, Places, RankRecord, StepProfile,
 from autopar.step.timeline import Timeline
 
 
+class NextSteps:
+    """The next steps that a loop runs are recorded. Prints as their profile when the last one has run.
+
+    Attributes:
+        steps: how many.
+        path: the file.
+        profile: the profile; ``None`` before the last step has run.
+    """
+
+    def __init__(self, steps: int, path: str | os.PathLike[str]) -> None:
+        self.steps, self.path = steps, path
+        self.profile: StepProfile | None = None
+        self._recorders: list[Recorder] = []
+
+    def run(self, step: RecordedSteps, args: Any, kwargs: Any) -> Any:
+        """Run a step, and return what it returns. The last one makes the profile, and the first rank writes it.
+
+        A step that fails ends the recording.
+        """
+        step._next_steps = None
+        recorder, returned = step._recorded(*args, in_slots=True, **kwargs)
+        self._recorders.append(recorder)
+        if len(self._recorders) < self.steps:
+            step._next_steps = self
+        else:
+            self.profile = step._profile_of(step._of_ranks(self._recorders), self.steps, self.path)
+            self._recorders.clear()
+        return returned
+
+    def __str__(self) -> str:
+        if self.profile is not None:
+            return str(self.profile)
+        return (
+            f"{len(self._recorders)} of {self.steps} steps have run; {os.fspath(self.path)} is written after the last"
+        )
+
+
 class RecordedSteps:
     """What a training step has to record itself."""
 
     _calls: Calls
+    _next_steps: NextSteps | None = None
 
     @property
     def communication(self) -> Communication:
@@ -36,11 +74,21 @@ class RecordedSteps:
             RuntimeError: the model is on an accelerator, where lines end later than Python calls them; use
                 ``torch.profiler`` there.
         """
-        runs = self._recorded(*args, **kwargs).runs
+        runs = self._recorded(*args, **kwargs)[0].runs
         return Timeline(self.communication, tuple(self._gathered(runs)))
 
-    def profile(self, batch: Any, *, steps: int = 3, path: str | os.PathLike[str] = "trace.json") -> StepProfile:
+    @overload
+    def profile(self, batch: None = None, *, steps: int = 3, path: str | os.PathLike[str] = ...) -> NextSteps: ...
+    @overload
+    def profile(self, batch: Any, *, steps: int = 3, path: str | os.PathLike[str] = ...) -> StepProfile: ...
+
+    def profile(
+        self, batch: Any = None, *, steps: int = 3, path: str | os.PathLike[str] = "trace.json"
+    ) -> StepProfile | NextSteps:
         """Run steps and record when each line begins and ends on each rank. Writes one trace for Perfetto.
+
+        Without a batch it runs nothing: the next steps that the loop runs are recorded, and the last one of them writes
+        the trace. ``print`` the result then.
 
         The trace has the computed step, and the recorded steps of all ranks: lines in their modules, messages, and
         arrows from sends to receives, from starts to waits, and between the ranks of a collective. The result prints
@@ -49,39 +97,56 @@ class RecordedSteps:
         the trace has the computed step alone.
 
         Args:
-            batch: a batch, with which each step runs; or an iterator, which gives a batch for each step.
+            batch: a batch, with which each step runs; or an iterator, which gives a batch for each step; ``None``: the
+                loop runs the steps.
             steps: the number of steps.
             path: the file.
 
         Raises:
             ValueError: ``steps`` is no number above 0, or the iterator has fewer batches.
             OSError: the file cannot be written; this is found before a step runs.
-            RuntimeError: as of ``timeline``.
+            RuntimeError: as of ``timeline``; the next steps are recorded already; without a batch, where ranks are
+                simulated, before a capture.
         """
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ValueError(f"steps={shown(steps)} is not a number of steps above 0")
-        batches = _batches(batch, steps)
+        if self._next_steps is not None:
+            raise RuntimeError(f"steps are recorded already: {self._next_steps}; run them first")
         calls = self._calls
-        first = calls.job is None or calls.job.rank == calls.mesh.ranks[0]
-        if first:
+        simulates = calls.job is None and calls.mesh.size > 1
+        batches = None if batch is None else _batches(batch, steps)
+        if self._writes:
             with open(path, "a", encoding="utf-8"):
                 pass
-        simulates = calls.job is None and calls.mesh.size > 1
-        records = () if simulates else self._records(batches)
-        if simulates:
-            self.capture(batches[0])  # type: ignore[attr-defined]
+        if batches is None:
+            following = NextSteps(steps, path)
+            if simulates:
+                following.profile = self._profile_of((), steps, path)
+            else:
+                self._refuse_accelerator()
+                self._next_steps = following
+            return following
+        for each in batches[:1] if simulates else batches:
+            self.capture(each)  # type: ignore[attr-defined]
+        records = () if simulates else self._of_ranks([self._recorded(own, in_slots=True)[0] for own in batches])
+        return self._profile_of(records, steps, path)
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this rank writes the file."""
+        return self._calls.job is None or self._calls.job.rank == self._calls.mesh.ranks[0]
+
+    def _profile_of(self, records: tuple[RankRecord, ...], steps: int, path: str | os.PathLike[str]) -> StepProfile:
+        """Return what was recorded beside the computed step. The first rank writes it."""
         made = self.communication
         places = {name: places_of(local) for name, local in self._running().items()}
-        profile = StepProfile(made, places, self._computed(made, places), records, len(batches), os.fspath(path))
-        if first:
+        profile = StepProfile(made, places, self._computed(made, places), records, steps, os.fspath(path))
+        if self._writes:
             profile.save(path)
         return profile
 
-    def _records(self, batches: list[Any]) -> tuple[RankRecord, ...]:
-        """Run a step with each batch. Returns what all ranks have recorded, on one clock."""
-        for batch in batches:
-            self.capture(batch)  # type: ignore[attr-defined]
-        recorders = [self._recorded(batch, in_slots=True) for batch in batches]
+    def _of_ranks(self, recorders: list[Recorder]) -> tuple[RankRecord, ...]:
+        """Return what all ranks have recorded, on one clock. All ranks call it."""
         rank = self._calls.context().rank
         own = [((socket.gethostname(), made.begun), made.runs, made.slots.get(rank, [])) for made in recorders]
         ranks: list[list[tuple[Any, Any, Any]]] = self._gathered(own)
@@ -105,20 +170,23 @@ class RecordedSteps:
         """Return the programs that a step runs, by the names of the parts of its communication."""
         raise NotImplementedError
 
-    def _recorded(self, *args: Any, in_slots: bool = False, **kwargs: Any) -> Recorder:
-        """Run one step, and return what was recorded on this rank."""
+    def _refuse_accelerator(self) -> None:
         if self._calls.device.type != "cpu":
             raise RuntimeError(
                 f"a timeline needs lines that have ended when Python goes on, and {self._calls.device.type} runs them "
                 "later; use torch.profiler there"
             )
+
+    def _recorded(self, *args: Any, in_slots: bool = False, **kwargs: Any) -> tuple[Recorder, Any]:
+        """Run one step. Returns what was recorded on this rank, and what the step returned."""
+        self._refuse_accelerator()
         self.capture(*args, **kwargs)  # type: ignore[attr-defined]
         together = self._calls.agreement.ranks
         if together is not None:
             together.agree("record a timeline")  # then the clocks of all ranks begin
         with recording(in_slots) as recorder:
-            self(*args, **kwargs)  # type: ignore[operator]
-        return recorder
+            returned = self(*args, **kwargs)  # type: ignore[operator]
+        return recorder, returned
 
     def _gathered(self, value: Any) -> list[Any]:
         """Return the values of all ranks. All ranks call it."""

@@ -352,6 +352,8 @@ class TrainStep(RecordedSteps, Paged):
         The loss is a number without a gradient that is the same on every rank. The batch is a dict, a tuple or a list
         of the model's arguments, or these arguments themselves. All ranks call it in the same way.
         """
+        if self._next_steps is not None:
+            return self._next_steps.run(self, args, kwargs)
         calls = self._calls
         calls.context()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():

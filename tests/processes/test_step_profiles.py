@@ -10,15 +10,15 @@ import pytest
 import step_profiles
 from processes import ranks
 
-CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
-    ("mlp", {"dp": 2}, {"microbatches": 2}),
-    ("llama", {"dp": 2, "tp": 2}, {"zero": 3}),
+CASES: list[tuple[str, dict[str, int], dict[str, Any], bool]] = [
+    ("mlp", {"dp": 2}, {"microbatches": 2}, True),
+    ("llama", {"dp": 2, "tp": 2}, {"zero": 3}, False),
 ]
 
 
-@pytest.mark.parametrize(("name", "sizes", "options"), CASES, ids=str)
-def test_profiled(name: str, sizes: dict[str, int], options: dict[str, Any], tmp_path: Path) -> None:
-    ranks(math.prod(sizes.values())).run(step_profiles.profiled, name, sizes, options, str(tmp_path))
+@pytest.mark.parametrize(("name", "sizes", "options", "by_loop"), CASES, ids=str)
+def test_profiled(name: str, sizes: dict[str, int], options: dict[str, Any], by_loop: bool, tmp_path: Path) -> None:
+    ranks(math.prod(sizes.values())).run(step_profiles.profiled, name, sizes, options, by_loop, str(tmp_path))
 
 
 def test_profiled_on_stages(tmp_path: Path) -> None:

@@ -88,6 +88,37 @@ def test_the_trace_of_a_process_that_is_alone(tmp_path: Path) -> None:
     assert ("layers.1", "backward") in report.real and ("layers.1", "backward") in report.planned
 
 
+def test_the_loop_runs_the_steps(tmp_path: Path) -> None:
+    """The step returns what it always returns. A second recording waits for the first, and a failed step ends it."""
+    _, step, batch = made({"dp": 1})
+    _, other, _ = made({"dp": 1})
+    path = tmp_path / "trace.json"
+    following = step.profile(steps=2, path=path)
+    assert torch.equal(step(batch), other(batch)) and path.read_text() == ""
+    assert str(following) == f"1 of 2 steps have run; {path} is written after the last"
+    with pytest.raises(RuntimeError, match=r"steps are recorded already: 1 of 2 steps have run; .*; run them first"):
+        step.profile(batch)
+    assert torch.equal(step(batch), other(batch))
+    assert "2 steps on 1 rank;" in str(following) and following.profile is not None
+    assert [*step_profiles.checked(path)["tracks"].values()] == ["computed", "rank 0"]
+    assert torch.equal(step(batch), other(batch)), "no step is recorded any more"
+    unfinished = step.profile(steps=1, path=path)
+    with pytest.raises(TypeError):
+        step(no_argument=batch)
+    step(batch)
+    assert unfinished.profile is None
+
+
+def test_the_loop_simulates_the_steps(tmp_path: Path) -> None:
+    _, step, batch = made({"dp": 2, "tp": 2})
+    with pytest.raises(RuntimeError, match="capture"):
+        step.profile(path=tmp_path / "trace.json")
+    step.simulate(batch)
+    following = step.profile(path=tmp_path / "trace.json")
+    assert "simulated ranks have no times" in str(following) and not following.profile.ranks
+    step.simulate(batch)
+
+
 def test_simulated_ranks_have_no_times(tmp_path: Path) -> None:
     """The trace has the computed step alone, and says why."""
     parallel, step, batch = made({"dp": 2, "tp": 2})

@@ -80,13 +80,24 @@ def between(found: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return [ends for ends in found["flows"] if ends["s"]["name"] == name and ends["s"]["pid"] != ends["f"]["pid"]]
 
 
-def profiled(name: str, sizes: dict[str, int], options: dict[str, Any], folder: str) -> None:
-    """On each rank: steps between others are profiled, with their numbers. The first rank has one trace of all."""
+def profiled(name: str, sizes: dict[str, int], options: dict[str, Any], by_loop: bool, folder: str) -> None:
+    """On each rank: steps between others are profiled, with their numbers. The first rank has one trace of all.
+
+    Args:
+        by_loop: whether the loop runs the steps, and not ``profile``.
+    """
     ours, theirs = (crossing_steps.made(name, sizes, options) for _ in range(2))
     batches = [steps.MODELS[name][1](k) for k in range(4)]
     steps.run(ours, batches[0])
     path = Path(folder, f"{distributed.get_rank()}.json")
-    report = ours.profile(iter(batches[1:3]), steps=2, path=path)
+    if by_loop:
+        following = ours.profile(steps=2, path=path)
+        for batch in batches[1:3]:
+            assert following.profile is None
+            steps.run(ours, batch)
+        report = following.profile
+    else:
+        report = ours.profile(iter(batches[1:3]), steps=2, path=path)
     steps.run(ours, batches[3])
     for batch in batches:
         steps.run(theirs, batch)

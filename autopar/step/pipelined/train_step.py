@@ -146,7 +146,7 @@ class PipelinedStep(TrainStep):
         All ranks call it, as they call the step: parameters change. ``print`` shows a table, and ``.save(path)`` writes
         a trace for Perfetto. Errors are those of ``TrainStep.timeline``.
         """
-        recorder = self._recorded(*args, **kwargs)
+        recorder, _ = self._recorded(*args, **kwargs)
         slots = recorder.slots[self._calls.context().rank]
         begun, recorded = zip(*self._gathered(((socket.gethostname(), recorder.begun), slots)), strict=True)
         positions = tuple(self._calls.mesh.coordinates(rank)[PIPELINE] for rank in self._calls.mesh.ranks)
