@@ -70,7 +70,7 @@ def test_the_table_has_the_prices_bytes_and_memory_of_each_plan(model: str) -> N
         "524,288 parameters, a call with its backward\nmesh dp=2 tp=2 of NVIDIA H100 80GB HBM3, within 80.0 GB" in out
     )
     rows = rows_in(out)
-    assert list(rows) == ["ddp", "fsdp", "megatron", "megatron+sp", "fsdp+tp", "search"]
+    assert list(rows) == ["ddp", "fsdp", "hsdp", "megatron", "megatron+sp", "fsdp+tp", "search"]
     scope: dict[str, object] = {}
     exec(MODEL, scope)
     made, example = scope["make"]()  # type: ignore[operator]

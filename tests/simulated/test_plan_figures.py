@@ -108,7 +108,7 @@ def test_all_presets_stand_on_the_page_of_the_cheapest(model: str, tmp_path: Pat
     found = answered("plan", model, *ON, "--compare", "--html", str(file))
     assert list(found) == [*KEYS, "plans"]
     rows = {row["plan"]: row for row in found["plans"]}
-    assert list(rows) == ["ddp", "fsdp", "megatron", "megatron+sp", "fsdp+tp", "search"]
+    assert list(rows) == ["ddp", "fsdp", "hsdp", "megatron", "megatron+sp", "fsdp+tp", "search"]
     assert found["seconds"] == min(row["seconds"] for row in rows.values()) == rows["search"]["seconds"]
     assert on_page(file) == {key: found[key] for key in KEYS}
     assert all(name in file.read_text() for name in rows)
