@@ -261,6 +261,8 @@ class MicroCompiler:
         for target, parameter in targets:
             shape = record_of(placeholders[target]).type.shape  # type: ignore[union-attr]
             attr = self.attrs.get(placeholders[parameter].name, DistAttr.replicated(len(shape)))
+            if target != parameter and zero.axis in attr.axes:
+                continue  # it is as sharded as its parameter, and may stay pending over other axes, as with HSDP
             self.attrs[placeholders[target].name] = split_over(attr, shape, zero.mesh, zero.axis)
 
     def _count(self, traced: Program, micro: Micro, inputs: Mapping[str, DistAttr]) -> Placed | None:
