@@ -26,7 +26,8 @@ MESHES: dict[str, tuple[dict[str, int], str]] = {
 }  # fmt: skip
 COLUMNS = ("", "prompt, ms", "a token, ms", "of eager", "slowest token", "cache on a rank, MB", "captures")
 
-Row = tuple[float, float, float, int, int, list[int]]  # seconds of the prompt, a token, the slowest; bytes; captures; ids
+Times = tuple[float, float, float, list[int]]  # seconds of the prompt, of a token, of the slowest one; the new ids
+Row = tuple[Times, int, int]  # and the bytes of the cache on a rank, and the captures
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,9 +57,8 @@ def made(layers: int, hidden: int, positions: int) -> LlamaForCausalLM:
     )).eval()  # fmt: skip
 
 
-def clocked(generate: Any, rows: int, prompt: int, tokens: int, **options: Any) -> tuple[float, float, float, list[int]]:
-    """Generate twice, the second time with a clock. Returns the seconds of the prompt, of a token, of the slowest one,
-    and the new ids of the first row."""
+def clocked(generate: Any, rows: int, prompt: int, tokens: int, **options: Any) -> Times:
+    """Generate twice, the second time with a clock."""
     ids = torch.randint(1, 8192, (rows, prompt), generator=torch.Generator().manual_seed(1))
     given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": tokens, "do_sample": False, **options}
     generate(ids, **given)
@@ -72,17 +72,17 @@ def eager(static: bool, layers: int, hidden: int, rows: int, prompt: int, tokens
     """The row of transformers' own ``generate``."""
     model = made(layers, hidden, prompt + tokens)
     options = {"cache_implementation": "static"} if static else {}
-    *times, ids = clocked(model.generate, rows, prompt, tokens, **options)
+    times = clocked(model.generate, rows, prompt, tokens, **options)
     config = model.config
     size = 2 * layers * rows * config.num_key_value_heads * (prompt + tokens) * config.head_dim * 4
-    return *times, size, 0, ids
+    return times, size, 0
 
 
 def on_mesh(axes: dict[str, int], plan: str, layers: int, hidden: int, rows: int, prompt: int, tokens: int) -> Row:
     """The row of ``parallel.generate``; the bytes are those of the largest cache."""
     parallel = autopar.parallelize(made(layers, hidden, prompt + tokens), autopar.Mesh(axes), plan)
-    *times, ids = clocked(parallel.generate, rows, prompt, tokens)
-    return *times, max(together(parallel.generation.cache_bytes)), parallel.captures, ids
+    times = clocked(parallel.generate, rows, prompt, tokens)
+    return times, max(together(parallel.generation.cache_bytes)), parallel.captures
 
 
 def run(options: argparse.Namespace) -> str:
@@ -91,13 +91,13 @@ def run(options: argparse.Namespace) -> str:
     for name, (axes, plan) in MESHES.items():
         ranks = next(iter(axes.values()))
         found[f"autopar, {name}"] = on_ranks(ranks, on_mesh, axes, plan, *given)
-    first = found["transformers"]
+    first = found["transformers"][0]
     table = [
         (name, f"{prompt * 1e3:.1f}", f"{token * 1e3:.2f}", f"{token / first[1]:.2f}", f"{slowest * 1e3:.2f}",
          f"{size / 1e6:.2f}", str(captures or "–"))
-        for name, (prompt, token, slowest, size, captures, _) in found.items()
+        for name, ((prompt, token, slowest, _), size, captures) in found.items()
     ]  # fmt: skip
-    same = all(row[-1] == first[-1] for row in found.values())
+    same = all(times[-1] == first[-1] for times, *_ in found.values())
     title = (
         f"Llama of {options.layers} layers, hidden size {options.hidden}: {options.rows} prompts of {options.prompt} "
         f"tokens, {options.tokens} new ones"

@@ -43,7 +43,7 @@ def split_over(attr: DistAttr, shape: Sequence[int], mesh: Mesh, axis: str) -> D
 
 
 def split_batch(
-    mesh: Mesh, inputs: Mapping[str, Sequence[int]], axes: int = 1
+    mesh: Mesh, inputs: Mapping[str, Sequence[int]], count: int = 1
 ) -> tuple[dict[str, DistAttr], list[str]]:
     """Return the layouts of inputs whose batch and sequence are split by default, and notes.
 
@@ -51,15 +51,12 @@ def split_batch(
 
     Args:
         inputs: name → shape, without the inputs that the plan names.
-        axes: how many of the axes without another meaning split the batch.
+        count: how many of the axes without another meaning split the batch.
     """
     first = next((shape for shape in inputs.values() if len(shape)), None)
     if first is None:
         return {}, []
-    batch = [
-        *data_axes(mesh)[:axes],
-        *[name for name in mesh.names if name == EXPERTS],
-    ]
+    batch = [*data_axes(mesh)[:count], *[name for name in mesh.names if name == EXPERTS]]
     sequence = [SEQUENCE] if SEQUENCE in mesh.names and len(first) > 1 else []
     decisions: list[str] = []
     split: dict[str, tuple[tuple[str, ...] | None, ...]] = dict.fromkeys(inputs, ())

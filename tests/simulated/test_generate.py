@@ -111,7 +111,8 @@ def test_weights_that_have_changed_count() -> None:
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=10.0))
     step.simulate(input_ids=ids, labels=ids)
     after = on_mesh(parallel, prompts(), **GREEDY)
-    assert torch.equal(after, changed.generate(**prompts(), use_cache=True, **GREEDY)) and not torch.equal(before, after)
+    assert torch.equal(after, changed.generate(**prompts(), use_cache=True, **GREEDY))
+    assert not torch.equal(before, after)
     torch.testing.assert_close(parallel.simulate(ids).logits, changed(ids).logits)
 
 
@@ -169,8 +170,8 @@ def test_what_the_models_own_config_asks_for_is_refused_too() -> None:
 @pytest.mark.long
 def test_other_arguments_of_forward_are_refused() -> None:
     text = (
-        "generation on a mesh has no token_type_ids: its programs take input_ids, attention_mask, position_ids; leave it out, "
-        + ALONE
+        "generation on a mesh has no token_type_ids: its programs take input_ids, attention_mask, position_ids; leave "
+        f"it out, {ALONE}"
     )
     ids = prompts()["input_ids"]
     other = autopar.parallelize(model("gpt2"), BOTH, "megatron")
@@ -185,8 +186,8 @@ def test_a_process_that_is_alone_says_how_to_simulate(parallel: Any) -> None:
 
 def test_stages_of_a_pipeline_are_refused() -> None:
     text = (
-        "the mesh (pp=2 tp=2) has the stages of a pipeline, and generate is not done on stages; load the weights into a "
-        "model on a mesh without pp: parallelize(model, Mesh(tp=4))"
+        "the mesh (pp=2 tp=2) has the stages of a pipeline, and generate is not done on stages; load the weights into "
+        "a model on a mesh without pp: parallelize(model, Mesh(tp=4))"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         autopar.parallelize(model("llama"), Mesh(pp=2, tp=2), "megatron").generate(**prompts(), simulate=True)
@@ -217,8 +218,9 @@ MODELS: dict[str, tuple[Any, str]] = {
     ),
     "sliding": (
         sliding,
-        "MistralForCausalLM has a cache of DynamicSlidingWindowLayer, and generation on a mesh keeps the keys and values "
-        "of all tokens; where the model allows it, switch it off in the config (as with sliding_window=None), " + ALONE,
+        "MistralForCausalLM has a cache of DynamicSlidingWindowLayer, and generation on a mesh keeps the keys and "
+        "values of all tokens; where the model allows it, switch it off in the config (as with sliding_window=None), "
+        + ALONE,
     ),
     "encoder": (
         translating,
@@ -244,5 +246,3 @@ def test_tokens_beyond_the_room_raise() -> None:
     text = "has room for 7 tokens, of which 7 are there; transformers asks for 1 more: give max_new_tokens"
     with pytest.raises(RuntimeError, match=text):
         short.generate(prompts(2)["input_ids"], {"max_new_tokens": 4, "do_sample": False}, True)
-
-

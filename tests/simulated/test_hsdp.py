@@ -16,7 +16,7 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.report.transfers import bytes_per_axis
 
-BOTH = "the preset 'hsdp' splits the batch over two axes, with copies of the parameters over the first, and pieces of them "
+BOTH = "the preset 'hsdp' splits the batch over two axes, with copies of the parameters over the first, and pieces of "
 
 
 def homes(program: Any) -> dict[str, DistAttr]:
@@ -92,8 +92,8 @@ def test_a_mesh_with_one_axis_of_the_batch(mesh: Mesh) -> None:
     with pytest.raises(PlanError) as caught:
         autopar.parallelize(Pair(), mesh, "hsdp")
     assert str(caught.value) == (
-        f"{BOTH}over the second, and the mesh ({mesh}) has no two such axes; name them so: Mesh(replica=2, shard=2), or "
-        f'take "fsdp", which needs one'
+        f"{BOTH}them over the second, and the mesh ({mesh}) has no two such axes; name them so: Mesh(replica=2, "
+        f'shard=2), or take "fsdp", which needs one'
     )
 
 

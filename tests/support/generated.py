@@ -33,8 +33,9 @@ def prompts(rows: int = 4, length: int = 6) -> dict[str, torch.Tensor]:
 
 def alone(name: str, given: dict[str, torch.Tensor], **options: Any) -> Any:
     """What the model generates on a single device."""
+    made = model(name)
     torch.manual_seed(3)
-    return model(name).generate(**given, use_cache=True, **options)
+    return made.generate(**given, use_cache=True, **options)
 
 
 def on_ranks(name: str, mesh: Mesh, plan: Any, every: list[dict[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def host(module: torch.nn.Module, **methods: Callable[..., Any]) -> Any:
     """Return the module under a class that derives from its own, and has other methods."""
     kind = type(module)
     own = type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
-    made = object.__new__(own)
+    made: Any = object.__new__(own)
     object.__setattr__(made, "__dict__", vars(module))
     return made
 
@@ -36,7 +36,7 @@ def prefilling(module: torch.nn.Module) -> Any:
     layers = _layers_of(module)
 
     def forward(self: Any, input_ids: torch.Tensor, attention_mask: Any = None, position_ids: Any = None) -> Any:
-        return _called(module, self, Cache(layers=[Rows() for _ in range(layers)]), locals())
+        return _called(module, self, [Rows() for _ in range(layers)], locals())
 
     return host(module, forward=forward)
 
@@ -52,20 +52,22 @@ def decoding(module: torch.nn.Module) -> Any:
         length: torch.Tensor, held: Sequence[torch.Tensor],
     ) -> Any:  # fmt: skip
         rows = [HeldRows(*pair, length) for pair in zip(held[::2], held[1::2], strict=True)]
-        return _called(module, self, Cache(layers=rows), locals())
+        return _called(module, self, rows, locals())
 
     return host(module, forward=forward)
 
 
-def _called(module: torch.nn.Module, self: Any, cache: Cache, given: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """Call the model's own forward; return logits, and the rows that it writes."""
+def _called(
+    module: torch.nn.Module, self: Any, layers: Sequence[Rows], given: dict[str, Any]
+) -> tuple[torch.Tensor, ...]:
+    """Call the model's own forward with a cache of these layers; return logits, and the rows that it writes."""
     forward = type(module).forward
     known = inspect.signature(forward).parameters
     inputs = {name: given[name] for name in ("input_ids", "attention_mask", "position_ids") if name in known}
     only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
-    cached = {cache_keyword(module): cache, "use_cache": True, "return_dict": True}
+    cached = {cache_keyword(module): Cache(layers=[*layers]), "use_cache": True, "return_dict": True}
     outputs = forward(self, **inputs, **cached, **only)
-    return outputs.logits[:, -1:], *written(cache)
+    return outputs.logits[:, -1:], *written(layers)
 
 
 def _layers_of(module: Any) -> int:

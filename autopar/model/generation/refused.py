@@ -91,12 +91,13 @@ def refuse_model(module: Any) -> None:
             f"{class_of(module)} has no generate of transformers' GenerationMixin; parallelize a causal language model "
             f"of transformers, or write the loop with parallel(…){adapters}"
         )
-    if module.config.is_encoder_decoder:
+    config: Any = module.config  # type: ignore[attr-defined]
+    if config.is_encoder_decoder:
         raise TypeError(
             f"{class_of(module)} has an encoder and a decoder, and generation on a mesh is for decoders alone; call "
             f"parallel(…) in a loop of your own, {ALONE}"
         )
-    kinds = {type(layer) for layer in DynamicCache(config=module.config.get_text_config(decoder=True)).layers}
+    kinds = {type(layer) for layer in DynamicCache(config=config.get_text_config(decoder=True)).layers}
     if others := sorted(kind.__name__ for kind in kinds if kind is not DynamicLayer):
         raise TypeError(
             f"{class_of(module)} has a cache of {', '.join(others)}, and generation on a mesh keeps the keys and "

@@ -6,10 +6,11 @@ the program. What the cache holds already is an input. So no program returns a w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin
 
 
 class Rows(CacheLayerMixin):
@@ -76,16 +77,18 @@ class HeldRows(Rows):
     get_max_cache_shape = get_max_length
 
 
-def written(cache: Cache) -> list[torch.Tensor]:
+def written(layers: Sequence[Rows]) -> list[torch.Tensor]:
     """Return the rows that forward has written: keys and values of each layer.
 
     Raises:
         TypeError: forward has left a layer out.
     """
-    for k, layer in enumerate(cache.layers):
-        if layer.keys is None:
+    found: list[torch.Tensor] = []
+    for k, layer in enumerate(layers):
+        if layer.keys is None or layer.values is None:
             raise TypeError(
                 f"forward writes no keys and values to layer {k} of its cache, as where layers share them, which "
                 f"generation on a mesh does not do; call the model's own generate on a single device"
             )
-    return [rows for layer in cache.layers for rows in (layer.keys, layer.values)]
+        found += (layer.keys, layer.values)
+    return found

@@ -161,8 +161,8 @@ def test_presets_are_data() -> None:
         (
             ["ddp", "mine"],
             MESH,
-            "no preset 'mine'; presets are ddp, fsdp, hsdp, megatron, megatron+sp, fsdp+tp, \"search\" finds the cheapest "
-            "plan, and a plan of your own is a dict from globs",
+            "no preset 'mine'; presets are ddp, fsdp, hsdp, megatron, megatron+sp, fsdp+tp, \"search\" finds the "
+            "cheapest plan, and a plan of your own is a dict from globs",
         ),
         (
             "megatron",
