@@ -10,14 +10,12 @@ from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.model.calls import Calls
 from autopar.model.generation.generation import Generation
 from autopar.model.wrappers import never_traced
-from autopar.runtime.processes.job import Job
 
 
 class GeneratingModel:
     """A model on a mesh that generates tokens, if the model is a causal language model of transformers."""
 
     mesh: Mesh
-    job: Job | None
     _calls: Calls
 
     @never_traced
@@ -62,7 +60,7 @@ class GeneratingModel:
         calls.complete()
         if calls.generation is None:
             calls.generation = Generation(calls)
-        return calls.generation.generate(inputs, options, simulate or self.job is None)
+        return calls.generation.generate(inputs, options, simulate)
 
     @property
     def generation(self) -> Generation | None:
