@@ -19,11 +19,11 @@ SAMPLED: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "top_k": 12}
 @pytest.mark.parametrize(
     ("name", "mesh", "plan", "pieces"),
     [("llama", Mesh(dp=2, tp=2), "megatron", 4), ("gpt2", Mesh(tp=4), "megatron", 4),
-     ("llama", Mesh(replica=2, shard=2), "hsdp", 4)],
+     ("llama", Mesh(replica=2, shard=2), "hsdp", 4), ("llama", Mesh(dp=2, cp=2), "ddp", 2)],
 )  # fmt: skip
 def test_each_rank_has_the_tokens_of_a_single_device(name: str, mesh: Mesh, plan: str, pieces: int) -> None:
-    """Greedy, then sampled with the first rank's seed. Each rank keeps a quarter of the keys and values, and two
-    programs are captured however many tokens there are."""
+    """Greedy, then sampled with the first rank's seed. Each rank keeps its pieces of the keys and values (``cp`` splits
+    the prompt alone), and two programs are captured however many tokens there are."""
     every = ranks(4).run(generated.on_ranks, name, mesh, plan, [GREEDY, SAMPLED])
     expected = [alone(name, prompts(), **options) for options in (GREEDY, SAMPLED)]
     heads = 2 if name == "llama" else 4

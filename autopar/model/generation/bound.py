@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from autopar.capture.arguments import Arguments
 from autopar.capture.model_state import ModelState
-from autopar.ir.dtensor import placements_of
-from autopar.ir.layout import DistAttr
+from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.model.calls import Calls
 from autopar.model.dtensor_parameters import local_of
 from autopar.model.inputs import CallInputs
 from autopar.model.local_tensors import refuse_without_values
-from autopar.runtime.dtensors import full_tensor, redistribute
+from autopar.runtime.redistribute import Redistribution, RedistributionOnRank
 from autopar.runtime.simulation.pieces import cut
 
 
@@ -50,6 +50,7 @@ class Bound:
         interface = self._step.interface
         self._types = [interface.types[name] for name in interface.arguments[len(named) :]]
         self.types: list[TensorType] = [type for _, type in interface.returned]
+        self._moves: dict[tuple[int, DistAttr], RedistributionOnRank] = {}
 
     @property
     def program(self) -> Program:
@@ -72,18 +73,21 @@ class Bound:
 
     def full(self, piece: torch.Tensor, k: int) -> torch.Tensor:
         """Return returned tensor ``k`` whole, on each rank. All ranks call it."""
-        if self._simulates or self.types[k].attr.is_replicated:
-            return piece
-        whole = self._calls.tensors.returned(piece, self.types[k])
-        return full_tensor(whole) if self._calls.job is not None else piece
+        return self.laid(piece, k, DistAttr.replicated(len(self.types[k].shape)))
 
     def laid(self, piece: torch.Tensor, k: int, attr: DistAttr) -> torch.Tensor:
         """Return the piece of returned tensor ``k`` in another layout. All ranks call it."""
         type = self.types[k]
-        if self._simulates or type.attr == attr or self._calls.job is None:
+        if self._simulates or type.attr == attr:
             return piece
-        placements = placements_of(attr, self._calls.mesh, type.shape)
-        return local_of(redistribute(self._calls.tensors.returned(piece, type), placements))
+        if (k, attr) not in self._moves:
+            move = Redistribution(type, replace(type, layout=Layout(type.mesh, attr)))
+            context = self._calls.context()
+            groups = context.groups_for(move.local)
+            self._moves[k, attr] = move.on(context.rank, groups, self._calls.device)
+        moved = self._moves[k, attr](piece)
+        assert moved is not None
+        return moved
 
 
 def _no_gradient(name: str, piece: torch.Tensor) -> Any:
