@@ -33,10 +33,13 @@ def on_mesh(parallel: Any, given: dict[str, torch.Tensor], **options: Any) -> An
     ids=str,
 )  # fmt: skip
 def test_greedy_tokens_are_those_of_a_single_device(name: str, mesh: Mesh, plan: Any, rows: int) -> None:
-    """Also with fewer heads or rows than ranks, with a split sequence, with sharded weights, and searched."""
+    """Also with fewer heads or rows than ranks, with a split sequence, with sharded weights, and searched. The scores of
+    each token are equal, too, because a model without training repeats itself."""
     parallel = autopar.parallelize(model(name), mesh, plan)
-    given = prompts(rows)
-    assert torch.equal(on_mesh(parallel, given, **GREEDY), alone(name, given, **GREEDY))
+    given, options = prompts(rows), {**GREEDY, "return_dict_in_generate": True, "output_scores": True}
+    ours, theirs = on_mesh(parallel, given, **options), alone(name, given, **options)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    torch.testing.assert_close(ours.scores, theirs.scores)
     assert parallel.captures == 2
 
 
@@ -89,6 +92,19 @@ def test_the_cache_is_in_pieces_and_no_program_gathers_it() -> None:
     text = str(made.decode)
     assert text.count(" = all_reduce(") == 5 and " = all_gather(" not in text, "the embedding's, and two in each layer"
     assert [tuple(tensor_type(n).shape) for n in made.prefill.placeholders if name_of(n) == "input_ids"] == [(4, 6)]
+
+
+def test_a_decoding_step_without_a_mask_sees_the_rows_that_are_there() -> None:
+    """Room that holds nothing does not count."""
+    from autopar.model.generation.hosts import decoding, prefilling
+
+    llama, ids = model("llama"), torch.randint(1, 22, (2, 6))
+    with torch.no_grad():
+        _, *rows = prefilling(llama)(ids[:, :5])
+        held = [torch.nn.functional.pad(row, (0, 0, 0, 4)) for row in rows]
+        logits, *new = decoding(llama)(ids[:, 5:], None, torch.tensor([[5]]), length=torch.tensor(5), held=held)
+        torch.testing.assert_close(logits, llama(ids).logits[:, -1:])
+    assert [tuple(row.shape) for row in new] == [(2, 2, 1, 4)] * 4
 
 
 @pytest.mark.long
