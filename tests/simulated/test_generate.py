@@ -33,8 +33,8 @@ def on_mesh(parallel: Any, given: dict[str, torch.Tensor], **options: Any) -> An
     ids=str,
 )  # fmt: skip
 def test_greedy_tokens_are_those_of_a_single_device(name: str, mesh: Mesh, plan: Any, rows: int) -> None:
-    """Also with fewer heads or rows than ranks, with a split sequence, with sharded weights, and searched. The scores of
-    each token are equal, too, because a model without training repeats itself."""
+    """Also with fewer heads or rows than ranks, with a split sequence, with sharded weights, and searched. The scores
+    of each token are equal, too, because a model without training repeats itself."""
     parallel = autopar.parallelize(model(name), mesh, plan)
     given, options = prompts(rows), {**GREEDY, "return_dict_in_generate": True, "output_scores": True}
     ours, theirs = on_mesh(parallel, given, **options), alone(name, given, **options)

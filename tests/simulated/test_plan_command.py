@@ -87,6 +87,15 @@ def test_the_table_has_the_prices_bytes_and_memory_of_each_plan(model: str) -> N
 
 
 @pytest.mark.long
+def test_hsdp_on_a_mesh_with_two_axes_of_the_batch(model: str) -> None:
+    """What it moves over each axis is in the table of transfers, and the preset has a price."""
+    status, out, _ = asked(model, "--mesh", "replica=2,shard=2", "--plan", "hsdp", "--machine", H100)
+    assert status == 0 and re.search(r"^hsdp: [\d.]+ µs a step, a rank receives", out, re.M)
+    for kind, axis in (("all_gather", "shard"), ("reduce_scatter", "shard"), ("all_reduce", "replica")):
+        assert re.search(rf"^{kind} +{axis} ", out, re.M), out
+
+
+@pytest.mark.long
 def test_a_preset_that_cannot_be_placed_says_why_in_its_row(model: str) -> None:
     status, out, _ = asked(model, "--compare", "--mesh", "a=3", "--machine", "cpu", "--optimizer", "sgd")
     assert status == 0 and "a training step with sgd" in out
