@@ -66,11 +66,12 @@ def parallelize(
         plan: ``"search"``, the default where there is an ``example``: the cheapest layouts of all values on the
             ``machine``, with a certificate in ``parallel.solution``. Or a dict: a glob over names of parameters and
             inputs → an axis (or a tuple of axes, or ``None``) for each dim, or DTensor's placements; ``"*.module()"``
-            is for what a module returns. Or the name of a preset (``"ddp"``, ``"fsdp"``, ``"megatron"``,
-            ``"megatron+sp"``, ``"fsdp+tp"``), or a list of such plans, of which later ones override earlier ones.
-            Beside ``"search"`` in a list they are constraints, and all else is searched; else tensors that the plan
-            does not name are replicated, and, if it names no input, the batch, dim 0 of the inputs, is split over the
-            first axis that is not ``tp``, ``cp``, ``ep`` or ``pp``, and over ``ep``; the sequence, dim 1, over ``cp``.
+            is for what a module returns. Or the name of a preset (``"ddp"``, ``"fsdp"``, ``"hsdp"``,
+            ``"megatron"``, ``"megatron+sp"``, ``"fsdp+tp"``), or a list of such plans, of which later ones override
+            earlier ones. Beside ``"search"`` in a list they are constraints, and all else is searched; else tensors
+            that the plan does not name are replicated, and, if it names no input, the batch, dim 0 of the inputs, is
+            split over the first axis that is not ``tp``, ``cp``, ``ep`` or ``pp``, and over ``ep``; the sequence, dim
+            1, over ``cp``.
             Without a plan and an example, an axis ``tp`` uses the preset ``megatron`` for the names that the model has.
             Or a plan that was searched before, as ``parallel.solution``, or the path of the file in which
             ``solution.save`` has written it. In a list, entries after it are constraints: where they want other

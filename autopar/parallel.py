@@ -23,6 +23,7 @@ from autopar.ir.structure import part_at, take_over
 from autopar.model.calls import Calls
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import sharded
+from autopar.model.generation import GeneratingModel
 from autopar.model.inputs import Inputs, describe
 from autopar.model.paged import STAGED, subject_of_call
 from autopar.model.planner import Planner
@@ -60,7 +61,7 @@ Outputs = Literal["sharded", "global"]  # how tensors come back: as DTensors, or
 OUTPUTS: tuple[Outputs, ...] = get_args(Outputs)
 
 
-class Parallel(Paged, ModelProxy):
+class Parallel(Paged, GeneratingModel, ModelProxy):
     """A model on a mesh. Made by ``parallelize``.
 
     It is a module with the model's own children, attributes and names: ``named_parameters``, ``state_dict``, ``train``,
@@ -167,9 +168,10 @@ class Parallel(Paged, ModelProxy):
         """The number of captured calls.
 
         There is one for each structure, shapes and dtypes of arguments, mode, and values that forward reads. Sizes that
-        one capture with symbols serves count once.
+        one capture with symbols serves count once. Those of ``generate`` count, too.
         """
-        return len(self._calls.captures.traces)
+        generation = self._calls.generation
+        return len(self._calls.captures.traces) + (0 if generation is None else generation.captures)
 
     @property
     def solution(self) -> Solution | None:

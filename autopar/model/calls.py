@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -52,6 +53,7 @@ class Calls:
         unfinished: functions that complete the steps that have left something under way.
         homes: where the parameters are that are on stages of a pipeline; ``None`` before a step has cut the model.
         staged: what runs the calls of a model on stages, once there was one.
+        generation: what generates tokens, once it was asked to.
         traced: the traced program of an example, on a mesh with stages.
         pipelined: the pipeline that the plan has chosen; ``None`` if it has none.
 
@@ -73,6 +75,7 @@ class Calls:
         self.unfinished: dict[int, Callable[[], None]] = {}
         self.homes: StageHomes | None = None
         self.staged: Any = None
+        self.generation: Any = None
         self.traced: Program | None = None
         self.pipelined: Pipelined | None = None
         self.passed, self._layouts, self._original = inputs, dict(layouts), original
@@ -94,6 +97,29 @@ class Calls:
         copied = Calls(compiler, self.mesh, self.job, self.passed, self.recapture, self._layouts)
         copied.homes, copied.pipelined = self.homes, self.pipelined
         return copied
+
+    def beside(self, module: torch.nn.Module) -> Calls:
+        """Return the calls of the model under another forward, with captures of their own.
+
+        ``module`` has the attributes of the model. All else is shared: the agreement, the process groups, the layouts.
+        Tensors are global where they are passed, and come back in pieces.
+        """
+        beside = copy.copy(self)
+        sizes = SizedCaptures(self.compiler.sizes.dynamic)
+        beside.compiler = replace(self.compiler, model=module, whole=False, sizes=sizes)
+        beside.module, beside.passed = module, "global"
+        beside.tensors = LocalTensors(module, self.mesh, self.job, False)
+        beside.captures, beside.latest, beside.staged, beside.traced = Captures(), None, None, None
+        beside._input_layouts, beside._of_the_batch = {}, {}
+        return beside
+
+    def follow(self, other: Calls) -> None:
+        """Take the layouts of parameters from the calls of the same model; a search does not change them here."""
+        homes = dict(other._layouts) if other.compiler.searches else dict(other.compiler.homes)
+        if homes != self.compiler.homes:
+            self.compiler = replace(self.compiler, homes=homes)
+            self.captures.clear()
+            self.latest = None
 
     def complete(self, but: object = None) -> None:
         """Complete the steps that have left something under way, except one. All ranks call it."""

@@ -16,9 +16,12 @@ def batch_axes(mesh: Mesh) -> list[str]:
     return [name for name in mesh.names if name not in NOT_BATCH or name == EXPERTS]
 
 
-def batch_axis(mesh: Mesh) -> str | None:
-    """Return the first axis without another meaning, which splits the batch by default; ``None`` if there is none."""
-    return next((name for name in mesh.names if name not in NOT_BATCH), None)
+def data_axes(mesh: Mesh) -> list[str]:
+    """Return the axes without another meaning, in the order of the mesh. By default the first splits the batch.
+
+    With HSDP the first two split it: the first has copies of the parameters, and the second splits them.
+    """
+    return [name for name in mesh.names if name not in NOT_BATCH]
 
 
 def split_over(attr: DistAttr, shape: Sequence[int], mesh: Mesh, axis: str) -> DistAttr:
@@ -39,21 +42,21 @@ def split_over(attr: DistAttr, shape: Sequence[int], mesh: Mesh, axis: str) -> D
     return replace(whole, dims=tuple(dims)).normalize(tuple(shape), mesh)
 
 
-def split_batch(mesh: Mesh, inputs: Mapping[str, Sequence[int]]) -> tuple[dict[str, DistAttr], list[str]]:
+def split_batch(
+    mesh: Mesh, inputs: Mapping[str, Sequence[int]], count: int = 1
+) -> tuple[dict[str, DistAttr], list[str]]:
     """Return the layouts of inputs whose batch and sequence are split by default, and notes.
 
-    The batch is split over ``ep`` and over the first axis without another meaning, the sequence over ``cp``.
+    The batch is split over ``ep`` and over the first axes without another meaning, the sequence over ``cp``.
 
     Args:
         inputs: name → shape, without the inputs that the plan names.
+        count: how many of the axes without another meaning split the batch.
     """
     first = next((shape for shape in inputs.values() if len(shape)), None)
     if first is None:
         return {}, []
-    batch = [
-        *[name for name in mesh.names if name == batch_axis(mesh)],
-        *[name for name in mesh.names if name == EXPERTS],
-    ]
+    batch = [*data_axes(mesh)[:count], *[name for name in mesh.names if name == EXPERTS]]
     sequence = [SEQUENCE] if SEQUENCE in mesh.names and len(first) > 1 else []
     decisions: list[str] = []
     split: dict[str, tuple[tuple[str, ...] | None, ...]] = dict.fromkeys(inputs, ())

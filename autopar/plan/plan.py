@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from autopar.errors import PlanError, class_of, shown
 from autopar.ir.layout import UNDECIDED, DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.plan.batch import batch_axes, batch_axis, split_batch
+from autopar.plan.batch import batch_axes, data_axes, split_batch
 from autopar.plan.matching import Choice, Layer, Matcher, matches
 from autopar.plan.presets import PRESETS
 from autopar.plan.spec import Spec, axes_of
@@ -109,9 +109,11 @@ def resolve(
         for layer in layers:
             _shard(resolved, layer, mesh, {p.name: sharded[p.name] for p in following if p.name in sharded})
     input_axes = _axes_of_inputs(plan, mesh, {name: len(shape) for name, shape in (inputs or {}).items()})
-    splits = not resolved.search or any(layer.preset and PRESETS[layer.preset].batch for layer in layers)
-    if splits and inputs and not any(map(any, input_axes.values())):
-        attrs, notes = split_batch(mesh, {name: shape for name, shape in inputs.items() if name not in input_axes})
+    axes = max((PRESETS[layer.preset].batch for layer in layers if layer.preset), default=0)
+    axes = axes or int(not resolved.search)
+    if axes and inputs and not any(map(any, input_axes.values())):
+        others = {name: shape for name, shape in inputs.items() if name not in input_axes}
+        attrs, notes = split_batch(mesh, others, axes)
         resolved.attrs |= attrs
         resolved.notes += notes
     return resolved
@@ -142,7 +144,8 @@ def _match(
             _note_preset(resolved, layer, choices, misfits)
         resolved.attrs |= {name: choice.attr for name, choice in choices.items()}
         if (count := _shard(resolved, layer, matcher.mesh, sharded)) is not None and with_inputs:
-            resolved.notes.append(sharded_note(layer.preset, count, len(sharded), batch_axis(matcher.mesh)))
+            axes = data_axes(matcher.mesh)[: PRESETS[layer.preset].batch]
+            resolved.notes.append(sharded_note(layer.preset, count, len(sharded), axes))
     return named
 
 
@@ -151,12 +154,13 @@ def _shard(resolved: Constraints, layer: Layer, mesh: Mesh, parameters: Mapping[
 
     Returns how many of them are split over the axis of the batch; ``None`` if the preset does not ask for shapes.
     """
-    of_shape, axis = PRESETS[layer.preset].of_shape if layer.preset else None, batch_axis(mesh)
-    if of_shape is None or axis is None:
+    preset = PRESETS[layer.preset] if layer.preset else None
+    if preset is None or preset.of_shape is None:
         return None
+    axis = data_axes(mesh)[preset.batch - 1]
     for name, shape in parameters.items():
         before = resolved.attrs.get(name, DistAttr.replicated(len(shape)))
-        resolved.attrs[name] = of_shape(before, shape, mesh, axis)
+        resolved.attrs[name] = preset.of_shape(before, shape, mesh, axis)
     return sum(axis in resolved.attrs[name].axes for name in parameters)
 
 
@@ -188,6 +192,14 @@ def of_the_batch(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> di
     )
 
 
+def sharding_axis(plan: Plan | None, mesh: Mesh) -> str | None:
+    """Return the axis over which HSDP splits parameters, where the plan has that preset."""
+    for layer in reversed(_layers(plan, mesh)):
+        if layer.preset and PRESETS[layer.preset].batch > 1:
+            return data_axes(mesh)[PRESETS[layer.preset].batch - 1]
+    return None
+
+
 def _axes_of_inputs(plan: Plan | None, mesh: Mesh, inputs: Mapping[str, int]) -> dict[str, list[frozenset[str]]]:
     """Map each input that a plan names to the axes of each dim."""
     globs = [(glob, spec) for layer in _layers(plan, mesh) for glob, spec in layer.globs.items()]
@@ -212,7 +224,13 @@ def _layer(plan: object, mesh: Mesh) -> Layer:
                 f"plan of your own is a dict from globs" + (f"; did you mean {near[0]!r}?" if near else "")
             )
         preset = PRESETS[plan]
-        if preset.of_shape is not None and batch_axis(mesh) is None:
+        if preset.batch > 1 and len(data_axes(mesh)) < preset.batch:
+            raise PlanError(
+                f"the preset {shown(plan)} splits the batch over two axes, with copies of the parameters over the "
+                f"first, and pieces of them over the second, and the mesh ({mesh}) has no two such axes; name them so: "
+                f'Mesh(replica=2, shard=2), or take "fsdp", which needs one'
+            )
+        if preset.of_shape is not None and not data_axes(mesh):
             raise PlanError(
                 f"the preset {shown(plan)} splits the batch and parameters over an axis of the batch, and the mesh "
                 f"({mesh}) has none; name one so: Mesh(dp=2)"

@@ -3,7 +3,9 @@
 ``megatron`` splits each pair of matrix products over ``tp``: the first by columns, the second by rows (Shoeybi et al.,
 arXiv:1909.08053). ``megatron+sp`` also splits the sequence between them over ``tp`` (Korthikanti et al.,
 arXiv:2205.05198). ``fsdp`` also splits each parameter over the axis of the batch, as ZeRO 3 does: it is gathered where
-it is used, and its gradient is reduced to its pieces. Entries whose names a model does not have are ignored.
+it is used, and its gradient is reduced to its pieces. ``hsdp`` splits the batch over two axes, and the parameters over
+the second alone (Zhao et al., arXiv:2304.11277): each piece has a copy for each rank of the first, over which its
+gradient is added up. Entries whose names a model does not have are ignored.
 """
 
 from __future__ import annotations
@@ -166,21 +168,22 @@ class Preset(NamedTuple):
     Attributes:
         what: what it does, in a sentence.
         globs: the layouts that it gives by name.
-        batch: whether it splits the batch, in a search too. Without a search each plan does.
+        batch: over how many axes it splits the batch, in a search too; 0: over none in a search, over one without.
         of_shape: what becomes of the layout of each parameter: a function of the layout that it has without this, its
-            shape, the mesh, and the axis of the batch.
+            shape, the mesh, and the last of the axes that split the batch.
     """
 
     what: str
     globs: Mapping[str, Spec] = MappingProxyType({})
-    batch: bool = False
+    batch: int = 0
     of_shape: Callable[[DistAttr, Sequence[int], Mesh, str], DistAttr] | None = None
 
 
 PRESETS: dict[str, Preset] = {
-    "ddp": Preset("splits the batch only", batch=True),
-    "fsdp": Preset("splits the batch, and each parameter over the same axis", batch=True, of_shape=split_over),
+    "ddp": Preset("splits the batch only", batch=1),
+    "fsdp": Preset("splits the batch, and each parameter over the same axis", batch=1, of_shape=split_over),
+    "hsdp": Preset("splits the batch over two axes, and each parameter over the second", batch=2, of_shape=split_over),
     "megatron": Preset("splits pairs of matrix products over tp, by columns and then by rows", MEGATRON),
     "megatron+sp": Preset("megatron, and the sequence between the pairs is split over tp", MEGATRON | SEQUENCE),
-    "fsdp+tp": Preset("megatron over tp, and fsdp over the axis of the batch", MEGATRON, True, split_over),
+    "fsdp+tp": Preset("megatron over tp, and fsdp over the axis of the batch", MEGATRON, 1, split_over),
 }

@@ -63,9 +63,10 @@ def preset_notes(
     ]
 
 
-def sharded_note(preset: str, count: int, parameters: int, axis: str | None) -> str:
-    """Return a note about parameters that a preset splits by their shapes."""
-    return f"the preset {preset} splits {count} of {_parameters(parameters)} over {axis}, as the batch"
+def sharded_note(preset: str, count: int, parameters: int, axes: Sequence[str]) -> str:
+    """Return a note about parameters that a preset splits by their shapes over the last of the axes of the batch."""
+    copies = f", with copies over {' and '.join(axes[:-1])}" * (len(axes) > 1)
+    return f"the preset {preset} splits {count} of {_parameters(parameters)} over {axes[-1]}, as the batch{copies}"
 
 
 def whole_note(whole: Sequence[str]) -> list[str]:

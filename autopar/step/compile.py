@@ -28,6 +28,7 @@ from autopar.passes.amp import low_precision
 from autopar.plan.batch import split_over
 from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_without_search
+from autopar.plan.plan import sharding_axis
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import OF_STAGES, OF_STEPS, Execution
@@ -139,7 +140,8 @@ class MicroCompiler:
         if compiler.searches and options.zero in (1, 2, 3):
             self.attrs |= self._layouts_of_inputs(micro, wanted)
         # where the search chooses, nothing is decided before
-        zero = zero_of(0 if options.zero == "search" else options.zero, compiler.mesh, self._inputs(placeholders))
+        stage, preferred = 0 if options.zero == "search" else options.zero, sharding_axis(compiler.plan, compiler.mesh)
+        zero = zero_of(stage, compiler.mesh, self._inputs(placeholders), preferred)
         self._split(zero, micro, placeholders, set() if gathers_apart else set(self.trained))
         ending = self._ending(micro, partial(zero.split, "state"))
         local, reports, found = compiler.place(
@@ -259,6 +261,8 @@ class MicroCompiler:
         for target, parameter in targets:
             shape = record_of(placeholders[target]).type.shape  # type: ignore[union-attr]
             attr = self.attrs.get(placeholders[parameter].name, DistAttr.replicated(len(shape)))
+            if target != parameter and zero.axis in attr.axes:
+                continue  # it is as sharded as its parameter, and may stay pending over other axes, as with HSDP
             self.attrs[placeholders[target].name] = split_over(attr, shape, zero.mesh, zero.axis)
 
     def _count(self, traced: Program, micro: Micro, inputs: Mapping[str, DistAttr]) -> Placed | None:

@@ -1,6 +1,6 @@
 """Choose the layouts of a stage of ZeRO: which values are sharded over the data axis, besides the batch.
 
-ZeRO: Rajbhandari et al., SC 2020.
+ZeRO: Rajbhandari et al., SC 2020. With HSDP (the preset ``hsdp``) the data axis is the one that splits parameters.
 
 | stage | sharded over dp | transfers |
 | --- | --- | --- |
@@ -43,13 +43,18 @@ class Zero:
         return split_over(attr, shape, self.mesh, self.axis) if part in self.parts else attr
 
 
-def zero_of(stage: int, mesh: Mesh, inputs: Mapping[str, DistAttr]) -> Zero:
-    """Return a stage of ZeRO on a mesh; ``ValueError`` if no axis shards the batch. ``inputs``: their layouts."""
-    return Zero(STAGES[stage], mesh, data_axis(mesh, inputs) if STAGES[stage] else "")
+def zero_of(stage: int, mesh: Mesh, inputs: Mapping[str, DistAttr], preferred: str | None = None) -> Zero:
+    """Return a stage of ZeRO on a mesh; ``ValueError`` if no axis shards the batch.
+
+    Args:
+        inputs: their layouts.
+        preferred: the axis over which a plan shards parameters.
+    """
+    return Zero(STAGES[stage], mesh, data_axis(mesh, inputs, preferred) if STAGES[stage] else "")
 
 
-def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
-    """Return the axis over which ZeRO shards: the first axis that shards dim 0 of an input.
+def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr], preferred: str | None = None) -> str:
+    """Return the axis over which ZeRO shards: ``preferred``, or the first axis, that shards dim 0 of an input.
 
     If each axis of the batch has one rank, it is the first of them, and nothing is sharded.
 
@@ -57,7 +62,7 @@ def data_axis(mesh: Mesh, inputs: Mapping[str, DistAttr]) -> str:
         ValueError: no axis shards an input.
     """
     split = {axis for attr in inputs.values() for dim in attr.dims[:1] for _, axes in dim for axis in axes}
-    for axis in mesh.names:
+    for axis in (preferred, *mesh.names):
         if axis in split:
             return axis
     axes_of_batch = batch_axes(mesh)

@@ -19,6 +19,7 @@ PRINTED = {  # example → what it prints besides the numbers of both
     ),
     "lightning_style": "validation",
     "finetune": "transformers has loaded config.json generation_config.json model.safetensors\n",
+    "generate": "cache: keys and values of 2 layers, f32[4/dp 2/tp 16 8], 4,096 bytes on a rank; captures: 2\n",
     "moe": (
         "4 experts, of which each rank holds 2 and computes their places: relu : f32[2 4 3 16] = relu(view_7)\n"
         "2 all-to-alls forward\n"

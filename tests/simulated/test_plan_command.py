@@ -70,7 +70,7 @@ def test_the_table_has_the_prices_bytes_and_memory_of_each_plan(model: str) -> N
         "524,288 parameters, a call with its backward\nmesh dp=2 tp=2 of NVIDIA H100 80GB HBM3, within 80.0 GB" in out
     )
     rows = rows_in(out)
-    assert list(rows) == ["ddp", "fsdp", "megatron", "megatron+sp", "fsdp+tp", "search"]
+    assert list(rows) == ["ddp", "fsdp", "hsdp", "megatron", "megatron+sp", "fsdp+tp", "search"]
     scope: dict[str, object] = {}
     exec(MODEL, scope)
     made, example = scope["make"]()  # type: ignore[operator]
@@ -84,6 +84,15 @@ def test_the_table_has_the_prices_bytes_and_memory_of_each_plan(model: str) -> N
     assert rows["search"][0] == time_text(searched.nanoseconds) and "← cheapest" in rows["search"][-1]
     assert sum("← cheapest" in line for line in out.splitlines()) == 1
     assert "no plan is cheaper" in out.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_hsdp_on_a_mesh_with_two_axes_of_the_batch(model: str) -> None:
+    """What it moves over each axis is in the table of transfers, and the preset has a price."""
+    status, out, _ = asked(model, "--mesh", "replica=2,shard=2", "--plan", "hsdp", "--machine", H100)
+    assert status == 0 and re.search(r"^hsdp: [\d.]+ µs a step, a rank receives", out, re.M)
+    for kind, axis in (("all_gather", "shard"), ("reduce_scatter", "shard"), ("all_reduce", "replica")):
+        assert re.search(rf"^{kind} +{axis} ", out, re.M), out
 
 
 @pytest.mark.long

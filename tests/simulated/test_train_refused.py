@@ -41,9 +41,9 @@ REFUSED = {
     "--mesh dp=2 --plan "
     "megatron": r"the preset 'megatron' splits over an axis named tp, and the mesh \(dp=2\) has none; .*",
     "--plan "
-    "megatorn": r"--plan megatorn is unknown; choose from ddp, fsdp, megatron, megatron\+sp, fsdp\+tp, search, or a "
-    r"JSON file of globs; did you mean megatron\?",
-    "--plan nowhere.json": r"--plan nowhere\.json: No such file or directory; the names are ddp, fsdp, megatron, "
+    "megatorn": r"--plan megatorn is unknown; choose from ddp, fsdp, hsdp, megatron, megatron\+sp, fsdp\+tp, search, "
+    r"or a JSON file of globs; did you mean megatron\?",
+    "--plan nowhere.json": r"--plan nowhere\.json: No such file or directory; the names are ddp, fsdp, hsdp, megatron, "
     r"megatron\+sp, fsdp\+tp, search",
     "--size huge": r"--size huge is unknown; choose from tiny, small, medium, large",
     "--dtype float16": r"--dtype float16 is unknown; choose from float32, float64, bfloat16; did you mean .*\?",

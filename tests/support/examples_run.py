@@ -10,7 +10,9 @@ from unittest import mock
 
 from torch import distributed
 
-EXAMPLES = ("plain_loop", "trainer", "peft_lora", "lightning_style", "finetune", "moe", "custom_op", "own_pass")
+EXAMPLES = (
+    "plain_loop", "trainer", "peft_lora", "lightning_style", "finetune", "generate", "moe", "custom_op", "own_pass",
+)  # fmt: skip
 
 
 def as_launched() -> mock._patch_dict:

@@ -92,7 +92,10 @@ def starting_points(
 def _layouts(
     name: str, model: torch.nn.Module, mesh: Mesh, captured: Captured, names: Names
 ) -> Mapping[str, DistAttr] | None:
-    """Return the layouts of a preset; ``None`` if a module of the preset's returns values of several shapes."""
+    """Return the layouts of a preset; ``None`` if a module of the preset's returns values of several shapes.
+
+    Also ``None`` for ``hsdp``, whose batch has two axes, and here it has one.
+    """
     try:
         return constraints(name, model, mesh, captured, names=names)[0]
     except PlanError:

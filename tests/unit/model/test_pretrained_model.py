@@ -80,8 +80,8 @@ def test_an_attribute_of_the_users_model_is_the_models() -> None:
 def test_methods_that_read_are_the_models_and_others_are_not_there(model: nn.Module, parallel: Parallel) -> None:
     assert parallel.num_parameters() == model.num_parameters()
     assert parallel.get_input_embeddings() is model.get_input_embeddings()
-    with pytest.raises(AttributeError, match="'Parallel' object has no attribute 'generate'"):
-        parallel.generate  # noqa: B018  # it would run the original model
+    with pytest.raises(AttributeError, match="'Parallel' object has no attribute 'resize_token_embeddings'"):
+        parallel.resize_token_embeddings  # noqa: B018  # it would run on the original model
 
 
 def test_a_process_that_is_alone_is_not_one_of_several(parallel: Parallel) -> None:

@@ -143,7 +143,7 @@ def test_a_preset_that_does_not_fit_is_passed_over_and_told() -> None:
 
 
 def test_presets_are_data() -> None:
-    assert list(PRESETS) == ["ddp", "fsdp", "megatron", "megatron+sp", "fsdp+tp"]
+    assert list(PRESETS) == ["ddp", "fsdp", "hsdp", "megatron", "megatron+sp", "fsdp+tp"]
     for preset in PRESETS.values():
         assert all(isinstance(glob, str) and isinstance(spec, tuple) for glob, spec in preset.globs.items())
         resolve(preset.globs, MESH, {}, None)  # all of it can be read
@@ -155,14 +155,14 @@ def test_presets_are_data() -> None:
         (
             "megatorn",
             MESH,
-            "no preset 'megatorn'; presets are ddp, fsdp, megatron, megatron+sp, fsdp+tp, \"search\" finds the "
+            "no preset 'megatorn'; presets are ddp, fsdp, hsdp, megatron, megatron+sp, fsdp+tp, \"search\" finds the "
             "cheapest plan, and a plan of your own is a dict from globs; did you mean 'megatron'?",
         ),
         (
             ["ddp", "mine"],
             MESH,
-            "no preset 'mine'; presets are ddp, fsdp, megatron, megatron+sp, fsdp+tp, \"search\" finds the cheapest "
-            "plan, and a plan of your own is a dict from globs",
+            "no preset 'mine'; presets are ddp, fsdp, hsdp, megatron, megatron+sp, fsdp+tp, \"search\" finds the "
+            "cheapest plan, and a plan of your own is a dict from globs",
         ),
         (
             "megatron",

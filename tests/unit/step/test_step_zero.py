@@ -96,6 +96,8 @@ def test_the_data_axis() -> None:
     """The first in the order of the mesh that splits rows; not one that splits a sequence."""
     mesh = Mesh(tp=2, dp=2, ep=2)
     assert data_axis(mesh, {"x": DistAttr.split(None, "tp"), "y": DistAttr.split(("ep", "dp"), "tp")}) == "dp"
+    both = {"x": DistAttr.split(("dp", "ep"), "tp")}
+    assert data_axis(mesh, both, "ep") == "ep" and data_axis(mesh, both, "tp") == data_axis(mesh, both) == "dp"
     text = re.escape(
         "zero= splits what an axis of the batch replicates, but no axis of the mesh (tp=2 dp=2 ep=2) splits an input; "
         "use zero=0, or split the batch"
