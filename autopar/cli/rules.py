@@ -19,6 +19,7 @@ from autopar.report.progress import doing
 from autopar.report.rules import RuleRow, page, rows
 
 NEAR = 5  # names that an error lists
+ALIKE = 0.62  # how like names are that it lists: 1 is the same name
 
 
 def run(pattern: str | None, options: OutputOptions) -> int:
@@ -51,7 +52,7 @@ def _matching(pattern: str, found: Sequence[RuleRow]) -> list[RuleRow]:
         return matching
     names = list(dict.fromkeys(_packet(row.op) for row in found))
     inner = glob.strip("*?")
-    near = [name for name in names if inner and inner in name] or difflib.get_close_matches(inner, names, n=NEAR)
+    near = [name for name in names if inner and inner in name] or difflib.get_close_matches(inner, names, NEAR, ALIKE)
     hint = f"near it: {', '.join(near[:NEAR])}" if near else "autopar rules prints all"
     raise Refused(f"no op with a rule matches {pattern}; {hint}")
 

@@ -261,7 +261,7 @@ def test_functions_that_are_refused(own: str) -> None:
         ("Needs", {}, "own_models.py:Needs is called without arguments, and it has one (missing a required argument: "
                       "'width')"),
         ("Net", {"example": f"{own}:tensor"}, "tensor returns a Tensor; it must return the arguments of one call: "),
-        ("Net", {"example": f"{own}:none"}, "own_models.py has no function none; it must return the arguments of"),
+        ("Net", {"example": f"{own}:none"}, "own_models.py has no function none; it has "),
         ("Net", {"example": own}, "names no function; write FILE.py:FUNCTION, as in model.py:make"),
     ):  # fmt: skip
         with pytest.raises(Refused) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -30,7 +31,7 @@ def function_of(name: str, returns: str) -> Callable[[], Any]:
         raise Refused(f"{name} names no function; write FILE.py:FUNCTION, as in model.py:make; {returns}")
     made = getattr(module_of(where), function, None)
     if not callable(made):
-        raise Refused(f"{where} has no function {function}; {returns}")
+        raise Refused(f"{where} has no function {function}{_others(module_of(where))}; {returns}")
     try:
         inspect.signature(made).bind()
     except TypeError as error:
@@ -38,6 +39,26 @@ def function_of(name: str, returns: str) -> Callable[[], Any]:
     except ValueError:  # it has no signature, as a few builtins
         pass
     return made
+
+
+def _others(module: ModuleType) -> str:
+    """Say which functions and classes a module defines."""
+    own = [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+    return f"; it has {', '.join(own)}" if own else ""
+
+
+def defined_in(file: Path) -> list[str]:
+    """Return the public functions and classes of a Python file, which is not run; none of a file that has no syntax."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    defined = [each.name for each in body if isinstance(each, (ast.FunctionDef, ast.ClassDef))]
+    return [name for name in defined if not name.startswith("_")]
 
 
 def called(name: str, function: Callable[[], Any]) -> Any:

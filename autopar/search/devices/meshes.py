@@ -56,7 +56,7 @@ def meshes(count: int) -> Iterator[Mesh]:
         ValueError: ``count`` is no number of ranks.
     """
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_RANKS:
-        raise ValueError(f"devices({shown(count)}) is no number of devices from 1 to {MOST_RANKS}")
+        raise ValueError(f"{shown(count)} is no number of devices from 1 to {MOST_RANKS}")
     for axes in range(1, len(AXES) + 1):
         for sizes in _factors(count, axes):
             yield Mesh(dict(zip(AXES, sizes, strict=False)))

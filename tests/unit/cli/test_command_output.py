@@ -143,6 +143,7 @@ def test_a_defect_keeps_its_traceback() -> None:
     [
         ("mn", "no op with a rule matches mn; near it: "),
         ("convolve*", "no op with a rule matches convolve*; near it: convolution"),
+        ("nosuch*", "no op with a rule matches nosuch*; autopar rules prints all"),
         ("zzzzzzzz", "no op with a rule matches zzzzzzzz; autopar rules prints all"),
     ],
 )
