@@ -153,7 +153,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
             place = next(each.place for each in captures.changes if str(each) == change)
             rows.append(GuardRow(change, "" if place is None else place.line, count, count))
         symbols = [f"{each.about}: used for sizes {each.uses} times" for each in sizes.symbolic]
-        return GuardReport.of(rows, self.captures, symbols)
+        return GuardReport.of(rows, self.captures, [*symbols, *sizes.refused])
 
     @property
     def transfers(self) -> Transfers:

@@ -843,9 +843,9 @@ class SymbolicSizes(ShapeEnv):
         return [(guard.expr, cast(str, guard.sloc)) for guard in self.guards]
 
 
-def size_expression(size: torch.SymInt | int) -> Any:
+def size_expression(size: torch.SymInt | torch.SymFloat | torch.SymBool | int) -> Any:
     """Return the expression of a size, with symbols that are known to be equal replaced by one. Tried on 2.13."""
-    return size.node.expr if isinstance(size, torch.SymInt) else size
+    return size.node.expr if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) else size
 
 
 def size_hint(size: torch.SymInt) -> int:

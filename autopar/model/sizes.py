@@ -66,6 +66,11 @@ class SizedCaptures:
         """All captures with symbols, in the order of their calls."""
         return [each for known in self._known.values() for each in known.symbolic]
 
+    @property
+    def refused(self) -> list[str]:
+        """Why calls are captured with numbers, in the order of the calls."""
+        return [known.refused for known in self._known.values() if known.refused]
+
     def serves(self, model: torch.nn.Module, arguments: Arguments, random: Random) -> bool:
         """Return whether a capture with symbols serves a call, so that nothing is traced."""
         return self.dynamic is not False and isinstance(self._look(model, arguments, random)[1], _Served)
@@ -110,7 +115,8 @@ class SizedCaptures:
         try:
             made = capture_with_symbols(model, arguments, random)
         except Exception as error:  # the capture with numbers decides whether the call can be captured at all
-            known.refused = f"each size is captured by itself, because {error}"
+            lines = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+            known.refused = f"each size is captured by itself, because {error}{lines}"
             return None, [known.refused]
         known.symbolic.append(made)
         notes = [f"captured with symbols: {made.about}"]

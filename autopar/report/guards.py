@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Column, Table
 
+HEADERS = ("calls beyond it", "captures for them")
+
 
 @dataclass(frozen=True)
 class GuardRow:
@@ -32,7 +34,8 @@ class GuardReport(tuple[GuardRow, ...]):
     Attributes:
         captures: how many captures there are.
         recaptures: how many of them were made because a guard did not hold.
-        symbols: for each capture with symbols, what they are and for how many sizes it was used.
+        symbols: for each capture with symbols, what they are and for how many sizes it was used; and why others have
+            none.
     """
 
     captures: int
@@ -49,10 +52,10 @@ class GuardReport(tuple[GuardRow, ...]):
         return sum(row.recaptures for row in self)
 
     def __str__(self) -> str:
-        table = Table("guard", *(Column(header, justify="right") for header in ("failed", "recaptures")), "line")
+        table = Table("guard", *(Column(header, justify="right") for header in HEADERS), "line")
         for row in self:
             table.add_row(row.guard, str(row.failed), str(row.recaptures), row.source or "–")
         out = io.StringIO()
         Console(file=out, width=120).print(table)
-        counted = f"captures: {self.captures}, for guards that did not hold: {self.recaptures}\n"
+        counted = f"captures: {self.captures}, of which {self.recaptures} were made because a guard did not hold\n"
         return out.getvalue() + counted + "".join(f"{line}\n" for line in self.symbols)

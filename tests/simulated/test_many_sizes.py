@@ -179,6 +179,7 @@ def test_what_has_no_symbols_is_captured_with_numbers() -> None:
     for captures, batch in enumerate((4, 3), 1):
         assert parallel.simulate(torch.ones(batch, 6, dtype=d))[1] == batch and parallel.captures == captures
         assert notes(parallel, "each size is captured by itself, because the model returns a SymInt")
+    assert "each size is captured by itself, because the model returns a SymInt" in str(parallel.guards)
 
 
 class Dropped(Mlp):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import fx
 
 from autopar.capture.arguments import Arguments
-from autopar.capture.provenance import user_line
+from autopar.capture.provenance import Origin, user_line
 from autopar.capture.symbolic.validity import SizeGuard, Validity, condition_text
 from autopar.capture.trace import Tracer
 from autopar.errors import CaptureError
@@ -134,8 +135,9 @@ class SymbolicTracer(Tracer):
                 computed.append(node)
                 continue
             if any(_is_number(operand) for operand in node.all_input_nodes):
-                node.args = map_operands(node.args, self._number)
-                node.kwargs = map_operands(dict(node.kwargs), self._number)
+                line = self.recorder.origins.get(node, Origin()).source
+                number = functools.partial(self._number, line)
+                node.args, node.kwargs = map_operands(node.args, number), map_operands(dict(node.kwargs), number)
             if _is_identity(node):
                 replaced[node] = node_at(node)
                 node.replace_all_uses_with(node_at(node))
@@ -145,13 +147,15 @@ class SymbolicTracer(Tracer):
                 graph.erase_node(node)
         return replaced
 
-    def _number(self, node: fx.Node) -> Any:
-        """Return the size that a node computes; other nodes as they are."""
+    def _number(self, line: str, node: fx.Node) -> Any:
+        """Return the size that a node computes; other nodes as they are. ``line``: the user's, which reads it."""
         if not _is_number(node):
             return node
         value = node.meta["val"]
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
-            raise NoSymbolsError(f"a number follows from a size and is no integer: {value}")
+            of = sorted(self._places[part] for part in size_expression(value).free_symbols if part in self._places)
+            sizes = ", ".join(f"dim {d} of {name}" for name, d in of) or "a size"
+            raise NoSymbolsError(f"a number that is no integer follows from {sizes}\n    {line or 'no line is known'}")
         return value
 
     # -- sizes of the program ------------------------------------------------------------------------------------------

@@ -129,7 +129,10 @@ def test_the_guards_print_as_a_table() -> None:
     rows = [GuardRow("s1 <= 512", "model.py:8  x", 2, 1), GuardRow("dim 1 of x is 8", "", 0, 0)]
     printed = str(GuardReport.of(rows, 3, ["s0 is dim 0 of x: used for sizes 4 times"]))
     assert "s1 <= 512" in printed and "model.py:8" in printed
-    assert "captures: 3, for guards that did not hold: 1\ns0 is dim 0 of x: used for sizes 4 times\n" in printed
+    assert (
+        "captures: 3, of which 1 were made because a guard did not hold\ns0 is dim 0 of x: used for sizes 4 times\n"
+        in printed
+    )
 
 
 def test_crossovers_that_sizes_are_beyond() -> None:
