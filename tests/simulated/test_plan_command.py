@@ -157,7 +157,7 @@ def test_a_plan_that_does_not_fit_is_not_the_cheapest(model: str) -> None:
         (["--html", "/"], "--html / is a folder; name a file in it"),
         (["--devices", "8", "--mesh", "dp=8"], "--devices 8 chooses the mesh, and --mesh dp=8 gives one; use one"),
         (["--devices", "8", "--plan", "ddp"], "--plan ddp names axes; give a --mesh, as dp=8"),
-        (["--devices", "0"], "--devices 0: devices(0) is no number of devices from 1 to 1048576"),
+        (["--devices", "0"], "--devices 0: give a number of devices from 1 to 1,048,576"),
         (["--example", "a.py:f", "--inputs", "x=f32[2]"], "--example and --inputs both give the arguments of a call"),
         (["--set", "hidden_size=3"], "--set hidden_size=3 is for an architecture of Hugging Face, not tiny"),
         (["--diff", "none.json"], "there is no file none.json with a plan; solution.save writes one"),

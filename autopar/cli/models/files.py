@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -40,6 +41,19 @@ def function_of(name: str, returns: str) -> Callable[[], Any]:
     return made
 
 
+def names_in(where: str) -> list[str]:
+    """Return the functions and classes that a file defines and that can be called without arguments; it is not run."""
+    try:
+        tree = ast.parse(Path(where).read_text())
+    except (OSError, ValueError, SyntaxError):
+        return []
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and _is_callable_alone(node)
+    ]
+
+
 def called(name: str, function: Callable[[], Any]) -> Any:
     """Return what a function of the user's returns; ``Refused`` says what it raises."""
     try:
@@ -73,6 +87,15 @@ def module_of(where: str) -> ModuleType:
         del sys.modules[path.stem]
         raise Refused(_not_imported(where, error, f"python {where}")) from None
     return module
+
+
+def _is_callable_alone(node: ast.FunctionDef | ast.ClassDef) -> bool:
+    """Return whether a function, or the ``__init__`` of a class, has no required arguments."""
+    if isinstance(node, ast.FunctionDef):
+        needed = node.args.posonlyargs + node.args.args
+        return len(needed) <= len(node.args.defaults) and all(node.args.kw_defaults)
+    inits = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    return all(len(each.args.posonlyargs + each.args.args) - 1 <= len(each.args.defaults) for each in inits)
 
 
 def _not_imported(where: str, error: BaseException, command: str) -> str:
