@@ -25,6 +25,7 @@ import torch
 from torch import fx
 
 from autopar.capture.constrained import noted
+from autopar.capture.kernel_dtypes import check_dtypes
 from autopar.errors import CaptureError, at_line
 from autopar.ir.dense import met_in
 from autopar.ir.nodes import node_at
@@ -225,6 +226,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         self.observe(func)
         self._check_dense(func, args)
+        check_dtypes(func, args)
         if writes_outside(func, args):
             self.refused = self.refused or CaptureError(
                 f"forward writes into a tensor that is neither a parameter, nor a buffer, nor an argument, nor made "

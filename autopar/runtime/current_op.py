@@ -112,9 +112,11 @@ def where_raised(error: BaseException) -> CurrentOp:
 def add_op(error: Exception, text: str = "") -> None:
     """Add the op that raised an error to the error, from Python 3.11 on.
 
-    ``text`` names the op if the traceback does not have it.
+    ``text`` names the op if the traceback does not have it. An op that has raised a message of its own is not added.
     """
     place = where_raised(error)
+    if repr(str(error))[1:-1] in text:  # a check of the program, which is an argument of its op
+        return
     if (text or place.inside) and hasattr(error, "add_note") and not isinstance(error, AutoparError):
         error.add_note(f"while autopar ran\n    {text or place.text}")
 

@@ -166,7 +166,7 @@ def test_a_plan_that_does_not_fit_is_not_the_cheapest(model: str) -> None:
         (["--html", "/"], "--html / is a folder; name a file in it"),
         (["--devices", "8", "--mesh", "dp=8"], "--devices 8 chooses the mesh, and --mesh dp=8 gives one; use one"),
         (["--devices", "8", "--plan", "ddp"], "--plan ddp names axes; give a --mesh, as dp=8"),
-        (["--devices", "0"], "--devices 0: 0 is no number of devices from 1 to 1048576"),
+        (["--devices", "0"], "--devices 0: give a number of devices from 1 to 1,048,576"),
         (["--example", "a.py:f", "--inputs", "x=f32[2]"], "--example and --inputs both give the arguments of a call"),
         (["--set", "hidden_size=3"], "--set hidden_size=3 is for an architecture of Hugging Face, not tiny"),
         (["--diff", "none.json"], "there is no file none.json with a plan; solution.save writes one"),
@@ -182,8 +182,6 @@ def test_refused(arguments: list[str], said: str) -> None:
 def test_a_function_of_the_users_is_checked(model: str) -> None:
     path = model.rpartition(":")[0]
     assert "an_mlp.py has no function mak; it has MLP, make, " in asked(f"{path}:mak")[2]
-    assert f"an_mlp.py is a file; name what makes the model in it: {path}:MLP, {path}:make, " in asked(path)[2]
-    assert "none.py is a file; name what makes the model in it: none.py:make\n" in asked("none.py")[2]
     assert (
         "an_mlp.py:wrong returns an int; it must return a model, or a pair, return model, (x,)"
         in (asked(f"{path}:wrong")[2])

@@ -51,14 +51,17 @@ def _others(module: ModuleType) -> str:
     return f"; it has {', '.join(own)}" if own else ""
 
 
-def defined_in(file: Path) -> list[str]:
-    """Return the public functions and classes of a Python file, which is not run; none of a file that has no syntax."""
+def names_in(where: str) -> list[str]:
+    """Return the functions and classes that a file defines and that can be called without arguments; it is not run."""
     try:
-        body = ast.parse(file.read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
+        tree = ast.parse(Path(where).read_text())
+    except (OSError, ValueError, SyntaxError):
         return []
-    defined = [each.name for each in body if isinstance(each, (ast.FunctionDef, ast.ClassDef))]
-    return [name for name in defined if not name.startswith("_")]
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and _is_callable_alone(node)
+    ]
 
 
 def called(name: str, function: Callable[[], Any]) -> Any:
@@ -94,6 +97,15 @@ def module_of(where: str) -> ModuleType:
         del sys.modules[path.stem]
         raise Refused(_not_imported(where, error, f"python {where}")) from None
     return module
+
+
+def _is_callable_alone(node: ast.FunctionDef | ast.ClassDef) -> bool:
+    """Return whether a function, or the ``__init__`` of a class, has no required arguments."""
+    if isinstance(node, ast.FunctionDef):
+        needed = node.args.posonlyargs + node.args.args
+        return len(needed) <= len(node.args.defaults) and all(node.args.kw_defaults)
+    inits = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    return all(len(each.args.posonlyargs + each.args.args) - 1 <= len(each.args.defaults) for each in inits)
 
 
 def _not_imported(where: str, error: BaseException, command: str) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from autopar.cli.models.call import call_of, with_labels
-from autopar.cli.models.files import called, defined_in, function_of
+from autopar.cli.models.files import called, function_of, names_in
 from autopar.cli.models.hugging_face import configurations, hugging_face_model, is_hugging_face, require_transformers
 from autopar.cli.models.inputs import inputs_of
 from autopar.cli.models.options import ModelOptions
@@ -77,8 +76,12 @@ def _given(options: ModelOptions, values: bool) -> Given:
         heads = () if name == type(model).__name__ else (f"{name} is planned as a {type(model).__name__}",)
         return Given(model, _arguments(options, model, device), heads)
     if name.endswith(".py"):
-        names = defined_in(Path(name)) or ["make"]
-        raise Refused(f"{name} is a file; name what makes the model in it: {', '.join(f'{name}:{n}' for n in names)}")
+        found = [f"{name}:{each}" for each in names_in(name)]
+        raise Refused(
+            f"{name} names no function or class; write one of {', '.join(found)}"
+            if found
+            else f"{name} names no function; write FILE.py:FUNCTION, as in model.py:make"
+        )
     if ":" not in name:
         near = difflib.get_close_matches(name, [*SIZES, *configurations()], n=1)
         raise Refused(

@@ -18,7 +18,7 @@ from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.refused import Refused
 from autopar.costs.calibrate import knows_other_nodes
 from autopar.costs.machine import Machine, machine_from, machine_of
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import MOST_RANKS, Mesh
 from autopar.model.given_plan import check_mesh
 from autopar.parallel import Parallel
 from autopar.plan.plan import SEARCH, Plan
@@ -133,8 +133,8 @@ def _mesh(options: PlannedOptions, plan: Plan | Solution, machine: Machine, comm
             )
         try:
             found: Mesh | Devices = devices(options.devices)
-        except ValueError as error:
-            raise Refused(f"--devices {options.devices}: {error}") from None
+        except ValueError:
+            raise Refused(f"--devices {options.devices}: give a number of devices from 1 to {MOST_RANKS:,}") from None
         size, given = options.devices, f"--devices {options.devices}"
     else:
         text = options.mesh or MESH

@@ -166,3 +166,17 @@ def test_patterns_match_ops_with_and_without_their_overload() -> None:
 def test_without_a_pattern_the_page_is_printed() -> None:
     table = Path(autopar.__file__).parent / "rules" / "TABLE.md"
     assert asked("rules") == (0, table.read_text(), "")
+
+
+def test_a_file_without_a_function_says_which_ones_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "m.py"
+    file.write_text(
+        "class Net:\n    def __init__(self):\n        pass\n"
+        "class Wide:\n    def __init__(self, width):\n        pass\n"
+        "def make(depth=2):\n    pass\n"
+        "def layer(width, *, depth):\n    pass\n"
+    )
+    said = f"autopar: {file} names no function or class; write one of {file}:Net, {file}:make\n"
+    assert asked("plan", str(file)) == (2, "", said)
+    (tmp_path / "n.py").write_text("x = 1\n")
+    assert asked("plan", str(tmp_path / "n.py"))[2].endswith("write FILE.py:FUNCTION, as in model.py:make\n")
