@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
 import sys
 import types
@@ -47,13 +48,15 @@ def users_frame() -> types.FrameType | None:
 
 def statement_at(frame: types.FrameType) -> Statement | None:
     """Return what the statement that a frame runs does with the truth of a tensor; ``None`` if that is not known."""
-    path = _path_to(_parsed(frame.f_code.co_filename), frame.f_lineno)
+    path = _path_to(_parsed(frame.f_code.co_filename), frame.f_lineno, _column(frame))
     node = path[-1] if path else None
     if not isinstance(node, (ast.Assert, ast.If)) or not _within(node.test, frame.f_lineno):
         return None
     if isinstance(node, ast.Assert) or _only_says(node.body):
         sign = _sign(node.test, isinstance(node, ast.Assert))
         return None if sign is None else Statement("check", sign, 0, 0)
+    if node.body[0].lineno <= frame.f_lineno:
+        return None  # work on the line of its test, which lines cannot tell apart
     lines = node.test.lineno, node.test.end_lineno or node.test.lineno
     skips = isinstance(node.body[-1], ast.Continue) and _only_says(node.body[:-1])
     sign = _sign(node.test, not skips, exact=True)
@@ -120,15 +123,27 @@ def _within(node: ast.expr, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
-def _path_to(tree: ast.AST | None, line: int) -> list[ast.stmt]:
-    """Return the statements around a line, from the outermost to the innermost."""
+def _column(frame: types.FrameType) -> int | None:
+    """Return the column of what a frame runs; ``None`` before Python 3.11, which does not know it."""
+    positions = getattr(frame.f_code, "co_positions", None)
+    if positions is None:
+        return None
+    return next(itertools.islice(positions(), frame.f_lasti // 2, None))[2]
+
+
+def _path_to(tree: ast.AST | None, line: int, column: int | None = None) -> list[ast.stmt]:
+    """Return the statements around a line, from the outermost to the innermost; or around a column of it."""
+
+    def around(node: ast.stmt) -> bool:
+        if column is None:
+            return node.lineno <= line <= (node.end_lineno or 0)
+        return (node.lineno, node.col_offset) <= (line, column) < (node.end_lineno or 0, node.end_col_offset or 0)
+
     path: list[ast.stmt] = []
     node = tree
     while node is not None:
         inner = (
-            child
-            for child in ast.walk(node)
-            if child is not node and isinstance(child, ast.stmt) and child.lineno <= line <= (child.end_lineno or 0)
+            child for child in ast.walk(node) if child is not node and isinstance(child, ast.stmt) and around(child)
         )
         node = next(inner, None)  # breadth first, so the outermost comes first
         if node is not None:

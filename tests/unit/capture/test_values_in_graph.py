@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -282,6 +283,19 @@ def test_checks_that_only_raise_are_left_out_and_told() -> None:
     captured = capture(Applied(asserted), (x(),))
     lines = [note.partition("\n    ")[2] for note in captured.notes if "leaves the check out" in note]
     assert len(lines) == 2 and "assert y.isnan()" in lines[0] and "if not torch.all(y < 100):" in lines[1]
+
+
+def in_one_line(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = x * scale
+    if y.isnan().any(): raise ValueError("no numbers")  # fmt: skip  # noqa: E701
+    return y
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not know which part of a line runs")
+def test_a_check_in_one_line() -> None:
+    captured = capture(Applied(in_one_line), (x(),))
+    (note,) = [note for note in captured.notes if "leaves the check out" in note]
+    assert "if y.isnan().any(): raise" in note
 
 
 def with_mask(scale: torch.Tensor, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
