@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     from autopar.runtime.simulated_program import localize, simulate
     from autopar.runtime.wire.emulate import emulate
     from autopar.step.log import log
+    from autopar.torch_compile import compile_backend
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
     "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
-    "constrain", "devices", "emulate", "localize", "log", "parallelize", "price", "redistribute", "register_rule",
+    "compile_backend", "constrain", "devices", "emulate", "localize", "log", "parallelize", "price", "redistribute", "register_rule",
     "simulate",
 ]  # fmt: skip
 
@@ -54,7 +55,7 @@ MODULES = {  # name → the module that has it; all others of ``__all__`` are er
     "redistribute": "runtime.redistribute_pieces", "localize": "runtime.simulated_program",
     "simulate": "runtime.simulated_program", "price": "costs.program_price",
     "constrain": "capture.constrained", "emulate": "runtime.wire.emulate",
-    "log": "step.log",
+    "log": "step.log", "compile_backend": "torch_compile",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan",
          "report", "rules", "runtime", "scheduling", "search", "step", "transitions", "verify")  # fmt: skip

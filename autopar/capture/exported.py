@@ -20,6 +20,7 @@ from autopar.errors import CaptureError
 from autopar.torch_private import OpOverload
 
 TRAINING = "TRAINING"  # the dialect of what torch.export.export returns
+DYNAMO_ROOT = re.compile(r"^[LG]\['\w+'\]\.?")
 FRAME = re.compile(r'File "(.+)", line (\d+), in ')
 
 MODE = (
@@ -50,7 +51,7 @@ def exported_module(program: torch.export.ExportedProgram) -> torch.nn.Module:
         module.set_submodule(str(node.target), _Guards(module.get_submodule(str(node.target))))
     for part in module.modules():  # a region without gradients is a module of its own
         if isinstance(part, fx.GraphModule):
-            _tell_origins(part)
+            tell_origins(part)
             part.recompile()
     for name in ("train", "eval"):
         setattr(module, name, types.MethodType(_refuse_mode, module))
@@ -102,7 +103,7 @@ def inference_only(tensors: Sequence[Any], dialect: str) -> None:
         )
 
 
-def _tell_origins(module: fx.GraphModule) -> None:
+def tell_origins(module: fx.GraphModule) -> None:
     """Let a graph tell a running capture the module and the line of each op, and what modules return."""
     told: tuple[str, str] | None = None
     returned = _returned(module.graph)
@@ -110,7 +111,7 @@ def _tell_origins(module: fx.GraphModule) -> None:
         if node.op == "output":
             with module.graph.inserting_before(node):
                 module.graph.call_function(tell_origin, ("", ""))
-        if node.op != "call_function":
+        if node.op not in ("call_function", "call_method"):
             continue
         origin = _module_of(node), _line_of(node)
         if origin != told and "nn_module_stack" in node.meta:
@@ -142,7 +143,9 @@ def _stack(node: fx.Node) -> Mapping[str, tuple[str, Any]]:
 
 
 def _module_of(node: fx.Node) -> str:
-    return next((path for path, _ in reversed(_stack(node).values())), "")
+    """Return the path of the innermost module; torch.compile writes it as ``L['self'].up``."""
+    path = next((str(path) for path, _ in reversed(_stack(node).values())), "")
+    return DYNAMO_ROOT.sub("", path)
 
 
 def _line_of(node: fx.Node) -> str:
