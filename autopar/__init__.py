@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autopar import checkpoint
     from autopar.api import devices, parallelize
     from autopar.capture.constrained import constrain
+    from autopar.capture.local_map import local_map
     from autopar.costs.program_price import price
     from autopar.errors import (
         AutoparError,
@@ -45,7 +46,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
     "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
-    "compile_backend", "constrain", "devices", "emulate", "localize", "log", "parallelize", "price", "redistribute", "register_rule",
+    "compile_backend", "constrain", "devices", "emulate", "local_map", "localize", "log", "parallelize", "price", "redistribute", "register_rule",
     "simulate",
 ]  # fmt: skip
 
@@ -54,7 +55,7 @@ MODULES = {  # name → the module that has it; all others of ``__all__`` are er
     "DistAttr": "ir.layout", "Layout": "ir.layout", "register_rule": "rules",
     "redistribute": "runtime.redistribute_pieces", "localize": "runtime.simulated_program",
     "simulate": "runtime.simulated_program", "price": "costs.program_price",
-    "constrain": "capture.constrained", "emulate": "runtime.wire.emulate",
+    "constrain": "capture.constrained", "local_map": "capture.local_map", "emulate": "runtime.wire.emulate",
     "log": "step.log", "compile_backend": "torch_compile",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan",
