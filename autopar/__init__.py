@@ -46,8 +46,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
     "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
-    "compile_backend", "constrain", "devices", "emulate", "local_map", "localize", "log", "parallelize", "price", "redistribute", "register_rule",
-    "simulate",
+    "compile_backend", "constrain", "devices", "emulate", "local_map", "localize", "log", "parallelize", "price",
+    "redistribute", "register_rule", "simulate",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors

@@ -137,4 +137,3 @@ class _OnMesh:
             name: (axis if value.shape[0] == length else None, *[None] * (value.dim() - 1))
             for name, value in inputs.items()
         }
-

@@ -144,7 +144,7 @@ def _stack(node: fx.Node) -> Mapping[str, tuple[str, Any]]:
 
 def _module_of(node: fx.Node) -> str:
     """Return the path of the innermost module; torch.compile writes it as ``L['self'].up``."""
-    path = next((str(path) for path, _ in reversed(_stack(node).values())), "")
+    path = next((str(path) for path, _ in reversed(list(_stack(node).values()))), "")
     return DYNAMO_ROOT.sub("", path)
 
 

@@ -218,7 +218,9 @@ def _mistake(
         wrong = next((n for n, need, want in zip(names, needs, own[0], strict=True) if need != want), None)
         if wrong is not None:
             return f"{op} runs in one choice of layouts alone, and {wrong} has another"
-        return None if own[1] == tuple(gives) else f"{op} runs in one choice of layouts alone, and its result has another"
+        return (
+            None if own[1] == tuple(gives) else f"{op} runs in one choice of layouts alone, and its result has another"
+        )
     rows = [(n, d, s, a) for n, d, s, a in zip(names, bound.operands, bound.operand_shapes, needs, strict=True)]
     rows += [
         ("the result", d, s, a)

@@ -91,7 +91,9 @@ def test_gradients_of_a_decomposed_program_are_refused() -> None:
 def test_the_mode_is_that_of_the_export() -> None:
     parallel = autopar.parallelize(exported(net()), MESH, PLAN)
     for change in (parallel.train, parallel.eval):
-        with pytest.raises(RuntimeError, match=r"keeps the mode in which it was exported.*\n  leave them out, or export"):
+        with pytest.raises(
+            RuntimeError, match=r"keeps the mode in which it was exported.*\n  leave them out, or export"
+        ):
             change()
 
 

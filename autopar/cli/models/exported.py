@@ -20,7 +20,9 @@ def exported_model(name: str) -> tuple[torch.nn.Module, Any]:
         Refused: there is no such file, or it has no exported program.
     """
     if not Path(name).is_file():
-        raise Refused(f"there is no file {name}; torch.export.save(torch.export.export(model, args), {name!r}) writes one")
+        raise Refused(
+            f"there is no file {name}; torch.export.save(torch.export.export(model, args), {name!r}) writes one"
+        )
     try:
         program = torch.export.load(name)
         return exported_module(program), program.example_inputs

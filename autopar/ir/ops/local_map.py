@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autopar.ir.ops.sharded_lookup import op
+from autopar.ir.ops.sharded_lookup import LIBRARY, op
 
 Function = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -39,8 +39,15 @@ def local_map_backward(
         return tuple(y for y in FUNCTIONS[function](*operands) if y.is_floating_point() or y.is_complex())
 
     # a transform, because it differentiates below autograd too, where kernels run
-    _, vjp = torch.func.vjp(of_wanted, *(x[k] for k in places))
+    vjp = torch.func.vjp(of_wanted, *(x[k] for k in places))[1]
     return [gradient.clone(memory_format=torch.contiguous_format) for gradient in vjp(tuple(gradients))]
+
+
+@torch.library.register_fake("autopar::local_map_backward", lib=LIBRARY)
+def _(
+    x: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], function: str, wanted: Sequence[bool]
+) -> list[torch.Tensor]:
+    return [torch.empty(y.shape, dtype=y.dtype, device=y.device) for y, want in zip(x, wanted, strict=True) if want]
 
 
 class LocalMap(torch.autograd.Function):
