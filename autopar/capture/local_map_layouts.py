@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from autopar.capture.regions import REGIONS, Placements, Region, tried
 from autopar.errors import RuleError, shown
 from autopar.ir.dtensor import attr_of, placements_of, with_an_axis
 from autopar.ir.layout import DistAttr
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import ROWS, Mesh
 from autopar.ir.ops import local_map as ops
 from autopar.ir.record import TensorType
 from autopar.rules.registry import RULES, Rule, op_name
@@ -23,7 +24,7 @@ Types = Sequence[TensorType]
 def _forward(args: Sequence[Any], results: Types, mesh: Mesh) -> Layouts:
     """Return the layouts that the region takes and gives."""
     operands, name = args
-    region = REGIONS[name]
+    region = REGIONS[name] if mesh.names != (ROWS,) else _of_rows(REGIONS[name])
     needs = tuple(_attr(region, p, x, mesh) for p, x in zip(region.operands, operands, strict=True))
     gives = tuple(_attr(region, p, y, mesh) for p, y in zip(region.results, results, strict=True))
     for axis in mesh.names:
@@ -32,7 +33,7 @@ def _forward(args: Sequence[Any], results: Types, mesh: Mesh) -> Layouts:
                 f"{region.name} takes a Partial operand over {axis}, and not all of its results are Partial\n"
                 f"    {region.source}\n  let a function that is not additive take Replicate() or Shard()"
             )
-    _check_pieces(name, operands, results, needs, gives, mesh)
+    _check_pieces(region, ops.FUNCTIONS[name], operands, results, needs, gives, mesh)
     return needs, gives
 
 
@@ -101,11 +102,33 @@ def _attr(region: Region, placements: Placements, type: TensorType, mesh: Mesh) 
     return DistAttr(attr.dims, pending)
 
 
+def _of_rows(region: Region) -> Region:
+    """Return the region on the mesh of the rows of a batch: split as on its axis that splits dim 0 of an operand."""
+
+    def on(placements: Placements, axis: Any) -> Placements:
+        each = placements.get(axis) if isinstance(placements, Mapping) else placements[axis]
+        return {} if each is None else {ROWS: each}
+
+    axes = [
+        (axis, each)
+        for placed in region.operands
+        for axis, each in (placed.items() if isinstance(placed, Mapping) else enumerate(placed))
+    ]
+    own = next((axis for axis, each in axes if getattr(each, "dim", None) == 0), None)
+    whole: Placements = {}
+    return replace(
+        region,
+        operands=tuple(whole if own is None else on(placed, own) for placed in region.operands),
+        results=tuple(whole if own is None else on(placed, own) for placed in region.results),
+    )
+
+
 def _check_pieces(
-    name: str, operands: Types, results: Types, needs: Sequence[DistAttr], gives: Sequence[DistAttr], mesh: Mesh
-) -> None:
+    region: Region, function: ops.Function, operands: Types, results: Types, needs: Sequence[DistAttr],
+    gives: Sequence[DistAttr], mesh: Mesh,
+) -> None:  # fmt: skip
     """Check the shapes of the pieces that the function makes on each rank."""
-    region, seen = REGIONS[name], set()
+    seen = set()
     for at in mesh.points():
         shapes = [attr.local_shape(x.shape, mesh, at) for attr, x in zip(needs, operands, strict=True)]
         wanted = [attr.local_shape(y.shape, mesh, at) for attr, y in zip(gives, results, strict=True)]
@@ -113,7 +136,7 @@ def _check_pieces(
             continue
         seen.add(row)
         pieces = [torch.empty(s, dtype=x.dtype, device="meta") for s, x in zip(shapes, operands, strict=True)]
-        made = [tuple(y.shape) for y in tried(region.name, ops.FUNCTIONS[name], pieces)]
+        made = [tuple(y.shape) for y in tried(region.name, function, pieces)]
         if made != [tuple(shape) for shape in wanted]:
             raise RuleError(
                 f"{region.name} makes pieces of {', '.join(map(str, map(list, made)))} on the rank at {dict(at)}, and "

@@ -44,7 +44,8 @@ def test_a_search_keeps_the_placements(splits: dict[str, str]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
-def test_a_step_trains_and_other_sizes_are_captured() -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_step_trains_and_other_sizes_are_captured(count: int) -> None:
     model, plain = Product({"p": "a", "q": "b"}), Product({}, mapped=False)
     parallel = autopar.parallelize(model, Mesh(p=2, q=2), {"x": ("p", None)}, dynamic=True)
     for rows in (5, 3, 4):
@@ -60,14 +61,14 @@ def test_a_step_trains_and_other_sizes_are_captured() -> None:
 
     losses = Loss(model), Loss(plain)
     parallel = autopar.parallelize(losses[0], Mesh(p=2, q=2), {"x": ("p", None)})
-    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=count)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
-        expected = losses[1](X)
+        expected = losses[1](X[:4])
         expected.backward()
         optimizer.step()
-        torch.testing.assert_close(step.simulate(X), expected.detach(), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(step.simulate(X[:4]), expected.detach(), rtol=1e-9, atol=1e-12)
 
 
 class Of(nn.Module):
@@ -84,6 +85,19 @@ class Of(nn.Module):
 
 def parallel_of(function: Callable[..., Any], **mesh: int) -> Any:
     return autopar.parallelize(Of(function), Mesh(**(mesh or {"tp": 2})), {}, example=(MATRIX,))
+
+
+def test_a_function_that_mixes_rows_is_told_of_micro_batches() -> None:
+    whole = autopar.local_map(lambda x: x - x.amax(0), {"tp": Shard(1)}, ({"tp": Shard(1)},))
+
+    class Loss(Of):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).square().mean()
+
+    parallel = autopar.parallelize(Loss(whole), Mesh(dp=2, tp=2), {})
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=2)
+    with pytest.warns(UserWarning, match="not the loss of the whole batch: one of its terms is not a sum"):
+        step.simulate(MATRIX)
 
 
 def test_placements_in_the_order_of_the_axes() -> None:

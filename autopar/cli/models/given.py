@@ -83,8 +83,8 @@ def _given(options: ModelOptions, values: bool) -> Given:
         near = difflib.get_close_matches(name, [*SIZES, *configurations()], n=1)
         raise Refused(
             f"the model {name} is unknown; choose from {', '.join((*SIZES, *configurations()))}, an architecture of "
-            f"Hugging Face, as LlamaForCausalLM, name a function that makes one, as in model.py:make, or a file of "
-            f"torch.export, as model.pt2" + (f"; did you mean {near[0]}?" if near else "")
+            f"Hugging Face, as LlamaForCausalLM, a file of torch.export, as model.pt2, or name a function that makes "
+            f"one, as in model.py:make" + (f"; did you mean {near[0]}?" if near else "")
         )
     _refuse_settings(options, "change what the function makes")
     model, example, notes = own_model(name, options.example, values)
