@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autopar import checkpoint
     from autopar.api import devices, parallelize
     from autopar.capture.constrained import constrain
+    from autopar.capture.local_map import local_map
     from autopar.costs.program_price import price
     from autopar.errors import (
         AutoparError,
@@ -38,14 +39,15 @@ if TYPE_CHECKING:
     from autopar.runtime.simulated_program import localize, simulate
     from autopar.runtime.wire.emulate import emulate
     from autopar.step.log import log
+    from autopar.torch_compile import compile_backend
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
     "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
-    "constrain", "devices", "emulate", "localize", "log", "parallelize", "price", "redistribute", "register_rule",
-    "simulate",
+    "compile_backend", "constrain", "devices", "emulate", "local_map", "localize", "log", "parallelize", "price",
+    "redistribute", "register_rule", "simulate",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
@@ -53,8 +55,8 @@ MODULES = {  # name → the module that has it; all others of ``__all__`` are er
     "DistAttr": "ir.layout", "Layout": "ir.layout", "register_rule": "rules",
     "redistribute": "runtime.redistribute_pieces", "localize": "runtime.simulated_program",
     "simulate": "runtime.simulated_program", "price": "costs.program_price",
-    "constrain": "capture.constrained", "emulate": "runtime.wire.emulate",
-    "log": "step.log",
+    "constrain": "capture.constrained", "local_map": "capture.local_map", "emulate": "runtime.wire.emulate",
+    "log": "step.log", "compile_backend": "torch_compile",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan",
          "report", "rules", "runtime", "scheduling", "search", "step", "transitions", "verify")  # fmt: skip

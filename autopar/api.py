@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
+from autopar.capture.exported import exported_module
 from autopar.costs.machine import Machine, machine_from, machine_of
 from autopar.errors import PlanError, class_of, shown
 from autopar.ir.dense import require_dense
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def parallelize(
-    model: torch.nn.Module,
+    model: torch.nn.Module | torch.export.ExportedProgram,
     mesh: Mesh | DeviceMesh | Devices,
     plan: GivenPlan | None = None,
     *,
@@ -60,7 +61,8 @@ def parallelize(
     The capture has the forward and the backward.
 
     Args:
-        model: any ``torch.nn.Module`` on one device; it does not change.
+        model: any ``torch.nn.Module`` on one device; it does not change. Or what ``torch.export.export`` has made of
+            one, or ``torch.export.load``: it takes the sizes that the export admits, in the mode of the export.
         mesh: ``autopar.Mesh(dp=2, tp=2)``, or a ``DeviceMesh`` whose dims have names; or ``autopar.devices(64)``: of
             all meshes of so many ranks with up to three axes, the one with the cheapest plan for the ``example``.
         plan: ``"search"``, the default where there is an ``example``: the cheapest layouts of all values on the
@@ -121,6 +123,8 @@ def parallelize(
         FileNotFoundError: there is no file of the plan or of the machine.
         ValueError: the mesh does not have as many ranks as the job has processes, or has an axis ``pp``.
     """
+    if isinstance(model, torch.export.ExportedProgram):
+        model = exported_module(model)
     _check_model(model)
     if isinstance(mesh, Devices):
         return _on_best_mesh(

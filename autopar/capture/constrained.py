@@ -32,6 +32,8 @@ class Notes(Protocol):
     """What takes notes of a capture."""
 
     def constrain(self, x: torch.Tensor, spec: Any) -> None: ...
+    def come_from(self, module: str, line: str) -> None: ...
+    def returns(self, module: str, value: torch.Tensor) -> None: ...
 
 
 _CAPTURES: list[Notes] = []  # the running capture; there is one at most
@@ -61,6 +63,11 @@ def constrain(x: torch.Tensor, spec: Sequence[Any]) -> torch.Tensor:
     for notes in _CAPTURES[-1:]:
         notes.constrain(x, spec)
     return x
+
+
+def running_capture() -> Notes | None:
+    """Return what takes notes of the capture that is running; ``None`` outside of a capture."""
+    return _CAPTURES[-1] if _CAPTURES else None
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ def user_line(*past: str) -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         if is_users(file) and not (past and any(f"{os.sep}{package}{os.sep}" in file for package in past)):
-            return _quoted(file, frame.f_lineno)
+            return quoted(file, frame.f_lineno)
         frame = frame.f_back
     return ""
 
@@ -99,7 +99,8 @@ def warn_user(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def _quoted(filename: str, number: int) -> str:
+def quoted(filename: str, number: int) -> str:
+    """Return ``model.py:41  self.act(self.up(x))`` for a line of a file."""
     text = linecache.getline(filename, number).strip()
     shown = text if len(text) <= LINE else text[: LINE - 1] + "…"
     return f"{os.path.basename(filename)}:{number}  {shown}".rstrip()
@@ -175,6 +176,19 @@ class Recorder(TorchDispatchMode):
             raise self.refused
         self.constrained.append((node, spec, source, ""))
 
+    def come_from(self, module: str, line: str) -> None:
+        """Note the next ops as those of a module and a line, as an exported program has them; ``""``: as forward runs.
+
+        A program that was loaded has no lines.
+        """
+        self.elsewhere = (module, line) if module or line else None
+
+    def returns(self, module: str, value: torch.Tensor) -> None:
+        """Note what a module returns that runs as a part of an exported program."""
+        node = None if get_proxy_mode() is None else node_of(value)
+        if node is not None and self.phase == "forward":
+            self.returned.setdefault(module, []).append(node)
+
     def spread(self, experts: torch.Tensor) -> None:
         """Note a value whose dim 0 are experts: an axis ``ep`` splits it, unless the plan says otherwise."""
         node = None if get_proxy_mode() is None else node_of(experts)
@@ -216,7 +230,7 @@ class Recorder(TorchDispatchMode):
         source, module, trace = "", "", error.__traceback__
         while trace is not None:
             code = trace.tb_frame.f_code
-            source = _quoted(code.co_filename, trace.tb_lineno) if is_users(code.co_filename) else source
+            source = quoted(code.co_filename, trace.tb_lineno) if is_users(code.co_filename) else source
             module = self.paths.get(id(trace.tb_frame.f_locals.get("self")), module)
             trace = trace.tb_next
         return Origin(module, source or self.current.source)

@@ -16,6 +16,7 @@ from autopar.errors import shown
 
 SEQUENCE, EXPERTS = "cp", "ep"  # axes with a meaning: cp splits the sequence; on ep each rank keeps its experts
 PIPELINE = "pp"  # the axis of pipeline stages
+ROWS = "rows"  # the one axis of the mesh on which a step learns what depends on the rows of a batch
 MOST_RANKS = 2**20  # of a mesh; each takes memory here, and a mistyped size would exhaust it
 
 

@@ -108,6 +108,11 @@ class ModelProxy(PretrainedModel):
         if "module" in self.__dict__:  # torch.nn.Module sets it before
             self.module.training = mode
 
+    def train(self, mode: bool = True) -> Any:
+        """Set the mode of the model, with the model's own ``train``: it may leave layers in evaluation."""
+        self.module.train(mode)
+        return self
+
     @property
     def device(self) -> torch.device:
         """The device of this process's pieces of the parameters."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Any
 
 from torch import fx
@@ -106,6 +106,8 @@ def _bind(call: _Call) -> Bound:
     result = _evaluate(rule, args, kwargs) if callable(rule.pattern) else rule.pattern
     work = rule.work if result else ""  # it names factors of the pattern
     result = result or _all_whole(values, results)
+    if rule.layouts is not None:
+        rule = replace(rule, layouts=partial(rule.layouts, args, results))
     text, sizes = result if isinstance(result, tuple) else (result, {})
     try:
         pattern = parse_pattern(text)

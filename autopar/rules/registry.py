@@ -46,6 +46,8 @@ class Rule:
         empty: whether the op accepts pieces without elements; a maximum does not, and some kernels crash.
         work: the floating point operations in the notation of ``autopar.rules.work``, ``"2 m k n"``; or a function of
             the arguments that returns them. Empty: none that count beside reading and writing.
+        layouts: for an op that runs in one choice of layouts alone, a function of its arguments, the types of its
+            results and the mesh that returns them, for operands and results. All factors are whole then.
     """
 
     op: str
@@ -55,6 +57,7 @@ class Rule:
     view: bool = False
     empty: bool = True
     work: str | Callable[..., str] = ""
+    layouts: Callable[..., Any] | None = None
 
     @property
     def counts_factors(self) -> bool:

@@ -143,6 +143,8 @@ class Bound:
 
 @lru_cache(maxsize=CACHED)
 def _place(bound: Bound, strategy: Strategy, mesh: Mesh) -> tuple[tuple[DistAttr, ...], tuple[DistAttr | None, ...]]:
+    if bound.rule.layouts is not None:
+        return bound.rule.layouts(mesh)
     split, passing = dict(strategy.split), strategy.pending
     operands, results = list[DistAttr](), list[DistAttr | None]()
     for position, dims in enumerate(bound.operands):
@@ -211,6 +213,14 @@ def _mistake(
 ) -> str | None:
     split: dict[str, Dim] = {}
     op = bound.rule.op
+    if bound.rule.layouts is not None:
+        own = bound.place(Strategy(), mesh)
+        wrong = next((n for n, need, want in zip(names, needs, own[0], strict=True) if need != want), None)
+        if wrong is not None:
+            return f"{op} runs in one choice of layouts alone, and {wrong} has another"
+        return (
+            None if own[1] == tuple(gives) else f"{op} runs in one choice of layouts alone, and its result has another"
+        )
     rows = [(n, d, s, a) for n, d, s, a in zip(names, bound.operands, bound.operand_shapes, needs, strict=True)]
     rows += [
         ("the result", d, s, a)

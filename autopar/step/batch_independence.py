@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from autopar.ir.layout import DistAttr
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import ROWS, Mesh
 from autopar.ir.nodes import behind, element_of, is_getitem, name_of, node_at, operands, record_of
 from autopar.ir.ops.seeded_random import is_seeded_random, source_of
 from autopar.ir.program import Program
@@ -30,7 +30,6 @@ from autopar.rules.registry import op_name
 from autopar.step.graph_builder import GraphBuilder, type_of
 
 aten = torch.ops.aten
-AXIS = "rows"
 FILLED = {
     aten.full.default,
     aten.ones.default,
@@ -87,12 +86,12 @@ class BatchIndependence:
                     else builder.copy(node, same, program.constants)
                 )
         split = {
-            same[node].name: DistAttr.split(AXIS, *[None] * (len(shape) - 1))
+            same[node].name: DistAttr.split(ROWS, *[None] * (len(shape) - 1))
             for node, shape in inputs.items()
             if node in same
         }
         self._placed = LayoutPropagation(
-            builder.program([same[value] for value in values]), PropagationOptions(Mesh({AXIS: 2}), split)
+            builder.program([same[value] for value in values]), PropagationOptions(Mesh({ROWS: 2}), split)
         )
         self._placed.run()
 
@@ -102,7 +101,7 @@ class BatchIndependence:
         Each part depends on its row alone, if nothing mixes rows before it.
         """
         type = self._type(node)
-        return type is None or any(AXIS in axes for dim in type.attr.dims for _, axes in dim)
+        return type is None or any(ROWS in axes for dim in type.attr.dims for _, axes in dim)
 
     def sums_rows(self, node: fx.Node) -> bool:
         """Return whether a value is a sum over rows."""
@@ -115,7 +114,7 @@ class BatchIndependence:
         return (
             []
             if type is None
-            else [(d, k) for d, dim in enumerate(type.attr.dims) for k, (_, axes) in enumerate(dim) if AXIS in axes]
+            else [(d, k) for d, dim in enumerate(type.attr.dims) for k, (_, axes) in enumerate(dim) if ROWS in axes]
         )
 
     def _type(self, node: fx.Node) -> TensorType | None:
@@ -143,7 +142,7 @@ class BatchIndependence:
                 have = placed.types[value]
                 if need is None or not isinstance(have, TensorType) or have.layout == need.layout:
                     continue
-                place = place_of(AXIS, need.placed.attr)
+                place = place_of(ROWS, need.placed.attr)
                 if have.attr.axes or place is None or not _repeats(value, place[0]):
                     mixing.append(node)
                     break

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from exported_models import batch, exported, net
+from typer.testing import CliRunner
 
+from autopar.cli.app import app
 from autopar.cli.models.given import Given, model_of
 from autopar.cli.models.hugging_face import configurations
 from autopar.cli.models.inputs import inputs_of, parts_of
@@ -274,3 +277,30 @@ def test_a_file_is_run_once(tmp_path: Path) -> None:
     path.write_text(OWN + f"\nwith open({str(tmp_path / 'runs')!r}, 'a') as file:\n    file.write('x')\n")
     given(f"{path}:Net", example=f"{path}:batch")
     assert (tmp_path / "runs").read_text() == "x"
+
+
+def test_a_file_of_torch_export(tmp_path: Path) -> None:
+    file, (x, mask) = tmp_path / "net.pt2", batch()
+    torch.export.save(exported(net()), file)
+    given = model_of(ModelOptions(model=str(file)))
+    assert [name for name, _ in given.model.named_parameters()] == [name for name, _ in net().named_parameters()]
+    torch.testing.assert_close(given.example, ((x,), {"mask": mask}))
+    own = model_of(ModelOptions(model=str(file), inputs="x=f64[8,8],mask=f64[8]"))
+    assert own.example["x"].shape == (8, 8)
+
+
+def test_a_file_that_has_no_exported_program(tmp_path: Path) -> None:
+    (tmp_path / "broken.pt2").write_bytes(b"no archive")
+    with pytest.raises(Refused, match=r"broken.pt2 is no program of torch.export: .*; torch.export.save writes one"):
+        model_of(ModelOptions(model=str(tmp_path / "broken.pt2")))
+    with pytest.raises(Refused, match=r"there is no file none.pt2; torch.export.save\(.*, 'none.pt2'\) writes one"):
+        model_of(ModelOptions(model="none.pt2"))
+
+
+def test_numbers_of_an_exported_program_are_not_compared_by_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "net.pt2"
+    torch.export.save(exported(net()), file)
+    result = CliRunner().invoke(app, ["verify", str(file), "--mesh", "dp=2", "--plan", "ddp"])
+    assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(app, ["verify", str(file), "--mesh", "dp=2", "--plan", "ddp", "--run"])
+    assert result.exit_code == 2 and "an exported program keeps its dtypes and its mode" in result.output

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from autopar.cli.models.call import call_of, with_labels
+from autopar.cli.models.exported import exported_model
 from autopar.cli.models.files import called, function_of, names_in
 from autopar.cli.models.hugging_face import configurations, hugging_face_model, is_hugging_face, require_transformers
 from autopar.cli.models.inputs import inputs_of
@@ -82,12 +83,15 @@ def _given(options: ModelOptions, values: bool) -> Given:
             if found
             else f"{name} names no function; write FILE.py:FUNCTION, as in model.py:make"
         )
+    if name.endswith(".pt2"):
+        _refuse_settings(options, "export another model")
+        return _exported(options)
     if ":" not in name:
         near = difflib.get_close_matches(name, [*SIZES, *configurations()], n=1)
         raise Refused(
             f"the model {name} is unknown; choose from {', '.join((*SIZES, *configurations()))}, an architecture of "
-            f"Hugging Face, as LlamaForCausalLM, or name a function that makes one, as in model.py:make"
-            + (f"; did you mean {near[0]}?" if near else "")
+            f"Hugging Face, as LlamaForCausalLM, a file of torch.export, as model.pt2, or name a function that makes "
+            f"one, as in model.py:make" + (f"; did you mean {near[0]}?" if near else "")
         )
     _refuse_settings(options, "change what the function makes")
     model, example, notes = own_model(name, options.example, values)
@@ -100,6 +104,16 @@ def _given(options: ModelOptions, values: bool) -> Given:
             f"{name.rpartition(':')[0]}:FUNCTION"
         )
     return Given(model, example, notes)
+
+
+def _exported(options: ModelOptions) -> Given:
+    """Return what ``torch.export.save`` has written, with the arguments of its export unless others are given."""
+    model, saved = exported_model(options.model)
+    if options.inputs is not None or options.example is not None:
+        return Given(model, _arguments(options, model, _device_of(model, torch.device("cpu"))))
+    if saved is None:
+        raise Refused(f"{options.model} was saved without the arguments of a call; give them as --inputs x=f32[8,64]")
+    return Given(model, saved)
 
 
 def _arguments(options: ModelOptions, model: torch.nn.Module, device: torch.device) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from autopar.api import split_example
+from autopar.capture.exported import is_exported
 from autopar.cli.plan.planning import Planned, Planning
 from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.refused import Refused
@@ -65,6 +66,11 @@ def in_float64(planning: Planning) -> Planning:
         raise Refused(
             f"--run simulates all ranks in this process, and {ranks} are more than {MOST_RANKS}; use a smaller --mesh, "
             f"or leave --run out"
+        )
+    if is_exported(planning.model):
+        raise Refused(
+            "--run compares a model in float64 and in evaluation, and an exported program keeps its dtypes and its "
+            "mode; name a function that makes the model, or leave --run out"
         )
     leaves, structure = flatten(planning.example)
     wide = [leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf for leaf in leaves]
