@@ -21,9 +21,10 @@ from autopar.verify.levels import verify
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
 
-settings.register_profile("ci", derandomize=True)  # CI repeats itself; elsewhere each run looks for something new
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# no test has a deadline: other processes share the machine
+settings.register_profile("anywhere", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)  # it repeats itself; others look for something new
+settings.load_profile("ci" if os.environ.get("CI") else "anywhere")
 
 
 # a full collection looks through a million objects, of all tests and models, and took a tenth of the time

@@ -301,7 +301,7 @@ def test_a_machine_with_prices_that_are_no_numbers(solution: Solution, tmp_path:
 
 def test_a_call_that_differs_in_another_way_than_its_shapes(solution: Solution) -> None:
     x = X.clone().requires_grad_()  # the gradient of x is computed, too
-    parallel = autopar.parallelize(Loss(), MESH, solution, machine=FAST, example=(x,))
+    parallel = autopar.parallelize(Loss().double(), MESH, solution, machine=FAST, example=(x,))
     (note,) = parallel.reports["plan"].notes
     assert note.startswith("the plan is of another call (it has no down backward t 2): parameters have its layouts")
 
