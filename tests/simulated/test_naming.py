@@ -235,7 +235,7 @@ def test_originals_that_stay_whole_are_told() -> None:
     """An orthogonal matrix needs all of its original, whatever a plan asks of the matrix."""
     plan = {"*.up_proj.weight": ("tp", None)}
     model = Fed(lambda layer: parametrizations.orthogonal(layer) if layer.out_features == 12 else None)
-    parallel = autopar.parallelize(model, MESH, plan, example=(X,))
+    parallel = autopar.parallelize(model, MESH, plan, example=(X.float(),))
     (note,) = (note for report in parallel.reports for note in report.notes if "parametrizations" in note)
     assert note == (
         "whole on every rank: up_proj.parametrizations.weight.original; each element that the parametrization "
