@@ -49,6 +49,8 @@ def compile_backend(
     given = dict(options or {})
     mesh, simulates = given.pop("mesh", None), given.pop("simulate", False)
     own = mesh_of(mesh) if is_device_mesh(mesh) else mesh
+    if not isinstance(simulates, bool):
+        raise TypeError(f'"simulate" is {shown(simulates)}, and not True or False: {USE}')
     if mode is not None or not isinstance(own, Mesh):
         raise TypeError(f"the backend autopar takes a mesh, and no mode: {USE}")
     if unknown := [name for name in given if name not in TAKEN]:

@@ -843,6 +843,11 @@ class SymbolicSizes(ShapeEnv):
         return [(guard.expr, cast(str, guard.sloc)) for guard in self.guards]
 
 
+def positional_arguments(program: torch.export.ExportedProgram) -> int:
+    """Return how many arguments an exported program takes by position. Tried on 2.13."""
+    return program.call_spec.in_spec.children()[0].num_children
+
+
 def size_expression(size: torch.SymInt | torch.SymFloat | torch.SymBool | int) -> Any:
     """Return the expression of a size, with symbols that are known to be equal replaced by one. Tried on 2.13."""
     return size.node.expr if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) else size

@@ -6,6 +6,8 @@ a running capture of both. It has the names and the signature of the model that 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import types
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,7 @@ from torch import fx
 from autopar.capture.constrained import running_capture
 from autopar.capture.provenance import is_users, quoted
 from autopar.errors import CaptureError
-from autopar.torch_private import OpOverload
+from autopar.torch_private import OpOverload, positional_arguments
 
 TRAINING = "TRAINING"  # the dialect of what torch.export.export returns
 DYNAMO_ROOT = re.compile(r"^[LG]\['\w+'\]\.?")
@@ -53,9 +55,23 @@ def exported_module(program: torch.export.ExportedProgram) -> torch.nn.Module:
         if isinstance(part, fx.GraphModule):
             tell_origins(part)
             part.recompile()
+    names = list(inspect.signature(module.forward).parameters)[: positional_arguments(program)]
+    module.register_forward_pre_hook(functools.partial(_by_position, names), with_kwargs=True, prepend=True)
     for name in ("train", "eval"):
         setattr(module, name, types.MethodType(_refuse_mode, module))
     return module
+
+
+def _by_position(
+    names: Sequence[str], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Pass by position what was exported by position, as the program takes it in no other way."""
+    placed, named = list(args), dict(kwargs)
+    for name in names[len(args) :]:
+        if name not in named:
+            break
+        placed.append(named.pop(name))
+    return tuple(placed), named
 
 
 def is_exported(module: torch.nn.Module) -> bool:

@@ -69,6 +69,15 @@ def test_static_sizes_take_only_these() -> None:
     check(parallel, net())
 
 
+def test_arguments_may_be_passed_by_their_names(tmp_path: Path) -> None:
+    model, (x, mask) = net(), batch()
+    file = tmp_path / "net.pt2"
+    torch.export.save(exported(model), file)
+    for program in (exported(model), torch.export.load(file)):
+        parallel = autopar.parallelize(program, MESH, PLAN)
+        torch.testing.assert_close(parallel.simulate(mask=mask, x=x), parallel.simulate(x, mask=mask))
+
+
 def test_another_call_is_refused() -> None:
     parallel = autopar.parallelize(exported(net()), MESH, PLAN)
     with pytest.raises(CaptureError, match="does not take this call: 'NoneType' object has no attribute 'size'"):

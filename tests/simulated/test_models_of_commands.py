@@ -291,7 +291,7 @@ def test_a_file_of_torch_export(tmp_path: Path) -> None:
 
 def test_a_file_that_has_no_exported_program(tmp_path: Path) -> None:
     (tmp_path / "broken.pt2").write_bytes(b"no archive")
-    with pytest.raises(Refused, match=r"broken.pt2 is no program of torch.export: .*; torch.export.save writes one"):
+    with pytest.raises(Refused, match=r"broken.pt2 is no program of torch.export; torch.export.save writes one"):
         model_of(ModelOptions(model=str(tmp_path / "broken.pt2")))
     with pytest.raises(Refused, match=r"there is no file none.pt2; torch.export.save\(.*, 'none.pt2'\) writes one"):
         model_of(ModelOptions(model="none.pt2"))

@@ -81,6 +81,7 @@ def test_torch_finds_the_backend_by_its_name() -> None:
 
 REFUSED = [
     ({}, "the backend autopar takes a mesh, and no mode: torch.compile"),
+    ({"simulate": "yes"}, "\"simulate\" is 'yes', and not True or False: torch.compile"),
     ({"mesh": MESH, "outputs": "sharded"}, "the backend autopar has no option 'outputs'; it takes mesh, simulate"),
     ({"mesh": Mesh(pp=2)}, "is not cut into the stages of a pipeline; use a mesh without pp"),
     ({"mesh": MESH}, r"the mesh \(dp=2 tp=2\) needs 4 processes, and this one is alone; start them with torchrun "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ def exported_model(name: str) -> tuple[torch.nn.Module, Any]:
         raise Refused(
             f"there is no file {name}; torch.export.save(torch.export.export(model, args), {name!r}) writes one"
         )
+    if not zipfile.is_zipfile(name):  # torch would log its own words besides
+        raise Refused(f"{name} is no program of torch.export; torch.export.save writes one")
     try:
         program = torch.export.load(name)
         return exported_module(program), program.example_inputs

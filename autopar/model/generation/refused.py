@@ -101,8 +101,8 @@ def refuse_model(module: Any) -> None:
     if others := sorted(kind.__name__ for kind in kinds if kind is not DynamicLayer):
         raise TypeError(
             f"{class_of(module)} has a cache of {', '.join(others)}, and generation on a mesh keeps the keys and "
-            f"values of all tokens; where the model allows it, switch it off in the config (as with "
-            f"sliding_window=None), {ALONE}"
+            f"values of all tokens; where the model has windows, switch them off in the config (as with "
+            f"sliding_window=None, or layer_types of full_attention), {ALONE}"
         )
     if not kinds:
         raise TypeError(f"{class_of(module)} has no cache of keys and values; call parallel(…) in a loop of your own")
