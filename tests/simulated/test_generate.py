@@ -246,8 +246,8 @@ MODELS: dict[str, tuple[Any, str]] = {
     "sliding": (
         sliding,
         "MistralForCausalLM has a cache of DynamicSlidingWindowLayer, and generation on a mesh keeps the keys and "
-        "values of all tokens; where the model allows it, switch it off in the config (as with sliding_window=None), "
-        + ALONE,
+        "values of all tokens; where the model has windows, switch them off in the config (as with "
+        "sliding_window=None, or layer_types of full_attention), " + ALONE,
     ),
     "encoder": (
         translating,
