@@ -16,8 +16,6 @@ from autopar.errors import CaptureError, class_of, shown
 from autopar.ir.ops import local_map as ops
 
 EXAMPLE = 'autopar.local_map(f, ({"tp": Partial()},), ({"tp": Shard(1)}, {"tp": Shard(0)}))'
-
-
 _NAMES: dict[Any, str] = {}  # what makes a region → its name
 
 

@@ -31,7 +31,9 @@ def function_of(name: str, returns: str) -> Callable[[], Any]:
         raise Refused(f"{name} names no function; write FILE.py:FUNCTION, as in model.py:make; {returns}")
     made = getattr(module_of(where), function, None)
     if not callable(made):
-        raise Refused(f"{where} has no function {function}{_others(module_of(where))}; {returns}")
+        names = names_in(getattr(module_of(where), "__file__", None) or "")
+        has = f"; it has {', '.join(names)}" if names else ""
+        raise Refused(f"{where} has no function {function}{has}; {returns}")
     try:
         inspect.signature(made).bind()
     except TypeError as error:
@@ -39,16 +41,6 @@ def function_of(name: str, returns: str) -> Callable[[], Any]:
     except ValueError:  # it has no signature, as a few builtins
         pass
     return made
-
-
-def _others(module: ModuleType) -> str:
-    """Say which functions and classes a module defines."""
-    own = [
-        name
-        for name, value in vars(module).items()
-        if callable(value) and not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
-    ]
-    return f"; it has {', '.join(own)}" if own else ""
 
 
 def names_in(where: str) -> list[str]:
