@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 import autopar
 from autopar import Mesh, checkpoint
+from autopar.ir.hosts import Hosts
 from autopar.ir.layout import DistAttr
 from autopar.ir.record import TensorType
 from autopar.model.dtensor_parameters import is_dtensor, local_of
@@ -225,7 +226,7 @@ def accelerators() -> Iterator[DeviceMesh]:
 def test_states_beside_an_accelerator(accelerators: DeviceMesh, away: bool) -> None:
     """They are DTensors of its mesh whose pieces are on the CPU: those that begin, and those that were loaded to the
     device. Nothing is computed."""
-    job = Job(0, accelerators, {}, set(), torch.device("cuda", 0), distributed.group.WORLD)
+    job = Job(0, accelerators, {}, set(), torch.device("cuda", 0), distributed.group.WORLD, Hosts(("here",), (0,)))
     type, attr = TensorType((6, 4), torch.float32), DistAttr.split("dp", None)
     with FakeTensorMode(), torch.no_grad():
         split = DTensor.from_local(

@@ -10,6 +10,7 @@ from torch import distributed
 from autopar import Program
 from autopar.costs.machine import machine
 from autopar.costs.profile import Profile
+from autopar.ir.hosts import Hosts
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Clock, Effort
 from autopar.runtime.measuring.interference import measure_interference
@@ -35,7 +36,8 @@ program explicit on dp=2
 def job() -> Job:
     world, ranks = distributed.group.WORLD, tuple(range(distributed.get_world_size()))
     assert world is not None
-    return Job(distributed.get_rank(), None, {ranks: world.group_name}, set(), torch.device("cpu"), world)  # type: ignore[arg-type]
+    hosts, cpu = Hosts(("here",), (0,) * world.size()), torch.device("cpu")
+    return Job(distributed.get_rank(), None, {ranks: world.group_name}, set(), cpu, world, hosts)  # type: ignore[arg-type]
 
 
 def profiled() -> Profile:

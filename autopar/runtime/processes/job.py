@@ -14,10 +14,12 @@ import torch
 from torch import distributed
 
 from autopar.ir.dtensor import mesh_of, with_an_axis
+from autopar.ir.hosts import Hosts
 from autopar.ir.mesh import Mesh
 from autopar.ir.streams import DEFAULT, GroupKey, Stream, group_key
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, groups_over, process_groups
+from autopar.runtime.processes.hosts import hosts_of
 from autopar.runtime.wire.wire_groups import BACKEND, EMULATED, check_default_group, completes_in_order
 from autopar.torch_private import forget_groups
 
@@ -41,6 +43,7 @@ class Job:
         known: the streams of all ranks that have a group, the default ones included; equal on all ranks.
         device: the device of this rank's pieces.
         control: a gloo group of all ranks, for messages besides those of the step.
+        hosts: the host of each rank.
         taken: the keys of the shared groups that the job uses.
         made_mesh: whether the device mesh is autopar's, and not the user's.
         models: how many models use it that are not closed.
@@ -53,6 +56,7 @@ class Job:
     known: set[Stream]
     device: torch.device
     control: distributed.ProcessGroup
+    hosts: Hosts
     taken: tuple[Key, ...] = ()
     made_mesh: bool = False
     models: int = 0
@@ -169,7 +173,8 @@ def _join(mesh: Mesh, device: torch.device, theirs: DeviceMesh | None) -> Job:
         )
     names = groups_of(mesh, device_mesh, groups, taken)
     known = {(ranks, DEFAULT) for axes in _combinations(mesh) for ranks in groups_over(mesh, axes)}
-    return Job(distributed.get_rank(), device_mesh, names, known, device, control, tuple(taken), theirs is None)
+    hosts = hosts_of(Agreement(control, mesh))
+    return Job(distributed.get_rank(), device_mesh, names, known, device, control, hosts, tuple(taken), theirs is None)
 
 
 def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken: list[Key]) -> dict[GroupKey, str]:
