@@ -1,0 +1,65 @@
+"""Decide which rows of a batch belong to a rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.ir.mesh import EXPERTS, SEQUENCE, Mesh
+from autopar.plan.batch import data_axes
+
+
+@dataclass(frozen=True)
+class Place:
+    """The rows of a rank: one of ``count`` pieces of each batch, which has the number ``index``."""
+
+    index: int = 0
+    count: int = 1
+
+    def of(self, rows: int) -> tuple[int, int]:
+        """Return the first row of the piece in a batch of so many rows, and the row after its last.
+
+        Pieces follow each other in the order of their numbers. Their lengths differ by one row at most.
+        """
+        size, longer = divmod(rows, self.count)
+        start = self.index * size + min(self.index, longer)
+        return start, start + size + (self.index < longer)
+
+
+WHOLE = Place()
+
+
+def place_of(mesh: Mesh, rank: int, axes: Sequence[str] | None = None) -> Place:
+    """Return the piece of a rank.
+
+    Args:
+        axes: the axes that split the batch, major first; by default those of a plan that names no inputs.
+
+    Raises:
+        ValueError: the mesh has no such axis; or it has several axes of data and ``axes`` is not given; or an axis
+            splits the sequence.
+    """
+    names = _default_axes(mesh) if axes is None else tuple(mesh.check_axis(axis) for axis in axes)
+    if len(set(names)) < len(names):
+        raise ValueError(f"axes={names} names an axis twice; name each axis that splits the batch once")
+    if mesh.sizes.get(SEQUENCE, 1) > 1:
+        raise ValueError(
+            f"on the mesh ({mesh}) each rank has a part of the sequence, and a loader cuts rows only; use "
+            f'inputs="global" here and in parallelize, so that each rank keeps its part of the whole batch'
+        )
+    coordinates, index = mesh.coordinates(rank), 0
+    for axis in names:
+        index = index * mesh.sizes[axis] + coordinates[axis]
+    return Place(index, math.prod(mesh.sizes[axis] for axis in names))
+
+
+def _default_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes over which a plan splits the batch if it names no input."""
+    of_data = [axis for axis in data_axes(mesh) if mesh.sizes[axis] > 1]
+    if len(of_data) > 1:
+        raise ValueError(
+            f"the mesh ({mesh}) has several axes of data, {' and '.join(of_data)}; name those over which the plan "
+            f"splits the batch: axes={tuple(of_data)} with the preset hsdp, axes=({data_axes(mesh)[0]!r},) without it"
+        )
+    return (*data_axes(mesh)[:1], *[axis for axis in mesh.names if axis == EXPERTS])
