@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def on_all(mesh: Mesh, count: int, size: int, state: Any = None, **options: Any)
         at = mesh.coordinates(rank)
         own = rows(loader)
         assert by_place.setdefault((at.get("dp", 0), at.get("ep", 0)), own) == own
-    return [sum(pieces, []) for pieces in zip(*[by_place[place] for place in sorted(by_place)], strict=True)]
+    return [[*chain(*pieces)] for pieces in zip(*[by_place[place] for place in sorted(by_place)], strict=True)]
 
 
 @given(st.sampled_from(MESHES), st.integers(0, 20), st.integers(1, 9), st.booleans(), st.booleans(), st.integers(0, 3))
@@ -53,7 +54,7 @@ def test_ranks_together_have_the_rows_of_one_device(
     whole = rows(alone(count, size, **options))
     assert on_all(mesh, count, size, **options) == whole
     assert len(alone(count, size, **options)) == len(whole)
-    taken = sum(whole, [])
+    taken = [*chain(*whole)]
     kept = count - count % size if drop_last else count
     assert len(taken) == len(set(taken)) == kept and all(len(batch) == size for batch in whole[:-1])
 
@@ -64,13 +65,11 @@ def test_another_mesh_goes_on_with_the_next_row(before: Mesh, after: Mesh, count
     whole = alone(count, size, shuffle=True)
     all_epochs = [rows(whole) for _ in range(4)]
     loader, taken = sharded(Numbered(count), before, size, True, rank=before.ranks[-1]), 0
-    for epoch in range(3):
+    while loader.epoch < 3 and taken != stop:
         for _ in loader:
             taken += 1
             if taken == stop:
                 break
-        if taken == stop:
-            break
     state = json.loads(json.dumps(loader.state_dict()))
     epoch, batches = state["epoch"], -(-state["row"] // size)
     assert on_all(after, count, size, state, shuffle=True) == all_epochs[epoch][batches:]
@@ -107,9 +106,8 @@ def test_each_loop_takes_the_next_epoch() -> None:
 
 def test_the_end_of_an_epoch_is_a_position() -> None:
     loader = alone(4, 2)
-    for batch in loader:
-        last = loader.state_dict()
-    assert batch["k"].tolist() == [2, 3] and (last["epoch"], last["row"]) == (0, 4)
+    *_, last = (loader.state_dict() for _ in loader)
+    assert (last["epoch"], last["row"]) == (0, 4)
     done = loader.state_dict()
     assert (done["epoch"], done["row"]) == (1, 0)
     other = alone(4, 2)
@@ -239,8 +237,8 @@ ERRORS: list[tuple[Any, type[Exception], str]] = [
     (lambda: alone(4, 2).load_state_dict({}), ValueError,
      "this is no position of a sharded loader: it has no rows, shuffle, seed, epoch"),
     (lambda: alone(4, 2, shuffle=True).load_state_dict(alone(5, 2, seed=1).state_dict()), ValueError,
-     "the position belongs to other data: rows is 4, and it was 5; shuffle is True, and it was False; seed is 0, and it "
-     "was 1; make the loader as it was, or begin anew without the position"),
+     "the position belongs to other data: rows is 4, and it was 5; shuffle is True, and it was False; seed is 0, and "
+     "it was 1; make the loader as it was, or begin anew without the position"),
     (lambda: alone(4, 2).load_state_dict({**alone(4, 2).state_dict(), "row": 9}), ValueError,
      "row 9 of the position is not between 0 and 4"),
 ]  # fmt: skip
