@@ -130,6 +130,8 @@ class StepLog:
         if self.optimizer is None:
             return {}
         numbers = {"train/lr": float(self.optimizer.param_groups[0]["lr"])}
+        if slow := self.model.ranks.slow:
+            numbers |= {"ranks/slowest": slow[0].rank, "ranks/seconds_slower": slow[0].seconds - slow[0].others}
         norm = self.model.grad_norm
         return numbers if norm is None else numbers | {"train/grad_norm": _number(norm)}
 

@@ -25,7 +25,7 @@ from autopar.model.inputs import CallInputs, describe
 from autopar.model.wrappers import never_traced
 from autopar.page.paged import Paged
 from autopar.page.subject import Subject
-from autopar.report.passes import Reports
+from autopar.report.passes import PassReport, Reports
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.spans import span
@@ -47,6 +47,7 @@ from autopar.step.memory_limit import memory_of_programs
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions, describe_options
 from autopar.step.outputs import returned_like_the_model
+from autopar.step.pace import RankClock, RankPaces
 from autopar.step.paged import subject_of_step
 from autopar.step.program import Step
 from autopar.step.rank_step import RankStep, rank_step_of
@@ -98,6 +99,7 @@ class TrainStep(RecordedSteps, Paged):
         self._described_options = describe_options(options)
         self._here, self._simulated = self._runs()
         self._crossing = Crossing(calls, self.optimizer_state) if options.across else None
+        self._clock = _clock_of(calls)
         self._turns_here, self._turns_simulated = TurnsOnProcess(self._here), SimulatedTurns(self._simulated)
         self._training_state = TrainingState(
             parallel, calls, self.optimizer_state, self.averages, self.scaler, options.loss_scale
@@ -132,7 +134,20 @@ class TrainStep(RecordedSteps, Paged):
 
         ``RuntimeError`` before a capture.
         """
-        return reports_of(*self._current())
+        return self._with_slow_ranks(reports_of(*self._current()))
+
+    def _with_slow_ranks(self, reports: Reports) -> Reports:
+        """Add a row that names the ranks that are slower than others, if there are any."""
+        slow = self.ranks.slow
+        return Reports((*reports, PassReport("ranks", 0.0, notes=tuple(map(str, slow))))) if slow else reports
+
+    @property
+    def ranks(self) -> RankPaces:
+        """How long each rank computes in a step, and which ranks are slower than the others. Prints as a table.
+
+        The figures are medians of the latest steps on processes, on CPUs; without any it says so.
+        """
+        return RankPaces() if self._clock is None else self._clock.paces()
 
     @property
     def captures(self) -> int:
@@ -356,6 +371,8 @@ class TrainStep(RecordedSteps, Paged):
             return self._next_steps.run(self, args, kwargs)
         calls = self._calls
         calls.context()
+        if self._clock is not None:
+            self._clock.begin()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             arguments = self._agreed(args, kwargs)
             inputs, state = self._inputs(arguments), model_state(calls.module)
@@ -378,7 +395,10 @@ class TrainStep(RecordedSteps, Paged):
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode(), \
                 span(f"step {self.steps + 1}"):  # fmt: skip
             run = self._run_by(self._here, self._turns_here, update)
-            return self._finish(micro, update, *run(inputs, state, micro, update, self._state()))
+            result = self._finish(micro, update, *run(inputs, state, micro, update, self._state()))
+        if self._clock is not None:
+            self._clock.end(is_first=captured.made != made_before)
+        return result
 
     def _prepare(self, turns: TurnsOnProcess | SimulatedTurns, call: GuardedCall) -> None:
         """Complete the steps that the next one does not complete itself."""
@@ -467,3 +487,10 @@ class TrainStep(RecordedSteps, Paged):
             if self.options.joins is None
             else returned_like_the_model(micro.captured, values["loss"], outputs)
         )
+
+
+def _clock_of(calls: Calls) -> RankClock | None:
+    """Return what compares the ranks' steps; ``None`` where nobody waits, or an accelerator waits by itself."""
+    if calls.job is None or calls.agreement.ranks is None or calls.device.type != "cpu":
+        return None
+    return RankClock(calls.agreement.ranks, calls.mesh, calls.job.hosts)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from torch.fx.node import Target
 from autopar.ir import transfers
 from autopar.runtime.lowering.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
 from autopar.runtime.lowering.reduction import Calls, Reduction
+from autopar.runtime.waited import add_wait
 from autopar.runtime.wire.wire_groups import WIRE_GROUPS
 from autopar.torch_private import FUNCTIONAL, below_autograd, start_gather
 
@@ -56,8 +58,11 @@ class Exchange:
 
 def wait(started: torch.Tensor) -> torch.Tensor:
     """Wait for a collective, and return its result."""
+    begun = time.perf_counter()
     with below_autograd():
-        return FUNCTIONAL.wait_tensor(started)
+        result = FUNCTIONAL.wait_tensor(started)
+    add_wait(begun)
+    return result
 
 
 def start_all_reduce(x: torch.Tensor, op: str, group: str) -> torch.Tensor:

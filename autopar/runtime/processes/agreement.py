@@ -9,6 +9,7 @@ the step's first collective.
 from __future__ import annotations
 
 import hashlib
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,15 @@ from torch import distributed
 from autopar.ir.mesh import Mesh
 from autopar.runtime import current_op
 from autopar.runtime.current_slot import waiting_for
+from autopar.runtime.waited import add_wait
 
 KINDS = 3  # tensors sharded over so many different sets of axes have a checksum for each set
 SMALL = 2**20  # up to so many bytes every call on CPU is compared; other calls only the first ``FIRST`` times
 FIRST = 3
 COMPARISON = "the comparison of the ranks' calls"
+
+Pace = tuple[float, float]  # seconds that a rank computed in its latest step, and that it spent between the latest two
+UNKNOWN: Pace = (-1.0, -1.0)
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,17 @@ class Agreement:
     Args:
         control: a gloo group of all ranks.
         mesh: the mesh of these ranks.
+
+    Attributes:
+        pace: this rank's, which goes to the others with each call.
+        paces: those of all ranks, as they were at the latest comparison.
     """
 
     def __init__(self, control: distributed.ProcessGroup, mesh: Mesh) -> None:
         self._control, self._mesh = control, mesh
         self._others = tuple(rank for rank in mesh.ranks if rank != distributed.get_rank())
         self._pending: _Sent | None = None
+        self.pace, self.paces = UNKNOWN, list[Pace]()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -94,8 +104,9 @@ class Agreement:
         is_compared = count <= FIRST or (
             sum(b.piece.nbytes for b in brought) <= SMALL and all(b.piece.device.type == "cpu" for b in brought)
         )
-        row = torch.zeros(1 + 2 * KINDS, dtype=torch.float64)
+        row = torch.zeros(1 + 2 * KINDS + 2, dtype=torch.float64)
         row[0], row[1] = int.from_bytes(self._history.digest(), "little"), fact
+        row[-2], row[-1] = self.pace
         by_axes: dict[tuple[str, ...], list[Brought]] = {}
         for tensor in brought if is_compared else ():
             by_axes.setdefault(tensor.axes, []).append(tensor)
@@ -186,9 +197,12 @@ class Agreement:
         if self._pending is None:
             return
         sent, self._pending = self._pending, None
+        begun = time.perf_counter()
         with waiting_for(self._others, COMPARISON, is_collective=True):
             sent.work.wait()
+        add_wait(begun)
         rows = [row.tolist() for row in sent.rows]
+        self.paces = [(row[-2], row[-1]) for row in rows]
         if len({row[0] for row in rows}) > 1:
             self._refuse_calls(sent.call, sent.remedy)
         for k, (axes, names_of_axes) in enumerate(sent.names.items()):

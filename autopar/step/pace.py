@@ -1,0 +1,166 @@
+"""Compare how fast the ranks of a job are: how long each computes in a step, and what it spends between two steps.
+
+All ranks end a step together, because they exchange gradients. A slow rank shows only in that it waits less than the
+others. So each rank counts its waits, and sends what is left of its step with the comparison of the next call.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from autopar.ir.hosts import Hosts
+from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.notebook import TableReport
+from autopar.runtime.processes.agreement import UNKNOWN, Agreement, Pace
+from autopar.runtime.waited import waited
+
+STEPS = 64  # the latest, of which a report has medians
+SLOWER = 1.2  # times the median of the other ranks, from which a rank is called slow …
+NOTICED = 5e-4  # … if it is slower by so many seconds, too
+SHOWN = 16  # ranks at most, the slowest ones
+
+NO_HOSTS = Hosts((), ())
+KINDS = ("computes", "spends between two steps")  # the two numbers of a pace
+UNMEASURED = "nothing is known of the ranks: they compare their steps from the third one on, on CPUs and on processes\n"
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that takes longer than the others.
+
+    Attributes:
+        kind: what it does: one of ``KINDS``.
+        seconds: the median of its latest steps.
+        others: the median of the other ranks that do the same.
+    """
+
+    rank: int
+    host: str
+    kind: str
+    seconds: float
+    others: float
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} on host {self.host} {self.kind} {self.seconds * 1e3:.1f} ms a step, "
+            f"{self.others * 1e3:.1f} ms is the median of the others"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class RankPaces(TableReport):
+    """How fast the ranks are. Prints as a table of the slowest ranks.
+
+    Attributes:
+        steps: the number of steps that the figures are medians of.
+        paces: rank → seconds that it computes in a step, and that it spends between two steps.
+        hosts: the host of each rank.
+        slow: the ranks that take longer than the others, the slowest first.
+    """
+
+    steps: int = 0
+    paces: Mapping[int, Pace] = field(default_factory=dict)
+    hosts: Hosts = NO_HOSTS
+    slow: tuple[SlowRank, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.paces:
+            return UNMEASURED
+        table = Table(
+            "rank", "host", *(Column(name, justify="right") for name in ("computes, ms", "between steps, ms"))
+        )
+        slowest = sorted(self.paces, key=lambda rank: -sum(self.paces[rank]))[:SHOWN]
+        for rank in sorted(slowest):
+            table.add_row(str(rank), self.hosts.name(rank), *(f"{seconds * 1e3:.1f}" for seconds in self.paces[rank]))
+        out, left = io.StringIO(), len(self.paces) - len(slowest)
+        Console(file=out, width=100).print(table)
+        return (
+            f"medians of {self.steps} steps\n{out.getvalue()}"
+            + f"and {left} faster ranks\n" * (left > 0)
+            + "".join(f"{slow}\n" for slow in self.slow)
+        )
+
+
+@dataclass
+class RankClock:
+    """Measures this rank's steps, and keeps the paces of all ranks in the latest steps.
+
+    Args:
+        ranks: compares the calls of the ranks.
+        mesh, hosts: those of the job.
+    """
+
+    ranks: Agreement
+    mesh: Mesh
+    hosts: Hosts
+    _steps: deque[list[Pace]] = field(default_factory=lambda: deque(maxlen=STEPS))
+    _begun: float = 0.0
+    _waited: float = 0.0
+    _ended: float | None = None
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._begun, self._waited = time.perf_counter(), waited()
+
+    def end(self, is_first: bool) -> None:
+        """End a step. ``is_first``: it was captured, so that its time says nothing."""
+        if self.ranks.paces and all(pace != UNKNOWN for pace in self.ranks.paces):
+            self._steps.append(self.ranks.paces)
+        now = time.perf_counter()
+        if is_first or self._ended is None:
+            self.ranks.pace = UNKNOWN
+        else:
+            computed = now - self._begun - (waited() - self._waited)
+            self.ranks.pace = max(0.0, computed), max(0.0, self._begun - self._ended)
+        self._ended = now
+
+    def paces(self) -> RankPaces:
+        """Return the medians of the latest steps, and the slow ranks."""
+        steps = [*self._steps]
+        found: dict[int, Pace] = {
+            rank: (median(step[k][0] for step in steps), median(step[k][1] for step in steps))
+            for k, rank in enumerate(sorted(self.mesh.ranks))
+            if steps
+        }
+        return RankPaces(len(steps), found, self.hosts, slow_ranks(found, self.mesh, self.hosts))
+
+
+def slow_ranks(paces: Mapping[int, Pace], mesh: Mesh, hosts: Hosts) -> tuple[SlowRank, ...]:
+    """Return the ranks that take longer than the others, the slowest first.
+
+    Computing is compared among the ranks of one stage of a pipeline, because stages compute different things.
+    """
+    slow: list[SlowRank] = []
+    for k, kind in enumerate(KINDS):
+        for ranks in _alike(mesh) if k == 0 else [[*mesh.ranks]]:
+            slow += _outliers({rank: paces[rank][k] for rank in ranks if rank in paces}, kind, hosts)
+    return tuple(sorted(slow, key=lambda rank: rank.others - rank.seconds))
+
+
+def _alike(mesh: Mesh) -> list[list[int]]:
+    """Return the ranks of each stage."""
+    stages: dict[int, list[int]] = {}
+    for rank in mesh.ranks:
+        stages.setdefault(mesh.coordinates(rank).get(PIPELINE, 0), []).append(rank)
+    return [*stages.values()]
+
+
+def _outliers(seconds: Mapping[int, float], kind: str, hosts: Hosts) -> Iterator[SlowRank]:
+    """Yield the ranks that take longer than the median of the others."""
+    ordered = sorted(seconds.items(), key=lambda row: row[1])
+    others = len(ordered) - 1
+    if others < 1:
+        return
+    for at, (rank, own) in enumerate(ordered):
+        middle = (ordered[k + (k >= at)][1] for k in ((others - 1) // 2, others // 2))
+        typical = sum(middle) / 2
+        if own > SLOWER * typical and own - typical > NOTICED:
+            yield SlowRank(rank, hosts.name(rank), kind, own, typical)
