@@ -165,7 +165,9 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
 
         ``.lines`` has a line for each transfer. ``RuntimeError`` before a capture.
         """
-        return transfers_of(self._current().program, "cpu" if self.job is None else self.job.device)
+        planner = self.compiler.planner
+        device = "cpu" if self.job is None else self.job.device
+        return transfers_of(self._current().program, device, planner.machine, planner.hosts)
 
     @property
     def captures(self) -> int:

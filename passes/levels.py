@@ -13,7 +13,7 @@ from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
-from autopar.report.hosts import about_hosts
+from autopar.report.hosts import about_hosts, bytes_between_hosts
 from autopar.transitions.by_levels import cheapest_way
 from autopar.transitions.chain import TransferStep
 
@@ -41,7 +41,7 @@ class Levels(Pass):
     hosts: Hosts | None = None
 
     def run(self, program: Program) -> list[str]:
-        count = 0
+        count, before = 0, bytes_between_hosts(program, self.machine, self.hosts)
         with program.edit() as edit:
             for node in program.nodes:
                 if node.target not in transfers.BY_FUNCTION:
@@ -66,5 +66,9 @@ class Levels(Pass):
                 edit.replace_all_uses(node, moved)
                 edit.erase(node)
         assert program.mesh is not None
-        told = [f"{count} collective{'s' * (count > 1)} level by level: within hosts first"] if count else []
-        return [*about_hosts(program.mesh, self.machine, self.hosts), *told]
+        after = bytes_between_hosts(program, self.machine, self.hosts) if count else before
+        told = f"{after:,} bytes of a rank's collectives are between hosts"
+        if count:
+            how = f"{count} collective{'s go' if count > 1 else ' goes'} level by level, within hosts first"
+            told = f"{how}: {told}, in the place of {before:,}"
+        return [*about_hosts(program.mesh, self.machine, self.hosts), *([told] if before else [])]

@@ -1,12 +1,19 @@
-"""Say which axes of a mesh cross hosts, and why collectives between hosts run at once where they do."""
+"""Say which axes of a mesh cross hosts, count the bytes between hosts, and say why collectives run at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from autopar.costs.machine import Machine
+from autopar.ir import transfers
 from autopar.ir.hosts import Hosts
+from autopar.ir.layout import largest
 from autopar.ir.mesh import Mesh
+from autopar.ir.messages import messages
+from autopar.ir.nodes import operands, record_of
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 
 SHOWN = 8  # the most hosts in a sentence
 
@@ -19,13 +26,55 @@ def about_hosts(mesh: Mesh, machine: Machine, hosts: Hosts | None = None) -> lis
     """
     notes = []
     for k, (name, ranks) in enumerate(machine.borders):
-        of_job = hosts if k == 0 else None
-        place = hosts.of_rank.__getitem__ if of_job and hosts else ranks.__rfloordiv__
+        place = _place(machine, hosts) if k == 0 else ranks.__rfloordiv__
         if sentence := _crossing(mesh, name, place):
             notes.append(sentence)
     if notes and hosts is not None and (why := _why_at_once(hosts)):
         notes.append(why)
     return notes
+
+
+def bytes_between_hosts(program: Program, machine: Machine, hosts: Hosts | None = None) -> int:
+    """Return the bytes of a rank's collectives and messages between hosts, in one step of an explicit program.
+
+    Of a collective whose ranks are on several hosts, the bytes are those of its largest side: what a rank gives to a
+    reduction, or gets from a gather. Of a message, or a redistribute, they are those that the worst rank receives.
+    """
+    place = _place(machine, hosts)
+    total = 0
+    for node in program.nodes:
+        row = transfers.BY_FUNCTION.get(node.target)
+        if row is None or not row.collective or node.target is transfers.send:
+            continue
+        source, result = record_of(operands(node)[0]).type, record_of(node).type
+        if not isinstance(source, TensorType) or not isinstance(result, TensorType) or source.layout is None:
+            continue
+        total += _between(node.target, source, transfers.arguments(node.target, node.args, node.kwargs), result, place)
+    return total
+
+
+def _between(
+    function: Any, source: TensorType, arguments: Mapping[str, Any], result: TensorType, place: Callable[[int], int]
+) -> int:
+    assert source.layout is not None and result.layout is not None
+    if "axis" not in arguments:  # messages
+        pending = tuple(axis for axis, _ in source.attr.pending)
+        sent = messages(source.layout, result.layout, source.shape, pending)
+        if all(place(message.sender) == place(message.receiver) for message in sent):
+            return 0
+        return transfers.received(function, source, arguments, result)
+    groups = source.layout.mesh.groups(transfers.axes_of(arguments["axis"]))
+    if all(len({*map(place, group)}) == 1 for group in groups):
+        return 0
+    width = source.dtype.itemsize
+    if function in (transfers.all_reduce, transfers.reduce_scatter):
+        width = transfers.reduced_as(arguments.get("op", "sum"), source.dtype).itemsize
+    return max(largest(type.attr, type.shape, type.mesh) for type in (source, result)) * width
+
+
+def _place(machine: Machine, hosts: Hosts | None) -> Callable[[int], int]:
+    """Return what tells the host of a rank."""
+    return machine.ranks_per_node.__rfloordiv__ if hosts is None else hosts.of_rank.__getitem__
 
 
 def crosses_hosts(mesh: Mesh, machine: Machine, hosts: Hosts | None = None) -> bool:
