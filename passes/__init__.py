@@ -33,6 +33,7 @@ from autopar.passes.share import Share
 from autopar.passes.split_backward import SplitBackward
 from autopar.passes.split_update import SplitUpdate
 from autopar.passes.widen import Widen
+from autopar.report.hosts import crosses_hosts
 from autopar.search.search import Find
 
 
@@ -118,7 +119,8 @@ def pipeline(
         time_limit, memory: as for ``search``.
         split_backward: whether gradients of weights are computed apart, as on the stages of a pipeline.
         split_update: whether the numbers that go over all stages of a pipeline are computed apart.
-        levels: the machine on whose hosts collectives may go level by level; without one they run at once.
+        levels: the machine on whose hosts collectives may go level by level, by default ``machine``; without one they
+            run at once.
         hosts: the hosts of the job, for the report.
         last: where to end. A training step makes ``micro`` of a program between ``amp`` and the passes behind it.
     """
@@ -129,6 +131,8 @@ def pipeline(
         "time_limit": time_limit, "memory": memory, "split_backward": split_backward,
         "split_update": split_update, "levels": levels, "hosts": hosts,
     }  # fmt: skip
+    if levels is None and machine is not None and mesh is not None and crosses_hosts(mesh, machine_from(machine)):
+        options["levels"] = machine_from(machine)
     end = [row.make for row in PIPELINE].index(last) + 1
     return [
         row.make(**{own: options[option] for own, option in row.reads.items()})
