@@ -17,7 +17,7 @@ counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -340,9 +340,14 @@ def group_places(
     """Return ``shape_of_group`` and how many borders separate its ranks, of all groups over ``axes``, each pair once."""
     found = set()
     for group in mesh.groups(axes):
-        crossed = [k + 1 for k, (_, ranks) in enumerate(borders) if len({rank // ranks for rank in group}) > 1]
-        found.add((shape_of_group(group, borders[0][1]), max(crossed, default=0)))
+        found.add((shape_of_group(group, borders[0][1]), crossed(group, borders)))
     return tuple(sorted(found))
+
+
+def crossed(ranks: Iterable[int], borders: tuple[tuple[str, int], ...]) -> int:
+    """Return how many borders of ``Machine.borders`` separate some ranks; 0 if they share a host."""
+    ranks = tuple(ranks)
+    return max([k for k, (_, count) in enumerate(borders, 1) if len({rank // count for rank in ranks}) > 1], default=0)
 
 
 def exchange_on(source: Layout, target: Layout, shape: tuple[int, ...], machine: Machine) -> Exchange:

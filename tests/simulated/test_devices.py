@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
+from autopar.costs.machine import Link
 from autopar.search.devices.meshes import meshes
 
 X = torch.randn(32, 64, dtype=torch.float64)
@@ -77,3 +79,17 @@ def test_what_devices_need() -> None:
         autopar.parallelize(model(), autopar.devices(8), {"*.weight": ("dp",)}, example=(X,))
     with pytest.raises(ValueError, match='all ranks bring the batch: inputs="global"'):
         autopar.parallelize(model(), autopar.devices(8), example=(X,), inputs="local")
+
+
+@pytest.mark.long
+def test_the_axis_with_most_traffic_is_inside_the_hosts() -> None:
+    """Of grids of one shape, the one whose inner axis is as large as a host: bytes between hosts are what counts."""
+    machine = replace(FAST, name="slow between hosts", ranks_per_node=4, outside=Link(1e-6, 1e5))
+    parallel = autopar.parallelize(model(), autopar.devices(8, machine), example=(X,))
+    assert [*parallel.mesh.sizes.values()][-1] % 4 == 0  # all of an inner axis is on one host
+    prices = {}
+    for mesh in (Mesh(a=2, b=4), Mesh(a=4, b=2)):
+        other = autopar.parallelize(model(), mesh, "search", example=(X,), machine=machine).solution
+        assert other is not None
+        prices[mesh.shape] = other.nanoseconds
+    assert prices[2, 4] <= prices[4, 2]
