@@ -14,7 +14,6 @@ from torch import distributed
 import autopar
 from autopar.costs.machine import Link, Machine
 
-
 Hosts = tuple[int, Link, Link]  # ranks of an emulated host, its links, and those between hosts
 
 

@@ -179,7 +179,9 @@ class Machine:
     @cached_property
     def _hash(self) -> int:
         """Caches of prices look a machine up often."""
-        return hash((self.name, self.ranks_per_node, self.inside, self.outside, self.memory, self.measured, self.levels))
+        return hash(
+            (self.name, self.ranks_per_node, self.inside, self.outside, self.memory, self.measured, self.levels)
+        )
 
     def fit(self, operation: str) -> Measured | None:
         """Return the fit of an operation, or ``None``."""
@@ -199,7 +201,9 @@ class Machine:
             if not fields[name]:
                 del fields[name]
         if self.levels:
-            fields["levels"] = [{"name": level.name, "ranks": level.ranks, **asdict(level.link)} for level in self.levels]
+            fields["levels"] = [
+                {"name": level.name, "ranks": level.ranks, **asdict(level.link)} for level in self.levels
+            ]
         return {"version": VERSION, "machines": [fields]}
 
     @staticmethod
@@ -377,8 +381,8 @@ def _check_levels(levels: Iterable[Level], ranks_per_node: int, at: str) -> None
     for k, level in enumerate(levels):
         here = f"{at}.levels[{k}]"
         if level.name in names or not level.name.isidentifier():
-            raise Malformed(f"{here}.name", f"{shown(level.name)} is no name of a further level; levels have different "
-                                            f"names of one word, as rack, and the innermost is called {HOST}")  # fmt: skip
+            raise Malformed(f"{here}.name", f"{shown(level.name)} is no name of a further level; levels have "
+                                            f"different names of one word, as rack, and the innermost is {HOST}")  # fmt: skip
         if level.ranks % inner[1] or level.ranks == inner[1]:
             raise Malformed(f"{here}.ranks", f"a {level.name} of {level.ranks} ranks does not consist of several "
                                              f"{inner[0]}s of {inner[1]}; give a multiple of {inner[1]}")  # fmt: skip

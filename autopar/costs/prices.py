@@ -347,7 +347,8 @@ def group_places(
 def crossed(ranks: Iterable[int], borders: tuple[tuple[str, int], ...]) -> int:
     """Return how many borders of ``Machine.borders`` separate some ranks; 0 if they share a host."""
     ranks = tuple(ranks)
-    return max([k for k, (_, count) in enumerate(borders, 1) if len({rank // count for rank in ranks}) > 1], default=0)
+    apart = [k for k, (_, size) in enumerate(borders, 1) if len({rank // size for rank in ranks}) > 1]
+    return max(apart, default=0)
 
 
 def exchange_on(source: Layout, target: Layout, shape: tuple[int, ...], machine: Machine) -> Exchange:

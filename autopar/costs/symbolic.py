@@ -165,9 +165,7 @@ def _require_even(*types: TensorType) -> None:
                 raise NoExpression(f"a redistribute of uneven pieces of {list(type.shape)}")
 
 
-def _seconds(
-    name: str, size: Size, count: int, machine: Machine, shape: tuple[int, int], borders: int = 0
-) -> Size:
+def _seconds(name: str, size: Size, count: int, machine: Machine, shape: tuple[int, int], borders: int = 0) -> Size:
     """Return the seconds of the cheapest algorithm of a transfer of ``size`` bytes over ``count`` ranks.
 
     ``borders`` separate them: of nodes, and of what is around these.
@@ -189,9 +187,6 @@ def _seconds(
     values = (
         size, count, per_node, nodes, *(far if nodes > 1 else near), *near, *far, machine.memory.latency, 1 / MEMORY
     )  # fmt: skip
-    forms = [
-        form.seconds.subs(dict(zip(SYMBOLS, values, strict=True)), simultaneous=True)
-        for form in FORMS[name]
-    ]
+    forms = [form.seconds.subs(dict(zip(SYMBOLS, values, strict=True)), simultaneous=True) for form in FORMS[name]]
     cheapest = sympy.Min(*forms)
     return cheapest if within is None else sympy.Max(within, cheapest)

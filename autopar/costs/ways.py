@@ -122,7 +122,9 @@ def way_nanoseconds(way: Way, size: int, mesh: Mesh, machine: Machine) -> int:
 def collective_nanoseconds(name: str, size: int, axes: Axes, mesh: Mesh, machine: Machine) -> int:
     """Return the price of the cheapest way of a collective, at once or level by level."""
     at_once = round(group_price(name, size, axes, mesh, machine) * 1e9)
-    return min([at_once, *(way_nanoseconds(way, size, mesh, machine) for way in ways(name, axes, mesh, machine.borders))])
+    return min(
+        [at_once, *(way_nanoseconds(way, size, mesh, machine) for way in ways(name, axes, mesh, machine.borders))]
+    )
 
 
 @lru_cache(maxsize=4096)

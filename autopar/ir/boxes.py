@@ -253,7 +253,7 @@ def _counted_by_point(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.n
 
 
 def _indices(axis: str, mesh: Mesh) -> np.ndarray:
-    """Return the index along an axis or a sub-axis for all coordinates, with one dimension for each axis of the mesh."""
+    """Return the index along an axis or sub-axis for all coordinates, with one dimension for each axis of the mesh."""
     whole = whole_axis(axis)
     indices = [index_along(axis, {whole: k}) for k in range(mesh.sizes[whole])]
     return np.array(indices).reshape([-1 if name == whole else 1 for name in mesh.names])

@@ -27,9 +27,9 @@ class _Sizes(dict[str, int]):
     def __missing__(self, axis: str) -> int:
         found = sub_axis(axis)
         size = 0 if found is None else self.get(found.axis, 0)
-        if found is None or not size or size % (found.stride * (found.count or 1)):
+        if found is None or not size or size % (found.stride * (found.size or 1)):
             raise KeyError(axis)
-        return found.count or size // found.stride
+        return found.size or size // found.stride
 
     def __contains__(self, axis: object) -> bool:
         if super().__contains__(axis) or not isinstance(axis, str) or "." not in axis:
@@ -170,8 +170,8 @@ class Mesh:
             return axis
         if isinstance(axis, str) and (found := sub_axis(axis)) is not None and found.axis in self.sizes:
             raise ValueError(
-                f"the axis {found.axis} of the mesh ({self}) has no sub-axis {shown(axis)}: {self.sizes[found.axis]} ranks "
-                f"are not divisible by {found.stride * (found.count or 1)}"
+                f"the axis {found.axis} of the mesh ({self}) has no sub-axis {shown(axis)}: {self.sizes[found.axis]} "
+                f"ranks are not divisible by {found.stride * (found.size or 1)}"
             )
         near = difflib.get_close_matches(str(axis), self.names, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -18,14 +18,14 @@ _STEP = re.compile(r"(within|across)([1-9]\d*)")
 
 
 class SubAxis(NamedTuple):
-    """Which indices of an axis a name stands for: index ``i`` of ``axis`` has the index ``i // stride % count``.
+    """Which indices of an axis a name stands for: index ``i`` of ``axis`` has the index ``i // stride % size``.
 
-    ``count`` is ``None`` for all that are left.
+    ``size`` is ``None`` for all that are left.
     """
 
     axis: str
     stride: int
-    count: int | None
+    size: int | None
 
 
 def within(axis: str, count: int) -> str:
@@ -71,11 +71,14 @@ def index_along(axis: str, at: Mapping[str, int]) -> int:
     if found is None:
         raise KeyError(axis)
     index = at[found.axis] // found.stride
-    return index if found.count is None else index % found.count
+    return index if found.size is None else index % found.size
 
 
 def overlap(a: str, b: str) -> bool:
-    """Return whether two axes or sub-axes of a mesh have indices of one axis in common: a value cannot be split by both."""
+    """Return whether two axes or sub-axes of a mesh have indices of one axis in common.
+
+    A value cannot be split by both.
+    """
     if a == b or not (is_sub_axis(a) or is_sub_axis(b)) or whole_axis(a) != whole_axis(b):
         return a == b
     (begin, end), (other_begin, other_end) = map(_strides, (a, b))
@@ -86,7 +89,7 @@ def _strides(name: str) -> tuple[int, float]:
     found = sub_axis(name)
     if found is None:
         return 1, math.inf
-    return found.stride, math.inf if found.count is None else found.stride * found.count
+    return found.stride, math.inf if found.size is None else found.stride * found.size
 
 
 def whole_axis(name: str) -> str:

@@ -110,7 +110,9 @@ def _why_at_once(hosts: Hosts) -> str:
         shown = _listed([f"{name} has {' '.join(map(str, ranks))}" for name, ranks in rows[:SHOWN]])
         why = f"the ranks of a host do not follow each other ({shown}{', …' * (len(rows) > SHOWN)})"
         remedy = "number them host by host, as torchrun does"
-    return f"{why}: collectives run at once, and count as between hosts; {remedy}, so that they can run within hosts first"
+    return (
+        f"{why}: collectives run at once, and count as between hosts; {remedy}, so that they can run within hosts first"
+    )
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """Write a collective over several hosts level by level, where that takes a machine fewer nanoseconds.
 
-    g_dp : f32[64 32] = all_reduce(g, dp)      →      g_dp_within4 : f32[64/dp.within4 32] +dp.across4 = reduce_scatter(g, 0, dp.within4)
-                                                      g_dp_across4 : f32[64/dp.within4 32] = all_reduce(g_dp_within4, dp.across4)
-                                                      g_dp_1 : f32[64 32] = all_gather(g_dp_across4, 0, dp.within4)
+g_dp : f32[64 32] = all_reduce(g, dp)      →      g_dp_within4 : f32[64/dp.within4 32] +dp.across4 = reduce_scatter(g, 0, dp.within4)
+                                                  g_dp_across4 : f32[64/dp.within4 32] = all_reduce(g_dp_within4, dp.across4)
+                                                  g_dp_1 : f32[64 32] = all_gather(g_dp_across4, 0, dp.within4)
 """  # noqa: E501
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Parts = tuple[tuple[int, ...], ...]
 
 
 def cheapest_way(step: TransferStep, source: TensorType, machine: Machine) -> tuple[int, tuple[TransferStep, ...]]:
-    """Return the nanoseconds of a transfer, and the transfers that it consists of: itself, or a collective by levels."""
+    """Return the nanoseconds of a transfer, and what it consists of: itself, or a collective for each level."""
     name = getattr(step.function, "__name__", "")
     if name not in BY_LEVELS or source.layout is None:
         return at_once(step, source, machine), (step,)
@@ -42,7 +42,7 @@ def at_once(step: TransferStep, source: TensorType, machine: Machine) -> int:
 
 @lru_cache(maxsize=65536)
 def _cheapest(step: TransferStep, source: TensorType, machine: Machine) -> tuple[int, tuple[TransferStep, ...]]:
-    best = at_once(step, source, machine), (step,)
+    best: tuple[int, tuple[TransferStep, ...]] = at_once(step, source, machine), (step,)
     for chain in _chains(step, source, machine):
         paid, here = 0, source
         for other in chain.steps:
@@ -86,9 +86,7 @@ def _on_parts(way: Way, source: TensorType, arguments: Mapping[str, Any]) -> Ite
         yield [_move(part, place, parts, arguments) for part in way]
 
 
-def _on_digits(
-    way: Way, source: TensorType, step: TransferStep, arguments: Mapping[str, Any]
-) -> Iterator[list[Move]]:
+def _on_digits(way: Way, source: TensorType, step: TransferStep, arguments: Mapping[str, Any]) -> Iterator[list[Move]]:
     """Yield a gather or a reduce-scatter of a part that is seen as one part for each sub-axis: ``64/dp`` as ``2 4 8``.
 
     Pieces have to be even.

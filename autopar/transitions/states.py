@@ -186,8 +186,8 @@ class Moves:
             return elements * (self.elements // math.prod(self.sizes)), count, far
         if self.alike:
             raise Listed
-        ends = [Layout(self.prices.mesh, self.attr(state)) for state in (here, there)]
-        return exchange_on(*ends, self.shape, self.prices.machine)
+        before, after = (Layout(self.prices.mesh, self.attr(state)) for state in (here, there))
+        return exchange_on(before, after, self.shape, self.prices.machine)
 
     def _counted(self, pairs: list[PartPair], pending: tuple[str, ...]) -> Exchange | None:
         """Return ``exchange_on`` without a list of messages, if that is possible."""

@@ -93,11 +93,12 @@ def test_an_axis_within_a_host_is_reduced_at_once() -> None:
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [
-        (UNEVEN, "hosts have different numbers of ranks ({0} has 5 and {1} has 3): collectives run at once, and count as "
-                 "between hosts; start equally many processes on each host, so that they can run within hosts first"),
-        (IN_TURNS, "the ranks of a host do not follow each other ({0} has 0 2 4 6 and {1} has 1 3 5 7): collectives run at "
-                   "once, and count as between hosts; number them host by host, as torchrun does, so that they can run "
-                   "within hosts first"),
+        (UNEVEN, "hosts have different numbers of ranks ({0} has 5 and {1} has 3): collectives run at once, and count "
+                 "as between hosts; start equally many processes on each host, so that they can run within hosts "
+                 "first"),
+        (IN_TURNS, "the ranks of a host do not follow each other ({0} has 0 2 4 6 and {1} has 1 3 5 7): collectives "
+                   "run at once, and count as between hosts; number them host by host, as torchrun does, so that they "
+                   "can run within hosts first"),
     ],
     ids=["uneven", "in turns"],
 )  # fmt: skip
@@ -114,12 +115,14 @@ def wired() -> None:
 
 
 def carried() -> tuple[list[float], int | None]:
-    """The seconds of all-reduces of 4,000 bytes: over all ranks, within a host, and between hosts; and the job's hosts."""
+    """The seconds of all-reduces of 4,000 bytes, over all ranks, within a host, and between hosts; the job's hosts."""
     wire = autopar.runtime.wire.emulate.present()
     groups = [distributed.group.WORLD]
     for sets in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]):
         made = [distributed.new_group(members) for members in sets]
-        groups.append(next(group for group, members in zip(made, sets, strict=True) if distributed.get_rank() in members))
+        groups.append(
+            next(group for group, members in zip(made, sets, strict=True) if distributed.get_rank() in members)
+        )
     seconds = []
     for group in groups:
         wire.reset()

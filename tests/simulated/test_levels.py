@@ -30,7 +30,14 @@ from autopar.verify.levels import verify
 
 # bytes between hosts decide, so that nearly all collectives over several hosts go level by level
 FAR = Machine("far hosts", "any", 4, Link(1e-9, 1e12), Link(1e-9, 1e6), Link(1e-9, 1e12))
-MESHES = [(Mesh(dp=8), 4), (Mesh(dp=8), 2), (Mesh(dp=4, tp=2), 4), (Mesh(dp=2, tp=4), 2), (Mesh(dp=6), 3), (Mesh(a=2, b=2, c=3), 6)]
+MESHES = [
+    (Mesh(dp=8), 4),
+    (Mesh(dp=8), 2),
+    (Mesh(dp=4, tp=2), 4),
+    (Mesh(dp=2, tp=4), 2),
+    (Mesh(dp=6), 3),
+    (Mesh(a=2, b=2, c=3), 6),
+]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.complex128]
 
 
@@ -148,8 +155,8 @@ def test_bytes_between_hosts_are_those_at_once_over_the_ranks_of_a_host(name: st
     assert bytes_between_hosts(once, on(per_host)) == payload
     assert bytes_between_hosts(levels, on(per_host)) == payload // inside
     assert report.notes[1] == (
-        f"1 collective goes level by level, within hosts first: {payload // inside:,} bytes of a rank's collectives are "
-        f"between hosts, in the place of {payload:,}"
+        f"1 collective goes level by level, within hosts first: {payload // inside:,} bytes of a rank's collectives "
+        f"are between hosts, in the place of {payload:,}"
     )
 
 

@@ -16,8 +16,8 @@ import torch
 from autopar.ir import transfers
 from autopar.ir.mesh import Mesh
 from autopar.ir.ops.seeded_random import folded
-from autopar.ir.transfers import Meshes
 from autopar.ir.subaxes import index_along
+from autopar.ir.transfers import Meshes
 from autopar.runtime.lowering.packing import new_piece, packing, take
 
 Arguments = Mapping[str, Any]  # of a transfer, by name

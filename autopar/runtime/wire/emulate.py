@@ -114,8 +114,8 @@ def emulate(
         pace: a profile or its path, or a machine or its name or path: the ops of autopar's programs then take at least
             its durations. Or name → seconds of segments of computing, for ``Wire.pacer``.
         ranks_per_host: emulates hosts of so many ranks, which follow each other. They count as the hosts of the job.
-        between: latency and bandwidth of a rank's link to other hosts. A transfer whose ranks are on several hosts takes
-            its price, and occupies these links alone.
+        between: latency and bandwidth of a rank's link to other hosts. A transfer whose ranks are on several hosts
+            takes its price, and occupies these links alone.
 
     Returns:
         The wire, which reports what it has carried and whether a measurement is void.

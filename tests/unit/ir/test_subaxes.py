@@ -49,7 +49,12 @@ def test_the_groups_of_sub_axes() -> None:
 
 
 def test_both_halves_are_the_axis() -> None:
-    assert cut_towards(("tp", "dp"), "dp.across4.within2") == ("tp", "dp.across4.across2", "dp.across4.within2", "dp.within4")
+    assert cut_towards(("tp", "dp"), "dp.across4.within2") == (
+        "tp",
+        "dp.across4.across2",
+        "dp.across4.within2",
+        "dp.within4",
+    )
     assert cut_towards(("tp",), "dp.within4") == ("tp",) and cut_towards(("dp",), "dp") == ("dp",)
     assert joined(("tp", "dp.across4.across2", "dp.across4.within2", "dp.within4")) == ("tp", "dp")
     assert joined(("dp.within4", "dp.across4")) == ("dp.within4", "dp.across4")  # another order of the pieces
@@ -94,10 +99,12 @@ def test_a_wrong_sub_axis_is_refused(before: str, after: str, text: str) -> None
 
 
 def test_a_value_is_not_split_twice_by_one_axis() -> None:
-    with pytest.raises(VerifyError, match="the axis dp.within4 is used twice on one value"):
-        Program.parse("program explicit on dp=8\n  x : f32[64/dp 8/dp.within4] = input\nforward:\n  return x\n").verify()
+    with pytest.raises(VerifyError, match=r"the axis dp\.within4 is used twice on one value"):
+        Program.parse(
+            "program explicit on dp=8\n  x : f32[64/dp 8/dp.within4] = input\nforward:\n  return x\n"
+        ).verify()
     with pytest.raises(TextError, match=re.escape("no sub-axis 'dp.within3'")):
         Program.parse("program explicit on dp=8\n  x : f32[64/dp.within3] = input\nforward:\n  return x\n")
     program = Program.parse("program explicit on dp=8\n  x : f32[64/dp 8] = input\nforward:\n  return x\n")
-    with pytest.raises(EditError, match="the value already uses the axis dp.within4"), program.edit() as edit:
+    with pytest.raises(EditError, match=r"the value already uses the axis dp\.within4"), program.edit() as edit:
         edit.slice(program.node("x"), 1, "dp.within4", before=program.output)

@@ -38,7 +38,9 @@ def test_the_hosts_of_a_job_are_named_where_they_are_uneven() -> None:
     assert why.startswith("hosts have different numbers of ranks (a has 3 and b has 1): collectives run at once")
     crossing, why = about_hosts(Mesh(dp=2, tp=2), FOUR, Hosts(("a", "b"), (0, 1, 0, 1)))
     assert crossing == "tp crosses hosts (2 hosts of 2 ranks); dp stays within a host"
-    assert why.startswith("the ranks of a host do not follow each other (a has 0 2 and b has 1 3): collectives run at once")
+    assert why.startswith(
+        "the ranks of a host do not follow each other (a has 0 2 and b has 1 3): collectives run at once"
+    )
 
 
 PROGRAM = """\

@@ -37,9 +37,9 @@ def switched_off() -> Iterator[None]:
                                             "1000000000.0; with it, ranks_per_host says which ranks share a host"),
     ({"between": (0.0, 1e9)}, "ranks_per_host is the number of ranks of an emulated host, ≥ 1, not None; with it, "
                               "between=(latency, bandwidth) are the links between hosts"),
-    ({"ranks_per_host": 2.0, "between": (0.0, 1e9)}, "ranks_per_host is the number of ranks of an emulated host, ≥ 1, not "
-                                                     "2.0; with it, between=(latency, bandwidth) are the links between "
-                                                     "hosts"),
+    ({"ranks_per_host": 2.0, "between": (0.0, 1e9)}, "ranks_per_host is the number of ranks of an emulated host, ≥ 1, "
+                                                     "not 2.0; with it, between=(latency, bandwidth) are the links "
+                                                     "between hosts"),
     ({"ranks_per_host": 4, "between": (-1.0, 1e9)}, "latency between hosts is a number of seconds, ≥ 0, not -1.0"),
     ({"ranks_per_host": 4, "between": (0.0, 0)}, "bandwidth between hosts is a number of bytes a second, > 0, not 0"),
     ({"pace": {"F": -1.0}}, "pace: the duration of 'F' is a number of seconds ≥ 0, not -1.0"),
