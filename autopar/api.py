@@ -13,6 +13,7 @@ import torch
 import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
 from autopar.capture.exported import exported_module
 from autopar.costs.machine import Machine, machine_from, machine_of
+from autopar.costs.on_hosts import on_hosts
 from autopar.errors import PlanError, class_of, shown
 from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
@@ -220,6 +221,7 @@ def _on_best_mesh(
     args, kwargs = split_example(example)
     row = Mesh(a=devices.count)
     job = job_of(row, device, None, timeout)
+    on = on_hosts(on, None if job is None else job.hosts)
     agreement = None if job is None or devices.count == 1 else Agreement(job.control, row)
     solution, note = choose_mesh(
         devices, model, args, kwargs, on, whole=outputs == "global", strict=strict, time_limit=time_limit,

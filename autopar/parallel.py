@@ -14,6 +14,7 @@ from autopar.capture.guards import Original
 from autopar.capture.model_state import model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.costs.machine import Machine, machine_of
+from autopar.costs.on_hosts import on_hosts
 from autopar.ir.dtensor import edge_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import PIPELINE, Mesh, mesh_of_stage
@@ -103,7 +104,10 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
             name: edge_of(attrs.get(name, DistAttr.replicated(p.dim())), own, p.shape, strided=True)
             for name, p in model.named_parameters()
         }
-        planner = Planner(machine or machine_of(_device(model, job)), time_limit, agreement, given, memory=memory)
+        hosts = None if job is None else job.hosts
+        machine = None if machine is None else on_hosts(machine, hosts)
+        planner = Planner(machine or on_hosts(machine_of(_device(model, job)), hosts), time_limit, agreement, given,
+                          memory=memory, hosts=hosts)  # fmt: skip
         issue: Issue = "direct" if _device(model, job).type == "cpu" else "enqueue"
         compiler = Compiler(
             module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
@@ -161,7 +165,9 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
 
         ``.lines`` has a line for each transfer. ``RuntimeError`` before a capture.
         """
-        return transfers_of(self._current().program, "cpu" if self.job is None else self.job.device)
+        planner = self.compiler.planner
+        device = "cpu" if self.job is None else self.job.device
+        return transfers_of(self._current().program, device, planner.machine, planner.hosts)
 
     @property
     def captures(self) -> int:

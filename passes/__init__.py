@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from autopar.costs.machine import Machine, machine_from
+from autopar.ir.hosts import Hosts
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.passes.amp import Amp
@@ -20,6 +21,7 @@ from autopar.passes.defer import Defer
 from autopar.passes.expand import Expand
 from autopar.passes.fold import Fold
 from autopar.passes.follow import Follow
+from autopar.passes.levels import Levels
 from autopar.passes.lift import Lift
 from autopar.passes.manager import Pass, run_passes
 from autopar.passes.place import Place
@@ -31,6 +33,7 @@ from autopar.passes.share import Share
 from autopar.passes.split_backward import SplitBackward
 from autopar.passes.split_update import SplitUpdate
 from autopar.passes.widen import Widen
+from autopar.report.hosts import crosses_hosts
 from autopar.search.search import Find
 
 
@@ -78,6 +81,7 @@ PIPELINE: tuple[Row, ...] = (
     Row(Share),
     Row(SplitBackward, when="split_backward"),
     Row(SplitUpdate, when="split_update"),
+    Row(Levels, {"machine": "levels", "hosts": "hosts"}, when="levels"),
 )
 
 
@@ -98,7 +102,9 @@ def pipeline(
     memory: float | None = None,
     split_backward: bool = False,
     split_update: bool = False,
-    last: type[Pass] = SplitUpdate,
+    levels: Machine | None = None,
+    hosts: Hosts | None = None,
+    last: type[Pass] = Levels,
 ) -> list[Pass]:
     """Return the passes of ``PIPELINE`` that run with these options, in order.
 
@@ -113,6 +119,9 @@ def pipeline(
         time_limit, memory: as for ``search``.
         split_backward: whether gradients of weights are computed apart, as on the stages of a pipeline.
         split_update: whether the numbers that go over all stages of a pipeline are computed apart.
+        levels: the machine on whose hosts collectives may go level by level, by default ``machine``; without one they
+            run at once.
+        hosts: the hosts of the job, for the report.
         last: where to end. A training step makes ``micro`` of a program between ``amp`` and the passes behind it.
     """
     options = {
@@ -120,8 +129,10 @@ def pipeline(
         "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute, "search": search,
         "machine": None if machine is None else machine_from(machine),
         "time_limit": time_limit, "memory": memory, "split_backward": split_backward,
-        "split_update": split_update,
+        "split_update": split_update, "levels": levels, "hosts": hosts,
     }  # fmt: skip
+    if levels is None and machine is not None and mesh is not None and crosses_hosts(mesh, machine_from(machine)):
+        options["levels"] = machine_from(machine)
     end = [row.make for row in PIPELINE].index(last) + 1
     return [
         row.make(**{own: options[option] for own, option in row.reads.items()})
@@ -138,6 +149,7 @@ __all__ = [
     "Expand",
     "Fold",
     "Follow",
+    "Levels",
     "Lift",
     "Pass",
     "Place",

@@ -12,18 +12,23 @@ import torch.multiprocessing as multiprocessing
 from torch import distributed
 
 import autopar
-from autopar.costs.machine import Machine
+from autopar.costs.machine import Link, Machine
+
+Hosts = tuple[int, Link, Link]  # ranks of an emulated host, its links, and those between hosts
 
 
-def on_ranks(count: int, function: Callable[..., Any], *args: Any, wire: Machine | None = None) -> Any:
+def on_ranks(
+    count: int, function: Callable[..., Any], *args: Any, wire: Machine | None = None, hosts: Hosts | None = None
+) -> Any:
     """Call a function on all ranks of new processes with one thread each; what rank 0 returns.
 
     Args:
         wire: the machine whose link the wire has, and that paces computing; without it groups are plain.
+        hosts: the wire has several hosts, and computing is not paced.
     """
     results = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
-        given = (count, function, args, wire, os.path.join(folder, "store"), results)
+        given = (count, function, args, wire, hosts, os.path.join(folder, "store"), results)
         processes = multiprocessing.spawn(_rank, given, count, join=False)
         while not processes.join():  # it raises what a rank has raised
             pass
@@ -31,9 +36,13 @@ def on_ranks(count: int, function: Callable[..., Any], *args: Any, wire: Machine
 
 
 def _rank(
-    rank: int, count: int, function: Callable[..., Any], args: Any, wire: Machine | None, store: str, results: Any
-) -> None:
+    rank: int, count: int, function: Callable[..., Any], args: Any, wire: Machine | None, hosts: Hosts | None,
+    store: str, results: Any,
+) -> None:  # fmt: skip
     torch.set_num_threads(1)
+    if hosts is not None:
+        per_host, inside, between = hosts
+        autopar.emulate(inside.latency, inside.bandwidth, "axis", ranks_per_host=per_host, between=between)
     if wire is not None:
         autopar.emulate(wire.inside.latency, wire.inside.bandwidth, links="axis", pace=wire)
     distributed.init_process_group(init_method=f"file://{store}", rank=rank, world_size=count)

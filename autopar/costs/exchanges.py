@@ -17,12 +17,13 @@ from autopar.ir.layout import Axes, Layout, in_common
 from autopar.ir.mesh import Mesh
 from autopar.ir.messages import LEAST, messages
 
-# elements that the busiest rank sends or receives; its partners and itself; whether a message leaves its node
-Exchange = tuple[int, int, bool]
+# elements that the busiest rank sends or receives; its partners and itself; how many borders a message crosses: of its
+# node, and of what is around it
+Exchange = tuple[int, int, int]
 PartPair = tuple[int, Axes, Axes]  # size of a part, and the axes that split it before and afterwards
 Digit = tuple[str, int]  # an axis, and the number of one of its prime factors
 
-NOTHING: Exchange = (0, 1, False)
+NOTHING: Exchange = (0, 1, 0)
 
 
 @lru_cache(maxsize=65536)
@@ -47,7 +48,7 @@ def listed(source: Layout, target: Layout, shape: tuple[int, ...], ranks_per_nod
     pending = tuple(axis for axis, _ in source.attr.pending)
     elements: dict[tuple[str, int], int] = {}
     partners: dict[tuple[str, int], int] = {}
-    far = False
+    far = 0
     for message in messages(source, target, shape, pending):
         far |= message.sender // ranks_per_node != message.receiver // ranks_per_node
         for end in (("out", message.sender), ("in", message.receiver)):

@@ -23,6 +23,7 @@ from autopar.errors import shown
 from autopar.ir.record import DTYPE_NAMES, DTYPES
 
 VERSION = 1  # of the file format
+HOST = "host"  # the innermost of what shares links
 
 # the range of figures in files
 SLOWEST, LONGEST_LATENCY = 1e3, 100.0  # bytes or operations a second; seconds
@@ -39,6 +40,21 @@ class Link:
 
     latency: float
     bandwidth: float
+
+
+@dataclass(frozen=True)
+class Level:
+    """Sets of nodes that are closer to each other than to others, such as racks.
+
+    Attributes:
+        name: what one set is called, in the singular: ``rack``.
+        ranks: the ranks of one set: ``0 … ranks-1`` are in the first, and so on.
+        link: a rank's share of the link between two sets.
+    """
+
+    name: str
+    ranks: int
+    link: Link
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,7 @@ class Machine:
         ranks_per_node: ranks ``0 … ranks_per_node-1`` share the first node, and so on.
         inside: the link between ranks of one node.
         outside: a rank's share of the link between nodes, when all ranks of its node send at once.
+        levels: further levels of links, from inner to outer; then ``outside`` joins the nodes of one rack.
         memory: the overhead of one local op, and the rate at which it reads and writes.
         peak: (dtype, floating point operations a second) pairs; dense, and without TF32 for f32.
         capacity: the bytes of memory of one rank's device; ``None`` if it is unknown.
@@ -108,6 +125,19 @@ class Machine:
     capacity: float | None = None
     interference: float = 0.0
     start: float = 0.0
+    levels: tuple[Level, ...] = ()
+
+    @property
+    def borders(self) -> tuple[tuple[str, int], ...]:
+        """What shares links, from inner to outer, and the ranks of each: ``("host", 8), ("rack", 64)``."""
+        return (HOST, self.ranks_per_node), *((level.name, level.ranks) for level in self.levels)
+
+    def across(self, borders: int) -> Machine:
+        """Return the machine as ranks see it that are separated by so many borders: its outside is their slowest link.
+
+        Links are no faster than those inside.
+        """
+        return _across(self, borders) if borders > 1 else self
 
     def flops(self, dtype: torch.dtype) -> float:
         """Return the floating point operations a second in a dtype: its peak, or that of the dtype of ``stand_in``.
@@ -149,7 +179,9 @@ class Machine:
     @cached_property
     def _hash(self) -> int:
         """Caches of prices look a machine up often."""
-        return hash((self.name, self.ranks_per_node, self.inside, self.outside, self.memory, self.measured))
+        return hash(
+            (self.name, self.ranks_per_node, self.inside, self.outside, self.memory, self.measured, self.levels)
+        )
 
     def fit(self, operation: str) -> Measured | None:
         """Return the fit of an operation, or ``None``."""
@@ -165,9 +197,13 @@ class Machine:
         fields |= {"peak": dict(self.peak), "measured": [*fields["measured"]], "aliases": [*self.aliases]}
         if self.capacity is None:
             del fields["capacity"]
-        for name in ("interference", "start"):
+        for name in ("interference", "start", "levels"):
             if not fields[name]:
                 del fields[name]
+        if self.levels:
+            fields["levels"] = [
+                {"name": level.name, "ranks": level.ranks, **asdict(level.link)} for level in self.levels
+            ]
         return {"version": VERSION, "machines": [fields]}
 
     @staticmethod
@@ -182,6 +218,13 @@ class Machine:
         if len(machines) != 1:
             raise ValueError(f"{path}: machines: the file must have one machine, but has {len(machines)}")
         return machines[0]
+
+
+@lru_cache(maxsize=256)
+def _across(machine: Machine, borders: int) -> Machine:
+    links = (machine.outside, *(level.link for level in machine.levels[: borders - 1]))
+    slowest = Link(max(link.latency for link in links), min(link.bandwidth for link in links))
+    return replace(machine, outside=slowest, levels=())
 
 
 # -- finding one -------------------------------------------------------------------------------------------------------
@@ -326,6 +369,27 @@ def _measured(value: Any, at: str) -> Measured:
                               bandwidth=number(True, SLOWEST), half=number(False)))  # fmt: skip
 
 
+def _level(value: Any, at: str) -> Level:
+    fields = fields_of(value, at, name=text, ranks=whole(2), latency=number(False, most=LONGEST_LATENCY),
+                       bandwidth=number(True, SLOWEST))  # fmt: skip
+    return Level(fields["name"], fields["ranks"], Link(fields["latency"], fields["bandwidth"]))
+
+
+def _check_levels(levels: Iterable[Level], ranks_per_node: int, at: str) -> None:
+    """Check that each level consists of several sets of the level inside it, and has a name of its own."""
+    names, inner = {HOST}, (HOST, ranks_per_node)
+    for k, level in enumerate(levels):
+        here = f"{at}.levels[{k}]"
+        if level.name in names or not level.name.isidentifier():
+            why = f"{shown(level.name)} is no name of a further level; levels have different names of one word, as rack"
+            raise Malformed(f"{here}.name", f"{why}, and the innermost is {HOST}")
+        if level.ranks % inner[1] or level.ranks == inner[1]:
+            why = f"a {level.name} of {level.ranks} ranks does not consist of several {inner[0]}s of {inner[1]}"
+            raise Malformed(f"{here}.ranks", f"{why}; give a multiple of {inner[1]}")
+        names.add(level.name)
+        inner = level.name, level.ranks
+
+
 def _peak(value: Any, at: str) -> tuple[tuple[str, float], ...]:
     rates = fields_of(value, at, dict.fromkeys(DTYPES, 0.0), **dict.fromkeys(DTYPES, number(True, SLOWEST)))
     return tuple((dtype, rate) for dtype, rate in rates.items() if rate)
@@ -334,13 +398,14 @@ def _peak(value: Any, at: str) -> tuple[tuple[str, float], ...]:
 def _machine(value: Any, at: str) -> Machine:
     fields = fields_of(
         value, at, {"peak": (), "measured": [], "aliases": [], "note": "", "capacity": None, "interference": 0.0,
-                    "start": 0.0},
+                    "start": 0.0, "levels": []},
         name=text, kind=one_of(("cpu", "cuda", "any")), ranks_per_node=whole(1), inside=_link, outside=_link,
         memory=_link, peak=_peak, measured=array(_measured), aliases=array(text), source=text, note=text,
         capacity=number(True), interference=number(False, most=MOST_INTERFERENCE),
-        start=number(False, most=LONGEST_LATENCY),
+        start=number(False, most=LONGEST_LATENCY), levels=array(_level),
     )  # fmt: skip
     operations = [fit.operation for fit in fields["measured"]]
     if twice := next((name for name in operations if operations.count(name) > 1), None):
         raise Malformed(f"{at}.measured", f"{twice} is measured twice")
-    return Machine(**{**fields, "measured": tuple(fields["measured"]), "aliases": tuple(fields["aliases"])})
+    _check_levels(fields["levels"], fields["ranks_per_node"], at)
+    return Machine(**{**fields, **{name: tuple(fields[name]) for name in ("measured", "aliases", "levels")}})

@@ -4,7 +4,7 @@
 all-gather, of either side of an all-to-all (each ``p`` times a piece, so that ``(p-1)/p · n`` travels); of what one
 rank sends or receives, whichever is more, in a redistribute, send or recv; of all that is read and written by a local
 op. ``p`` ranks are on ``m`` nodes, ``k`` on each; where nodes have different numbers of ranks, all count as the
-fullest.
+fullest. Where a machine has further levels, ranks in different racks have the links between racks.
 
 Prices grow with ``n``, with ``p`` on nodes of a given size, and with ``m``: every form does, so their minimum does. For
 this, rounds are ``⌈log₂ p⌉``: some algorithms need only so many rounds for any ``p``, whereas the textbook's algorithms
@@ -17,7 +17,7 @@ counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -30,7 +30,7 @@ from torch.fx.node import Target
 from autopar.costs.exchanges import Exchange, busiest
 from autopar.costs.machine import Machine, Measured
 from autopar.ir import transfers
-from autopar.ir.layout import Axes
+from autopar.ir.layout import Axes, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 
@@ -48,15 +48,11 @@ part = (p - 1) / p  # of n
 
 @dataclass(frozen=True)
 class Form:
-    """One algorithm: its name, its seconds, and the source of the form.
-
-    ``two_level``: it applies only to several nodes.
-    """
+    """One algorithm: its name, its seconds, and the source of the form."""
 
     algorithm: str
     seconds: sympy.Expr
     source: str
-    two_level: bool = False
 
 
 THAKUR = "Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl. 19 (2005)"
@@ -65,14 +61,12 @@ BRUCK = "Bruck, Ho, Kipnis, Upfal, Weathersby, IEEE Trans. Parallel Distrib. Sys
 CENSUS = "Bar-Noy, Kipnis, Schieber, Parallel Process. Lett. 3 (1993)"
 ANY = "Träff, Optimal, non-pipelined reduce-scatter and allreduce algorithms (2024)"
 HOCKNEY = "Hockney, Parallel Comput. 20 (1994)"
-NODES = "a ring in each node, and one ring across nodes for every rank of a node"
 
 LOCAL = (Form("local", a_l + n * b_l, "overhead and memory traffic"),)
 DIRECT = (Form("direct", a + n * b, HOCKNEY),)
 GATHER = (
     Form("ring", (p - 1) * a + part * n * b, RING),
     Form("doubling", rounds * a + part * n * b, f"{THAKUR}; any p: {BRUCK}"),
-    Form("two-level", (k - 1) * a_i + (k - 1) / k * n * b_i + (m - 1) * a_e + (m - 1) / m * n / k * b_e, NODES, True),
 )
 
 # the first form scales measurements to other numbers of ranks
@@ -81,16 +75,12 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form("ring", 2 * (p - 1) * a + 2 * part * n * b, RING),
         Form("doubling", rounds * (a + n * b), f"{THAKUR}; any p: {CENSUS}"),
         Form("halving-doubling", 2 * rounds * a + 2 * part * n * b, f"{THAKUR}; any p: {ANY}"),
-        Form("two-level", 2 * (k - 1) * a_i + 2 * (k - 1) / k * n * b_i + 2 * (m - 1) * a_e
-             + 2 * (m - 1) / m * n / k * b_e, NODES, True),
     ),
     "all_gather": GATHER,
-    "reduce_scatter": (GATHER[0], Form("halving", GATHER[1].seconds, f"{THAKUR}; any p: {ANY}"), GATHER[2]),
+    "reduce_scatter": (GATHER[0], Form("halving", GATHER[1].seconds, f"{THAKUR}; any p: {ANY}")),
     "all_to_all": (
         Form("pairwise", (k - 1) * a_i + (m - 1) * k * a_e + ((k - 1) * b_i + (m - 1) * k * b_e) / (k * m) * n, THAKUR),
         Form("bruck", rounds * (a + n / 2 * b), f"{BRUCK}; no more than half of the blocks travel in a round"),
-        Form("two-level", (k - 1) * a_i + (k - 1) / k * n * b_i + (m - 1) * a_e + (m - 1) / m * n * b_e,
-             "within nodes by the index there, then across", True),
     ),
     "redistribute": (Form("pairwise", (p - 1) * a + n * b, f"{HOCKNEY}, for the rank that sends or receives most"),),
     "send": DIRECT,
@@ -164,7 +154,7 @@ def _name(function: Callable[..., Any] | str) -> str:
 
 
 def _candidates(name: str, bytes: Any, ranks: Any, machine: Machine, shape: Any) -> np.ndarray:
-    """Return the seconds of every form, infinite if it does not apply: ``[forms, ...]``."""
+    """Return the seconds of every form: ``[forms, ...]``."""
     size, count = np.asarray(bytes, dtype=float), np.asarray(ranks, dtype=float)
     per_node, nodes = (
         _default_shape(count, machine) if shape is None else (np.asarray(entry, dtype=float) for entry in shape)
@@ -181,10 +171,7 @@ def _candidates(name: str, bytes: Any, ranks: Any, machine: Machine, shape: Any)
     inside, outside, memory = _figures(machine)
     slowest = (np.where(nodes > 1, far, near) for near, far in zip(inside, outside, strict=True))
     values = (size, count, per_node, nodes, *slowest, *inside, *outside, *memory)
-    prices = np.stack([
-        np.where((nodes > 1) | (not form.two_level), seconds(*values), np.inf)
-        for form, seconds in zip(FORMS[name], _compiled(name), strict=True)
-    ])  # fmt: skip
+    prices = np.stack([np.broadcast_to(seconds(*values), size.shape) for seconds in _compiled(name)])
     fit = _fit(name, machine)
     # over several nodes it is a lower bound, so that a group never gets cheaper by outgrowing a node
     if fit is not None:
@@ -273,7 +260,7 @@ def step_price(
             f"{name} exchanges values on a mesh; {source if source.layout is None else result} has no Layout"
         )
     if name in ("redistribute", "recv"):
-        exchange = busiest(source.layout, result.layout, source.shape, machine.ranks_per_node)
+        exchange = exchange_on(source.layout, result.layout, source.shape, machine)
         exchange = (0, *exchange[1:]) if empty else exchange
         return exchange_price(name, exchange, source.dtype.itemsize, machine)
     if name in ("all_reduce", "reduce_scatter"):
@@ -290,16 +277,16 @@ def step_price(
 def group_price(name: str, size: int, axes: Axes, mesh: Mesh, machine: Machine) -> float:
     """Return the seconds of a transfer over ``axes`` for the group that takes longest; ``size`` is ``n``."""
     count = mesh.count(axes)
-    return max(
-        [_cached_price(name, size, count, machine, shape) for shape in group_shapes(mesh, axes, machine.ranks_per_node)]
-    )
+    places = group_places(mesh, axes, machine.borders)
+    return max([_cached_price(name, size, count, machine.across(borders), shape) for shape, borders in places])
 
 
 def exchange_price(name: str, exchange: Exchange, itemsize: int, machine: Machine) -> float:
     """Return the seconds of a redistribute or recv whose busiest rank is known."""
-    elements, count, far = exchange
+    elements, count, borders = exchange
     name = name if count <= 2 else "redistribute"  # several messages from several ranks
-    return _cached_price(name, elements * itemsize, count, machine, (1, count) if far else (count, 1))
+    shape = (1, count) if borders else (count, 1)
+    return _cached_price(name, elements * itemsize, count, machine.across(borders), shape)
 
 
 def fastest_rates(machine: Machine) -> tuple[float, float]:
@@ -329,13 +316,7 @@ def _cached_price(name: str, bytes: float, ranks: int, machine: Machine, shape: 
             return within
     near, far, local = _figures(machine)
     values = (size, count, per_node, nodes, *(far if nodes > 1 else near), *near, *far, *local)
-    return min(
-        [
-            max(within, float(seconds(*values)))
-            for form, seconds in zip(FORMS[name], _compiled(name, "math"), strict=True)
-            if nodes > 1 or not form.two_level
-        ]
-    )
+    return min([max(within, float(seconds(*values))) for seconds in _compiled(name, "math")])
 
 
 @lru_cache(maxsize=64)
@@ -349,10 +330,33 @@ def _figures(machine: Machine) -> tuple[tuple[float, float], ...]:
 @lru_cache(maxsize=4096)
 def group_shapes(mesh: Mesh, axes: Axes, ranks_per_node: int) -> tuple[tuple[int, int], ...]:
     """Return ``shape_of_group`` of all groups over ``axes``, each shape once."""
-    grid = np.asarray(mesh.ranks).reshape(mesh.shape)
-    last = [mesh.names.index(mesh.check_axis(axis)) for axis in axes]
-    groups = np.moveaxis(grid, last, range(-len(last), 0)).reshape(-1, mesh.count(axes))
-    return tuple(sorted({shape_of_group(group, ranks_per_node) for group in groups}))
+    return tuple(sorted({shape_of_group(group, ranks_per_node) for group in mesh.groups(axes)}))
+
+
+@lru_cache(maxsize=4096)
+def group_places(
+    mesh: Mesh, axes: Axes, borders: tuple[tuple[str, int], ...]
+) -> tuple[tuple[tuple[int, int], int], ...]:
+    """Return ``shape_of_group`` and how many borders separate its ranks, of all groups over ``axes``; no pair twice."""
+    found = set()
+    for group in mesh.groups(axes):
+        found.add((shape_of_group(group, borders[0][1]), crossed(group, borders)))
+    return tuple(sorted(found))
+
+
+def crossed(ranks: Iterable[int], borders: tuple[tuple[str, int], ...]) -> int:
+    """Return how many borders of ``Machine.borders`` separate some ranks; 0 if they share a host."""
+    ranks = tuple(ranks)
+    apart = [k for k, (_, size) in enumerate(borders, 1) if len({rank // size for rank in ranks}) > 1]
+    return max(apart, default=0)
+
+
+def exchange_on(source: Layout, target: Layout, shape: tuple[int, ...], machine: Machine) -> Exchange:
+    """Return ``busiest`` of an exchange on a machine; the last value counts the borders that messages cross."""
+    elements, count, borders = busiest(source, target, shape, machine.ranks_per_node)
+    for k, level in enumerate(machine.levels if borders else ()):
+        borders = k + 2 if busiest(source, target, shape, level.ranks)[2] else borders
+    return elements, count, int(borders)
 
 
 def _held(type: TensorType) -> int:

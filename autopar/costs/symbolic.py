@@ -16,10 +16,9 @@ import sympy
 import torch
 from torch.fx.node import Target
 
-from autopar.costs.exchanges import busiest
 from autopar.costs.machine import Machine
 from autopar.costs.op_prices import LOOK_UPS, UNREAD, VIEWS, dtype_of_work
-from autopar.costs.prices import FORMS, MEASURED_AS, SYMBOLS, group_shapes, scaled_parts
+from autopar.costs.prices import FORMS, MEASURED_AS, SYMBOLS, exchange_on, group_places, scaled_parts
 from autopar.ir import transfers
 from autopar.ir.layout import Dim
 from autopar.ir.mesh import Mesh
@@ -132,12 +131,11 @@ def transfer_seconds(function: Target, source: TensorType, arguments: Mapping[st
     assert source.layout is not None and result.layout is not None
     mesh = source.layout.mesh
     if name in ("redistribute", "recv"):
-        elements, count, far = busiest(source.layout, result.layout, source.shape, machine.ranks_per_node)
+        elements, count, far = exchange_on(source.layout, result.layout, source.shape, machine)
         _require_even(source, result)
         moved = product(sizes) * sympy.Rational(elements, max(math.prod(source.shape), 1)) * source.dtype.itemsize
-        return _seconds(
-            name if count <= 2 else "redistribute", moved, count, machine, (1, count) if far else (count, 1)
-        )
+        shape = (1, count) if far else (count, 1)
+        return _seconds(name if count <= 2 else "redistribute", moved, count, machine, shape, far)
     if name in ("all_reduce", "reduce_scatter"):
         wider = transfers.reduced_as(arguments.get("op", "sum"), source.dtype).itemsize // source.dtype.itemsize
         before, after = before * wider, after * wider
@@ -146,7 +144,7 @@ def transfer_seconds(function: Target, source: TensorType, arguments: Mapping[st
     sizes_of = {"all_gather": count * before, "reduce_scatter": count * after, "slice": 2 * after, "pend": after}
     size = sizes_of.get(name, sympy.Max(before, after))
     return sympy.Max(
-        *(_seconds(name, size, count, machine, shape) for shape in group_shapes(mesh, axes, machine.ranks_per_node))
+        *(_seconds(name, size, count, machine, *place) for place in group_places(mesh, axes, machine.borders))
     )
 
 
@@ -167,8 +165,11 @@ def _require_even(*types: TensorType) -> None:
                 raise NoExpression(f"a redistribute of uneven pieces of {list(type.shape)}")
 
 
-def _seconds(name: str, size: Size, count: int, machine: Machine, shape: tuple[int, int]) -> Size:
-    """Return the seconds of the cheapest algorithm of a transfer of ``size`` bytes over ``count`` ranks."""
+def _seconds(name: str, size: Size, count: int, machine: Machine, shape: tuple[int, int], borders: int = 0) -> Size:
+    """Return the seconds of the cheapest algorithm of a transfer of ``size`` bytes over ``count`` ranks.
+
+    ``borders`` separate them: of nodes, and of what is around these.
+    """
     if count == 1 and name != "cast":
         return sympy.Integer(0)
     per_node, nodes = shape
@@ -180,14 +181,12 @@ def _seconds(name: str, size: Size, count: int, machine: Machine, shape: tuple[i
         if nodes == 1:
             return within
     near = machine.inside.latency, 1 / INSIDE
-    far = max(machine.inside.latency, machine.outside.latency), sympy.Max(1 / INSIDE, 1 / OUTSIDE)
+    slowest = machine.across(borders).outside
+    further = [1 / slowest.bandwidth] if borders > 1 else []
+    far = max(machine.inside.latency, slowest.latency), sympy.Max(1 / INSIDE, 1 / OUTSIDE, *further)
     values = (
         size, count, per_node, nodes, *(far if nodes > 1 else near), *near, *far, machine.memory.latency, 1 / MEMORY
     )  # fmt: skip
-    forms = [
-        form.seconds.subs(dict(zip(SYMBOLS, values, strict=True)), simultaneous=True)
-        for form in FORMS[name]
-        if nodes > 1 or not form.two_level
-    ]
+    forms = [form.seconds.subs(dict(zip(SYMBOLS, values, strict=True)), simultaneous=True) for form in FORMS[name]]
     cheapest = sympy.Min(*forms)
     return cheapest if within is None else sympy.Max(within, cheapest)

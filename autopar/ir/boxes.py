@@ -17,6 +17,7 @@ import numpy as np
 
 from autopar.ir.layout import Axes, Dim, Layout, chunk_lengths, in_common, sized, span
 from autopar.ir.mesh import Mesh
+from autopar.ir.subaxes import index_along, whole_axis
 
 Runs = tuple[tuple[int, int], ...]  # sorted, disjoint, not empty: (start, stop)
 
@@ -234,14 +235,13 @@ def _piece_numbers(dim: Dim, mesh: Mesh) -> np.ndarray:
     """
     numbers = np.zeros((1,) * len(mesh.axes), dtype=np.int64)
     for axis in (axis for _, axes in dim for axis in axes):
-        p = mesh.sizes[axis]
-        numbers = numbers * p + np.arange(p).reshape([p if name == axis else 1 for name in mesh.names])
+        numbers = numbers * mesh.sizes[axis] + _indices(axis, mesh)
     return numbers
 
 
 def _counted_by_point(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
     """Do what ``_counted`` does, for long dims, from the runs of the pieces."""
-    used = {axis for dim in (have, want) for _, axes in dim for axis in axes}
+    used = {whole_axis(axis) for dim in (have, want) for _, axes in dim for axis in axes}
     grid = [range(p) if axis in used else range(1) for axis, p in mesh.axes]
     pairs = []
     for point in itertools.product(*grid):
@@ -250,6 +250,13 @@ def _counted_by_point(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.n
         pairs.append((count(wanted), count(overlap(runs_of(have, size, mesh, at), wanted))))
     counts = np.array(pairs, dtype=np.int64).reshape(*map(len, grid), 2)
     return counts[..., 0], counts[..., 1]
+
+
+def _indices(axis: str, mesh: Mesh) -> np.ndarray:
+    """Return the index along an axis or sub-axis for all coordinates, with one dimension for each axis of the mesh."""
+    whole = whole_axis(axis)
+    indices = [index_along(axis, {whole: k}) for k in range(mesh.sizes[whole])]
+    return np.array(indices).reshape([-1 if name == whole else 1 for name in mesh.names])
 
 
 @lru_cache(maxsize=4096)
@@ -261,8 +268,7 @@ def _spans(size: int, axes: Axes, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
     )
     for axis in axes:
         p = mesh.sizes[axis]
-        index = np.arange(p).reshape([p if name == axis else 1 for name in mesh.names])
         step = -(-length // p)
-        offset = np.minimum(index * step, length)
+        offset = np.minimum(_indices(axis, mesh) * step, length)
         start, length = start + offset, np.minimum(step, length - offset)
     return start, length

@@ -16,6 +16,7 @@ from functools import cache, lru_cache
 
 from autopar.ir.mesh import Mesh
 from autopar.ir.sizes import Size, divides, gcd
+from autopar.ir.subaxes import index_along, is_sub_axis, joined
 
 Axes = tuple[str, ...]
 # (size, axes that split it); ``None`` stands for the size of a plain dim, which the shape gives
@@ -145,7 +146,7 @@ def span(size: int, axes: Axes, mesh: Mesh, at: Mapping[str, int]) -> tuple[int,
     """Return (start, size) of the piece at ``at`` of a part split over ``axes``, major first."""
     start = 0
     for axis in axes:
-        offset, size = chunk(size, mesh.sizes[axis], at[axis])
+        offset, size = chunk(size, mesh.sizes[axis], at[axis] if axis in at else index_along(axis, at))
         start += offset
     return start, size
 
@@ -175,13 +176,20 @@ def normal_dim(dim: Dim, dim_size: int, mesh: Mesh) -> Dim:
     used = [axis for _, axes in parts for axis in axes]
     if not used:
         return WHOLE
-    if len(parts) > 1 and dim_size and mesh.sizes.keys() >= set(used):
+    if len(parts) > 1 and dim_size and all(axis in mesh.sizes for axis in used):
         merged: list[tuple[int, Axes]] = []
         for part in _finest(tuple(parts), mesh):
             joined = merge(merged[-1], part, mesh) if merged else None
             merged[-1:] = [joined] if joined else [*merged[-1:], part]
         parts = merged
+    if any(map(is_sub_axis, used)):
+        parts = [(size, _joined(size, axes, mesh)) for size, axes in parts]
     return ((None, parts[0][1]),) if len(parts) == 1 else tuple(parts)
+
+
+def _joined(size: int, axes: Axes, mesh: Mesh) -> Axes:
+    """Return ``joined`` axes of a part, if its pieces are the same: uneven pieces of sub-axes are others."""
+    return joined(axes) if all(axis in mesh.sizes for axis in axes) and divides(mesh.count(axes), size) else axes
 
 
 def piece_sizes(size: int, axes: Axes, mesh: Mesh) -> set[int]:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from autopar.errors import shown
+from autopar.ir.subaxes import cut_towards, index_along, sub_axis
 
 SEQUENCE, EXPERTS = "cp", "ep"  # axes with a meaning: cp splits the sequence; on ep each rank keeps its experts
 PIPELINE = "pp"  # the axis of pipeline stages
@@ -20,9 +21,31 @@ ROWS = "rows"  # the one axis of the mesh on which a step learns what depends on
 MOST_RANKS = 2**20  # of a mesh; each takes memory here, and a mistyped size would exhaust it
 
 
+class _Sizes(dict[str, int]):
+    """The sizes of the axes of a mesh; also those of sub-axes, which are not listed."""
+
+    def __missing__(self, axis: str) -> int:
+        found = sub_axis(axis)
+        size = 0 if found is None else self.get(found.axis, 0)
+        if found is None or not size or size % (found.stride * (found.size or 1)):
+            raise KeyError(axis)
+        return found.size or size // found.stride
+
+    def __contains__(self, axis: object) -> bool:
+        if super().__contains__(axis) or not isinstance(axis, str) or "." not in axis:
+            return super().__contains__(axis)
+        try:
+            return self[axis] > 0
+        except KeyError:
+            return False
+
+
 @dataclass(frozen=True, init=False, eq=True)
 class Mesh:
     """A grid of ranks: ``Mesh(dp=2, tp=4)`` is eight ranks, the last axis varying fastest.
+
+    Wherever the name of an axis stands, that of a sub-axis may stand too (``autopar.ir.subaxes``); ``names`` and
+    ``sizes`` list the axes alone.
 
     Args:
         axes: sizes by axis name, as keywords or as one mapping.
@@ -122,7 +145,7 @@ class Mesh:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Axis name → size, in mesh order."""
-        return dict(self.axes)
+        return _Sizes(self.axes)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -145,6 +168,11 @@ class Mesh:
         """Return ``axis``, or raise ``ValueError`` with the nearest name."""
         if isinstance(axis, str) and axis in self.sizes:
             return axis
+        if isinstance(axis, str) and (found := sub_axis(axis)) is not None and found.axis in self.sizes:
+            raise ValueError(
+                f"the axis {found.axis} of the mesh ({self}) has no sub-axis {shown(axis)}: {self.sizes[found.axis]} "
+                f"ranks are not divisible by {found.stride * (found.size or 1)}"
+            )
         near = difflib.get_close_matches(str(axis), self.names, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
@@ -185,10 +213,41 @@ class Mesh:
 
         They are in row-major order of those axes.
         """
-        coordinates = self.coordinates(rank)
         axes = (axis,) if isinstance(axis, str) else tuple(axis)
-        points = itertools.product(*(range(self.sizes[self.check_axis(name)]) for name in axes))
-        return tuple(self.rank({**coordinates, **dict(zip(axes, point, strict=True))}) for point in points)
+        points = [self.coordinates(rank)]
+        for name in axes:
+            count = self.sizes[self.check_axis(name)]
+            points = [self._moved(point, name, index) for point in points for index in range(count)]
+        return tuple(map(self.rank, points))
+
+    def groups(self, axes: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return the groups of all ranks that differ only along axes or sub-axes; linear in the ranks."""
+        cut = self.names
+        for axis in axes:
+            cut = cut_towards(cut, self.check_axis(axis))
+        places = {name: k for k, name in enumerate(cut)}
+        sizes = [self.sizes[name] for name in cut]
+        strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
+        along = [places[axis] for axis in axes]
+        across = [k for k in range(len(cut)) if k not in along]
+
+        def offsets(of: Sequence[int]) -> list[int]:
+            found = [0]
+            for k in of:
+                found = [at + index * strides[k] for at in found for index in range(sizes[k])]
+            return found
+
+        members = offsets(along)
+        return [tuple([self.ranks[first + member] for member in members]) for first in offsets(across)]
+
+    @staticmethod
+    def _moved(at: Mapping[str, int], axis: str, index: int) -> dict[str, int]:
+        """Return coordinates with another index along an axis or a sub-axis."""
+        if axis in at:
+            return {**at, axis: index}
+        found = sub_axis(axis)
+        assert found is not None
+        return {**at, found.axis: at[found.axis] + (index - index_along(axis, at)) * found.stride}
 
     def points(self) -> Iterator[dict[str, int]]:
         """Iterate over the coordinates of all ranks, in the order of ``ranks``."""

@@ -25,6 +25,8 @@ from autopar.ir.boxes import most_lacked
 from autopar.ir.layout import Axes, DistAttr, Layout, align, largest
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
+from autopar.ir.sizes import divides
+from autopar.ir.subaxes import cut_towards, halves, index_along, is_sub_axis, overlap, parent_of
 
 Parts = Sequence[Sequence[int]] | None
 Meshes = Mapping[str | None, Mesh]  # stages by name; the program's own mesh is ``None``
@@ -155,19 +157,31 @@ def part_sizes(attr: DistAttr, shape: Sequence[int]) -> tuple[tuple[int, ...], .
     return tuple(tuple(n if s is None else s for s, _ in dim) for n, dim in zip(shape, attr.dims, strict=True))
 
 
-def split_parts(attr: DistAttr, shape: Sequence[int], mesh: Mesh, parts: Parts) -> list[list[Axes]]:
-    """Return the axes of every part, dim by dim, when the value is seen as ``parts`` (plain dims when ``None``)."""
+def split_parts(
+    attr: DistAttr, shape: Sequence[int], mesh: Mesh, parts: Parts, axis: str | None = None
+) -> list[list[Axes]]:
+    """Return the axes of every part, dim by dim, when the value is seen as ``parts`` (plain dims when ``None``).
+
+    With ``axis``, a sub-axis, the axis of which it is a part is cut, so that it is among them.
+    """
     sizes = [(n,) for n in shape] if parts is None else parts
     if len(sizes) != len(shape):
         raise LayoutMismatch(f"parts of {len(sizes)} dims are given for a value of {len(shape)}")
     out: list[list[Axes]] = []
     for n, dim, wanted in zip(shape, attr.dims, sizes, strict=True):
         sized_parts = [(n if size is None else size, axes) for size, axes in dim]
+        if axis is not None and is_sub_axis(axis):
+            sized_parts = [(size, _cut(size, axes, axis, mesh)) for size, axes in sized_parts]
         aligned = align(sized_parts, list(wanted), mesh)
         if aligned is None:
             raise LayoutMismatch(f"dim {_dim_text(sized_parts)} is not split as parts of {list(wanted)}")
         out.append(aligned)
     return out
+
+
+def _cut(size: int, axes: Axes, towards: str, mesh: Mesh) -> Axes:
+    """Return the axes of a part, of which one is cut into sub-axes; as they are, if that changes its pieces."""
+    return cut_towards(axes, towards) if divides(mesh.count(axes), size) else axes
 
 
 def join_parts(axes: Sequence[Sequence[Axes]], parts: Parts, pending: tuple[tuple[str, str], ...],
@@ -195,7 +209,7 @@ def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple
     """
     assert t.layout is not None
     mesh, attr = t.layout.mesh, t.layout.attr
-    axes = split_parts(attr, t.shape, mesh, parts)
+    axes = split_parts(attr, t.shape, mesh, parts, (take or give or (0, None))[1])
     flat = [(d, k) for d, dim in enumerate(axes) for k in range(len(dim))]
     for place in (take, give):
         if place is not None:
@@ -209,7 +223,8 @@ def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple
     pending = dict(attr.pending)
     if reduced is not None:
         for axis in axes_of(reduced[0]):
-            if pending.pop(mesh.check_axis(axis), None) != reduced[1]:
+            _cut_pending(pending, mesh.check_axis(axis))
+            if pending.pop(axis, None) != reduced[1]:
                 raise LayoutMismatch(f"the value is not pending {reduced[1]} over {axis}")
     if take is not None:
         d, k = flat[take[0]]
@@ -217,12 +232,21 @@ def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple
             raise LayoutMismatch(f"dim {take[0]} is not split over {take[1]} last")
         axes[d][k] = axes[d][k][:-1]
     if give is not None:
-        if give[1] in pending or any(give[1] in part for dim in axes for part in dim):
+        used = (*pending, *(axis for dim in axes for part in dim for axis in part))
+        if any(overlap(give[1], axis) for axis in used):
             raise LayoutMismatch(f"the value already uses the axis {give[1]}")
         d, k = flat[give[0]]
         axes[d][k] += (give[1],)
     new = join_parts(axes, parts, tuple(sorted(pending.items())), t.shape, mesh)
     return replace(t, layout=Layout(mesh, new))
+
+
+def _cut_pending(pending: dict[str, str], axis: str) -> None:
+    """Replace a pending axis, of which ``axis`` is a part, by its sub-axes."""
+    if axis not in pending and is_sub_axis(axis):
+        _cut_pending(pending, parent := parent_of(axis))
+        if parent in pending:
+            pending |= dict.fromkeys(halves(axis), pending.pop(parent))
 
 
 def _pend(t: TensorType, axis: str, op: str, dim: int | None, parts: Parts) -> TensorType:
@@ -416,7 +440,7 @@ def suffix(arguments: Mapping[str, Any]) -> str:
     if "splits" in arguments and "stage" not in arguments:
         return "relaid"
     if "axis" in arguments:
-        return "_".join(axes_of(arguments["axis"]))
+        return "_".join(axes_of(arguments["axis"])).replace(".", "_")
     if "stage" in arguments:
         return arguments["stage"] or "mesh"
     return str(arguments["dtype"]).removeprefix("torch.") if "dtype" in arguments else "wait"
@@ -473,8 +497,8 @@ def local_shape(function: Target, shape: Sequence[int], arguments: Mapping[str, 
     if function in (all_gather, pend, all_to_all):
         parts[d][k] = sum(sizes)
     else:
-        parts[d][k] = sizes[at[arguments["axis"]]]
+        parts[d][k] = sizes[index_along(arguments["axis"], at)]
     if function is all_to_all:
         d, k = flat[arguments["target"]]
-        parts[d][k] = arguments["new_sizes"][at[arguments["axis"]]]
+        parts[d][k] = arguments["new_sizes"][index_along(arguments["axis"], at)]
     return tuple(math.prod(dim) for dim in parts)

@@ -35,6 +35,7 @@ from autopar.passes import Search as SearchPass
 from autopar.passes import pipeline, run_passes
 from autopar.plan.constraints import constraints
 from autopar.plan.plan import Plan, searches
+from autopar.report.hosts import crosses_hosts
 from autopar.report.memory import memory_of
 from autopar.report.passes import PassReport, Reports
 from autopar.report.progress import doing
@@ -293,6 +294,8 @@ class Compiler:
         if search is not None:
             options |= {"search": search, "machine": self.planner.machine, "time_limit": self.planner.time_limit}
         options.setdefault("machine", self.machine)
+        if crosses_hosts(self.mesh, self.planner.machine, self.planner.hosts):
+            options |= {"levels": self.planner.machine, "hosts": self.planner.hosts}
         passes = pipeline(self.mesh, attrs, strict=self.strict, whole=self.whole, device=device, **options)
         reports = run_passes(program, passes)
         if search is not None and search.notes:

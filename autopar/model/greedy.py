@@ -7,7 +7,7 @@ from torch import fx
 from autopar.costs.machine import Machine
 from autopar.ir.commit import Staged, Value
 from autopar.ir.program import Program
-from autopar.passes import Expand, Fold, Follow, Lift, Pass, Place, Reshard, Share
+from autopar.passes import Expand, Fold, Follow, Levels, Lift, Pass, Place, Reshard, Share
 from autopar.plan.boundary import Boundary
 from autopar.report.memory import memory_of
 from autopar.runtime.localize import LocalPrograms
@@ -26,7 +26,7 @@ class GreedyPasses:
         return Copied(_run(copy, Place(*how), Follow(machine), Lift()), nodes, made)
 
     def explicit(self, placed: Program, machine: Machine) -> Program:
-        return _run(placed.copy(), Reshard(machine=machine), Fold(machine=machine), Share())
+        return _run(placed.copy(), Reshard(machine=machine), Fold(machine=machine), Share(), Levels(machine))
 
     def peak(self, placed: Program, machine: Machine) -> int:
         return memory_of(LocalPrograms(self.explicit(placed, machine), lambda local: None)[0]).peak

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from autopar.costs.machine import Machine
 from autopar.errors import AutoparError, MemoryLimitError, PlanError, RuleError
 from autopar.ir.digest import program_digest
+from autopar.ir.hosts import Hosts
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.text.printer import print_type
@@ -51,6 +52,7 @@ class Planner:
         notes: decisions that were made for the user before.
         below: only plans that cost less nanoseconds are wanted.
         tables: prices of transfers that several searches share.
+        hosts: those of the job, to which ``machine`` was fitted.
     """
 
     machine: Machine
@@ -63,6 +65,7 @@ class Planner:
     searches_left: int = 3
     below: float = math.inf
     tables: Tables | None = field(default=None, compare=False, repr=False)
+    hosts: Hosts | None = None
 
 
 @dataclass

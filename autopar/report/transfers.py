@@ -15,11 +15,14 @@ from rich.text import Text
 from torch import fx
 
 from autopar.costs.machine import Machine, machine_of
+from autopar.costs.on_hosts import on_hosts
 from autopar.ir import transfers
+from autopar.ir.hosts import Hosts
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.notebook import TableReport
+from autopar.report.hosts import bytes_between_hosts
 from autopar.report.lines import TransferLines, lines_of
 
 LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")  # the number of a layer in a module path
@@ -51,6 +54,13 @@ class Transfers(TableReport, tuple[TransferRow, ...]):
 
     _program: Program
     _machine: Machine
+    _on: Machine
+    _hosts: Hosts | None
+
+    @cached_property
+    def bytes_between_hosts(self) -> int:
+        """The bytes of a rank's collectives and messages between hosts; 0 if all ranks share a host."""
+        return bytes_between_hosts(self._program, self._on, self._hosts)
 
     @cached_property
     def lines(self) -> TransferLines:
@@ -72,13 +82,19 @@ class Transfers(TableReport, tuple[TransferRow, ...]):
             table.add_row(row.transfer, row.axis, row.phase, str(row.times), f"{row.bytes:,}", *place)
         out = io.StringIO()
         Console(file=out, width=200).print(table)
-        return out.getvalue()
+        between = f"{self.bytes_between_hosts:,} bytes of a rank's collectives are between hosts\n"
+        return out.getvalue() + between * (self.bytes_between_hosts > 0)
 
 
-def transfers_of(program: Program, device: torch.device | str = "cpu") -> Transfers:
+def transfers_of(
+    program: Program, device: torch.device | str = "cpu", on: Machine | None = None, hosts: Hosts | None = None
+) -> Transfers:
     """Return the transfers of an explicit program. Linear in the graph.
 
     Prices for the device are computed when ``lines`` is read.
+
+    Args:
+        on, hosts: the machine that tells which ranks share a host, by default that of the device; or the job's hosts.
     """
     totals: dict[tuple[str, str, str, str, str], tuple[int, int]] = {}
     for node, axis, received in priced(program):
@@ -93,7 +109,8 @@ def transfers_of(program: Program, device: torch.device | str = "cpu") -> Transf
         times, total = totals.get(key, (0, 0))
         totals[key] = (times + 1, total + received)
     rows = Transfers(TransferRow(*key, times, total) for key, (times, total) in totals.items())
-    rows._program, rows._machine = program, machine_of(device)
+    rows._program, rows._machine = program, on_hosts(machine_of(device), hosts)
+    rows._on, rows._hosts = on or rows._machine, hosts
     return rows
 
 

@@ -321,7 +321,7 @@ def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[A
     if arguments.get("dim", arguments.get("source")) is None:
         return node.args, dict(node.kwargs)
     parts, axis = arguments.get("parts"), arguments["axis"]
-    splits = [axes for dim in transfers.split_parts(source.attr, source.shape, mesh, parts) for axes in dim]
+    splits = [axes for dim in transfers.split_parts(source.attr, source.shape, mesh, parts, axis) for axes in dim]
     sizes = [n for dim in parts for n in dim] if parts else list(source.shape)
 
     def pieces(place: int, *more: str) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from autopar.capture.guards import GuardedCall
 from autopar.capture.model_state import ModelState
+from autopar.costs.on_hosts import on_hosts
 from autopar.errors import AutoparError
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
@@ -168,9 +169,10 @@ class StepCaptures:
         """Return the compiler of the calls, with the options of the step that override its own."""
         compiler, options = self._calls.compiler, self._options
         planner = compiler.planner
+        machine = None if options.machine is None else on_hosts(options.machine, planner.hosts)
         planner = replace(
             planner,
-            machine=options.machine or planner.machine,
+            machine=machine or planner.machine,
             time_limit=planner.time_limit if options.time_limit is None else options.time_limit,
             memory=planner.memory if options.memory is None else options.memory,
         )
@@ -178,7 +180,7 @@ class StepCaptures:
         overlap = compiler.overlap
         if options.overlap is not None:
             overlap = overlap_of(options.overlap, overlap.issue)
-        return replace(compiler, planner=planner, machine=options.machine or compiler.machine, plan=plan,
+        return replace(compiler, planner=planner, machine=machine or compiler.machine, plan=plan,
                        overlap=overlap, figures=options.profile)  # fmt: skip
 
     @contextlib.contextmanager

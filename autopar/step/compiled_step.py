@@ -100,7 +100,10 @@ def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:
 def reports_of(micro: MicroBatch, update: StepUpdate) -> Reports:
     """What each pass did. Passes over ``micro`` have their own names; those over other programs are called as ``update
     reshard``."""
-    return Reports((*micro.reports, *about("update", update.reports)))
+    said = {note for row in micro.reports if row.name == "levels" for note in row.notes}
+    rows = [replace(row, notes=tuple(note for note in row.notes if note not in said)) if row.name == "levels" else row
+            for row in update.reports]  # fmt: skip
+    return Reports((*micro.reports, *about("update", rows)))
 
 
 def merged(

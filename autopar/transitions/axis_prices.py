@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from autopar.costs.exchanges import digits_of, node_digits
 from autopar.costs.machine import Machine
-from autopar.costs.prices import exchange_price, fastest_rates, group_price
+from autopar.costs.prices import exchange_price, fastest_rates
+from autopar.costs.ways import collective_nanoseconds
 from autopar.ir.mesh import Mesh
 
 Numbers = tuple[int, ...]  # of axes, in order
@@ -68,7 +69,9 @@ class Prices:
         return self.counts[sum([1 << k for k in axes])]
 
     def nanoseconds(self, name: str, axes: int, size: int) -> int:
-        """Return the price of a transfer over a set of axes; ``size`` is ``n`` of ``costs.prices``.
+        """Return the price of a transfer over a set of axes, at once or level by level.
+
+        ``size`` is ``n`` of ``costs.prices``.
 
         Of a cast it is the bytes that are read and written.
         """
@@ -76,10 +79,9 @@ class Prices:
         found = self._known.get(key)
         if found is None:
             if name == "cast":
-                seconds = exchange_price(name, (size, 1, False), 1, self.machine)
+                found = round(exchange_price(name, (size, 1, 0), 1, self.machine) * 1e9)
             else:
-                seconds = group_price(name, size, self.axes[axes], self.mesh, self.machine)
-            found = round(seconds * 1e9)
+                found = collective_nanoseconds(name, size, self.axes[axes], self.mesh, self.machine)
             self._known[key] = found
         return found
 

@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from autopar.costs.machine import Machine
-from autopar.costs.prices import step_price
 from autopar.ir.record import TensorType
 from autopar.transitions.axis_prices import Prices, prices_of
+from autopar.transitions.by_levels import cheapest_way
 from autopar.transitions.chain import TransferChain, TransferStep
 from autopar.transitions.classes import alike, class_of, renamed
 from autopar.transitions.even_parts import View, even_views
@@ -25,10 +25,10 @@ CLASSES = 1 << 16  # paths that are kept
 
 
 def nanoseconds(start: TensorType, steps: Sequence[TransferStep], machine: Machine) -> int:
-    """Return the price of a sequence of transfers, each rounded to nanoseconds."""
+    """Return the price of a sequence of transfers, each rounded to nanoseconds, and in its cheapest way."""
     total, here = 0, start
     for step in steps:
-        total += round(step_price(step.function, here, dict(step.arguments), step.type, machine) * 1e9)
+        total += cheapest_way(step, here, machine)[0]
         here = step.type
     return total
 

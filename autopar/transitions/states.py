@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from autopar.costs.exchanges import Exchange, busiest, counted_on_mesh
-from autopar.costs.prices import exchange_price
+from autopar.costs.exchanges import Exchange, PartPair, counted_on_mesh
+from autopar.costs.prices import exchange_on, exchange_price
 from autopar.ir import transfers
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.record import TensorType
@@ -177,17 +177,28 @@ class Moves:
         key = here[0], there[0], here[2]
         known = self.rooms.exchanges
         if key not in known:
-            axes, mesh, per_node = self.prices.axes, self.prices.mesh, self.prices.machine.ranks_per_node
+            axes = self.prices.axes
             pairs = list(zip(self.sizes, self._names(here[0]), self._names(there[0]), strict=True))
-            known[key] = counted_on_mesh(pairs, axes[here[2]], mesh, per_node)
+            known[key] = self._counted(pairs, axes[here[2]])
         found = known[key]
         if found is not None:
             elements, count, far = found
             return elements * (self.elements // math.prod(self.sizes)), count, far
         if self.alike:
             raise Listed
-        ends = [Layout(self.prices.mesh, self.attr(state)) for state in (here, there)]
-        return busiest(*ends, self.shape, self.prices.machine.ranks_per_node)
+        before, after = (Layout(self.prices.mesh, self.attr(state)) for state in (here, there))
+        return exchange_on(before, after, self.shape, self.prices.machine)
+
+    def _counted(self, pairs: list[PartPair], pending: tuple[str, ...]) -> Exchange | None:
+        """Return ``exchange_on`` without a list of messages, if that is possible."""
+        mesh, machine = self.prices.mesh, self.prices.machine
+        found = counted_on_mesh(pairs, pending, mesh, machine.ranks_per_node)
+        for k, level in enumerate(machine.levels if found is not None and found[2] else ()):
+            further = counted_on_mesh(pairs, pending, mesh, level.ranks)
+            if found is None or further is None:
+                return None
+            found = (*found[:2], k + 2 if further[2] else found[2])
+        return found
 
     def attr(self, state: State) -> DistAttr:
         """Return the attribute of a state, in normal form."""

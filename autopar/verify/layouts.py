@@ -12,6 +12,7 @@ from autopar.ir import transfers
 from autopar.ir.layout import UNDECIDED, Layout
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.record import Record, TensorType
+from autopar.ir.subaxes import overlap
 from autopar.ir.text.printer import print_requirement, print_type
 from autopar.rules.binding import bind_node
 from autopar.verify.subject import Subject
@@ -78,8 +79,7 @@ def check_layout(of: Subject, node: fx.Node, type: TensorType, layout: Layout) -
             mesh.check_axis(axis)
         except ValueError as error:
             raise of.error(node, str(error)) from None
-    if len(set(axes)) < len(axes):
-        twice = next(axis for axis in axes if axes.count(axis) > 1)
+    if twice := next((axis for k, axis in enumerate(axes) if any(overlap(axis, other) for other in axes[:k])), None):
         raise of.error(node, f"the axis {twice} is used twice on one value; each axis splits it, or is pending, once")
     if len({kind for _, kind in attr.pending}) > 1:
         kinds = " and ".join(f"{kind} over {axis}" for axis, kind in attr.pending)

@@ -11,6 +11,7 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import node_at, operands, record_of, tensor_type
 from autopar.ir.record import DTYPE_NAMES, Record, TensorType
+from autopar.ir.subaxes import index_along
 from autopar.ir.text.printer import print_type
 from autopar.verify.subject import Subject
 
@@ -205,7 +206,7 @@ def check_exchange(of: Subject, node: fx.Node, record: Record, arguments: Mappin
 
 def _implied_sizes(function: Any, arguments: Mapping[str, Any], at: Mapping[str, int]) -> list[tuple[int, int]]:
     """Return the (dim, size) of the operand that the piece sizes imply."""
-    index = at[arguments["axis"]]
+    index = index_along(arguments["axis"], at)
     if function in (transfers.all_gather, transfers.pend):
         return [(arguments["dim"], arguments["sizes"][index])]
     if function is transfers.all_to_all:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
+from autopar.costs.machine import Link
+from autopar.report.hosts import bytes_between_hosts
 from autopar.search.devices.meshes import meshes
 
 X = torch.randn(32, 64, dtype=torch.float64)
@@ -77,3 +80,15 @@ def test_what_devices_need() -> None:
         autopar.parallelize(model(), autopar.devices(8), {"*.weight": ("dp",)}, example=(X,))
     with pytest.raises(ValueError, match='all ranks bring the batch: inputs="global"'):
         autopar.parallelize(model(), autopar.devices(8), example=(X,), inputs="local")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bandwidth", [1e5, 1e8])
+def test_the_axis_with_most_traffic_is_inside_the_hosts(bandwidth: float) -> None:
+    """In the meshes that are compared, the axes differ in which of them crosses hosts."""
+    machine = replace(FAST, name="slow between hosts", ranks_per_node=4, outside=Link(1e-6, bandwidth))
+    parallel = autopar.parallelize(model(), autopar.devices(8, machine), example=(X,))
+    moved = parallel.reports["levels"].bytes
+    most = max(moved, key=moved.__getitem__)
+    assert all(len({rank // 4 for rank in group}) == 1 for group in parallel.mesh.groups((most,)))
+    assert 2 * bytes_between_hosts(parallel.program, machine) < moved[most]

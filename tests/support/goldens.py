@@ -2,17 +2,18 @@
 
 Comments on top of the input hold the options: ``# bf16-O1: …`` is the policy of ``amp``, ``# what min-cut`` the regions
 of ``recompute``, ``# at dp=1 tp=0`` the rank of ``localize``, ``# overlap today at dp=1`` the policy of ``schedule``
-and the rank. A comment behind a value, ``# layers.0``, is its module.
+and the rank, ``# hosts of 4`` the hosts of ``levels``. A comment behind a value, ``# layers.0``, is its module.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from autopar.costs.durations import durations
-from autopar.costs.machine import machine_of
+from autopar.costs.machine import Level, Link, Machine, machine_of
 from autopar.ir.nodes import record_of, set_record
 from autopar.ir.program import Program
 from autopar.passes import (
@@ -21,6 +22,7 @@ from autopar.passes import (
     Expand,
     Fold,
     Follow,
+    Levels,
     Lift,
     Pass,
     Place,
@@ -53,6 +55,7 @@ PASSES: dict[str, Callable[[str], Pass]] = {
     "reshard": lambda text: Reshard(),
     "fold": lambda text: Fold(),
     "share": lambda text: Share(),
+    "levels": lambda text: Levels(machine_with(text)),
 }
 FOLDERS = (*PASSES, "localize", "schedule", "whole")
 CASES = sorted(path for folder in FOLDERS for path in (GOLDEN / folder).glob("*.txt"))
@@ -99,6 +102,13 @@ def expected(folder: str, text: str) -> list[str]:
         run_passes(program, pipeline())
         made.append(str(program))
     return made
+
+
+def machine_with(text: str) -> Machine:
+    """A machine with the hosts of a golden file, and its racks: ``# hosts of 2, racks of 4``."""
+    sizes = {name: int(count) for name, count in re.findall(r"(hosts|racks) of (\d+)", text)}
+    racks = (Level("rack", sizes["racks"], Link(5e-5, 2e9)),) if "racks" in sizes else ()
+    return replace(machine_of("generic"), ranks_per_node=sizes["hosts"], levels=racks)
 
 
 def order_of(text: str) -> Order:

@@ -6,7 +6,7 @@ import autopar
 from autopar import Mesh, Program
 from autopar.costs.machine import Link, Machine, machine_from
 from autopar.ir.nodes import is_getitem
-from autopar.passes import Fold, Reshard, Share, run_passes
+from autopar.passes import Fold, Levels, Reshard, Share, run_passes
 from autopar.rules.binding import bind_node
 from autopar.rules.strategies import Bound
 from autopar.search.solutions.found import Found
@@ -43,7 +43,7 @@ def explicit(program: Program, mesh: Mesh, machine: Machine, found: Found) -> Pr
         write(edit, made, types, uses, inside)
     made.level = "placed"
     verify(made, "search")
-    run_passes(made, [Reshard(machine=machine), Fold(machine=machine), Share()])
+    run_passes(made, [Reshard(machine=machine), Fold(machine=machine), Share(), Levels(machine)])
     return made
 
 

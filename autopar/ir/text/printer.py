@@ -18,6 +18,7 @@ from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program_data import ProgramData
 from autopar.ir.record import DTYPE_NAMES, Record, Requirement, TensorType, ValueType
 from autopar.ir.sizes import Size, values_text
+from autopar.ir.subaxes import sub_axis
 from autopar.ir.text.tokens import LITERALS, RESERVED
 from autopar.torch_private import OpOverload
 
@@ -154,7 +155,7 @@ def _argument(value: Any, operand: Callable[[Any], str], bare: bool = False) -> 
         return operand(value)
     if isinstance(value, (tuple, list)):
         return _brackets(value, [_argument(v, operand, bare) for v in value])
-    if bare and isinstance(value, str) and value.isidentifier() and value not in RESERVED:
+    if bare and isinstance(value, str) and value not in RESERVED and (value.isidentifier() or sub_axis(value)):
         return value
     return print_literal(value)
 

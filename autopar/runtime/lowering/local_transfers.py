@@ -11,6 +11,7 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, tensor_type
 from autopar.ir.ops.seeded_random import folded
+from autopar.ir.subaxes import index_along
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.bucket_collectives import join_chunks, join_gathered_chunks
 from autopar.runtime.lowering.collectives import flat_view, redistribute_locally
@@ -71,7 +72,8 @@ def _redistribute(body: Body, node: fx.Node, arguments: Arguments) -> Call:
 
 def _own_piece(body: Body, node: fx.Node, arguments: Arguments) -> Call:
     view, shape = flat_view(arguments, tensor_type(operands(node)[0]).shape), tensor_type(node).shape
-    sizes, index = arguments["sizes"], body.program.coordinates_on(arguments.get("stage"))[arguments["axis"]]
+    at = body.program.coordinates_on(arguments.get("stage"))
+    sizes, index = arguments["sizes"], index_along(arguments["axis"], at)
     return own_piece, (view, arguments["dim"], sum(sizes[:index]), sizes[index], shape)
 
 

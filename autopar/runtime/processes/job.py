@@ -257,9 +257,15 @@ def _initialize(device: torch.device, timeout: float) -> None:
 
 def _check_size(mesh: Mesh, processes: int) -> None:
     if mesh.size != processes or sorted(mesh.ranks) != list(range(processes)):
+        nodes, per_node = (int(os.environ.get(name) or 1) for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        on_hosts = f" on {nodes} hosts" * (nodes > 1)
+        needed, rest = divmod(mesh.size, per_node)
+        start = f"--nproc-per-node {mesh.size}"
+        if nodes > 1:
+            start = f"--nnodes 1 {start}" if rest else f"--nnodes {needed} --nproc-per-node {per_node}"
         ranks = "" if mesh.ranks == tuple(range(mesh.size)) else f", {' '.join(map(str, mesh.ranks))}"
         raise ValueError(
             f"the mesh ({mesh}) has {mesh.size} rank{'s' * (mesh.size != 1)}{ranks}, and there "
-            f"{'is' if processes == 1 else 'are'} {processes} process{'es' * (processes != 1)}; start one for each, "
-            f"as with torchrun --nproc-per-node {mesh.size}, or give a mesh of {processes}"
+            f"{'is' if processes == 1 else 'are'} {processes} process{'es' * (processes != 1)}{on_hosts}; "
+            f"start one for each, as with torchrun {start}, or give a mesh of {processes}"
         )

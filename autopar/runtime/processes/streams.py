@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from autopar.ir import transfers
 from autopar.ir.program import Program
 from autopar.ir.streams import Groups, Stream, group_key
+from autopar.ir.subaxes import is_sub_axis
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.groups import Key, process_groups
 from autopar.runtime.processes.job import Job
@@ -24,7 +26,7 @@ def groups_for(job: Job, programs: Iterable[Program], agreement: Agreement | Non
     Raises:
         RuntimeError: other ranks make other groups, or another call.
     """
-    needy = [program for program in programs if program.streams or program.stages]  # others have the mesh's groups
+    needy = [program for program in programs if _has_further_groups(program)]  # others have the mesh's groups
     missing = [stream for stream in creation_order(needy) if stream not in job.known]
     if missing:
         if agreement is not None:
@@ -35,6 +37,15 @@ def groups_for(job: Job, programs: Iterable[Program], agreement: Agreement | Non
         job.known |= set(missing)
         job.taken += tuple(taken)
     return job.groups
+
+
+def _has_further_groups(program: Program) -> bool:
+    """Return whether a program has groups beyond those along the axes of its mesh."""
+    if program.streams or program.stages:
+        return True
+    axes = (transfers.arguments(node.target, node.args, node.kwargs).get("axis")
+            for node in program.nodes if node.target in transfers.BY_FUNCTION)  # fmt: skip
+    return any(is_sub_axis(name) for axis in axes if axis is not None for name in transfers.axes_of(axis))
 
 
 def _name(stream: Stream) -> str:

@@ -16,6 +16,7 @@ import torch
 from autopar.ir import transfers
 from autopar.ir.mesh import Mesh
 from autopar.ir.ops.seeded_random import folded
+from autopar.ir.subaxes import index_along
 from autopar.ir.transfers import Meshes
 from autopar.runtime.lowering.packing import new_piece, packing, take
 
@@ -52,7 +53,7 @@ class RankPosition:
 
 
 def _slice(x: torch.Tensor, arguments: Arguments, position: RankPosition) -> torch.Tensor:
-    sizes, index = arguments["sizes"], position.at[arguments["axis"]]
+    sizes, index = arguments["sizes"], index_along(arguments["axis"], position.at)
     piece = _in_parts(x, arguments).narrow(arguments["dim"], sum(sizes[:index]), sizes[index])
     return _result(piece, _local_shape(transfers.slice, x, arguments, position.at))
 
@@ -75,7 +76,7 @@ def pending_piece(x: torch.Tensor, arguments: Arguments, at: Mapping[str, int]) 
 
     It is the value, its part among neutral elements, or neutral elements alone.
     """
-    op, index = arguments.get("op", "sum"), at[arguments["axis"]]
+    op, index = arguments.get("op", "sum"), index_along(arguments["axis"], at)
     if arguments.get("dim") is None:
         return x if index == 0 or op not in ("sum", "prod") else torch.full_like(x, neutral(op, x.dtype))
     piece, sizes = _in_parts(x, arguments), arguments["sizes"]
@@ -161,7 +162,7 @@ def place_along(arguments: Arguments, at: Mapping[str, int], mesh: Mesh) -> int:
     """
     place = 0
     for axis in transfers.axes_of(arguments["axis"]):
-        place = place * mesh.sizes[axis] + at[axis]
+        place = place * mesh.sizes[axis] + index_along(axis, at)
     return place
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import distributed
 
 from autopar.costs.durations import figures_from
-from autopar.costs.machine import Machine
+from autopar.costs.machine import Link, Machine
 from autopar.costs.profile import Profile
 from autopar.errors import shown
 from autopar.runtime.wire import clock
@@ -94,7 +94,10 @@ def present() -> Wire | None:
     return EMULATED[0] if EMULATED else None
 
 
-def emulate(latency: float, bandwidth: float, links: str = "rank", pace: Pace | None = None) -> Wire:
+def emulate(
+    latency: float, bandwidth: float, links: str = "rank", pace: Pace | None = None, *,
+    ranks_per_host: int | None = None, between: Link | tuple[float, float] | None = None,
+) -> Wire:  # fmt: skip
     """Emulate a wire between the processes of this host: transfers end no earlier than on that wire.
 
     Call it on all ranks, before process groups exist. Groups of the CPU that are made afterwards without a backend are
@@ -110,18 +113,23 @@ def emulate(latency: float, bandwidth: float, links: str = "rank", pace: Pace | 
         links: ``"rank"``: all transfers of a rank share one link. ``"axis"``: each process group has links of its own.
         pace: a profile or its path, or a machine or its name or path: the ops of autopar's programs then take at least
             its durations. Or name → seconds of segments of computing, for ``Wire.pacer``.
+        ranks_per_host: emulates hosts of so many ranks, which follow each other. They count as the hosts of the job.
+        between: latency and bandwidth of a rank's link to other hosts. A transfer whose ranks are on several hosts
+            takes its price, and occupies these links alone.
 
     Returns:
         The wire, which reports what it has carried and whether a measurement is void.
 
     Raises:
-        ValueError: a latency or a duration below 0, a bandwidth that is not above 0, or unknown links.
+        ValueError: a latency or a duration below 0, a bandwidth that is not above 0, or unknown links; or one of
+            ``ranks_per_host`` and ``between`` without the other.
         RuntimeError: process groups exist.
     """
     settings = {
         "latency": _number("latency", latency, "seconds", latency_is_valid),
         "bandwidth": _number("bandwidth", bandwidth, "bytes a second", bandwidth_is_valid),
         "links": _links(links),
+        **_several_hosts(ranks_per_host, between),
     }
     named = pace if isinstance(pace, Mapping) else {}
     figures = None if pace is None or isinstance(pace, Mapping) else figures_from(pace)
@@ -147,6 +155,26 @@ def _make_group(options: Any, *more: Any) -> WireGroup:
     return wire.make_group(options, *more)
 
 
+def _several_hosts(ranks_per_host: Any, between: Any) -> dict[str, Any]:
+    """Return the settings of emulated hosts; none for one host."""
+    if ranks_per_host is None and between is None:
+        return {}
+    if isinstance(ranks_per_host, bool) or not isinstance(ranks_per_host, int) or ranks_per_host < 1:
+        raise ValueError(
+            f"ranks_per_host is the number of ranks of an emulated host, ≥ 1, not {shown(ranks_per_host)}; with it, "
+            f"between=(latency, bandwidth) are the links between hosts"
+        )
+    pair = (between.latency, between.bandwidth) if isinstance(between, Link) else between
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ValueError(
+            f"between is (latency, bandwidth) of a rank's link to other hosts, not {shown(between)}; with it, "
+            f"ranks_per_host says which ranks share a host"
+        )
+    slow = [_number("latency between hosts", pair[0], "seconds", latency_is_valid),
+            _number("bandwidth between hosts", pair[1], "bytes a second", bandwidth_is_valid)]  # fmt: skip
+    return {"ranks_per_host": ranks_per_host, "between": slow}
+
+
 def latency_is_valid(value: float) -> bool:
     return 0 <= value < math.inf
 
@@ -157,7 +185,7 @@ def bandwidth_is_valid(value: float) -> bool:
 
 def _number(name: str, value: Any, unit: str, is_valid: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_valid(value):
-        least = "≥ 0" if name == "latency" else "> 0"
+        least = "≥ 0" if name.startswith("latency") else "> 0"
         raise ValueError(f"{name} is a number of {unit}, {least}, not {shown(value)}")
     return float(value)
 

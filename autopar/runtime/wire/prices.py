@@ -90,7 +90,10 @@ CHARGES: dict[str, Charge] = {
 
 @lru_cache(maxsize=16)
 def machine_of(latency: float, bandwidth: float) -> Machine:
-    """Return a machine whose ranks all share one node, with links of this latency and bandwidth."""
+    """Return a machine whose ranks all share one node, with links of this latency and bandwidth.
+
+    The ranks of a group have links of one kind: within a host, or between hosts.
+    """
     link = Link(latency, bandwidth)
     return Machine("wire", "cpu", MOST_RANKS, link, link, link)
 

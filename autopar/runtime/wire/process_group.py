@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import distributed
 
+from autopar.costs.machine import Machine
 from autopar.runtime.wire.carry import OLDER, Carried, carry
 from autopar.runtime.wire.clock import now
 from autopar.runtime.wire.link_table import key_of
@@ -33,7 +34,8 @@ class WireGroup(distributed.ProcessGroup):
         inner: the gloo group.
         ranks: the members, by their ranks in the world.
         name: of the group.
-        settings: latency, bandwidth and kind of links, as given to ``emulate``.
+        settings: latency, bandwidth and kind of links, as given to ``emulate``; also the ranks per host and the latency
+            and bandwidth between hosts, if it has several.
         timeout: of the group.
         medium: the table and the counts that all groups of this process share.
     """
@@ -45,16 +47,33 @@ class WireGroup(distributed.ProcessGroup):
         cast(Any, super()).__init__(inner.rank(), inner.size())  # torch then calls the methods of this class
         self._inner, self._ranks, self._name = inner, tuple(ranks), name
         self._timeout, self._medium = timeout.total_seconds(), medium
-        self._machine = machine_of(settings["latency"], settings["bandwidth"])
-        self._description = ""
-        scope = name if settings["links"] == "axis" else ""
-        self._out, self._in = (
-            tuple(key_of("link", scope, rank, direction) for rank in self._ranks) for direction in ("out", "in")
-        )
+        self._settings, self._description = settings, ""
         self._numbers: Iterator[int] = itertools.count()  # of collectives
         self._messages: Counter[tuple[int, int, int]] = Counter()  # sender, receiver, tag → how many so far
         self._order = InOrder()
         WIRE_GROUPS[name] = self
+
+    # -- links
+
+    def _between(self, members: Sequence[int]) -> bool:
+        """Return whether some members of a transfer are on different emulated hosts."""
+        per_host = self._settings.get("ranks_per_host")
+        return per_host is not None and len({rank // per_host for rank in members}) > 1
+
+    def _machine(self, members: Sequence[int]) -> Machine:
+        """Return the machine that prices a transfer: its slowest links count."""
+        if self._between(members):
+            return machine_of(*self._settings["between"])
+        return machine_of(self._settings["latency"], self._settings["bandwidth"])
+
+    def _links(self, direction: str, ranks: Sequence[int], members: Sequence[int]) -> tuple[int, ...]:
+        """Return the keys of the links of some ranks, out or in, that a transfer among its members occupies.
+
+        A rank has one link to its host, and another to other hosts, which do not wait for each other.
+        """
+        scope = self._name if self._settings["links"] == "axis" else ""
+        kind = "between" if self._between(members) else "link"
+        return tuple([key_of(kind, scope, rank, direction) for rank in ranks])
 
     # -- the names and the backend of a group, which torch asks for
 
@@ -101,12 +120,13 @@ class WireGroup(distributed.ProcessGroup):
 
     def _collective(self, name: str, *args: Any, **kwargs: Any) -> CollectiveWork:
         """Issue a collective, ``name`` of ``CHARGES``, with the arguments of ProcessGroup's method."""
-        size, seconds = charged(name, args, len(self._ranks), self._machine)
+        size, seconds = charged(name, args, len(self._ranks), self._machine(self._ranks))
         return self._issue(name, size, seconds, lambda: carry(self._inner, name, args, kwargs))
 
     def _issue(self, name: str, size: int, seconds: float, start: Callable[[], Carried]) -> CollectiveWork:
         key = ("collective", self._name, next(self._numbers))
-        transfer = self._transfer(name, size, seconds, key, self._ranks, (*self._out, *self._in))
+        links = *self._links("out", self._ranks, self._ranks), *self._links("in", self._ranks, self._ranks)
+        transfer = self._transfer(name, size, seconds, key, self._ranks, links)
         transfer.issue()
         return CollectiveWork(start(), transfer, self._order)
 
@@ -115,7 +135,7 @@ class WireGroup(distributed.ProcessGroup):
 
         It is charged as the reduce-scatter that it stands for, of which each rank reads one row.
         """
-        size, seconds = charged("reduce_scatter", (None, rows), len(self._ranks), self._machine)
+        size, seconds = charged("reduce_scatter", (None, rows), len(self._ranks), self._machine(self._ranks))
         options = all_reduce_options(op)
         register_work(
             rows,
@@ -147,11 +167,12 @@ class WireGroup(distributed.ProcessGroup):
 
     def _message(self, name: str, tensors: list[torch.Tensor], sender: int, receiver: int, tag: int) -> Transfer:
         """Return the transfer of a message. Messages with one tag between two ranks are first in, first out."""
-        size, seconds = charged(name, (tensors,), 2, self._machine)
+        members = self._ranks[sender], self._ranks[receiver]
+        size, seconds = charged(name, (tensors,), 2, self._machine(members))
         number = self._messages[sender, receiver, tag]
         self._messages[sender, receiver, tag] += 1
         key = ("message", self._name, sender, receiver, tag, number)
-        members, links = (self._ranks[sender], self._ranks[receiver]), (self._out[sender], self._in[receiver])
+        links = *self._links("out", members[:1], members), *self._links("in", members[1:], members)
         return self._transfer(name, size, seconds, key, members, links)
 
     def _transfer(

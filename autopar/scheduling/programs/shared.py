@@ -34,7 +34,8 @@ def _is_even(node: fx.Node) -> bool:
         return True
     arguments, source = transfers.arguments(node.target, node.args, node.kwargs), tensor_type(operands(node)[0])
     parts = arguments.get("parts")
-    splits = [axes for dim in transfers.split_parts(source.attr, source.shape, source.mesh, parts) for axes in dim]
+    split = transfers.split_parts(source.attr, source.shape, source.mesh, parts, arguments["axis"])
+    splits = [axes for dim in split for axes in dim]
     sizes = [size for dim in parts for size in dim] if parts else source.shape
     dim = arguments["dim"]
     axes = (*splits[dim], arguments["axis"]) if node.target is transfers.reduce_scatter else splits[dim]

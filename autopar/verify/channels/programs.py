@@ -15,6 +15,7 @@ from autopar.ir.nodes import node_at, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES, TensorType
 from autopar.ir.streams import DEFAULT, Stream, stream_of
+from autopar.ir.subaxes import index_along
 from autopar.ir.text.printer import print_node
 from autopar.verify.channels.check import check_tasks
 from autopar.verify.channels.payloads import Payload, Piece, message_payload, payload_of, piece_of
@@ -162,9 +163,9 @@ def _of_one_payload(programs: Mapping[int, Program], walks: Mapping[int, Sequenc
         if all(other.payload == first.payload for other in others):
             continue
         stage, axis = first.place
-        along, payloads = transfers.axes_of(axis), dict[tuple[int, ...], Payload]()
-        for program in programs.values():
-            group = tuple(place for name, place in program.coordinates_on(stage).items() if name not in along)
+        payloads = dict[Ranks, Payload]()
+        for rank, program in programs.items():
+            group = program.meshes[stage].group(rank, axis)
             payload = walks[id(program.graph)][number].payload
             if payloads.setdefault(group, payload) != payload:
                 return False
@@ -192,7 +193,7 @@ def _check_pieces(rank: int, program: Program, walk: Sequence[_Communication]) -
     for item in walk:
         if item.piece is not None and item.place[0] in program.meshes and rank in program.meshes[item.place[0]]:
             size, sizes, axis = item.piece
-            place = program.coordinates_on(item.place[0])[axis]
+            place = index_along(axis, program.coordinates_on(item.place[0]))
             if place >= len(sizes) or sizes[place] != size:
                 stated = (
                     f"that it is {sizes[place]} long"

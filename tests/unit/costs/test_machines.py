@@ -278,7 +278,7 @@ BAD: list[tuple[tuple[str | int, ...], Any, str]] = [
         ("machines", 0, "cores"),
         2,
         "machines[0].cores: there is no such field; there are name, kind, ranks_per_node, inside, outside, memory, "
-        "peak, measured, aliases, source, note, capacity, interference, start",
+        "peak, measured, aliases, source, note, capacity, interference, start, levels",
     ),
 ]
 

@@ -31,6 +31,17 @@ def switched_off() -> Iterator[None]:
     ({"bandwidth": math.nan}, "bandwidth is a number of bytes a second, > 0, not nan"),
     ({"links": "ranks"}, "links is one of 'rank', 'axis', not 'ranks'; did you mean 'rank'?"),
     ({"links": 3}, "links is one of 'rank', 'axis', not 3"),
+    ({"ranks_per_host": 4}, "between is (latency, bandwidth) of a rank's link to other hosts, not None; with it, "
+                            "ranks_per_host says which ranks share a host"),
+    ({"ranks_per_host": 4, "between": 1e9}, "between is (latency, bandwidth) of a rank's link to other hosts, not "
+                                            "1000000000.0; with it, ranks_per_host says which ranks share a host"),
+    ({"between": (0.0, 1e9)}, "ranks_per_host is the number of ranks of an emulated host, ≥ 1, not None; with it, "
+                              "between=(latency, bandwidth) are the links between hosts"),
+    ({"ranks_per_host": 2.0, "between": (0.0, 1e9)}, "ranks_per_host is the number of ranks of an emulated host, ≥ 1, "
+                                                     "not 2.0; with it, between=(latency, bandwidth) are the links "
+                                                     "between hosts"),
+    ({"ranks_per_host": 4, "between": (-1.0, 1e9)}, "latency between hosts is a number of seconds, ≥ 0, not -1.0"),
+    ({"ranks_per_host": 4, "between": (0.0, 0)}, "bandwidth between hosts is a number of bytes a second, > 0, not 0"),
     ({"pace": {"F": -1.0}}, "pace: the duration of 'F' is a number of seconds ≥ 0, not -1.0"),
 ])  # fmt: skip
 def test_bad_input_is_refused(given: dict[str, Any], text: str) -> None:

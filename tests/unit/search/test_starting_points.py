@@ -24,7 +24,7 @@ from autopar.ir.layout import WHOLE, DistAttr
 from autopar.ir.nodes import operands
 from autopar.ir.record import TensorType
 from autopar.model.greedy import GreedyPasses
-from autopar.passes import Fold, Follow, Lift, Place, Reshard, Share, run_passes
+from autopar.passes import Fold, Follow, Levels, Lift, Place, Reshard, Share, run_passes
 from autopar.plan.boundary import OPEN, Boundary
 from autopar.plan.constraints import constraints
 from autopar.search import search as searching
@@ -113,7 +113,7 @@ def test_they_are_what_a_mesh_with_these_names_has() -> None:
 def explicit_price(program: Program, mesh: Mesh, machine: Machine, attrs: Any) -> int:
     made = program.copy()
     placing = [Place(mesh, attrs, machine=machine), Follow(machine), Lift()]
-    run_passes(made, [*placing, Reshard(machine=machine), Fold(machine=machine), Share()])
+    run_passes(made, [*placing, Reshard(machine=machine), Fold(machine=machine), Share(), Levels(machine)])
     return autopar.price(made, machine).nanoseconds
 
 

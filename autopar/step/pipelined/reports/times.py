@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.costs.machine import Machine
-from autopar.costs.prices import price
+from autopar.costs.prices import crossed, exchange_price
 from autopar.costs.profile import Profile
 from autopar.pipeline.per_stage import Times
 from autopar.step.pipelined.placing.bundles import Bundle
@@ -61,9 +61,14 @@ def crossing_bytes(micro: PipelinedMicro, boundary: int, phase: str) -> Sends:
 
 
 def message_price(sends: Sends, machine: Machine) -> float:
-    """Return the price of the longest message of a rank."""
-    bytes = _longest(sends)
-    return price("send", bytes, 2, machine, shape=(2, 1)) if bytes else 0.0
+    """Return the price of the message that takes longest: a long one, or one between hosts."""
+    longest: dict[int, int] = {}
+    for sender, receivers in sends.items():
+        for receiver, size in receivers.items():
+            borders = crossed((sender, receiver), machine.borders)
+            longest[borders] = max(longest.get(borders, 0), size)
+    prices = [exchange_price("send", (size, 2, borders), 1, machine) for borders, size in longest.items() if size]
+    return max(prices, default=0.0)
 
 
 def message_text(boundary: int, phase: str, sends: Sends) -> str:
