@@ -46,8 +46,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
     "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
-    "compile_backend", "constrain", "devices", "elastic", "emulate", "local_map", "localize", "log", "parallelize", "price",
-    "redistribute", "register_rule", "simulate",
+    "compile_backend", "constrain", "devices", "elastic", "emulate", "local_map", "localize", "log", "parallelize",
+    "price", "redistribute", "register_rule", "simulate",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
@@ -58,8 +58,8 @@ MODULES = {  # name → the module that has it; all others of ``__all__`` are er
     "constrain": "capture.constrained", "local_map": "capture.local_map", "emulate": "runtime.wire.emulate",
     "log": "step.log", "compile_backend": "torch_compile",
 }  # fmt: skip
-ROOMS = ("capture", "checkpoint", "cli", "costs", "elastic", "errors", "ir", "model", "optimizers", "passes", "pipeline", "plan",
-         "report", "rules", "runtime", "scheduling", "search", "step", "transitions", "verify")  # fmt: skip
+ROOMS = ("capture", "checkpoint", "cli", "costs", "elastic", "errors", "ir", "model", "optimizers", "passes",
+         "pipeline", "plan", "report", "rules", "runtime", "scheduling", "search", "step", "transitions", "verify")  # fmt: skip
 
 
 class _Passes:

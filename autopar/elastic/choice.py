@@ -102,8 +102,7 @@ def _remedy(patterns: Sequence[Pattern], ranks: int, local: int) -> str:
     least, most = (max(1, math.ceil(size / local)) for size in (sizes[0], sizes[-1]))
     if ranks > sizes[-1]:
         return (
-            f"{allow}; or start with torchrun --nnodes {least}:{most}: further hosts wait, and one joins when a host is "
-            f"lost"
+            f"{allow}; or start with torchrun --nnodes {least}:{most}: further hosts wait, and step in when one is lost"
         )
     return f"{allow}; or start with torchrun --nnodes {least}:{most}: the hosts that are left wait for another one"
 
@@ -123,9 +122,9 @@ def microbatches_on(mesh: Mesh, global_batch: int, micro_batch: int, axes: Seque
     batch = round(global_batch / (pieces * micro_batch)) or 1
     remedy = f"micro_batch={less}, or " if less is not None else ""
     raise ValueError(
-        f"on the mesh ({mesh}) {pieces} rank{'s' * (pieces != 1)} split the batch, and {pieces} × {micro_batch} rows do "
-        f"not divide the global batch of {global_batch}; use {remedy}global_batch={batch * pieces * micro_batch}, or "
-        f"leave this mesh out"
+        f"on the mesh ({mesh}) {pieces} rank{'s' * (pieces != 1)} split the batch, and {pieces} × {micro_batch} rows "
+        f"do not divide the global batch of {global_batch}; use {remedy}global_batch={batch * pieces * micro_batch}, "
+        f"or leave this mesh out"
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-MODULES = ("autopar", "autopar.checkpoint", "autopar.elastic", "autopar.optimizers", "autopar.passes", "autopar.pipeline", "autopar.rules",
-           "autopar.scheduling")  # fmt: skip
+MODULES = ("autopar", "autopar.checkpoint", "autopar.elastic", "autopar.optimizers", "autopar.passes",
+           "autopar.pipeline", "autopar.rules", "autopar.scheduling")  # fmt: skip
 NAMES = Path(__file__).with_name("public_names.txt")
 ROOT = Path(__file__).parent.parent.parent
 
