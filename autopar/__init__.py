@@ -59,7 +59,8 @@ MODULES = {  # name → the module that has it; all others of ``__all__`` are er
     "log": "step.log", "compile_backend": "torch_compile",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "elastic", "errors", "ir", "model", "optimizers", "passes",
-         "pipeline", "plan", "report", "rules", "runtime", "scheduling", "search", "step", "transitions", "verify")  # fmt: skip
+         "pipeline", "plan", "report", "rules", "runtime", "scheduling", "search", "step", "transitions",
+         "verify")  # fmt: skip
 
 
 class _Passes:

@@ -17,6 +17,7 @@ from autopar.checkpoint.collective_errors import on_first_rank, rank_in
 from autopar.checkpoint.folder import folder_of, read_manifest
 from autopar.checkpoint.values import decode_state
 from autopar.elastic.numbers import check_same, numbers_of
+from autopar.elastic.owner import Owner
 from autopar.elastic.position import Stateful, plain, rows_of, stateful, with_tensors
 from autopar.elastic.reached import Reached
 from autopar.elastic.start import Start
@@ -42,7 +43,7 @@ class Batches:
     ) -> None:  # fmt: skip
         self._folder, self._step, self._data = folder_of(folder), step, data
         self._steps, self._every, self._keep, self._background = steps, every, keep, background
-        self._states, self._reached = dict(states), Reached(self._folder)
+        self._states, self._reached, self._owner = dict(states), Reached(self._folder), Owner(self._folder)
         self._rows: int | None = None
         self._writing: Future[Path] | None = None
         self._resumed: Iterator[Any] | None = None  # what is left of the pass in which the checkpoint was saved
@@ -89,6 +90,7 @@ class Batches:
 
     def _resume(self) -> None:
         assert isinstance(self._step.parallel, Parallel)
+        self._owner.claim()
         path = on_first_rank(None, lambda: checkpoint.latest(self._folder))
         if path is not None:
             self._load(path)
@@ -124,6 +126,7 @@ class Batches:
     # -- saving ----------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        self._owner.check()
         state = {
             "training": self._step.state_dict(),
             "states": self._states_now(),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.elastic.pattern import Pattern, pattern_of
+from autopar.elastic.torchrun import check_stores
 from autopar.errors import shown
 from autopar.ir.mesh import EXPERTS, Mesh
 from autopar.plan.batch import data_axes
@@ -61,7 +62,7 @@ def choose(
         TypeError, ValueError: a mesh is none, or a size is no number of rows.
         ValueError: no mesh has as many ranks as the job; or the micro-batches of a mesh do not add up to the global
             batch: all meshes are checked before anything starts, because a mesh that fails when a host was lost is of
-            no use.
+            no use; or torchrun has a setting under which the job would hang when a host comes back.
     """
     _check_rows(global_batch, micro_batch)
     patterns = [pattern_of(given) for given in meshes]
@@ -72,6 +73,7 @@ def choose(
             mesh = pattern.mesh(pattern.fixed)
             assert mesh is not None
             microbatches_on(mesh, global_batch, micro_batch, axes)
+    check_stores()
     if ranks is None and not os.environ.get("WORLD_SIZE"):
         ranks = patterns[0].fixed
     mesh = mesh_of_ranks(patterns, int(os.environ["WORLD_SIZE"]) if ranks is None else ranks)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.ir.mesh import Mesh
@@ -36,9 +34,3 @@ class Start:
         source = f"from {self.folder}" if self.is_resumed else f"and {self.folder} has no checkpoint"
         lost = f"; {self.lost} step{'s' * (self.lost != 1)} lost" if self.is_resumed or self.lost else ""
         return f"{next_step}, on {self.mesh}, {source}{lost}"
-
-
-def restarts_left(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return how often torchrun will start the ranks again after a loss; ``None`` if it has not started them."""
-    allowed, used = (environment.get(f"TORCHELASTIC_{name}") for name in ("MAX_RESTARTS", "RESTART_COUNT"))
-    return None if allowed is None or used is None else int(allowed) - int(used)

@@ -17,7 +17,7 @@ from train_jobs import _children
 
 LIMIT = 240.0  # seconds until a job is given up
 # noticed within 2 s, and nobody waits for a host that is gone: the page says what these are
-QUICK = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1,join_timeout=60"
+QUICK = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=6,last_call_timeout=1,join_timeout=60"
 
 
 class Host:
@@ -30,7 +30,12 @@ class Host:
             "--max-restarts", str(job.restarts), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{job.port}",
             "--rdzv-id", job.id, "--rdzv-conf", QUICK, "--local-addr", name, *job.command,
         ]  # fmt: skip
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **job.environment}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            **job.environment,
+        }
         with log.open("ab") as file:
             self.agent = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True

@@ -36,8 +36,8 @@ EXAMPLES = """
 
 [cyan]torchrun --nproc-per-node 4 -m autopar train --mesh dp=4[/cyan] — in processes that torchrun starts
 
-[cyan]torchrun --nnodes 1:2 --nproc-per-node 2 --max-restarts 9 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -m autopar \
-train --elastic --checkpoint runs/a[/cyan] — on each of two hosts; when one is lost, it goes on with those that are left
+[cyan]torchrun --nnodes 1:2 --nproc-per-node 2 --max-restarts 9 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
+-m autopar train --elastic --checkpoint runs/a[/cyan] — on each of two hosts; goes on with one when the other is lost
 
 [bold]Exit status[/bold]
 
@@ -119,8 +119,8 @@ OPTIONS = {
         OptionRow(
             "elastic",
             "",
-            "Under torchrun --nnodes MIN:MAX: after a host was lost or has come back, --resume on the mesh of the ranks "
-            "that are there, with the same batch.",
+            "Under torchrun --nnodes MIN:MAX: after a host was lost or has come back, --resume on the mesh of the "
+            "ranks that are there, with the same batch.",
         ),
         OptionRow(
             "meshes",

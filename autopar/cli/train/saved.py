@@ -19,6 +19,7 @@ from autopar.cli.train.check import Checked
 from autopar.cli.train.loop import TrainedStep
 from autopar.cli.train.options import option
 from autopar.cli.train.refused import Refused
+from autopar.elastic.owner import Owner
 from autopar.elastic.reached import Reached
 from autopar.elastic.start import Start
 from autopar.step.train_step import TrainStep
@@ -84,14 +85,18 @@ class Saved:
     schedule: LRScheduler
     start: Start | None = field(default=None, init=False)
     _reached: Reached | None = field(default=None, init=False)
+    _owner: Owner | None = field(default=None, init=False)
 
     def resume(self) -> list[TrainedStep]:
         """Load the newest complete checkpoint into the captured step, and return its past steps.
 
         There are none without a checkpoint.
         """
-        steps = self._resumed()
         o = self.checked.options
+        if o.elastic:
+            self._owner = Owner(self._folder)
+            self._owner.claim()
+        steps = self._resumed()
         if o.elastic:
             self._reached = Reached(self._folder)
             lost = max(0, self._reached.newest() - len(steps))
@@ -125,6 +130,8 @@ class Saved:
             if self._reached is not None:
                 self._reached.note(len(curve))
             if o.checkpoint is not None and (len(curve) % o.every == 0 or len(curve) == o.steps):
+                if self._owner is not None:
+                    self._owner.check()
                 on_saved(checkpoint.save(self._folder, self._state(curve)), len(curve))
             yield step
 

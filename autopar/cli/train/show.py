@@ -19,7 +19,8 @@ from autopar.cli.train.curve import Comparison
 from autopar.cli.train.loop import TrainedStep
 from autopar.cli.train.options import NONE, TrainOptions
 from autopar.cli.train.presets import TRAININGS
-from autopar.elastic.start import Start, restarts_left
+from autopar.elastic.start import Start
+from autopar.elastic.torchrun import restarts_left
 from autopar.report.passes import Reports
 from autopar.report.transfers import bytes_per_axis, transfers_of
 from autopar.search.solutions.solution import Solution
