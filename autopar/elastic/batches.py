@@ -25,7 +25,8 @@ from autopar.errors import CheckpointError, class_of, shown
 from autopar.parallel import Parallel
 from autopar.step.train_step import TrainStep
 
-PARTS = ("training", "states", "position", "numbers")  # of a checkpoint
+PARTS = ("training", "states", "position", "given", "numbers")  # of a checkpoint
+NONE = object()  # no batch
 
 
 class Batches:
@@ -46,7 +47,9 @@ class Batches:
         self._states, self._reached, self._owner = dict(states), Reached(self._folder), Owner(self._folder)
         self._rows: int | None = None
         self._writing: Future[Path] | None = None
-        self._resumed: Iterator[Any] | None = None  # what is left of the pass in which the checkpoint was saved
+        self._pass: Iterator[Any] | None = None  # over the data
+        self._given = 0  # batches of this pass
+        self._steps_before = -1  # this pass; of a pass that is resumed nothing may be left
         self._is_used = False
         self._resume()
 
@@ -55,36 +58,52 @@ class Batches:
         if self._is_used:
             raise RuntimeError("these batches were given before; call autopar.elastic.batches again, which goes on")
         self._is_used = True
-        left = self._endless() if self._step.steps < self._steps else iter(())
-        for batch in left:
+        while self._step.steps < self._steps:
+            batch = self._next()
             before = self._step.steps
             yield batch
+            self._turn()
             taken = self._step.steps
             self._reached.note(taken)
             if taken // self._every > before // self._every or taken >= self._steps > before:
                 self._save()
-            if taken >= self._steps:
-                break
         self._finish_writing()
         self._reached.close()
 
-    def _endless(self) -> Iterator[Any]:
-        """Yield the batches of one pass over the data after the other."""
+    def _next(self) -> Any:
+        """Return the next batch, of a new pass over the data where one has ended."""
         while True:
-            left, self._resumed = self._resumed, None
-            before = self._step.steps
-            yield from self._first_kept(iter(self._data)) if left is None else self._first_kept(left)
-            if left is None and self._step.steps == before:
-                raise RuntimeError(
-                    "a whole pass over the data has taken no step; call step(batch) in the loop, with the step that "
-                    "autopar.elastic.batches was given, and give data that has batches"
-                )
+            if self._pass is None:
+                self._begin_pass()
+            assert self._pass is not None
+            batch = next(self._pass, NONE)
+            if batch is not NONE:
+                self._given += 1
+                if self._rows is None and self._step.inputs == "global":
+                    self._rows = rows_of(batch)
+                return batch
+            self._end_pass()
 
-    def _first_kept(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            if self._rows is None and self._step.inputs == "global":
-                self._rows = rows_of(batch)
-            yield batch
+    def _begin_pass(self) -> None:
+        self._pass, self._given, self._steps_before = iter(self._data), 0, self._step.steps
+
+    def _end_pass(self) -> None:
+        if self._steps_before == self._step.steps:
+            raise RuntimeError(
+                "a whole pass over the data has taken no step; call step(batch) in the loop, with the step that "
+                "autopar.elastic.batches was given, and give data that has batches"
+            )
+        self._pass = None
+
+    def _turn(self) -> None:
+        """Begin the next pass at once where the present one is over.
+
+        To begin it may draw from torch's generator. That comes before a checkpoint, so a training that goes on from it
+        draws the same numbers.
+        """
+        if hasattr(self._data, "__len__") and self._given >= len(self._data):
+            self._end_pass()
+            self._begin_pass()
 
     # -- resuming --------------------------------------------------------------------------------------------------
 
@@ -120,8 +139,8 @@ class Batches:
             one.load_state_dict(state["states"][name])
         self._data.load_state_dict(with_tensors(state["position"]))
         self._step.load_state_dict(state["training"])
-        with _generator_kept():  # a pass over data may draw its seed from it, and this one has done so before
-            self._resumed = iter(self._data)
+        with _generator_kept():  # to begin a pass may draw from it, and this pass has begun before
+            self._pass, self._given = iter(self._data), state["given"]
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
@@ -131,6 +150,7 @@ class Batches:
             "training": self._step.state_dict(),
             "states": self._states_now(),
             "position": plain(self._data.state_dict()),
+            "given": self._given,
             "numbers": numbers_of(self._step, self._rows),
         }
         if not self._background:

@@ -26,6 +26,9 @@ class Listed:
     def __init__(self, batches: Sequence[Any]) -> None:
         self._batches, self._given = batches, 0
 
+    def __len__(self) -> int:
+        return len(self._batches)
+
     def __iter__(self) -> Iterator[Any]:
         for index in range(self._given % len(self._batches), len(self._batches)):
             self._given += 1

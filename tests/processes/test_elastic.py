@@ -1,17 +1,15 @@
-"""Hosts of a job under torchrun are killed and come back: it goes on from the newest checkpoint, with the same numbers."""
+"""Hosts of a job under torchrun are killed and come back: it goes on from the newest checkpoint, with equal numbers."""
 
 from __future__ import annotations
 
 import math
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import elastic_training
 import pytest
-import torch
 from elastic_agents import ElasticJob, Host, elastic_job
 from elastic_training import EVERY, LAST_HOLD, STEPS
 from train_jobs import Forked
@@ -47,7 +45,7 @@ def release(job: ElasticJob, name: str) -> None:
 
 
 def test_hosts_are_lost_and_come_back_in_a_loop_of_ones_own(tmp_path: Path) -> None:
-    """Before the first checkpoint, and within a save; between them a host comes back, which has the first ranks then."""
+    """Before the first checkpoint, and within a save; in between one comes back, and has the first ranks."""
     script = str(Path(elastic_training.__file__))
     with elastic_job(tmp_path, script, str(tmp_path)) as job:
         first, second = job.start(address=2), job.start(address=3)

@@ -1,7 +1,7 @@
-"""Train in a loop of one's own that goes on after a loss; a test holds it at a step, or within a save, and kills a host.
+"""Train in a loop of one's own that goes on after a loss. A test holds it at a step or within a save, and kills a host.
 
-The number of each step and its loss go to standard output, once a host. ``hold-STEP`` in the folder given holds the loop
-before that step, ``hold-save`` the next save, before the checkpoint is complete.
+The number of each step and its loss go to standard output, once a host. ``hold-STEP`` in the folder given holds the
+loop before that step, ``hold-save`` the next save, before the checkpoint is complete.
 """
 
 from __future__ import annotations
