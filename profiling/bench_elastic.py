@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> str:
     ]
     confs = "".join(f"{name}: --rdzv-conf {CONFS[name]}\n" for name in found if CONFS[name])
     title = (
-        f"seconds from the kill of one of two hosts to the next step, medians of {options.kills}; Llama {options.size}, "
-        f"a checkpoint every 5 steps of 0.1 s"
+        f"seconds from the kill of one of two hosts to the next step, medians of {options.kills}; Llama {options.size}"
+        f", a checkpoint every 5 steps of 0.1 s"
     )
     return f"{printed(title, columns, rows)}{confs}"

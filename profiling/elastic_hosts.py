@@ -22,7 +22,8 @@ class Host:
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "2",
             "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}",
-            "--rdzv-id", "bench", "--rdzv-conf", f"is_host=0{',' * bool(conf)}{conf}", "--local-addr", f"127.0.0.{address}", str(script),
+            "--rdzv-id", "bench", "--rdzv-conf", f"is_host=0{',' * bool(conf)}{conf}",
+            "--local-addr", f"127.0.0.{address}", str(script),
             *arguments,
         ]  # fmt: skip
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

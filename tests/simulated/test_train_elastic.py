@@ -58,8 +58,8 @@ REFUSED: list[tuple[dict[str, object], int, str]] = [
      "4; tp=2 has 2; allow a mesh of 6; or start with torchrun --nnodes 1:2: .*"),
     ({"meshes": "dp=2,tp=2"}, 2, "--elastic: the job has 2 ranks, .* the hosts that are left wait for another one"),
     ({}, 3, "--elastic: the job has 3 ranks, and no allowed mesh has as many: dp=*,tp=2 has multiples of 2; allow .*"),
-    ({}, 12, "--elastic: on the mesh (dp=6 tp=2) 6 ranks split the batch, and 6 × 8 rows do not divide the global batch "
-     "of 16; use .*"),
+    ({}, 12, "--elastic: on the mesh (dp=6 tp=2) 6 ranks split the batch, and 6 × 8 rows do not divide the global "
+     "batch of 16; use .*"),
     ({"meshes": "dp=2;dp=3"}, 2, "--elastic: on the mesh (dp=3) 3 ranks split .*"),
     ({"meshes": "dp2"}, 2, "--elastic: 'dp2' is not a list of different axes .*"),
     ({"meshes": "dp=2,tp=2;tp=2", "zero": 1}, 4, "--zero 1 splits over a data axis, and --mesh tp=2 has none; .*"),
