@@ -61,10 +61,12 @@ class Batches:
         while self._step.steps < self._steps:
             batch = self._next()
             before = self._step.steps
-            yield batch
+            try:
+                yield batch
+            finally:  # the loop may be left
+                taken = self._step.steps
+                self._reached.note(taken)
             self._turn()
-            taken = self._step.steps
-            self._reached.note(taken)
             if taken // self._every > before // self._every or taken >= self._steps > before:
                 self._save()
         self._finish_writing()

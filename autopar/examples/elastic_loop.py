@@ -48,7 +48,8 @@ def train(folder: str, losses: dict[int, float], leave_after: int = STEPS) -> in
     step = parallel.train_step(optimizer, microbatches=chosen.microbatches)
     batches = autopar.elastic.batches(folder, step, data(), steps=STEPS, every=EVERY)
     for batch in batches:
-        losses[step.steps] = step(batch).item()
+        loss = step(batch)
+        losses[step.steps] = loss.item()
         if step.steps == leave_after:
             break
     parallel.close()
@@ -68,7 +69,7 @@ def main() -> None:
         batches = [data()[k % len(data())] for k in range(STEPS)]
         alone = train_alone(lambda batch: single(*batch), torch.optim.AdamW(single.parameters(), lr=1e-2), batches)
         taken = sorted(losses)  # by this process; those before a restart were printed by others
-        compare("loss", [losses[k] for k in taken], [alone[k] for k in taken], [f"step {k + 1}" for k in taken])
+        compare("loss", [losses[k] for k in taken], [alone[k - 1] for k in taken], [f"step {k}" for k in taken])
 
 
 if __name__ == "__main__":
