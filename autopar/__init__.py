@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopar import checkpoint, data
+    from autopar import checkpoint, data, elastic
     from autopar.api import devices, parallelize
     from autopar.capture.constrained import constrain
     from autopar.capture.local_map import local_map
@@ -46,8 +46,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
     "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
-    "compile_backend", "constrain", "data", "devices", "emulate", "local_map", "localize", "log", "parallelize",
-    "price", "redistribute", "register_rule", "simulate",
+    "compile_backend", "constrain", "data", "devices", "elastic", "emulate", "local_map", "localize", "log",
+    "parallelize", "price", "redistribute", "register_rule", "simulate",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
@@ -58,8 +58,9 @@ MODULES = {  # name → the module that has it; all others of ``__all__`` are er
     "constrain": "capture.constrained", "local_map": "capture.local_map", "emulate": "runtime.wire.emulate",
     "log": "step.log", "compile_backend": "torch_compile",
 }  # fmt: skip
-ROOMS = ("capture", "checkpoint", "cli", "costs", "data", "errors", "ir", "model", "optimizers", "passes", "pipeline",
-         "plan", "report", "rules", "runtime", "scheduling", "search", "step", "transitions", "verify")  # fmt: skip
+ROOMS = ("capture", "checkpoint", "cli", "costs", "data", "elastic", "errors", "ir", "model", "optimizers", "passes",
+         "pipeline", "plan", "report", "rules", "runtime", "scheduling", "search", "step", "transitions",
+         "verify")  # fmt: skip
 
 
 class _Passes:

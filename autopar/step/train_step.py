@@ -21,7 +21,7 @@ from autopar.costs.profile import Profile
 from autopar.ir.program import Program
 from autopar.ir.value_names import GROWTH, SCALE
 from autopar.model.calls import Calls
-from autopar.model.inputs import CallInputs, describe
+from autopar.model.inputs import CallInputs, Inputs, describe
 from autopar.model.wrappers import never_traced
 from autopar.page.paged import Paged
 from autopar.page.subject import Subject
@@ -120,6 +120,11 @@ class TrainStep(RecordedSteps, Paged):
             f"TrainStep({type(self._calls.module).__name__} on {self._calls.mesh}, "
             f"{type(self.optimizer).__name__}, {self.options})"
         )
+
+    @property
+    def inputs(self) -> Inputs:
+        """What each process passes to a step: the global batch, or its own rows, as ``parallelize`` was told."""
+        return self._calls.passed
 
     # -- what was captured -----------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ PRINTED = {  # example → what it prints besides the numbers of both
         "relu once: 1 relu removed in 1 commit; bytes by axis: {'tp': 128, 'dp': 1024}\n"
         "-  relu_1 : f32[8/dp 32/tp] = relu(relu)\n"
     ),
+    "elastic_loop": "the last start went on after step 4 of 12\n",
 }
 
 

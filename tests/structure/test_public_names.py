@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-MODULES = ("autopar", "autopar.checkpoint", "autopar.data", "autopar.optimizers", "autopar.passes",
+MODULES = ("autopar", "autopar.checkpoint", "autopar.data", "autopar.elastic", "autopar.optimizers", "autopar.passes",
            "autopar.pipeline", "autopar.rules", "autopar.scheduling")  # fmt: skip
 NAMES = Path(__file__).with_name("public_names.txt")
 ROOT = Path(__file__).parent.parent.parent

@@ -12,6 +12,7 @@ from torch import distributed
 
 EXAMPLES = (
     "plain_loop", "trainer", "peft_lora", "lightning_style", "finetune", "generate", "moe", "custom_op", "own_pass",
+    "elastic_loop",
 )  # fmt: skip
 
 

@@ -36,6 +36,9 @@ EXAMPLES = """
 
 [cyan]torchrun --nproc-per-node 4 -m autopar train --mesh dp=4[/cyan] — in processes that torchrun starts
 
+[cyan]torchrun --nnodes 1:2 --nproc-per-node 2 --max-restarts 9 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
+-m autopar train --elastic --checkpoint runs/a[/cyan] — on each of two hosts; goes on with one when the other is lost
+
 [bold]Exit status[/bold]
 
 0: the losses are the same.  1: they differ, are not finite, or a rank failed.  2: the options were refused.
@@ -112,6 +115,18 @@ OPTIONS = {
             "resume",
             "",
             "Continue from the newest complete checkpoint, on any mesh and stage of ZeRO; start anew if there is none.",
+        ),
+        OptionRow(
+            "elastic",
+            "",
+            "Under torchrun --nnodes MIN:MAX: after a host was lost or has come back, --resume on the mesh of the "
+            "ranks that are there, with the same batch.",
+        ),
+        OptionRow(
+            "meshes",
+            "MESH;MESH…",
+            "With --elastic, the allowed meshes, the best first, as in 'dp=2,tp=2;tp=2' or 'dp=*,tp=2'.",
+            "--mesh, with a data axis of any size",
         ),
     ),
     "Comparison": (

@@ -15,6 +15,7 @@ import torch
 
 from autopar.checkpoint import latest
 from autopar.cli.stages import check_schedule, schedule_options
+from autopar.cli.train.elastic import allowed_options, elastic_options
 from autopar.cli.train.launched import Launched
 from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LIMITS, LOSS_SCALE, NONE, Tolerance, TrainOptions, option
@@ -89,19 +90,15 @@ def check(options: TrainOptions, launched: Launched | None) -> Checked:
     amp = AMPS[one_of("amp", options.amp, AMPS)]
     one_of("optimizer", options.optimizer, OPTIMIZERS)
     mesh = mesh_of(options.mesh)
-    _check_step(options, mesh)
-    check_schedule(options, mesh)
-    plan_name = options.plan or ("megatron" if "tp" in mesh.names else "ddp")
-    alone = options.plan is None and set(mesh.names) <= {PIPELINE}  # each rank has a stage, and nothing is split
-    plan = {} if alone else plan_of(plan_name)
-    plan_name = "of one rank a stage" if alone else plan_name
-    if isinstance(plan, Solution) and plan.mesh.axes != mesh.axes:
-        raise Refused(
-            f"--plan {plan_name} is for the mesh ({plan.mesh}), and this one is ({mesh}); use --mesh "
-            f"{','.join(f'{axis}={size}' for axis, size in plan.mesh.axes)}, or search a plan for this mesh"
-        )
-    if not isinstance(plan, Solution) and plan_name in PRESETS:
-        resolve(plan, mesh_of_stage(mesh, 0), {}, None)  # a preset may need an axis
+    if options.elastic:
+        whole, given = mesh, options
+        options = elastic_options(given, whole, launched)
+        for allowed in allowed_options(given, whole):  # a mesh that is refused when a host was lost is of no use
+            _planned(allowed, mesh_of(allowed.mesh))
+        mesh = mesh_of(options.mesh)
+    elif options.meshes is not None:
+        raise Refused("--meshes are the meshes that --elastic may choose, which is not given; add it, or use --mesh")
+    plan, plan_name = _planned(options, mesh)
     text = read(options.text)
     check_length(text, options.sequence)
     if importlib.util.find_spec("transformers") is None:
@@ -122,6 +119,24 @@ def check(options: TrainOptions, launched: Launched | None) -> Checked:
         options, mesh, plan, plan_name, processes, launched, _device(options.device, local, launched), text, size,
         options.size, dtype, policy, scaling, options.lr or size.lr, chosen or amp or tolerance,
     )  # fmt: skip
+
+
+def _planned(options: TrainOptions, mesh: Mesh) -> tuple[Plan | Solution, str]:
+    """Check the options that must fit a mesh, and return its plan and the name of the plan."""
+    _check_step(options, mesh)
+    check_schedule(options, mesh)
+    plan_name = options.plan or ("megatron" if "tp" in mesh.names else "ddp")
+    alone = options.plan is None and set(mesh.names) <= {PIPELINE}  # each rank has a stage, and nothing is split
+    plan = {} if alone else plan_of(plan_name)
+    plan_name = "of one rank a stage" if alone else plan_name
+    if isinstance(plan, Solution) and plan.mesh.axes != mesh.axes:
+        raise Refused(
+            f"--plan {plan_name} is for the mesh ({plan.mesh}), and this one is ({mesh}); use --mesh "
+            f"{','.join(f'{axis}={size}' for axis, size in plan.mesh.axes)}, or search a plan for this mesh"
+        )
+    if not isinstance(plan, Solution) and plan_name in PRESETS:
+        resolve(plan, mesh_of_stage(mesh, 0), {}, None)  # a preset may need an axis
+    return plan, plan_name
 
 
 def mesh_of(text: str) -> Mesh:

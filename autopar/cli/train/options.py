@@ -78,6 +78,8 @@ class TrainOptions(OutputOptions):
     checkpoint: str | None = None
     every: int = 10
     resume: bool = False
+    elastic: bool = False
+    meshes: str | None = None
     tolerance: float | None = None
 
     def arguments(self) -> list[str]:

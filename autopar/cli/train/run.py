@@ -104,7 +104,7 @@ def _train(checked: Checked) -> int:
         console.print(str(step.pipeline), end="", soft_wrap=True)
     saved = Saved(checked, step, schedule)
     before = saved.resume()
-    show_resumed(progress, o, len(before))
+    show_resumed(progress, o, len(before), saved.start)
     taken = train(_take(step, checked.processes), schedule, _batches(checked, len(before)), len(before))
     steps = [
         *before,
@@ -136,6 +136,7 @@ def _train(checked: Checked) -> int:
             "losses": losses.parallel, "single_losses": losses.single, "loss_difference": losses.largest,
             "norms": norms.parallel, "single_norms": norms.single, "norm_difference": norms.largest,
             "skipped_differently": differently,
+            **({} if saved.start is None else {"resumed_after": saved.start.taken, "lost": saved.start.lost}),
         }
     )  # fmt: skip
     return EQUAL if equal else DIFFERENT

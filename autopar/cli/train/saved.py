@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from autopar.cli.train.check import Checked
 from autopar.cli.train.loop import TrainedStep
 from autopar.cli.train.options import option
 from autopar.cli.train.refused import Refused
+from autopar.elastic.owner import Owner
+from autopar.elastic.reached import Reached
+from autopar.elastic.start import Start
 from autopar.step.train_step import TrainStep
 
 SAME = ("size", "dtype", "batch", "sequence", "optimizer", "warmup", "weight_decay", "clip_norm", "seed", "amp")
@@ -71,17 +74,36 @@ def check_resumed(checked: Checked) -> int:
 
 @dataclass
 class Saved:
-    """The checkpoints of one training. All ranks make the same calls."""
+    """The checkpoints of one training. All ranks make the same calls.
+
+    Attributes:
+        start: with ``--elastic``, once it has resumed: from which step it goes on, and how many steps were lost.
+    """
 
     checked: Checked
     step: TrainStep
     schedule: LRScheduler
+    start: Start | None = field(default=None, init=False)
+    _reached: Reached | None = field(default=None, init=False)
+    _owner: Owner | None = field(default=None, init=False)
 
     def resume(self) -> list[TrainedStep]:
         """Load the newest complete checkpoint into the captured step, and return its past steps.
 
         There are none without a checkpoint.
         """
+        o = self.checked.options
+        if o.elastic:
+            self._owner = Owner(self._folder)
+            self._owner.claim()
+        steps = self._resumed()
+        if o.elastic:
+            self._reached = Reached(self._folder)
+            lost = max(0, self._reached.newest() - len(steps))
+            self.start = Start(self._folder, bool(steps), len(steps), lost, o.steps, o.every, self.checked.mesh)
+        return steps
+
+    def _resumed(self) -> list[TrainedStep]:
         if not check_resumed(self.checked):
             return []
         state = checkpoint.load(self._folder, self._state([]))
@@ -105,7 +127,11 @@ class Saved:
         curve, o = list(before), self.checked.options
         for step in steps:
             curve.append(step)
+            if self._reached is not None:
+                self._reached.note(len(curve))
             if o.checkpoint is not None and (len(curve) % o.every == 0 or len(curve) == o.steps):
+                if self._owner is not None:
+                    self._owner.check()
                 on_saved(checkpoint.save(self._folder, self._state(curve)), len(curve))
             yield step
 

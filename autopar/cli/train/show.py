@@ -19,6 +19,8 @@ from autopar.cli.train.curve import Comparison
 from autopar.cli.train.loop import TrainedStep
 from autopar.cli.train.options import NONE, TrainOptions
 from autopar.cli.train.presets import TRAININGS
+from autopar.elastic.start import Start
+from autopar.elastic.torchrun import restarts_left
 from autopar.report.passes import Reports
 from autopar.report.transfers import bytes_per_axis, transfers_of
 from autopar.search.solutions.solution import Solution
@@ -104,8 +106,14 @@ def show_decisions(console: Console, reports: Reports, step: Program, solution: 
     )
 
 
-def show_resumed(console: Console, options: TrainOptions, taken: int) -> None:
-    if options.resume and not taken:
+def show_resumed(console: Console, options: TrainOptions, taken: int, start: Start | None) -> None:
+    """Print from which step the training goes on."""
+    if start is not None:
+        console.print(f"elastic: {start}; {options.microbatches} micro-batches of a batch of {options.batch}")
+        if restarts_left() == 0:
+            console.print("elastic: torchrun's --max-restarts are used up, so the next loss ends the job")
+        console.print()
+    elif options.resume and not taken:
         console.print(f"{options.checkpoint} has no checkpoint: step 1 is the first\n")
     elif options.resume:
         console.print(f"resumed from {options.checkpoint}, after step {taken} of {options.steps}\n")
