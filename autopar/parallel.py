@@ -50,6 +50,7 @@ from autopar.scheduling.programs.overlap import Given, overlap_of
 from autopar.scheduling.simulation import Issue
 from autopar.search.devices.stages import Pipelined
 from autopar.search.solutions.solution import Solution
+from autopar.verify.channels.classes import RankClass
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -215,6 +216,11 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         Ranks with pieces of equal shapes share one graph.
         """
         return self._current().local[rank]
+
+    @property
+    def rank_classes(self) -> dict[str, list[RankClass]]:
+        """The ranks that share a program, with it, by the name of what runs: ``call``."""
+        return {"call": self._current().local.classes}
 
     def _current(self) -> Compiled:
         if self._calls.latest is None and self._calls.homes is not None:

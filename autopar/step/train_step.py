@@ -56,6 +56,7 @@ from autopar.step.solution import solution_of
 from autopar.step.state import TrainingState
 from autopar.step.turns import SimulatedTurns, TurnsOnProcess
 from autopar.torch_private import without_function_modes
+from autopar.verify.channels.classes import RankClass
 
 CHECK_EVERY = 100  # steps between checks of a scale on an accelerator, because a check waits for the device
 
@@ -181,6 +182,11 @@ class TrainStep(RecordedSteps, Paged):
     def _running(self) -> dict[str, LocalPrograms]:
         programs = running(*self._current(), self._choices.latest.options.count)
         return {name: local for name, (local, _) in programs.items()}
+
+    @property
+    def rank_classes(self) -> dict[str, list[RankClass]]:
+        """The ranks that share a program, with it, by the name of each program that the step runs."""
+        return {name: local.classes for name, local in self._running().items()}
 
     def local(self, rank: int) -> RankStep:
         """Return what one rank runs, in the order in which it runs: the first micro-batch, the inner ones, and the last

@@ -16,11 +16,10 @@ from autopar.cli.plan.show import show_request
 from autopar.cli.status import DONE, FAILED, status_of
 from autopar.errors import ChannelError, VerifyError
 from autopar.ir import transfers
-from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.parallel import Parallel
 from autopar.report.progress import doing
-from autopar.verify.channels.programs import check_programs
+from autopar.verify.channels.classes import check_classes
 
 
 def verify(options: VerifyOptions) -> int:
@@ -73,39 +72,25 @@ def _checks(planned: Planned) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
             program.verify()
         count = len(list(program.nodes))
         yield f"explicit {name}", f"{count:,} lines; each use has the layout and dtype it requires", {"lines": count}
-    mesh = planned.mesh if isinstance(planned, Parallel) else planned.parallel.mesh
-    assert isinstance(mesh, Mesh)
-    for name, programs in _of_ranks(planned, mesh).items():
-        distinct = {id(program.graph): program for program in programs.values()}
-        for program in distinct.values():
+    for name, classes in planned.rank_classes.items():
+        for one in classes:
             with doing(f"verify {name} of a rank"):
-                program.verify()
+                one.program.verify()
         with doing(f"channels of {name}"):
-            check_programs(programs)
-        counts = [_collectives(program) for program in distinct.values()]
-        lines = sum(len(list(program.nodes)) for program in distinct.values())
+            check_classes(classes)
+        ranks, counts = sum(len(one.ranks) for one in classes), [_collectives(one.program) for one in classes]
+        lines = sum(len(list(one.program.nodes)) for one in classes)
         yield (
             f"scheduled {name}",
-            f"{len(programs)} ranks in {len(distinct)} class{'es' * (len(distinct) > 1)}, {lines:,} lines; "
+            f"{ranks:,} ranks in {len(classes)} class{'es' * (len(classes) > 1)}, {lines:,} lines; "
             f"{max(counts)} transfers of a rank meet in one order, and no rank waits forever",
-            {"ranks": len(programs), "classes": len(distinct), "lines": lines, "transfers": max(counts)},
+            {"ranks": ranks, "classes": len(classes), "lines": lines, "transfers": max(counts)},
         )
 
 
 def _explicit(planned: Planned) -> Mapping[str, Program]:
     """Return the explicit programs by name."""
     return {"call": planned.program} if isinstance(planned, Parallel) else planned.program.programs
-
-
-def _of_ranks(planned: Planned, mesh: Mesh) -> Mapping[str, Mapping[int, Program]]:
-    """Return the scheduled programs: name of the part of a step → rank → program."""
-    if isinstance(planned, Parallel):
-        return {"call": {rank: planned.local(rank) for rank in mesh.ranks}}
-    found: dict[str, dict[int, Program]] = {}
-    for rank in mesh.ranks:
-        for name, program in planned.local(rank).programs.items():
-            found.setdefault(name, {})[rank] = program
-    return found
 
 
 def _collectives(program: Program) -> int:

@@ -10,6 +10,7 @@ from torch import distributed
 
 from autopar.ir.dtensor import device_mesh_of, with_an_axis
 from autopar.ir.mesh import Mesh
+from autopar.ir.rank_groups import ranks_by_group
 from autopar.ir.streams import DEFAULT, Ranks, Stream
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class ProcessGroups:
 
 def groups_over(mesh: Mesh, axes: Sequence[str]) -> list[Ranks]:
     """Return the sets of ranks that differ only along the given axes."""
-    return sorted({tuple(sorted(mesh.group(rank, axes))) for rank in mesh.ranks})
+    return sorted(tuple(sorted(ranks)) for ranks in ranks_by_group(mesh, axes))
 
 
 _present: list[tuple[distributed.ProcessGroup | None, ProcessGroups]] = []  # of the present default group
