@@ -1,0 +1,26 @@
+"""List the groups of a mesh as arrays: of meshes with thousands of ranks, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from autopar.ir.mesh import Mesh
+
+
+@lru_cache(maxsize=256)
+def positions_by_group(mesh: Mesh, axes: tuple[str, ...]) -> np.ndarray:
+    """Return for each group over ``axes`` the positions of its members in ``mesh.ranks``: ``[groups, members]``.
+
+    Members are in row-major order of the axes. ``ValueError`` if the mesh has no such axis.
+    """
+    last = [mesh.names.index(mesh.check_axis(axis)) for axis in axes]
+    grid = np.arange(mesh.size).reshape(mesh.shape)
+    return np.moveaxis(grid, last, range(-len(last), 0)).reshape(-1, mesh.count(axes))
+
+
+def ranks_by_group(mesh: Mesh, axes: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the ranks of all groups over ``axes``, each in row-major order of these axes."""
+    return list(map(tuple, np.asarray(mesh.ranks)[positions_by_group(mesh, tuple(axes))].tolist()))
