@@ -44,6 +44,7 @@ from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
+from autopar.runtime.processes.one_rank import alone
 from autopar.runtime.spans import span
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.overlap import Given, overlap_of
@@ -85,7 +86,8 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
                  time_limit: float = 60.0, memory: float | None = None,
                  given: Solution | None = None, dynamic: Dynamic = None, overlap: Given = "longest-tail",
                  pipelined: Pipelined | None = None, compile: bool = False) -> None:  # fmt: skip
-        agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
+        lone = job is None or mesh.size == 1 or alone() is not None  # without others to agree with
+        agreement = None if job is None or lone else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
             rank = mesh.ranks[0] if job is None else job.rank
