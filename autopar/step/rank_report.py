@@ -84,6 +84,11 @@ class RankReport(TableReport):
         """How far the measured memory is from the predicted one, as a fraction of it."""
         return self.measured / self.predicted - 1 if self.predicted else 0.0
 
+    @property
+    def memory(self) -> str:
+        """Predicted and measured memory, in words."""
+        return f"memory: predicted {self.predicted:,} bytes, measured {self.measured:,}: {self.apart:+.1%}"
+
     def figures(self) -> dict[str, Any]:
         """Return what is printed, as data."""
         return {
@@ -110,8 +115,7 @@ class RankReport(TableReport):
         at = " ".join(f"{axis}={index}" for axis, index in self.mesh.coordinates(self.rank).items())
         return (
             f"rank {self.rank} ({at}) of {self.mesh}\n"
-            f"memory: predicted {self.predicted:,} bytes, measured {self.measured:,}: {self.apart:+.1%}; "
-            f"{self.held:,} of them stay between steps\n"
+            f"{self.memory}; {self.held:,} of them stay between steps\n"
             f"a step takes {self.seconds * 1e3:,.3f} ms on this machine{self._without}\n{out.getvalue()}"
             f"ms of communication: {self.source}\n"
         )

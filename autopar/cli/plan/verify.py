@@ -12,6 +12,7 @@ from autopar.cli.output import Output, output_of
 from autopar.cli.plan.compared import compared, in_float64
 from autopar.cli.plan.options import VerifyOptions
 from autopar.cli.plan.planning import Planned, planning_of
+from autopar.cli.plan.rank import NEAR, check_memory, of_rank, with_step
 from autopar.cli.plan.show import show_request
 from autopar.cli.status import DONE, FAILED, status_of
 from autopar.errors import ChannelError, VerifyError
@@ -19,6 +20,7 @@ from autopar.ir import transfers
 from autopar.ir.program import Program
 from autopar.parallel import Parallel
 from autopar.report.progress import doing
+from autopar.step.train_step import TrainStep
 from autopar.verify.channels.classes import check_classes
 
 
@@ -30,6 +32,7 @@ def verify(options: VerifyOptions) -> int:
 def _follow(options: VerifyOptions) -> int:
     output = output_of(options)
     planning, plan = planning_of(options, "autopar verify", values=options.run)
+    planning = with_step(planning, options)
     if options.run:
         planning = in_float64(planning)
     show_request(output, options, planning)
@@ -43,6 +46,15 @@ def _follow(options: VerifyOptions) -> int:
             say(f"{name}: {said}")
     except (VerifyError, ChannelError) as error:
         return _wrong(output, found, str(error))
+    if options.rank is not None:
+        assert isinstance(planned, TrainStep)
+        say(f"rank {options.rank}: {check_memory(planned, options.rank)}")
+        with doing(f"run rank {options.rank}"):
+            report = of_rank(planning, planned.solution or plan, options.rank)
+        found["rank"] = report.figures()
+        output.text.print(f"\n{report}", end="", soft_wrap=True)
+        if abs(report.apart) > NEAR:
+            return _wrong(output, found, f"{report.memory}, more than {NEAR:.0%}")
     if not options.run:
         output.give(found)
         return DONE
