@@ -142,7 +142,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
 
         Where ``solution.crossovers`` was asked, and the sizes of the last call are beyond one, it says so.
         """
-        return self._current().reports_now()
+        return Reports([*self._current().reports_now(), *self._calls.notes])
 
     @property
     def guards(self) -> GuardReport:

@@ -152,8 +152,8 @@ def _messages(program: Program) -> Iterator[list[fx.Node]]:
     bucket: list[fx.Node] = []
     for node in program.nodes:
         row = transfers.BY_FUNCTION.get(node.target)
-        if row is None or not row.collective:
-            continue
+        if row is None or not row.collective or not transfers.arguments(node.target, node.args, node.kwargs).get("axis", 1):
+            continue  # a redistribute without axes exchanges nothing
         message = record_of(node).message
         if bucket and (not message or record_of(bucket[0]).message != message):
             yield bucket
