@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from autopar.ir.program import Program
 from autopar.parallel import Parallel
 from autopar.report.progress import doing
 from autopar.step.train_step import TrainStep
-from autopar.verify.channels.classes import check_classes
+from autopar.verify.channels.classes import RankClass, check_classes
 
 
 def verify(options: VerifyOptions) -> int:
@@ -63,7 +63,7 @@ def _follow(options: VerifyOptions) -> int:
     found["numbers"] = asdict(numbers)
     said = f"{numbers.count} values, {numbers.what}: the largest difference is {numbers.largest:.1e}, of {numbers.of}"
     if not numbers.equal:
-        return _wrong(output, found, f"{said}, more than {numbers.tolerance:g}")
+        return _wrong(output, found, f"{said}, more than {numbers.tolerance:g}; {numbers.first}")
     say(f"numbers: {said}, within {numbers.tolerance:g}: those of a single device, in float64 and without dropout")
     output.give(found)
     return DONE
@@ -84,7 +84,7 @@ def _checks(planned: Planned) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
             program.verify()
         count = len(list(program.nodes))
         yield f"explicit {name}", f"{count:,} lines; each use has the layout and dtype it requires", {"lines": count}
-    for name, classes in planned.rank_classes.items():
+    for name, classes in _of_ranks(planned).items():
         for one in classes:
             with doing(f"verify {name} of a rank"):
                 one.program.verify()
@@ -103,6 +103,11 @@ def _checks(planned: Planned) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 def _explicit(planned: Planned) -> Mapping[str, Program]:
     """Return the explicit programs by name."""
     return {"call": planned.program} if isinstance(planned, Parallel) else planned.program.programs
+
+
+def _of_ranks(planned: Planned) -> Mapping[str, Sequence[RankClass]]:
+    """Return the scheduled programs by class of ranks, by the name of the part of a step."""
+    return planned.rank_classes
 
 
 def _collectives(program: Program) -> int:
