@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from autopar.ir.program import Program
     from autopar.parallel import Parallel
     from autopar.rules import register_rule
+    from autopar.runtime.processes.one_rank import one_rank
     from autopar.runtime.redistribute_pieces import redistribute
     from autopar.runtime.simulated_program import localize, simulate
     from autopar.runtime.wire.emulate import emulate
@@ -47,7 +48,7 @@ __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
     "PlanError", "Program", "RuleError", "SimulationError", "TextError", "TransitionError", "VerifyError", "checkpoint",
     "compile_backend", "constrain", "data", "devices", "elastic", "emulate", "local_map", "localize", "log",
-    "parallelize", "price", "redistribute", "register_rule", "simulate",
+    "one_rank", "parallelize", "price", "redistribute", "register_rule", "simulate",
 ]  # fmt: skip
 
 MODULES = {  # name → the module that has it; all others of ``__all__`` are errors
@@ -56,7 +57,7 @@ MODULES = {  # name → the module that has it; all others of ``__all__`` are er
     "redistribute": "runtime.redistribute_pieces", "localize": "runtime.simulated_program",
     "simulate": "runtime.simulated_program", "price": "costs.program_price",
     "constrain": "capture.constrained", "local_map": "capture.local_map", "emulate": "runtime.wire.emulate",
-    "log": "step.log", "compile_backend": "torch_compile",
+    "log": "step.log", "compile_backend": "torch_compile", "one_rank": "runtime.processes.one_rank",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "data", "elastic", "errors", "ir", "model", "optimizers", "passes",
          "pipeline", "plan", "report", "rules", "runtime", "scheduling", "search", "step", "transitions",

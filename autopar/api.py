@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
-from autopar.capture.exported import exported_module
+from autopar.capture.exported import exported_module, is_exported
 from autopar.costs.machine import Machine, machine_from, machine_of
 from autopar.costs.on_hosts import on_hosts
 from autopar.errors import PlanError, class_of, shown
@@ -23,10 +24,12 @@ from autopar.model.choose_mesh import choose_mesh
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.given_plan import GivenPlan, about_machine, given_plan, without_pipeline
 from autopar.model.inputs import INPUTS, Inputs
+from autopar.model.scaled_copy import compare_scaled_copy
 from autopar.model.sizes import Dynamic
 from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import SEARCH
+from autopar.report.passes import PassReport
 from autopar.runtime.lowering.regions import check_compiler
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import job_of
@@ -56,6 +59,7 @@ def parallelize(
     memory: float | None = None,
     overlap: Given = "longest-tail",
     compile: bool = False,
+    verify: bool = False,
 ) -> Parallel:
     """Put ``model`` on ``mesh``: capture it once, give every value a layout, and insert the transfers.
 
@@ -110,6 +114,10 @@ def parallelize(
             do.
         compile: whether Inductor compiles what each rank computes between collectives, in calls and steps; equal blocks
             once. The order of collectives stays as it is. Simulated ranks run uncompiled.
+        verify: whether to run a scaled-down copy, too: two ranks along each axis, or three where pieces are uneven, all
+            simulated in this process, in float64. Outputs and gradients must be those of a single device. It needs an
+            ``example``. ``parallel.reports["numbers"]`` says what was compared; a model of more than 50 million
+            parameters is not, and neither is a saved plan, which is for its own mesh.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
 
     On the processes of a job (``torchrun``, or an initialised process group) all ranks call ``parallelize``, and then
@@ -118,6 +126,7 @@ def parallelize(
 
     Raises:
         MemoryLimitError: no plan was found that fits into ``memory``; the error says how much is missing.
+        VerifyError: ``verify=True``, and a number differs from that of a single device; the error names the first one.
         PlanError, CaptureError, RuleError: each names the line or the name at fault, and the remedy; nothing has been
             changed.
         CompileError: ``compile=True``, and there is no C++ compiler.
@@ -131,7 +140,7 @@ def parallelize(
         return _on_best_mesh(
             model, mesh, plan, example, inputs, strict=strict, machine=machine, time_limit=time_limit, memory=memory,
             timeout=timeout, outputs=outputs, recapture=recapture, dynamic=dynamic, random=random, overlap=overlap,
-            compile=compile,
+            compile=compile, verify=verify,
         )  # fmt: skip
     device_mesh: DeviceMesh | None = None
     if is_device_mesh(mesh):
@@ -149,6 +158,9 @@ def parallelize(
         _check_switch("dynamic", dynamic)
     _check_switch("strict", strict)
     _check_switch("compile", compile)
+    _check_switch("verify", verify)
+    if verify and example is None:
+        raise ValueError("verify=True compares a call with a single device; give its arguments as example=(x,)")
     if compile:
         check_compiler(_device(model, device_mesh))
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
@@ -177,7 +189,38 @@ def parallelize(
     if example is not None:
         args, kwargs = split_example(example)
         parallel.capture(*args, **kwargs)
+        if verify:
+            _verify_numbers(parallel, model, layers, given, args, kwargs, strict=strict, inputs_of=inputs, machine=on)
     return parallel
+
+
+def _verify_numbers(
+    parallel: Parallel, model: torch.nn.Module, plan: Any, given: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any],
+    *, strict: bool, inputs_of: Inputs, machine: Machine | None,
+) -> None:  # fmt: skip
+    """Compare a scaled-down copy with a single device, and report what was compared.
+
+    Raises:
+        VerifyError: a number differs.
+    """
+    begun = time.perf_counter()
+    if parallel.mesh.sizes.get(PIPELINE, 1) > 1:
+        said = "numbers were not compared with a single device: train_step cuts the model into stages"
+    elif given is not None:
+        said = "numbers were not compared with a single device: a saved plan is for its own mesh alone"
+    elif inputs_of == "local":
+        said = 'numbers were not compared with a single device: with inputs="local" the example is a piece of a batch'
+    elif is_exported(model):
+        said = "numbers were not compared with a single device: an exported program keeps its dtypes and its mode"
+    else:
+
+        def parallelized(model: torch.nn.Module, mesh: Mesh, example: Any) -> Parallel:
+            made = Parallel(model, mesh, plan, strict=strict, machine=machine, dynamic=False)
+            made.capture(*example[0], **example[1])
+            return made
+
+        said = compare_scaled_copy(model, args, kwargs, parallel.mesh, parallel.program, parallelized)
+    parallel._calls.notes.append(PassReport("numbers", (time.perf_counter() - begun) * 1e3, notes=(said,)))
 
 
 def devices(count: int, machine: Machine | str | Path | None = None) -> Devices:

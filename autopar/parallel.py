@@ -45,12 +45,14 @@ from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
+from autopar.runtime.processes.one_rank import alone
 from autopar.runtime.spans import span
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.overlap import Given, overlap_of
 from autopar.scheduling.simulation import Issue
 from autopar.search.devices.stages import Pipelined
 from autopar.search.solutions.solution import Solution
+from autopar.verify.channels.classes import RankClass
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -85,7 +87,8 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
                  time_limit: float = 60.0, memory: float | None = None,
                  given: Solution | None = None, dynamic: Dynamic = None, overlap: Given = "longest-tail",
                  pipelined: Pipelined | None = None, compile: bool = False) -> None:  # fmt: skip
-        agreement = None if job is None or mesh.size == 1 else Agreement(job.control, mesh)
+        lone = job is None or mesh.size == 1 or alone() is not None  # without others to agree with
+        agreement = None if job is None or lone else Agreement(job.control, mesh)
         context = None
         if job is not None or mesh.size == 1:
             rank = mesh.ranks[0] if job is None else job.rank
@@ -143,7 +146,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
 
         Where ``solution.crossovers`` was asked, and the sizes of the last call are beyond one, it says so.
         """
-        return self._current().reports_now()
+        return Reports([*self._current().reports_now(), *self._calls.notes])
 
     @property
     def guards(self) -> GuardReport:
@@ -221,6 +224,11 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         Ranks with pieces of equal shapes share one graph.
         """
         return self._current().local[rank]
+
+    @property
+    def rank_classes(self) -> dict[str, list[RankClass]]:
+        """The ranks that share a program, with it, by the name of what runs: ``call``."""
+        return {"call": self._current().local.classes}
 
     def _current(self) -> Compiled:
         if self._calls.latest is None and self._calls.homes is not None:

@@ -698,6 +698,17 @@ def device_mesh_of_others(device_type: str, ranks: torch.Tensor, names: tuple[st
     return DeviceMesh(device_type, ranks, mesh_dim_names=names, _init_backend=False)
 
 
+def join_fake_job(rank: int, size: int) -> None:
+    """Initialize the default process group as one rank of a job that has no other processes. Tried on 2.13.
+
+    Its collectives return at once, and exchange nothing.
+    """
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # tried on 2.13: it registers the backend, too
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+
+
 def forget_groups(device_mesh: Any) -> None:
     """Drop the closed groups of a device mesh, so that their threads end. Tried on 2.13.
 

@@ -4,7 +4,8 @@ Axes are divided into *digits*, one for each prime factor of their size, so that
 split puts digits at the positions of a part, major first. Rank r needs something of the piece of rank s exactly if
 ``s[h] == r[w]`` at each position that has a digit ``h`` before and a digit ``w`` afterwards. All overlaps have equal
 size, so ``messages`` balances their number, and to count them is to multiply the sizes of digits: the time does not
-depend on the number of ranks. Where pieces are uneven, or digits do not meet, the messages are listed.
+depend on the number of ranks. Where pieces are uneven, or digits do not meet, the messages are listed: those of a few
+ranks, if there are many (``fewer_ranks``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from autopar.costs.fewer_ranks import MOST_LISTED, busiest_of_many
 from autopar.ir.layout import Axes, Layout, in_common
 from autopar.ir.mesh import Mesh
 from autopar.ir.messages import LEAST, messages
@@ -40,7 +42,11 @@ def busiest(source: Layout, target: Layout, shape: tuple[int, ...], ranks_per_no
             counted = counted_on_mesh(parts, pending, source.mesh, ranks_per_node)
         else:
             counted = counted_between(parts, len(shape), source.mesh, target.mesh, ranks_per_node)
-    return listed(source, target, shape, ranks_per_node) if counted is None else counted
+    if counted is not None:
+        return counted
+    if source.mesh == target.mesh and source.mesh.size > MOST_LISTED:
+        return busiest_of_many(source, target, shape, ranks_per_node)
+    return listed(source, target, shape, ranks_per_node)
 
 
 def listed(source: Layout, target: Layout, shape: tuple[int, ...], ranks_per_node: int) -> Exchange:

@@ -157,7 +157,7 @@ def _sizes_of_dim(have: Dim, want: Dim, size: int, mesh: Mesh) -> tuple[np.ndarr
         if (alike := _same_on_all_ranks(n, have_axes, want_axes, mesh)) is not None:
             needed, both_hold = needed * alike[0], both_hold * alike[1]
         else:
-            (a, p), (b, q) = _spans(n, have_axes, mesh), _spans(n, want_axes, mesh)
+            (a, p), (b, q) = spans(n, have_axes, mesh), spans(n, want_axes, mesh)
             needed, both_hold = needed * q, both_hold * np.maximum(np.minimum(a + p, b + q) - np.maximum(a, b), 0)
     return needed, both_hold
 
@@ -260,7 +260,7 @@ def _indices(axis: str, mesh: Mesh) -> np.ndarray:
 
 
 @lru_cache(maxsize=4096)
-def _spans(size: int, axes: Axes, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
+def spans(size: int, axes: Axes, mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
     """Return ``layout.span`` for all coordinates: start and length, with one dimension for each axis of the mesh."""
     start, length = (
         np.zeros((1,) * len(mesh.axes), dtype=np.int64),

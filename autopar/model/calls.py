@@ -30,6 +30,7 @@ from autopar.model.uneven_batches import with_like_pieces
 from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_without_search
 from autopar.plan.plan import of_the_batch
+from autopar.report.passes import PassReport
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job, Membership
 from autopar.runtime.seeds import step_seed
@@ -77,6 +78,7 @@ class Calls:
         self.staged: Any = None
         self.generation: Any = None
         self.traced: Program | None = None
+        self.notes: list[PassReport] = []  # what was verified beside captures
         self.pipelined: Pipelined | None = None
         self.passed, self._layouts, self._original = inputs, dict(layouts), original
         self._input_layouts: dict[Any, Mapping[str, DistAttr]] = {}  # by names and shapes of inputs
@@ -273,6 +275,8 @@ class Calls:
         self._layouts |= moved
         self.compiler = replace(self.compiler, homes={**self.compiler.homes, **layouts})
         if self.job is not None and moved:
+            # ``initialize`` may have made new ones, which are known by the placements that they are about to lose
+            self.tensors.check_parameters(model_state(self.module).parameters)
             move_parameters(self.module, moved, self.mesh, self.job)
 
     def move(self, layouts: Mapping[str, DistAttr]) -> None:

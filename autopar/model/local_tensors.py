@@ -47,7 +47,7 @@ class LocalTensors:
 
     def pieces(self, inputs: CallInputs, state: ModelState, interface: Interface, rank: int) -> Pieces:
         """Return this rank's pieces of the parameters, the buffers and the inputs of a call."""
-        self._check_parameters(state.parameters)
+        self.check_parameters(state.parameters)
         named = [*state.parameters, *state.buffers]
         refuse_without_values([*named, *inputs.named])
         tensors = [tensor for _, tensor in named]
@@ -66,7 +66,7 @@ class LocalTensors:
                 brought.add(placeholder)
         return Pieces(pieces, leaves, brought)
 
-    def _check_parameters(self, named: Named) -> None:
+    def check_parameters(self, named: Named) -> None:
         """Raise ``ValueError`` if a parameter was added or replaced.
 
         A DTensor may be replaced by one with the same placements.

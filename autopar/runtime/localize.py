@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from torch import fx
 
 from autopar.gc_pause import gc_paused
 from autopar.ir import transfers
+from autopar.ir.boxes import spans
 from autopar.ir.layout import span
 from autopar.ir.mesh import Mesh
 from autopar.ir.messages import axes_between, messages
@@ -31,7 +33,7 @@ from autopar.rules.registry import rule_of
 from autopar.scheduling.programs.apply import scheduled
 from autopar.scheduling.programs.order import Order
 from autopar.torch_private import OpOverload
-from autopar.verify.channels.programs import check_programs
+from autopar.verify.channels.classes import RankClass, check_classes
 
 
 def rank_classes(program: Program) -> list[list[int]]:
@@ -46,12 +48,24 @@ def rank_classes(program: Program) -> list[list[int]]:
                     for end in range(1, len(axes) + 1):
                         splits[type.layout.mesh, size, axes[:end]] = None
     uneven = [(on, size, axes) for on, size, axes in splits if size % on.count(axes)]
-    stages = {name: frozenset(stage.ranks) for name, stage in program.stages.items()}
-    classes: dict[tuple[Any, ...], list[int]] = {}
-    for rank in mesh.ranks:
-        sizes = [span(size, axes, on, on.coordinates(rank))[1] if rank in on else -1 for on, size, axes in uneven]
-        classes.setdefault((*sizes, *(rank in ranks for ranks in stages.values())), []).append(rank)
+    stages = {frozenset(stage.ranks) for stage in program.stages.values()}
+    columns = [_lengths(mesh, on, size, axes) for on, size, axes in uneven]
+    columns += [np.fromiter((rank in ranks for rank in mesh.ranks), np.int64, mesh.size) for ranks in stages]
+    if not columns:
+        return [list(mesh.ranks)]
+    classes: dict[bytes, list[int]] = {}
+    for rank, row in zip(mesh.ranks, np.stack(columns, axis=1), strict=True):
+        classes.setdefault(row.tobytes(), []).append(rank)
     return list(classes.values())
+
+
+def _lengths(mesh: Mesh, on: Mesh, size: int, axes: tuple[str, ...]) -> np.ndarray:
+    """Return the length of each rank's piece of a dim that is split on a mesh; -1 for ranks that are not on it."""
+    lengths = np.broadcast_to(spans(size, axes, on)[1], on.shape).ravel()
+    if on.ranks == mesh.ranks:
+        return lengths
+    there = dict(zip(on.ranks, lengths.tolist(), strict=True))
+    return np.array([there.get(rank, -1) for rank in mesh.ranks])
 
 
 SHARED = (
@@ -97,6 +111,16 @@ class LocalPrograms(Mapping[int, Program]):
             self._make()
         return self._made.values()
 
+    @property
+    def classes(self) -> list[RankClass]:
+        """The classes of ranks, each with the program of its first rank."""
+        if not self._made:
+            self._make()
+        return self._classed()
+
+    def _classed(self) -> list[RankClass]:
+        return [RankClass(self._made[k], ranks) for k, ranks in enumerate(self._classes)]
+
     def _make(self) -> None:
         """Localize all classes: the check for deadlocks needs all classes together."""
         mesh = _mesh(self._program)
@@ -104,7 +128,7 @@ class LocalPrograms(Mapping[int, Program]):
             self._made = {k: self._of_class(mesh.coordinates(ranks[0])) for k, ranks in enumerate(self._classes)}
             for program in self._made.values():
                 self._check(program)
-            check_programs({rank: self._made[k].at(mesh.coordinates(rank)) for rank, k in self._class_of.items()})
+            check_classes(self._classed())
 
     def _of_class(self, coordinates: Mapping[str, int]) -> Program:
         local = localize(self._program, coordinates)

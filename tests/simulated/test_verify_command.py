@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from autopar.cli.app import app
 from autopar.cli.plan import compared, verify
 from autopar.ir.program import Program
+from autopar.verify.channels.classes import RankClass
 
 MODEL = """\
 import torch
@@ -128,14 +129,13 @@ def test_a_wrong_program_is_named(path: str, at: str, monkeypatch: pytest.Monkey
         monkeypatch.setattr(verify, "_explicit", lambda planned: {"call": without_transfers(explicit(planned)["call"])})
     else:
 
-        def of_ranks(planned: Any, mesh: Any) -> Any:
-            found = {name: dict(programs) for name, programs in run(planned, mesh).items()}
-            (programs,) = found.values()
-            if at == "scheduled":
-                programs[1] = without_transfers(programs[1])
-            else:
-                del programs[1]
-            return found
+        def of_ranks(planned: Any) -> Any:
+            ((name, (one,)),) = run(planned).items()
+            others = RankClass(one.program, [rank for rank in one.ranks if rank != 1])
+            if at == "channels":
+                return {name: [others]}
+            mesh = one.program.mesh
+            return {name: [others, RankClass(without_transfers(one.program.at(mesh.coordinates(1))), [1])]}
 
         monkeypatch.setattr(verify, "_of_ranks", of_ranks)
     status, out, error = asked(f"{path}:Net", *X, "--plan", "ddp", "--json", "--quiet")

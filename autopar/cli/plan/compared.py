@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,40 +13,11 @@ from autopar.capture.exported import is_exported
 from autopar.cli.plan.planning import Planned, Planning
 from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.refused import Refused
-from autopar.ir.nodes import record_of
-from autopar.ir.program import Program
-from autopar.ir.record import TensorType
 from autopar.ir.structure import flatten, unflatten
+from autopar.model.compared import Numbers, has_gradient, pairs_of_call, tolerance_of
 from autopar.parallel import Parallel
 
 MOST_PARAMETERS, MOST_RANKS = 20_000_000, 64  # of a model that is simulated: each rank has its pieces here
-EXACT, ROUNDED = 1e-9, 1e-4  # relative differences: in float64 alone, and where the model computes in narrower dtypes
-SMALL = 1e-6  # of all gradients: what is smaller is zero but for rounding
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """How far the numbers of all ranks are from those of a single device.
-
-    Attributes:
-        what: what was compared: outputs and gradients, or the loss and the parameters after a step.
-        largest: the largest relative difference, by norms.
-        of: the value that has it.
-        count: the number of values.
-        tolerance: the largest difference that rounding explains.
-    """
-
-    what: str
-    largest: float
-    of: str
-    count: int
-    tolerance: float
-
-    @property
-    def equal(self) -> bool:
-        """Whether the numbers are the same, but for rounding; NaN is not."""
-        return self.largest <= self.tolerance
-
 
 def in_float64(planning: Planning) -> Planning:
     """Return the same with a small model in float64, as it is compared: without dropout.
@@ -85,64 +55,19 @@ def compared(planned: Planned, planning: Planning) -> Numbers:
     eager = copy.deepcopy(planning.model)
     args, kwargs = split_example(planning.example)
     if isinstance(planned, Parallel):
-        what, program = "outputs and gradients", planned.program
-        pairs = _of_call(eager, planned, args, kwargs)
-    else:
-        what, program = "the loss and the parameters after a step", planned.program.programs["micro"]
-        assert planning.optimizer is not None
-        optimizer = OPTIMIZERS[planning.optimizer](eager.parameters(), 1e-3, 0.0)
-        expected = next(leaf for leaf in flatten(eager(*args, **kwargs))[0] if _is_loss(leaf))
-        expected.backward()
-        optimizer.step()
-        loss = planned.simulate(*args, **kwargs)
-        own = dict(planned.parallel.named_parameters())
-        pairs = [("the loss", loss, expected), *((name, own[name], p) for name, p in eager.named_parameters())]
-    tolerance = EXACT if _is_wide(program) else ROUNDED
-    differences = [(_difference(ours, theirs), name) for name, ours, theirs in pairs]
-    largest, name = max(differences, default=(0.0, ""), key=lambda row: (row[0] != row[0], row[0]))
-    return Numbers(what, largest, name, len(differences), tolerance)
-
-
-def _of_call(eager: torch.nn.Module, planned: Parallel, args: Any, kwargs: Any) -> list[tuple[str, Any, Any]]:
-    """Return the values of a call and their gradients, as name, ours, theirs."""
-    theirs, ours = flatten(eager(*args, **kwargs))[0], flatten(planned.simulate(*args, **kwargs))[0]
-    tensors = [
-        (f"output {k}", a, b) for k, (a, b) in enumerate(zip(ours, theirs, strict=True)) if isinstance(b, torch.Tensor)
-    ]
-    for values in (ours, theirs):
-        sums = [value.double().square().sum() for value in values if _has_gradient(value)]
-        if sums:
-            torch.stack(sums).sum().backward()
-    own = dict(planned.named_parameters())
-    pairs = [(name, own[name].grad, p.grad) for name, p in eager.named_parameters() if p.grad is not None]
-    norm = torch.stack([gradient.norm() for _, _, gradient in pairs]).norm() if pairs else torch.zeros(())
-    floor = float(norm) * SMALL
-    return [*tensors, *((f"the gradient of {name}", a, b) for name, a, b in pairs if float(b.norm()) > floor)]
-
-
-def _difference(ours: Any, theirs: torch.Tensor) -> float:
-    if not isinstance(ours, torch.Tensor) or ours.shape != theirs.shape:
-        return float("inf")
-    ours, theirs = ours.detach().double(), theirs.detach().double()
-    return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30)) if not torch.equal(ours, theirs) else 0.0
-
-
-def _has_gradient(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+        pairs = pairs_of_call(eager, planned, args, kwargs)
+        return Numbers.of_pairs("outputs and gradients", pairs, tolerance_of(planned.program))
+    assert planning.optimizer is not None
+    optimizer = OPTIMIZERS[planning.optimizer](eager.parameters(), 1e-3, 0.0)
+    expected = next(leaf for leaf in flatten(eager(*args, **kwargs))[0] if _is_loss(leaf))
+    expected.backward()
+    optimizer.step()
+    loss = planned.simulate(*args, **kwargs)
+    own = dict(planned.parallel.named_parameters())
+    pairs = [("the loss", loss, expected), *((name, own[name], p) for name, p in eager.named_parameters())]
+    tolerance = tolerance_of(planned.program.programs["micro"])
+    return Numbers.of_pairs("the loss and the parameters after a step", pairs, tolerance)
 
 
 def _is_loss(value: Any) -> bool:
-    return _has_gradient(value) and value.numel() == 1
-
-
-def _is_wide(program: Program) -> bool:
-    """Return whether all floats of a program are in float64."""
-    return all(not dtype.is_floating_point or dtype == torch.float64 for dtype in _dtypes(program))
-
-
-def _dtypes(program: Program) -> Iterator[torch.dtype]:
-    for node in program.nodes:
-        types = record_of(node).type
-        for type in types if isinstance(types, tuple) else (types,):
-            if isinstance(type, TensorType):
-                yield type.dtype
+    return has_gradient(value) and value.numel() == 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autopar.cli.models.options import ModelOptions
 from autopar.cli.output import OutputOptions
+from autopar.cli.train.options import NONE
 
 MESH = "dp=2,tp=2"  # without --mesh and --devices
 
@@ -44,6 +45,10 @@ class PageOptions(PlannedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(PlannedOptions):
-    """The options of ``autopar verify`` and their defaults."""
+    """The options of ``autopar verify`` and their defaults; ``NONE`` stands for no recomputation."""
 
     run: bool = False
+    rank: int | None = None
+    microbatches: int = 1
+    recompute: str = NONE
+    zero: int = 0

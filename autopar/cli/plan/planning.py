@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class Planning:
         memory: the most bytes that a rank may use in a searched plan; ``None``: the capacity of the machine.
         time_limit: seconds of a search.
         optimizer: of the training step; ``None``: a call, with its backward.
+        step: further options of the training step, as ``train_step`` takes them.
         notes: what was decided for the user before, in sentences.
     """
 
@@ -51,6 +53,7 @@ class Planning:
     time_limit: float
     optimizer: str | None
     notes: tuple[str, ...] = ()
+    step: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def limit(self) -> float | None:
@@ -78,7 +81,7 @@ class Planning:
             return parallel
         if isinstance(self.mesh, Devices):  # its plan is that of a call, and a step has another
             return replace(self, mesh=parallel.mesh).placed(plan)
-        step = parallel.train_step(OPTIMIZERS[self.optimizer](parallel.parameters(), 1e-3, 0.0))
+        step = parallel.train_step(OPTIMIZERS[self.optimizer](parallel.parameters(), 1e-3, 0.0), **self.step)
         step.capture(self.example)
         return step
 

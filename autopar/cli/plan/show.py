@@ -26,7 +26,7 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 def show_request(output: Output, options: PlannedOptions, planning: Planning) -> None:
     """Print the model, the mesh and the machine, and what was decided for the user before."""
     parameters = sum(parameter.numel() for parameter in planning.model.parameters())
-    what = f"a training step with {options.optimizer}" if options.optimizer else "a call with its backward"
+    what = f"a training step with {planning.optimizer}" if planning.optimizer else "a call with its backward"
     limit = "no limit of memory" if planning.limit is None else f"within {bytes_text(planning.limit)} a rank"
     mesh = f"mesh {planning.mesh}" if isinstance(planning.mesh, Mesh) else f"{planning.mesh.count} devices"
     output.text.print(

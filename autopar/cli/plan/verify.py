@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -12,15 +12,16 @@ from autopar.cli.output import Output, output_of
 from autopar.cli.plan.compared import compared, in_float64
 from autopar.cli.plan.options import VerifyOptions
 from autopar.cli.plan.planning import Planned, planning_of
+from autopar.cli.plan.rank import NEAR, check_memory, of_rank, with_step
 from autopar.cli.plan.show import show_request
 from autopar.cli.status import DONE, FAILED, status_of
 from autopar.errors import ChannelError, VerifyError
 from autopar.ir import transfers
-from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.parallel import Parallel
 from autopar.report.progress import doing
-from autopar.verify.channels.programs import check_programs
+from autopar.step.train_step import TrainStep
+from autopar.verify.channels.classes import RankClass, check_classes
 
 
 def verify(options: VerifyOptions) -> int:
@@ -31,6 +32,7 @@ def verify(options: VerifyOptions) -> int:
 def _follow(options: VerifyOptions) -> int:
     output = output_of(options)
     planning, plan = planning_of(options, "autopar verify", values=options.run)
+    planning = with_step(planning, options)
     if options.run:
         planning = in_float64(planning)
     show_request(output, options, planning)
@@ -44,6 +46,15 @@ def _follow(options: VerifyOptions) -> int:
             say(f"{name}: {said}")
     except (VerifyError, ChannelError) as error:
         return _wrong(output, found, str(error))
+    if options.rank is not None:
+        assert isinstance(planned, TrainStep)
+        say(f"rank {options.rank}: {check_memory(planned, options.rank)}")
+        with doing(f"run rank {options.rank}"):
+            report = of_rank(planning, planned.solution or plan, options.rank)
+        found["rank"] = report.figures()
+        output.text.print(f"\n{report}", end="", soft_wrap=True)
+        if abs(report.apart) > NEAR:
+            return _wrong(output, found, f"{report.memory}, more than {NEAR:.0%}")
     if not options.run:
         output.give(found)
         return DONE
@@ -52,7 +63,7 @@ def _follow(options: VerifyOptions) -> int:
     found["numbers"] = asdict(numbers)
     said = f"{numbers.count} values, {numbers.what}: the largest difference is {numbers.largest:.1e}, of {numbers.of}"
     if not numbers.equal:
-        return _wrong(output, found, f"{said}, more than {numbers.tolerance:g}")
+        return _wrong(output, found, f"{said}, more than {numbers.tolerance:g}; {numbers.first}")
     say(f"numbers: {said}, within {numbers.tolerance:g}: those of a single device, in float64 and without dropout")
     output.give(found)
     return DONE
@@ -73,22 +84,19 @@ def _checks(planned: Planned) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
             program.verify()
         count = len(list(program.nodes))
         yield f"explicit {name}", f"{count:,} lines; each use has the layout and dtype it requires", {"lines": count}
-    mesh = planned.mesh if isinstance(planned, Parallel) else planned.parallel.mesh
-    assert isinstance(mesh, Mesh)
-    for name, programs in _of_ranks(planned, mesh).items():
-        distinct = {id(program.graph): program for program in programs.values()}
-        for program in distinct.values():
+    for name, classes in _of_ranks(planned).items():
+        for one in classes:
             with doing(f"verify {name} of a rank"):
-                program.verify()
+                one.program.verify()
         with doing(f"channels of {name}"):
-            check_programs(programs)
-        counts = [_collectives(program) for program in distinct.values()]
-        lines = sum(len(list(program.nodes)) for program in distinct.values())
+            check_classes(classes)
+        ranks, counts = sum(len(one.ranks) for one in classes), [_collectives(one.program) for one in classes]
+        lines = sum(len(list(one.program.nodes)) for one in classes)
         yield (
             f"scheduled {name}",
-            f"{len(programs)} ranks in {len(distinct)} class{'es' * (len(distinct) > 1)}, {lines:,} lines; "
+            f"{ranks:,} ranks in {len(classes)} class{'es' * (len(classes) > 1)}, {lines:,} lines; "
             f"{max(counts)} transfers of a rank meet in one order, and no rank waits forever",
-            {"ranks": len(programs), "classes": len(distinct), "lines": lines, "transfers": max(counts)},
+            {"ranks": ranks, "classes": len(classes), "lines": lines, "transfers": max(counts)},
         )
 
 
@@ -97,15 +105,9 @@ def _explicit(planned: Planned) -> Mapping[str, Program]:
     return {"call": planned.program} if isinstance(planned, Parallel) else planned.program.programs
 
 
-def _of_ranks(planned: Planned, mesh: Mesh) -> Mapping[str, Mapping[int, Program]]:
-    """Return the scheduled programs: name of the part of a step → rank → program."""
-    if isinstance(planned, Parallel):
-        return {"call": {rank: planned.local(rank) for rank in mesh.ranks}}
-    found: dict[str, dict[int, Program]] = {}
-    for rank in mesh.ranks:
-        for name, program in planned.local(rank).programs.items():
-            found.setdefault(name, {})[rank] = program
-    return found
+def _of_ranks(planned: Planned) -> Mapping[str, Sequence[RankClass]]:
+    """Return the scheduled programs by class of ranks, by the name of the part of a step."""
+    return planned.rank_classes
 
 
 def _collectives(program: Program) -> int:

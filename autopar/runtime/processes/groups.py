@@ -10,7 +10,9 @@ from torch import distributed
 
 from autopar.ir.dtensor import device_mesh_of, with_an_axis
 from autopar.ir.mesh import Mesh
+from autopar.ir.rank_groups import ranks_by_group
 from autopar.ir.streams import DEFAULT, Ranks, Stream
+from autopar.runtime.processes.one_rank import alone
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -73,9 +75,11 @@ class ProcessGroups:
 
     def _take(self, wanted: Collection[Key], taken: list[Key]) -> dict[Key, distributed.ProcessGroup]:
         keys, rank = sorted(wanted), distributed.get_rank()
+        if alone() is not None:  # no other rank has to make the groups of others, too
+            keys = [key for key in keys if rank in key.ranks]
         for key in keys:
             if key not in self._groups:
-                backend = "gloo" if key.purpose in ON_THE_HOST else None
+                backend = "gloo" if key.purpose in ON_THE_HOST and alone() is None else None
                 self._groups[key] = distributed.new_group(
                     list(key.ranks), backend=backend, use_local_synchronization=False
                 )
@@ -116,7 +120,7 @@ class ProcessGroups:
 
 def groups_over(mesh: Mesh, axes: Sequence[str]) -> list[Ranks]:
     """Return the sets of ranks that differ only along the given axes."""
-    return sorted({tuple(sorted(mesh.group(rank, axes))) for rank in mesh.ranks})
+    return sorted(tuple(sorted(ranks)) for ranks in ranks_by_group(mesh, axes))
 
 
 _present: list[tuple[distributed.ProcessGroup | None, ProcessGroups]] = []  # of the present default group

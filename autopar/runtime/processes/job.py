@@ -20,6 +20,7 @@ from autopar.ir.streams import DEFAULT, GroupKey, Stream, group_key
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, groups_over, process_groups
 from autopar.runtime.processes.hosts import hosts_of
+from autopar.runtime.processes.one_rank import alone
 from autopar.runtime.wire.wire_groups import BACKEND, EMULATED, check_default_group, completes_in_order
 from autopar.torch_private import forget_groups
 
@@ -42,7 +43,8 @@ class Job:
             streams.
         known: the streams of all ranks that have a group, the default ones included; equal on all ranks.
         device: the device of this rank's pieces.
-        control: a gloo group of all ranks, for messages besides those of the step.
+        control: a gloo group of all ranks, for messages besides those of the step; without other processes, the
+            default group.
         hosts: the host of each rank.
         taken: the keys of the shared groups that the job uses.
         made_mesh: whether the device mesh is autopar's, and not the user's.
@@ -111,18 +113,25 @@ def job_of(
         check_default_group()
     if not _worlds or _worlds[0].group is not distributed.group.WORLD:
         _worlds[:] = [_World(distributed.group.WORLD, _watched(timeout))]
+    if alone() is not None:
+        return _job_in_world(mesh, device, device_mesh)
     groups, taken = process_groups(), list[Key]()
     control = groups.take(CONTROL, [tuple(sorted(mesh.ranks))], taken)
     try:  # else ranks that give different meshes would wait for each other, each in another collective
         Agreement(control, mesh).agree(
             f"{call} on {mesh!r} of {device.type}" + ", given as a DeviceMesh" * (device_mesh is not None)
         )
-        jobs, key = _worlds[0].jobs, (mesh, device.type, device_mesh)
-        if key not in jobs:
-            jobs[key] = _join(mesh, device, device_mesh)
-        return jobs[key]
+        return _job_in_world(mesh, device, device_mesh)
     finally:
         groups.release(taken)  # the job has taken the group, too
+
+
+def _job_in_world(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | None) -> Job:
+    """Return the job of a mesh, which is made unless it exists."""
+    jobs, key = _worlds[0].jobs, (mesh, device.type, device_mesh)
+    if key not in jobs:
+        jobs[key] = _join(mesh, device, device_mesh)
+    return jobs[key]
 
 
 @dataclass
@@ -152,7 +161,7 @@ _worlds: list[_World] = []  # none or one: that of the present default group
 
 
 def _watched(timeout: float) -> Watch | None:
-    if distributed.get_world_size() == 1:
+    if distributed.get_world_size() == 1 or alone() is not None:
         return None
     from autopar.runtime.processes.launch import store_of_job
     from autopar.runtime.processes.watch import Watch
@@ -164,8 +173,10 @@ def _watched(timeout: float) -> Watch | None:
 
 def _join(mesh: Mesh, device: torch.device, theirs: DeviceMesh | None) -> Job:
     """Make the groups of a mesh that no other mesh has made. ``theirs`` is the user's DeviceMesh, if there is one."""
-    groups, taken = process_groups(), list[Key]()
-    control = groups.take(CONTROL, [tuple(sorted(mesh.ranks))], taken)
+    groups, taken, only = process_groups(), list[Key](), alone()
+    control: Any = distributed.group.WORLD
+    if only is None:
+        control = groups.take(CONTROL, [tuple(sorted(mesh.ranks))], taken)
     device_mesh = theirs or groups.device_mesh(mesh, device.type, taken)
     if device_mesh.device_type != "cpu":
         device = torch.device(
@@ -173,7 +184,7 @@ def _join(mesh: Mesh, device: torch.device, theirs: DeviceMesh | None) -> Job:
         )
     names = groups_of(mesh, device_mesh, groups, taken)
     known = {(ranks, DEFAULT) for axes in _combinations(mesh) for ranks in groups_over(mesh, axes)}
-    hosts = hosts_of(Agreement(control, mesh))
+    hosts = hosts_of(Agreement(control, mesh)) if only is None else only.hosts
     return Job(distributed.get_rank(), device_mesh, names, known, device, control, hosts, tuple(taken), theirs is None)
 
 

@@ -13,6 +13,7 @@ from autopar.ir import transfers
 from autopar.ir.messages import messages
 from autopar.ir.nodes import node_at, record_of, tensor_type
 from autopar.ir.program import Program
+from autopar.ir.rank_groups import ranks_by_group
 from autopar.ir.record import PHASES, TensorType
 from autopar.ir.streams import DEFAULT, Stream, stream_of
 from autopar.ir.subaxes import index_along
@@ -26,7 +27,7 @@ Place = tuple[str | None, Axis]  # a stage, and one or more of its axes
 
 
 @dataclass(frozen=True, slots=True)
-class _Communication:
+class Communication:
     """A communicating node. Equal ones are the same collective; only messages have a ``node``.
 
     ``payload`` must be the same in one group, but may differ between groups; ``piece`` describes the rank's own piece.
@@ -73,7 +74,7 @@ def check_programs(programs: Mapping[int, Program], channels: Iterable[Channels]
 
 def tasks_of(program: Program) -> list[Task]:
     """Return the tasks of the rank of a local program, phase by phase, or of a scheduled one in its order."""
-    return _tasks(program, _walk(program), {})
+    return _tasks(program, communication_of(program), {})
 
 
 def creation_order(programs: Iterable[Program]) -> list[Stream]:
@@ -87,8 +88,8 @@ def creation_order(programs: Iterable[Program]) -> list[Stream]:
     streams: set[Stream] = set()
     for program, walk in _by_graph(programs):
         for (stage, axis), stream in {(item.place, item.stream) for item in walk if item.node is None}:
-            mesh = program.meshes[stage]
-            streams.update((tuple(sorted(mesh.group(rank, axis))), stream) for rank in mesh.ranks)
+            groups = ranks_by_group(program.meshes[stage], transfers.axes_of(axis))
+            streams.update((tuple(sorted(ranks)), stream) for ranks in groups)
         every = tuple(sorted(program.meshes[None].ranks))
         streams.update((every, item.stream) for item in walk if item.node is not None and item.stream != DEFAULT)
     return sorted(stream for stream in streams if len(stream[0]) > 1)
@@ -108,14 +109,15 @@ def _messages(program: Program, node: fx.Node) -> Group:
     ))  # fmt: skip
 
 
-def _by_graph(programs: Iterable[Program]) -> list[tuple[Program, list[_Communication]]]:
+def _by_graph(programs: Iterable[Program]) -> list[tuple[Program, list[Communication]]]:
     """Return one program of each graph, with its communicating nodes."""
     by_graph = {id(program.graph): program for program in programs}
-    return [(program, _walk(program)) for program in by_graph.values()]
+    return [(program, communication_of(program)) for program in by_graph.values()]
 
 
-def _walk(program: Program) -> list[_Communication]:
-    phases: dict[str, list[_Communication]] = {phase: [] for phase in PHASES}
+def communication_of(program: Program) -> list[Communication]:
+    """Return the communicating lines of a local program: phase by phase, or of a scheduled one in its order."""
+    phases: dict[str, list[Communication]] = {phase: [] for phase in PHASES}
     for node in program.nodes:
         row = transfers.BY_FUNCTION.get(node.target)
         if row is not None and row.collective:
@@ -135,13 +137,13 @@ def _walk(program: Program) -> list[_Communication]:
             if record.started:
                 payload += ("message", record.message), ("elements", str(record.span))
             stream = stream_of(record.stream, axis)
-            item = _Communication(node.name, row.name, place, stream, message, payload, piece)
+            item = Communication(node.name, row.name, place, stream, message, payload, piece)
             # a scheduled program runs in its own order, another phase by phase
             phases[PHASES[0] if program.level == "scheduled" else record.phase].append(item)
     return [item for phase in phases.values() for item in phase]
 
 
-def _alike(programs: Mapping[int, Program], walks: Sequence[Sequence[_Communication]]) -> bool:
+def _alike(programs: Mapping[int, Program], walks: Sequence[Sequence[Communication]]) -> bool:
     """Return whether all ranks run the same collectives on meshes of all ranks, and no messages: then they finish."""
     first, *others = walks
     meshes, *more = [program.meshes for program in programs.values()]
@@ -156,7 +158,7 @@ def _alike(programs: Mapping[int, Program], walks: Sequence[Sequence[_Communicat
     )
 
 
-def _of_one_payload(programs: Mapping[int, Program], walks: Mapping[int, Sequence[_Communication]]) -> bool:
+def _of_one_payload(programs: Mapping[int, Program], walks: Mapping[int, Sequence[Communication]]) -> bool:
     """Return whether the members of each group have the same payload, given that all ranks run the same collectives."""
     for number, row in enumerate(zip(*walks.values(), strict=True)):
         first, *others = row
@@ -172,7 +174,7 @@ def _of_one_payload(programs: Mapping[int, Program], walks: Mapping[int, Sequenc
     return True
 
 
-def _tasks(program: Program, walk: Sequence[_Communication], collectives: dict[Any, Collective]) -> list[Task]:
+def _tasks(program: Program, walk: Sequence[Communication], collectives: dict[Any, Collective]) -> list[Task]:
     """Return a rank's tasks; ``collectives`` shares equal collectives between ranks, so that they compare fast."""
     rank, groups, tasks = _rank_of(program), dict[Place, Ranks](), list[Task]()
     for item in walk:
@@ -188,7 +190,7 @@ def _tasks(program: Program, walk: Sequence[_Communication], collectives: dict[A
     return tasks
 
 
-def _check_pieces(rank: int, program: Program, walk: Sequence[_Communication]) -> None:
+def _check_pieces(rank: int, program: Program, walk: Sequence[Communication]) -> None:
     """Check that the rank's own pieces have the sizes that the collectives state."""
     for item in walk:
         if item.piece is not None and item.place[0] in program.meshes and rank in program.meshes[item.place[0]]:
@@ -207,7 +209,7 @@ def _check_pieces(rank: int, program: Program, walk: Sequence[_Communication]) -
                 )
 
 
-def _group(program: Program, rank: int, item: _Communication) -> Ranks:
+def _group(program: Program, rank: int, item: Communication) -> Ranks:
     stage, axis = item.place
     try:
         return program.meshes[stage].group(rank, axis)

@@ -1,0 +1,205 @@
+"""Report what one rank does in a step: its memory beside what was predicted, its time, and its communication."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Column, Table
+from torch import fx
+
+from autopar.ir import transfers
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import operands, record_of, tensor_type
+from autopar.ir.program import Program
+from autopar.ir.rank_groups import ranges_of
+from autopar.notebook import TableReport
+from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.lowering.waits import members
+from autopar.runtime.recording import RecordedRun
+from autopar.scheduling.programs.order import Order
+from autopar.step.op_classes import COMMUNICATION, class_of_op
+
+PYTHON = "Python"  # the time between ops
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """A message of the rank, in the order in which it starts them.
+
+    Attributes:
+        part: the program of the step that starts it.
+        times: how often the program runs in a step.
+        values: the values that the message brings.
+        op: the collective, or ``send`` or ``recv``.
+        axes: the axes of its group.
+        bytes: of this rank's pieces that go in.
+        ranks: the members of the group, as ``0-7``, or ``1-4089:8`` for each eighth one.
+        seconds: what the machine's figures say, each time that it runs; ``None`` where they say nothing.
+    """
+
+    part: str
+    times: int
+    values: tuple[str, ...]
+    op: str
+    axes: tuple[str, ...]
+    bytes: int
+    ranks: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, repr=False)
+class RankReport(TableReport):
+    """What one rank does in a step; prints as tables. Sizes are in bytes, times in seconds.
+
+    Attributes:
+        rank, mesh: which rank of which mesh.
+        predicted, measured: the most memory in use at once.
+        held: of ``measured``, what stays between steps: parameters, buffers, the optimizer's state, the batch.
+        seconds: the time of a step on this machine, without waiting for other ranks.
+        classes: class of ops → its part of ``seconds``.
+        communication: the messages of a step.
+        source: where the seconds of messages are from.
+        alone: whether there were no other ranks, so that nothing was exchanged.
+    """
+
+    rank: int
+    mesh: Mesh
+    predicted: int
+    measured: int
+    held: int
+    seconds: float
+    classes: Mapping[str, float]
+    communication: tuple[Exchanged, ...]
+    source: str
+    alone: bool
+
+    @property
+    def apart(self) -> float:
+        """How far the measured memory is from the predicted one, as a fraction of it."""
+        return self.measured / self.predicted - 1 if self.predicted else 0.0
+
+    @property
+    def memory(self) -> str:
+        """Predicted and measured memory, in words."""
+        return f"memory: predicted {self.predicted:,} bytes, measured {self.measured:,}: {self.apart:+.1%}"
+
+    def figures(self) -> dict[str, Any]:
+        """Return what is printed, as data."""
+        return {
+            "rank": self.rank, "coordinates": dict(self.mesh.coordinates(self.rank)), "predicted": self.predicted,
+            "measured": self.measured, "held": self.held, "seconds": self.seconds, "classes": dict(self.classes),
+            "communication": [asdict(row) for row in self.communication], "source": self.source, "alone": self.alone,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        times = Table("ops", Column("ms", justify="right"), Column("of all", justify="right"))
+        for name, seconds in self.classes.items():
+            times.add_row(name, f"{seconds * 1e3:,.3f}", f"{seconds / self.seconds:.1%}")
+        right = (Column(name, justify="right") for name in ("times", "bytes", "ms"))
+        sent = Table("part", "values", "collective", "axes", "ranks", *right)
+        for row in self.communication:
+            first, *more = row.values
+            values = first + f" and {len(more)} more" * bool(more)
+            ms = "" if row.seconds is None else f"{row.seconds * 1e3:,.3f}"
+            sent.add_row(row.part, values, row.op, " ".join(row.axes), row.ranks, f"{row.times}", f"{row.bytes:,}", ms)
+        out = io.StringIO()
+        console = Console(file=out, width=160)
+        for table in (times, sent):
+            console.print(table)
+        at = " ".join(f"{axis}={index}" for axis, index in self.mesh.coordinates(self.rank).items())
+        return (
+            f"rank {self.rank} ({at}) of {self.mesh}\n"
+            f"{self.memory}; {self.held:,} of them stay between steps\n"
+            f"a step takes {self.seconds * 1e3:,.3f} ms on this machine{self._without}\n{out.getvalue()}"
+            f"ms of communication: {self.source}\n"
+        )
+
+    @property
+    def _without(self) -> str:
+        return ", without its communication: there are no other ranks, and nothing is exchanged" if self.alone else ""
+
+
+def time_by_class(runs: Iterable[RecordedRun], programs: Iterable[Program]) -> tuple[dict[str, float], float]:
+    """Return class of ops → seconds in a recorded step, most first, and the seconds of the step."""
+    lines = [line for run in runs for line in run.lines]
+    kinds = {node.name: class_of_op(node) for program in programs for node in program.nodes if node.op == "call_function"}
+    found: dict[str, float] = {}
+    for line in lines:
+        kind = kinds.get(line.name, PYTHON) if line.kind == "compute" else COMMUNICATION
+        found[kind] = found.get(kind, 0.0) + line.end - line.begin
+    whole = max(line.end for line in lines) - min(line.begin for line in lines) if lines else 0.0
+    found[PYTHON] = found.get(PYTHON, 0.0) + max(0.0, whole - sum(found.values()))
+    return dict(sorted(found.items(), key=lambda row: -row[1])), whole
+
+
+def exchanged(parts: Mapping[str, tuple[LocalPrograms, int]], rank: int) -> Iterator[Exchanged]:
+    """Yield the messages of a rank in a step, in their order: name of a program → its ranks', and how often it runs."""
+    for name, (local, times) in parts.items():
+        messages = list(_messages(local[rank]))
+        seconds = _seconds(local.order, len(messages))
+        for row, duration in zip(messages, seconds, strict=True):
+            yield _exchanged(name, times, local[rank], row, duration)
+
+
+def _messages(program: Program) -> Iterator[list[fx.Node]]:
+    """Yield the lines that start each message of a scheduled program."""
+    bucket: list[fx.Node] = []
+    for node in program.nodes:
+        row = transfers.BY_FUNCTION.get(node.target)
+        if row is None or not row.collective or not transfers.arguments(node.target, node.args, node.kwargs).get("axis", 1):
+            continue  # a redistribute without axes exchanges nothing
+        message = record_of(node).message
+        if bucket and (not message or record_of(bucket[0]).message != message):
+            yield bucket
+            bucket = []
+        bucket.append(node)
+    if bucket:
+        yield bucket
+
+
+def _seconds(order: Order | None, count: int) -> list[float | None]:
+    """Return the seconds of each message by its schedule, where it has as many messages."""
+    schedules = () if order is None else order.schedules
+    found = [
+        span.end - span.begin
+        for schedule in schedules
+        for line, span in zip((line for line in schedule.lines if line.kind != "wait"), schedule.spans, strict=True)
+        if line.kind == "start"
+    ]
+    return [*found] if len(found) == count else [None] * count
+
+
+def _exchanged(part: str, times: int, program: Program, nodes: list[fx.Node], seconds: float | None) -> Exchanged:
+    first = nodes[0]
+    arguments = transfers.arguments(first.target, first.args, first.kwargs)
+    axis = arguments.get("axis")
+    axes = () if axis is None else transfers.axes_of(axis)
+    ranks = sorted(members(program, first)) if axis is not None else sorted(program.meshes[None].ranks)
+    op = transfers.BY_FUNCTION[first.target].name
+    return Exchanged(part, times, tuple(map(_value, nodes)), op, axes, sum(map(_bytes, nodes)), ranges_of(ranks), seconds)
+
+
+def _value(node: fx.Node) -> str:
+    return next((user.name for user in node.users if user.target is transfers.wait), node.name)
+
+
+def _bytes(node: fx.Node) -> int:
+    span = record_of(node).span
+    values = operands(node)
+    if not values:
+        return 0
+    type = tensor_type(values[0])
+    whole = math.prod(type.shape)
+    return (whole if span is None else span[1] - span[0]) * type.dtype.itemsize
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the storages of tensors, each once."""
+    found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(found.values())
