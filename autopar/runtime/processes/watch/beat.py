@@ -59,6 +59,8 @@ class Beat:
     place: CurrentOp
     process: Process
     error: str = field(default="")  # the error in one line, if the rank failed
+    host: tuple[str, str] = ("", "")  # the launcher's number of its node, and the name of its host
+    listener: str = ""  # where the first rank of a host has its ``Listener``
 
     def dump(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -67,7 +69,7 @@ class Beat:
     def load(text: bytes) -> Beat:
         row = json.loads(text)
         place = CurrentOp(**{**row["place"], "peers": tuple(row["place"]["peers"])})
-        return Beat(row["sequence"], row["state"], place, Process(**row["process"]), row["error"])
+        return Beat(**{**row, "place": place, "process": Process(**row["process"]), "host": tuple(row["host"])})
 
 
 def process_of(pid: int) -> Process:
