@@ -16,6 +16,7 @@ from torch import nn
 import autopar
 
 ROWS, FEATURES = 8, 8
+PLAN = {"up.weight": ("tp", None), "up.bias": ("tp",), "down.weight": (None, "tp")}
 
 
 class Model(nn.Module):
@@ -64,8 +65,7 @@ def read_losses(folder: str | os.PathLike[str], rank: int) -> list[tuple[int, fl
 def train(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     mesh = autopar.Mesh(dp=2, tp=2)
-    plan = {"up.weight": ("tp", None), "up.bias": ("tp",), "down.weight": (None, "tp")}
-    parallel = autopar.parallelize(made(), mesh, plan, timeout=options.timeout)
+    parallel = autopar.parallelize(made(), mesh, PLAN, timeout=options.timeout)
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=0.01))
     step.capture(batch(0))
     first = 0

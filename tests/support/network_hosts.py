@@ -31,8 +31,8 @@ def namespaces_are_allowed() -> bool:
     """Whether this process may make namespaces, links between them and queues on these."""
     with contextlib.suppress(OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
         script = (
-            "ip link add b type bridge && ip link add x type veth peer name y && ip link set x up && "
-            "tc qdisc add dev x root tbf rate 1mbit burst 16kb latency 400ms"
+            "ip link add bridge type bridge && ip link add left type veth peer name right && ip link set left up && "
+            "tc qdisc add dev left root tbf rate 1mbit burst 16kb latency 400ms"
         )
         command = ["unshare", *SPACES, "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
         return subprocess.run(command, capture_output=True, timeout=20, check=False).returncode == 0
@@ -61,9 +61,10 @@ class Host:
 
     # -- processes -------------------------------------------------------------------------------------------------
 
-    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
+    def variables(self, more: Mapping[str, str]) -> dict[str, str]:
+        """Environment variables of a process of this host."""
         interface = "lo" if self.keeper is None else "eth0"
-        return {**os.environ, **more, MARK: self.mark, "GLOO_SOCKET_IFNAME": interface}
+        return {**more, MARK: self.mark, "GLOO_SOCKET_IFNAME": interface}
 
     def inside(self, command: Sequence[str]) -> list[str]:
         """A command, to be run on this host."""
@@ -73,7 +74,7 @@ class Host:
         """Start a process on this host, in a session of its own."""
         job = subprocess.Popen(
             self.inside(command),
-            env=self.environment(variables),
+            env={**os.environ, **self.variables(variables)},
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -82,30 +83,33 @@ class Host:
         self.started.append(job)
         return job
 
-    def processes(self) -> dict[int, list[str]]:
-        """The processes of this host that are alive, by their numbers here, with their commands."""
+    def processes(self) -> dict[int, str]:
+        """The processes of this host that are alive, by their numbers here, and what each is: an agent, a rank."""
         found = {}
         for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
-            with contextlib.suppress(OSError):
-                if f"{MARK}={self.mark}".encode() not in (folder / "environ").read_bytes().split(b"\0"):
-                    continue
-                if (folder / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().decode().split("\0")[:-1]
-        return {pid: command for pid, command in found.items() if command and command[0] != "nsenter"}
+            if folder.name.isdigit() and int(folder.name) != self.keeper:
+                with contextlib.suppress(OSError):
+                    if self._has(folder) and (folder / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                        found[int(folder.name)] = _what(folder)
+        return {pid: what for pid, what in found.items() if what != "nsenter"}
+
+    def _has(self, folder: Path) -> bool:
+        """Whether a process belongs to this host. ``folder``: in ``/proc``."""
+        if self.keeper is not None:
+            return os.readlink(folder / "ns" / "pid") == self._space
+        return f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
+
+    @functools.cached_property
+    def _space(self) -> str:
+        return os.readlink(f"/proc/{self.keeper}/ns/pid")
 
     def agents(self) -> list[int]:
-        return [pid for pid, command in self.processes().items() if "torch.distributed.run" in command]
+        return [pid for pid, what in self.processes().items() if what == "torchrun"]
 
     def ranks(self) -> dict[int, int]:
-        """The rank of each process that torchrun has started, and its number here."""
-        found = {}
-        for pid in self.processes():
-            with contextlib.suppress(OSError):
-                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                found |= {int(one[5:]): pid for one in variables if one.startswith(b"RANK=")}
-        return dict(sorted(found.items()))
+        """The processes that torchrun has started: rank → its number here."""
+        named = {what: pid for pid, what in self.processes().items() if what.startswith("rank ")}
+        return dict(sorted((int(what.split()[1]), pid) for what, pid in named.items()))
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -161,12 +165,13 @@ def hosts(count: int = 2, *, linked: bool | None = None) -> Iterator[list[Host]]
         return
     keepers: list[subprocess.Popen[bytes]] = []
     made: list[Host] = []
+    names = "".join(f"10.77.0.{k + 1} {name}\n" for k, name in enumerate(NAMES[:count]))
     try:
-        switch = _keeper("switch", keepers)
+        switch = _keeper("switch", names, keepers)
         _run(switch, "ip", "link", "add", "bridge", "type", "bridge")
         _run(switch, "ip", "link", "set", "bridge", "up")
         for k, name in enumerate(NAMES[:count]):
-            host = Host(name, f"10.77.0.{k + 1}", _keeper(name, keepers), switch, f"port{k}")
+            host = Host(name, f"10.77.0.{k + 1}", _keeper(name, names, keepers), switch, f"port{k}")
             made.append(host)
             _run(switch, "ip", "link", "add", host.port, "type", "veth", "peer", "eth0", "netns", str(host.keeper))
             _run(switch, "ip", "link", "set", host.port, "master", "bridge", "up")
@@ -182,15 +187,26 @@ def hosts(count: int = 2, *, linked: bool | None = None) -> Iterator[list[Host]]
             keeper.wait(20)
 
 
-def _keeper(name: str, keepers: list[subprocess.Popen[bytes]]) -> int:
-    """Make namespaces that live as long as a process; return its number here."""
-    script = f"hostname {name} && ip link set lo up && echo up && exec sleep {LIFETIME}"
-    command = ["unshare", *SPACES, "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
-    keeper = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
-    keepers.append(keeper)
-    assert keeper.stdout is not None
-    with keeper.stdout:
-        assert keeper.stdout.readline() == b"up\n", f"there is no host {name}"
+def _keeper(name: str, names: str, keepers: list[subprocess.Popen[bytes]]) -> int:
+    """Make namespaces that live as long as a process; return its number here.
+
+    ``names``: those of all hosts, as in ``/etc/hosts``.
+    """
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(f"127.0.0.1 localhost\n{names}")
+        file.flush()
+        script = (
+            f"mount --bind {file.name} /etc/hosts && hostname {name} && ip link set lo up && echo up && "
+            f"exec sleep {LIFETIME}"
+        )
+        command = ["unshare", *SPACES, "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
+        keeper = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+        )
+        keepers.append(keeper)
+        assert keeper.stdout is not None
+        with keeper.stdout:
+            assert keeper.stdout.readline() == b"up\n", f"there is no host {name}"
     (child,) = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
     return int(child)
 
@@ -211,3 +227,15 @@ def size_limited_folder(kilobytes: int) -> Iterator[Path]:
                 if subprocess.run(["umount", folder], capture_output=True, check=False).returncode == 0:
                     break
                 time.sleep(0.1)
+
+
+def _what(folder: Path) -> str:
+    """Return what a process is. ``folder``: in ``/proc``. Forks of ``forked_agents`` have names of their own."""
+    name = (folder / "comm").read_text().strip()
+    command = (folder / "cmdline").read_bytes().split(b"\0")
+    if name == "torchrun" or name.startswith("rank ") or command[0] == b"nsenter":
+        return command[0].decode() if command[0] == b"nsenter" else name
+    ranks = [one for one in (folder / "environ").read_bytes().split(b"\0") if one.startswith(b"RANK=")]
+    if ranks:
+        return f"rank {ranks[0][5:].decode()}"
+    return "torchrun" if name == "pt_elastic" or b"torch.distributed.run" in command else name

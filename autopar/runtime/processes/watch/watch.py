@@ -340,7 +340,8 @@ class Watch:
                 self._print_own()
             if not is_launched():
                 say(verdict.text + "\n")
-            self._store.set("done", json.dumps({"text": verdict.text, "ranks": verdict.ranks, "raised": raised}))
+            done = {"text": verdict.text, "ranks": verdict.ranks, "raised": raised, "host": self._host}
+            self._store.set("done", json.dumps(done))
             launcher = self._holder.launcher
             if launcher is not None and self._several_hosts and launcher.state() == STOPPED:
                 os.kill(launcher.pid, signal.SIGKILL)  # it cannot leave by itself
@@ -351,10 +352,13 @@ class Watch:
             self._leave_last()
 
     def _follow(self) -> None:
-        """Leave after another rank has printed the verdict."""
+        """Leave after another rank has printed the verdict. The first rank of another host prints it there, too."""
         with self._ending:
-            if self._rank in json.loads(self._store.get("done"))["raised"]:
+            done = json.loads(self._store.get("done"))
+            if self._rank in done["raised"]:
                 self._print_own()
+            if tuple(done["host"]) != self._host and self._store.add(f"told/{self._host}", 1) == 1:
+                say(done["text"] + "\n")
             self._store.add("followed", 1)
             self._leave_last()
 
