@@ -25,7 +25,6 @@ import torch
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-
 PR_SET_NAME = 15
 SPACES = ("net", "uts", "mnt", "pid")
 
@@ -125,7 +124,7 @@ def warm_up() -> None:
     import autopar
     import autopar.runtime.process_step
     import autopar.runtime.processes.job
-    import autopar.runtime.processes.watch  # noqa: F401
+    import autopar.runtime.processes.watch
     from autopar.checkpoint import loading, saving  # noqa: F401
 
     torch.set_num_threads(1)

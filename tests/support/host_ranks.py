@@ -15,6 +15,7 @@ from torch import nn
 
 import autopar
 
+SKEW = "AUTOPAR_TEST_SKEW"  # seconds by which the clock of a process is wrong
 ROWS, FEATURES = 8, 8
 PLAN = {"up.weight": ("tp", None), "up.bias": ("tp",), "down.weight": (None, "tp")}
 
@@ -30,7 +31,8 @@ class Model(nn.Module):
 
 def batch(step: int) -> torch.Tensor:
     """The rows of a step, the same on all ranks and after each restart."""
-    return torch.randn(ROWS, FEATURES, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+    return torch.randn(SKEW = "AUTOPAR_TEST_SKEW"  # seconds by which the clock of a process is wrong
+ROWS, FEATURES, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
 
 
 def made() -> Model:
@@ -62,8 +64,16 @@ def read_losses(folder: str | os.PathLike[str], rank: int) -> list[tuple[int, fl
     return [(int(number), float.fromhex(loss), float(when)) for number, loss, when in rows]
 
 
+def skew_clock(seconds: float) -> None:
+    """Let the wall clock of this process be wrong: nothing may compare those of two hosts."""
+    right, right_ns = time.time, time.time_ns
+    time.time = lambda: right() + seconds
+    time.time_ns = lambda: right_ns() + int(seconds * 1e9)
+
+
 def train(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
+    skew_clock(float(os.environ.get(SKEW, "0")))
     mesh = autopar.Mesh(dp=2, tp=2)
     parallel = autopar.parallelize(made(), mesh, PLAN, timeout=options.timeout)
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=0.01))

@@ -200,9 +200,7 @@ def _keeper(name: str, names: str, keepers: list[subprocess.Popen[bytes]]) -> in
             f"exec sleep {LIFETIME}"
         )
         command = ["unshare", *SPACES, "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
-        keeper = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
-        )
+        keeper = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
         keepers.append(keeper)
         assert keeper.stdout is not None
         with keeper.stdout:

@@ -21,7 +21,9 @@ class HostNames:
         if hosts is not None:
             self._names = dict(enumerate(map(hosts.name, range(len(hosts.of_rank))))) if len(hosts) > 1 else {}
             return
-        identities = [(rank, s.beat.host) for rank, s in sorted(states.items()) if s.beat is not None and s.beat.host[1]]
+        identities = [
+            (rank, s.beat.host) for rank, s in sorted(states.items()) if s.beat is not None and s.beat.host[1]
+        ]
         hosts = Hosts.of(identity for _, identity in identities)
         several = len(hosts) > 1
         self._names = {rank: hosts.name(k) for k, (rank, _) in enumerate(identities)} if several else {}

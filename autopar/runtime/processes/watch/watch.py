@@ -67,7 +67,8 @@ class Watch:
     def __init__(self, store: dist.Store, rank: int, ranks: int, *, timeout: float = 60.0) -> None:
         self._holder = Holder(store, rank)
         copied: Any = store  # the stubs know neither its clone, nor that a value may be bytes
-        self._store: Any = dist.PrefixStore(PREFIX, copied.clone())
+        own: Any = dist.PrefixStore(PREFIX, copied.clone())
+        self._store = own
         self._rank, self._ranks, self._timeout = rank, ranks, timeout
         self._process, self._host = process_of(os.getpid()), own_identity()
         self._several_hosts = has_several_hosts()
@@ -75,7 +76,7 @@ class Watch:
         self._launcher_stopped = 0.0  # seconds since the launcher of this host was stopped
         self._listener = Listener()
         self._connections: dict[tuple[str, str], Connection] = {}  # to the other hosts
-        self._multi_get = self._store.has_extended_api()
+        self._multi_get: bool = own.has_extended_api()
         self._sequence = 0
         self._failure: tuple[str, CurrentOp, str] | None = None  # state, place, error
         self._unprinted = ""  # the traceback of an exception that may be a consequence
@@ -201,7 +202,7 @@ class Watch:
         if state == STOPPED and waited >= min(self._timeout, SILENCE) and needed:
             return "was stopped (SIGSTOP)"
         if state == UNKNOWN and (first is not None or self._holder.is_elsewhere) and needed:
-            return f"has given no answer for {waited:.0f} s: that host or the network is lost"
+            return f"has given no answer for {waited:.0f} s"
         return ""
 
     def _round(self) -> None:
@@ -233,8 +234,21 @@ class Watch:
         with self._lock:
             state, place, error = self._failure or (ALIVE, where(), "")
             self._sequence += 1
-            beat = Beat(self._sequence, state, place, self._process, error, self._host, self._listener.address)
-            self._store.set(f"beat/{self._rank}", beat.dump())
+            who = self._host, self._listener.address, self._neighbours()
+            self._store.set(f"beat/{self._rank}", Beat(self._sequence, state, place, self._process, error, *who).dump())
+
+    def _neighbours(self) -> dict[int, str]:
+        """Return the ranks of this host that are stopped or dead: other hosts cannot see it."""
+        if not self._several_hosts:
+            return {}
+        first, found = self._rank - int(os.environ.get("LOCAL_RANK", 0)), {}
+        for rank in range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", 1))):
+            if self._others[rank].beat is None:
+                self._look([rank])
+            beat = self._others[rank].beat
+            if rank != self._rank and beat is not None and (state := beat.process.state()) in (STOPPED, DEAD):
+                found[rank] = state
+        return found
 
     def _look(self, ranks: Iterable[int]) -> None:
         """Take the newest beats of ranks: all in one message, because a slow link may have seconds of delay."""
@@ -268,8 +282,8 @@ class Watch:
             how = LOST if state == DEAD else "was stopped (SIGSTOP)"
             names = self._names()
             own = names.ranks(names.of(self._rank)) or (self._rank,)
-            text = f"the launcher of {names.with_ranks(names.of(self._rank))} {how}; rank {self._rank} was {at(where())}"
-            self._report(Verdict(own, f"autopar: {text}"))
+            host = names.with_ranks(names.of(self._rank))
+            self._report(Verdict(own, f"autopar: the launcher of {host} {how}; rank {self._rank} was {at(where())}"))
 
     def _names(self) -> HostNames:
         return HostNames(self._states(), self.hosts)
@@ -290,6 +304,10 @@ class Watch:
         )
 
     def _states(self) -> dict[int, RankState]:
+        beats = [other.beat for other in self._others.values() if other.beat is not None]
+        for rank, state in [item for beat in beats for item in beat.neighbours.items()]:
+            if self._others[rank].process == UNKNOWN:
+                self._others[rank].process = state
         lost = {host for host, connection in self._connections.items() if connection.is_lost()}
         return {
             rank: other.state(self._clock, other.beat is not None and other.beat.host in lost)
@@ -304,6 +322,8 @@ class Watch:
             self._usual_hook(kind, error, trace)
             return
         line = f"{kind.__name__}: {error}".strip().partition("\n")[0]  # without its notes
+        if broke_off(error):
+            self._failure = (CUT, where_raised(error), line)  # at once, for this thread is at no op any more
         self._unprinted = "" if kind is KeyboardInterrupt else "".join(traceback.format_exception(kind, error, trace))
         if not broke_off(error):
             self._print_own()
@@ -345,11 +365,16 @@ class Watch:
             launcher = self._holder.launcher
             if launcher is not None and self._several_hosts and launcher.state() == STOPPED:
                 os.kill(launcher.pid, signal.SIGKILL)  # it cannot leave by itself
-            for rank in verdict.ranks:
-                beat = self._others[rank].beat
-                if rank != self._rank and beat is not None and beat.process.state() == STOPPED:
-                    os.kill(beat.process.pid, signal.SIGKILL)  # it cannot leave by itself
+            self._kill_stopped(verdict.ranks)
             self._leave_last()
+
+    def _kill_stopped(self, ranks: Iterable[int]) -> None:
+        """Kill the ranks to blame that are stopped on this host: they cannot leave by themselves."""
+        for rank in ranks:
+            beat = self._others[rank].beat
+            if rank != self._rank and beat is not None and beat.process.state() == STOPPED:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(beat.process.pid, signal.SIGKILL)
 
     def _follow(self) -> None:
         """Leave after another rank has printed the verdict. The first rank of another host prints it there, too."""
@@ -359,6 +384,7 @@ class Watch:
                 self._print_own()
             if tuple(done["host"]) != self._host and self._store.add(f"told/{self._host}", 1) == 1:
                 say(done["text"] + "\n")
+            self._kill_stopped(done["ranks"])
             self._store.add("followed", 1)
             self._leave_last()
 
@@ -384,14 +410,18 @@ class Watch:
                 self._store.add("followed elsewhere", 1)
                 leave()
             self._look(range(self._ranks))
+            self._states()  # what the ranks of other hosts tell of their neighbours
             others = [
                 other
                 for other in self._others.values()
-                if other.beat is not None and other.beat.host != self._host and other.beat.state != ENDED
+                if other.beat is not None
+                and other.beat.host != self._host
+                and other.beat.state != ENDED
+                and other.process not in (DEAD, STOPPED)
+                and self._clock - other.came < GRACE
             ]
             for _ in range(30):
-                there = [other for other in others if self._clock - other.came < GRACE]
-                if self._store.add("followed elsewhere", 0) >= len(there):
+                if self._store.add("followed elsewhere", 0) >= len(others):
                     break
                 time.sleep(0.1)
         leave()
@@ -444,7 +474,10 @@ class Watch:
                 text += "" if first is None or how == "ended" else f"; {last_seen(first)}"
             elif self._several_hosts:
                 text = f"the launcher of {names.with_ranks(names.of(0))}, which holds the store of the job, {how}"
-                remedy = LOST_HOST if self._holder.is_elsewhere else ""
+                if how.startswith("has given no answer"):
+                    own, theirs = (names.with_ranks(names.of(rank)) for rank in (self._rank, 0))
+                    text = f"{own} has lost {theirs}, which holds the store of the job and {how}"
+                    remedy = LOST_HOST
             say(f"autopar: {text}; {names.named(self._rank)} was {at(place)}{remedy}\n")
             holder = self._holder.process(first)
             if holder is not None and holder.state() == STOPPED:
