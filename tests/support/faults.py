@@ -95,7 +95,7 @@ class End:
 
 def pattern(fault: Fault, on: int) -> str:
     """What the message must match on a host that is left. ``on``: the index of that host."""
-    host, other = ("alpha", "beta")[fault.host], ("beta", "alpha")[fault.host]
+    host = ("alpha", "beta")[fault.host]
     own = rf"host {host} \(ranks {2 * fault.host} {2 * fault.host + 1}\)"
     held = r"(, which holds the store of the job,)?"
     if fault.kind == "kill a rank":

@@ -31,8 +31,7 @@ class Model(nn.Module):
 
 def batch(step: int) -> torch.Tensor:
     """The rows of a step, the same on all ranks and after each restart."""
-    return torch.randn(SKEW = "AUTOPAR_TEST_SKEW"  # seconds by which the clock of a process is wrong
-ROWS, FEATURES, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+    return torch.randn(ROWS, FEATURES, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
 
 
 def made() -> Model:
