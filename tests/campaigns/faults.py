@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-import faults
+import host_faults
 from host_jobs import forks
 from network_hosts import namespaces_are_allowed
 
@@ -31,10 +31,11 @@ def run(options: argparse.Namespace) -> str:
     if not namespaces_are_allowed():
         return "no runs: this machine allows no network namespaces\n"
     forks()
+    host_faults.right_losses()
     begun = time.monotonic()
 
-    def one(seed: int) -> faults.End | None:
-        return faults.run(seed) if time.monotonic() - begun < options.seconds else None
+    def one(seed: int) -> host_faults.End | None:
+        return host_faults.run(seed) if time.monotonic() - begun < options.seconds else None
 
     ends: Counter[tuple[str, str]] = Counter()
     seconds = list[float]()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
+from typing import Any
 
 import torch
 from torch import nn
@@ -70,6 +72,19 @@ def skew_clock(seconds: float) -> None:
     time.time_ns = lambda: right_ns() + int(seconds * 1e9)
 
 
+def slow_down(options: argparse.Namespace, step: int) -> None:
+    """Let this rank stand for some seconds where it first touches the files of a checkpoint, and say so by a file."""
+    waits = [True]
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if waits[0] and event == "os.rename" and str(args[0]).startswith(options.checkpoints):
+            waits[0] = False
+            open(os.path.join(options.folder, f"saving-{step}"), "w").close()
+            time.sleep(options.slow_save)
+
+    sys.addaudithook(hook)
+
+
 def train(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     skew_clock(float(os.environ.get(SKEW, "0")))
@@ -88,6 +103,8 @@ def train(options: argparse.Namespace) -> None:
             file.write(f"{k} {float(loss).hex()} {time.monotonic()}\n")
             file.flush()
             if options.every and (k + 1) % options.every == 0:
+                if options.slow_save:
+                    slow_down(options, k + 1)
                 autopar.checkpoint.save(options.checkpoints, {"training": step.state_dict(), "next": k + 1})
             time.sleep(options.pause)  # as if a batch were read
 
@@ -99,6 +116,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--every", type=int, default=0, help="steps between two checkpoints; 0 saves none")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between two steps")
+    parser.add_argument("--slow-save", type=float, default=0.0, help="seconds that a rank stands still in each save")
     parser.add_argument("--timeout", type=float, default=60.0)
     return parser
 

@@ -56,6 +56,10 @@ def judge(states: Mapping[int, RankState], timeout: float) -> Verdict | None:
     silent = [rank for rank, s in states.items() if s.is_in(ALIVE) and s.unreachable and s.silent >= UNREACHABLE]
     if silent:
         return _lost(silent, states)
+    # ranks that save a checkpoint wait for each other outside of a step
+    stopped = [rank for rank, s in states.items() if s.is_in(ALIVE) and s.process == STOPPED and s.silent >= SILENCE]
+    if stopped:
+        return _lost(stopped, states)
     cut = sorted((rank for rank, s in states.items() if s.is_in(CUT)), key=lambda rank: -states[rank].settled)
     if cut:
         settled = states[cut[0]].settled

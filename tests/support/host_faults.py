@@ -6,6 +6,7 @@ each host that is left, which names the cause. Then it is started again, and mus
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import re
@@ -21,6 +22,7 @@ from host_ranks import SKEW, losses_of_one_process
 from network_hosts import Host, hosts, namespaces_are_allowed, size_limited_folder
 
 STEPS, EVERY, PAUSE = 40, 5, 0.02
+LONG = 0.7  # seconds between steps of a job whose launcher is stopped: at its end nobody else would miss the launcher
 LIMIT = 30.0  # seconds after a fault in which all processes must have ended, or all go on
 ROOM = 2000  # kilobytes of the file system of checkpoints
 
@@ -157,11 +159,12 @@ def run(seed: int) -> End:
 
 
 def _judged(fault: Fault, folder: Path, checkpoints: Path) -> tuple[str, str]:
-    given = ("--steps", str(STEPS), "--every", str(EVERY), "--pause", str(PAUSE), "--checkpoints", str(checkpoints))
-    expected = losses_of_one_process(STEPS)
+    given = ("--steps", str(STEPS), "--every", str(EVERY), "--checkpoints", str(checkpoints))
+    expected = right_losses()
     variables = {"beta": {SKEW: str(fault.skew)}}
     with hosts(2) as both:
-        job = HostJob(both, folder / "first", *given, variables=variables)
+        pause = LONG if fault.kind == "stop an agent" else PAUSE
+        job = HostJob(both, folder / "first", *given, "--pause", str(pause), variables=variables)
         job.wait_for_steps(1)
         time.sleep(fault.moment)
         before = job.steps()
@@ -196,6 +199,12 @@ def _judged(fault: Fault, folder: Path, checkpoints: Path) -> tuple[str, str]:
         if before - first > EVERY:
             return f"lost {before - first} steps", printed
     return "one error", printed
+
+
+@functools.cache
+def right_losses() -> list[float]:
+    """The losses of one process. They are computed once, before there are threads, because these share a generator."""
+    return losses_of_one_process(STEPS)
 
 
 def wrong_losses(job: HostJob, expected: list[float]) -> str:
