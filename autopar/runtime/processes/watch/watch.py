@@ -391,7 +391,7 @@ class Watch:
     def _leave_last(self) -> None:
         """Leave; who may end the store by that first waits until the others have read the verdict."""
         if self._several_hosts and self._holder.launcher is not None:
-            self._leave_after_other_hosts()
+            self._leave_together()
         if self._rank == 0 and self._holder.is_rank_0:
             with contextlib.suppress(RuntimeError):
                 for _ in range(20):
@@ -400,30 +400,31 @@ class Watch:
                     time.sleep(0.1)
         leave()
 
-    def _leave_after_other_hosts(self) -> None:
-        """Leave; on the host whose launcher holds the store, after the ranks of the other hosts have read the verdict.
+    def _leave_together(self) -> None:
+        """Leave when the ranks of all hosts have read the verdict, or after some seconds.
 
-        The launcher ends soon after one of its ranks.
+        The store may end with the first launcher that ends. And a launcher with restarts must see that its own ranks
+        have failed before it hears that another host starts again: otherwise the two count their restarts differently,
+        and the new ranks do not find each other.
         """
         with contextlib.suppress(RuntimeError):
-            if self._holder.is_elsewhere:
-                self._store.add("followed elsewhere", 1)
-                leave()
+            self._store.add("followed together", 1)
             self._look(range(self._ranks))
             self._states()  # what the ranks of other hosts tell of their neighbours
-            others = [
+            there = [
                 other
-                for other in self._others.values()
+                for rank, other in self._others.items()
                 if other.beat is not None
-                and other.beat.host != self._host
                 and other.beat.state != ENDED
                 and other.process not in (DEAD, STOPPED)
-                and self._clock - other.came < GRACE
+                and (rank == self._rank or self._clock - other.came < GRACE)
             ]
             for _ in range(30):
-                if self._store.add("followed elsewhere", 0) >= len(others):
+                if self._store.add("followed together", 0) >= len(there):
                     break
                 time.sleep(0.1)
+        if self._alarm.is_terminated:  # the launcher of this host knows already
+            time.sleep(INTERVAL)
         leave()
 
     def _let_others_notice(self) -> None:
