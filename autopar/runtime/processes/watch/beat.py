@@ -59,6 +59,11 @@ class Beat:
     place: CurrentOp
     process: Process
     error: str = field(default="")  # the error in one line, if the rank failed
+    host: tuple[str, str] = ("", "")  # the launcher's number of its node, and the name of its host
+    listener: str = ""  # where the first rank of a host has its ``Listener``
+    neighbours: dict[int, str] = field(
+        default_factory=dict
+    )  # rank on this host that is stopped or dead → which of both
 
     def dump(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -67,7 +72,9 @@ class Beat:
     def load(text: bytes) -> Beat:
         row = json.loads(text)
         place = CurrentOp(**{**row["place"], "peers": tuple(row["place"]["peers"])})
-        return Beat(row["sequence"], row["state"], place, Process(**row["process"]), row["error"])
+        neighbours = {int(rank): state for rank, state in row["neighbours"].items()}
+        process, host = Process(**row["process"]), tuple(row["host"])
+        return Beat(**{**row, "place": place, "process": process, "host": host, "neighbours": neighbours})
 
 
 def process_of(pid: int) -> Process:

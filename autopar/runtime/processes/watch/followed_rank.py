@@ -17,6 +17,7 @@ class RankState:
     silent: float  # seconds since its newest beat came
     still: float  # seconds since it last made progress
     settled: float  # seconds since its state changed
+    unreachable: bool = False  # whether the kernel of its host does not answer any more
 
     def is_in(self, *states: str) -> bool:
         return self.beat is not None and self.beat.state in states
@@ -43,8 +44,8 @@ class FollowedRank:
         if last is None or _progress(beat.place) != _progress(last.place):
             self.moved = now
 
-    def state(self, now: float) -> RankState:
-        return RankState(self.beat, self.process, now - self.came, now - self.moved, now - self.settled)
+    def state(self, now: float, unreachable: bool = False) -> RankState:
+        return RankState(self.beat, self.process, now - self.came, now - self.moved, now - self.settled, unreachable)
 
 
 def _progress(place: CurrentOp) -> tuple[int, str]:

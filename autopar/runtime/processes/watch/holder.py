@@ -17,17 +17,26 @@ def is_launched() -> bool:
 
 
 class Holder:
-    """The owner of a job's store: a launcher (ours, or torchrun), rank 0, or a file."""
+    """The owner of a job's store: a launcher (ours, or torchrun), rank 0, or a file.
 
-    def __init__(self, store: dist.Store) -> None:
+    Attributes:
+        is_rank_0: whether it is rank 0.
+        is_elsewhere: whether it is on another host: a launcher of several hosts holds the store on the host of rank 0.
+        launcher: the launcher of this process; ``None`` if there is none.
+    """
+
+    def __init__(self, store: dist.Store, rank: int) -> None:
         while isinstance(store, dist.PrefixStore):
             store = store.underlying_store
         launched = is_launched() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        self.is_rank_0 = not launched and not isinstance(store, dist.FileStore)
-        self._launcher = process_of(os.getppid()) if launched else None
+        is_file = isinstance(store, dist.FileStore)
+        self.is_rank_0 = not launched and not is_file
+        self.launcher = process_of(os.getppid()) if launched else None
+        node = os.environ.get("GROUP_RANK", "0")
+        self.is_elsewhere = node != "0" if launched and not is_launched() else self.is_rank_0 and rank != 0
 
     def process(self, rank_0: Beat | None) -> Process | None:
-        """Return the process, if it is known. ``rank_0``: the newest beat of rank 0."""
+        """Return the process, if it is known and on this host. ``rank_0``: the newest beat of rank 0."""
         if self.is_rank_0:
             return None if rank_0 is None else rank_0.process
-        return self._launcher
+        return None if self.is_elsewhere else self.launcher

@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from autopar.runtime.current_op import CurrentOp
 from autopar.runtime.processes.watch.beat import ALIVE, CUT, DEAD, ENDED, FAILED, RUNNING, STOPPED, TERMINATED, Beat
 from autopar.runtime.processes.watch.followed_rank import RankState
+from autopar.runtime.processes.watch.host_names import HostNames
 from autopar.runtime.processes.watch.waits import Waits
 from autopar.runtime.processes.watch.wording import IS, WAITS, at, clauses, in_words, joined, last_seen, lines
 
 # a rank that is not known to run counts as lost after so many seconds without a beat, and without progress of any rank
 SILENCE = 20.0
+UNREACHABLE = 10.0  # wherever the ranks are, a rank counts as lost after so many seconds if its host's kernel is silent
 GRACE = 3.0  # seconds that a rank whose connection broke waits for the cause to be found
 HASTE = 1.5  # once a connection broke, a rank counts as lost after so many seconds without a beat
 
 LOST = "was lost (killed or crashed)"
 LONGER = "\n  if a rank may take that long (an evaluation, a checkpoint, a debugger), give a longer timeout="
+LOST_HOST = "\n  see whether that host is up, and whether the hosts reach each other (ping)"
 ORDER = "\n  let all ranks come to these calls in one order"  # where no time-out is long enough
 
 
@@ -50,6 +53,13 @@ def judge(states: Mapping[int, RankState], timeout: float) -> Verdict | None:
     ended = [rank for rank, s in states.items() if s.is_in(TERMINATED) and s.settled >= HASTE]
     if ended and any(s.is_in(ALIVE, CUT) for s in states.values()):
         return _lost(ended, states)
+    silent = [rank for rank, s in states.items() if s.is_in(ALIVE) and s.unreachable and s.silent >= UNREACHABLE]
+    if silent:
+        return _lost(silent, states)
+    # ranks that save a checkpoint wait for each other outside of a step
+    stopped = [rank for rank, s in states.items() if s.is_in(ALIVE) and s.process == STOPPED and s.silent >= SILENCE]
+    if stopped:
+        return _lost(stopped, states)
     cut = sorted((rank for rank, s in states.items() if s.is_in(CUT)), key=lambda rank: -states[rank].settled)
     if cut:
         settled = states[cut[0]].settled
@@ -76,35 +86,52 @@ def judge(states: Mapping[int, RankState], timeout: float) -> Verdict | None:
 
 def _raised(rank: int, states: Mapping[int, RankState]) -> Verdict:
     beat = _beat(states, rank)
-    return failed(rank, beat.place, beat.error)
+    return failed(rank, beat.place, beat.error, HostNames(states).named(rank))
 
 
-def failed(rank: int, place: CurrentOp, error: str) -> Verdict:
-    """Return the verdict over a rank that raised an exception."""
+def failed(rank: int, place: CurrentOp, error: str, name: str = "") -> Verdict:
+    """Return the verdict over a rank that raised an exception. ``name``: of the rank, with its host."""
+    name = name or f"rank {rank}"
     if error.startswith("KeyboardInterrupt"):
-        return Verdict((rank,), f"autopar: rank {rank} was interrupted {at(place)}", True)
-    return Verdict((rank,), f"autopar: rank {rank} failed {at(place)}: {error}", True)
+        return Verdict((rank,), f"autopar: {name} was interrupted {at(place)}", True)
+    return Verdict((rank,), f"autopar: {name} failed {at(place)}: {error}", True)
 
 
 def _lost(ranks: Sequence[int], states: Mapping[int, RankState]) -> Verdict:
-    parts = []
-    for rank in ranks:
+    names = HostNames(states)
+    silent = [rank for rank in ranks if states[rank].process not in (STOPPED, DEAD) and states[rank].is_in(ALIVE)]
+    hosts = names.whole(silent)
+    parts = [_lost_host(host, own, states, names) for host, own in hosts.items()]
+    apart = [rank for rank in ranks if not any(rank in own for own in hosts.values())]
+    for rank in apart:
         cause = "was ended by SIGTERM" if states[rank].is_in(TERMINATED) else LOST
         if states[rank].process == STOPPED:
             cause = "was stopped (SIGSTOP)"
         elif states[rank].process != DEAD and not states[rank].is_in(TERMINATED):
             cause = f"has given no sign of life for {states[rank].silent:.0f} s (its process or its host is lost)"
-        parts.append(f"rank {rank} {cause}; {last_seen(_beat(states, rank))}")
+        parts.append(f"{names.named(rank)} {cause}; {last_seen(_beat(states, rank))}")
     waits = _waits(states, ranks)
     waiting = [rank for rank, s in states.items() if rank not in ranks and s.inside]
     waiting = list(dict.fromkeys([*(rank for rank in waits.outwards(ranks) if rank in waiting), *waiting]))
     remedy = (
-        ""
+        LOST_HOST
+        if hosts
+        else ""
         if any(states[rank].process == STOPPED or states[rank].is_in(TERMINATED) for rank in ranks)
         else "\n  if memory ran out, the kernel killed it: see dmesg"
     )
     told = joined(parts, clauses(states, waiting, alone=IS if waits.known else WAITS))
     return Verdict(tuple(ranks), f"autopar: {told}{remedy}")
+
+
+def _lost_host(host: str, ranks: Sequence[int], states: Mapping[int, RankState], names: HostNames) -> str:
+    """Return the clause of a host all of whose ranks are silent. It shows the rank that has come least far."""
+    last = min(ranks, key=lambda rank: (_beat(states, rank).place.ticks, rank))
+    seconds = min(states[rank].silent for rank in ranks)
+    return (
+        f"{names.with_ranks(host)} has given no sign of life for {seconds:.0f} s: its network or the host is lost; "
+        f"rank {last} was last seen {at(_beat(states, last).place)}"
+    )
 
 
 def _ended(states: Mapping[int, RankState], ended: Sequence[int], waiting: Sequence[int]) -> Verdict:

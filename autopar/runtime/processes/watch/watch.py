@@ -16,12 +16,15 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 
+from autopar.ir.hosts import Hosts
 from autopar.runtime.current_op import CurrentOp, where, where_raised
+from autopar.runtime.processes.hosts import own_identity
 from autopar.runtime.processes.watch.alarm import Alarm, end_by_sigterm
 from autopar.runtime.processes.watch.beat import (
     ALIVE,
@@ -39,10 +42,14 @@ from autopar.runtime.processes.watch.beat import (
 from autopar.runtime.processes.watch.ending import leave, say
 from autopar.runtime.processes.watch.followed_rank import FollowedRank, RankState
 from autopar.runtime.processes.watch.holder import Holder, is_launched
-from autopar.runtime.processes.watch.verdict import GRACE, LOST, SILENCE, Verdict, failed, judge
+from autopar.runtime.processes.watch.host_names import HostNames
+from autopar.runtime.processes.watch.keepalive import Connection, Listener, has_several_hosts
+from autopar.runtime.processes.watch.launcher import end_if_stuck
+from autopar.runtime.processes.watch.verdict import GRACE, LOST, LOST_HOST, SILENCE, Verdict, failed, judge
 from autopar.runtime.processes.watch.wording import at, last_seen
 
 INTERVAL = 0.5  # seconds between beats
+UNANSWERED = 15.0  # seconds without an answer of the store, after which this host ends if the store is elsewhere
 WITNESSES = 4  # so many ranks watch all others; every other rank only checks that one of these is alive
 PREFIX = "autopar/watch"
 
@@ -58,11 +65,18 @@ class Watch:
     """
 
     def __init__(self, store: dist.Store, rank: int, ranks: int, *, timeout: float = 60.0) -> None:
-        self._holder = Holder(store)
+        self._holder = Holder(store, rank)
         copied: Any = store  # the stubs know neither its clone, nor that a value may be bytes
-        self._store: Any = dist.PrefixStore(PREFIX, copied.clone())
+        own: Any = dist.PrefixStore(PREFIX, copied.clone())
+        self._store = own
         self._rank, self._ranks, self._timeout = rank, ranks, timeout
-        self._process = process_of(os.getpid())
+        self._process, self._host = process_of(os.getpid()), own_identity()
+        self._several_hosts = has_several_hosts()
+        self.hosts: Hosts | None = None  # the hosts of all ranks, once the job has compared them
+        self._launcher_stopped = 0.0  # seconds since the launcher of this host was stopped
+        self._listener = Listener()
+        self._connections: dict[tuple[str, str], Connection] = {}  # to the other hosts
+        self._multi_get: bool = own.has_extended_api()
         self._sequence = 0
         self._failure: tuple[str, CurrentOp, str] | None = None  # state, place, error
         self._unprinted = ""  # the traceback of an exception that may be a consequence
@@ -73,6 +87,7 @@ class Watch:
         self._alarm = Alarm()
         self._lock = threading.Lock()  # for the beat, which two threads write at the end
         self._ending = threading.RLock()  # held forever by the thread that ends this process
+        self._leaving = threading.Lock()  # the same, for an end without the store, which a thread may wait for
         self._thread: threading.Thread | None = None
         self._usual_hook = sys.excepthook
 
@@ -87,7 +102,7 @@ class Watch:
         self._alarm.start()
         self._thread = threading.Thread(target=self._run, name="autopar watch", daemon=True)
         self._thread.start()
-        if self._holder.is_rank_0 and self._rank != 0:
+        if self._several_hosts or (self._holder.is_rank_0 and self._rank != 0):
             threading.Thread(target=self._guard, name="autopar watch of the store", daemon=True).start()
 
     def stop(self) -> None:
@@ -152,7 +167,7 @@ class Watch:
 
     def _terminated(self) -> None:
         """End this process by SIGTERM, which came because a rank was lost, or for an unknown reason."""
-        with contextlib.suppress(RuntimeError):  # the store is gone
+        try:
             if self._failure is None:
                 self._failure = (TERMINATED, where(), "")
             for _ in range(20):
@@ -160,35 +175,54 @@ class Watch:
                 if not any(self._can_judge(rank) for rank in range(min(self._rank, WITNESSES))):
                     break  # else a lower rank prints the verdict
                 time.sleep(0.1)
+        except RuntimeError:
+            if self._holder.is_elsewhere:  # the launcher of this host ends because the other one was lost
+                self._store_is_gone()
         end_by_sigterm()
 
     def _guard(self) -> None:
-        """Notice that rank 0 is stopped: its store stops with it, and the other thread waits for the store forever."""
+        """Notice that the store gives no answer, which the other thread may wait for forever."""
         rounds, waited = -1, 0.0
         while not self._over.wait(INTERVAL) and not self._rank_0_ended():
             waited = waited + INTERVAL if rounds == self._rounds else 0.0
-            rounds, first = self._rounds, self._others[0].beat
-            needed = where().inside or self._failure is not None  # a failed rank waits for the lock of its beat
-            if waited >= min(self._timeout, SILENCE) and first is not None and needed:
-                state = first.process.state()
-                if state in (STOPPED, UNKNOWN):
-                    self._store_is_gone("was stopped (SIGSTOP)" if state == STOPPED else "gives no sign of life")
+            rounds = self._rounds
+            how = self._silence_of_store(waited)
+            if how:
+                self._store_is_gone(how)
+
+    def _silence_of_store(self, waited: float) -> str:
+        """Return how the store was lost; empty if nothing is wrong. ``waited``: seconds for an answer."""
+        if waited < min(self._timeout, UNANSWERED):
+            return ""
+        first = self._others[0].beat
+        holder = self._holder.process(first)
+        state = holder.state() if holder is not None else UNKNOWN
+        # a failed rank waits for the lock of its beat
+        needed = where().inside or self._failure is not None or self._several_hosts
+        if state == STOPPED and waited >= min(self._timeout, SILENCE) and needed:
+            return "was stopped (SIGSTOP)"
+        if state == UNKNOWN and (first is not None or self._holder.is_elsewhere) and needed:
+            return f"has given no answer for {waited:.0f} s"
+        return ""
 
     def _round(self) -> None:
         self._post()
         if self._store.check(["done"]):
             self._follow()
+        if self._several_hosts:
+            self._look_at_launcher()
         witness = self._rank < WITNESSES
         others = range(self._ranks) if witness else range(self._rank)
-        for rank in others:
-            self._look(rank)
-            if not witness and self._can_judge(rank):
+        if witness:
+            self._look(others)
+        for rank in () if witness else others:
+            self._look([rank])
+            if self._can_judge(rank):
                 return
         if any(self._can_judge(rank) for rank in range(self._rank)):
             return
         if not witness:
-            for rank in range(self._rank, self._ranks):
-                self._look(rank)
+            self._look(range(self._rank, self._ranks))
         verdict = judge(self._states(), self._timeout)
         if verdict is not None:
             self._report(verdict)
@@ -200,17 +234,65 @@ class Watch:
         with self._lock:
             state, place, error = self._failure or (ALIVE, where(), "")
             self._sequence += 1
-            self._store.set(f"beat/{self._rank}", Beat(self._sequence, state, place, self._process, error).dump())
+            who = self._host, self._listener.address, self._neighbours()
+            self._store.set(f"beat/{self._rank}", Beat(self._sequence, state, place, self._process, error, *who).dump())
 
-    def _look(self, rank: int) -> None:
-        other = self._others[rank]
-        if other.beat is not None:  # first the process, then the beat: a rank posts that it ended before it dies
-            other.process = other.beat.process.state()
-        elif not self._store.check([f"beat/{rank}"]):  # ``get`` would wait for a missing key
+    def _neighbours(self) -> dict[int, str]:
+        """Return the ranks of this host that are stopped or dead: other hosts cannot see it."""
+        if not self._several_hosts:
+            return {}
+        first, found = self._rank - int(os.environ.get("LOCAL_RANK", 0)), {}
+        for rank in range(first, first + int(os.environ.get("LOCAL_WORLD_SIZE", 1))):
+            if self._others[rank].beat is None:
+                self._look([rank])
+            beat = self._others[rank].beat
+            if rank != self._rank and beat is not None and (state := beat.process.state()) in (STOPPED, DEAD):
+                found[rank] = state
+        return found
+
+    def _look(self, ranks: Iterable[int]) -> None:
+        """Take the newest beats of ranks: all in one message, because a slow link may have seconds of delay."""
+        begun = []
+        for rank in ranks:
+            other = self._others[rank]
+            if other.beat is not None:  # first the process, then the beat: a rank posts that it ended before it dies
+                other.process = other.beat.process.state()
+            elif not self._store.check([f"beat/{rank}"]):  # ``get`` would wait for a missing key
+                continue
+            begun.append(rank)
+        keys = [f"beat/{rank}" for rank in begun]
+        texts = self._store.multi_get(keys) if self._multi_get and keys else [self._store.get(key) for key in keys]
+        for rank, text in zip(begun, texts, strict=True):
+            beat = Beat.load(text)
+            self._others[rank].take(beat, self._clock)
+            if rank != self._rank:
+                self._alarm.look_at(beat.process)
+            if beat.listener and beat.host != self._host and self._rank < WITNESSES:
+                self._connect(rank, beat)
+
+    def _look_at_launcher(self) -> None:
+        """Report that the launcher of this host was lost or stopped: nobody would start or end its ranks any more."""
+        launcher = self._holder.launcher
+        if launcher is None:
             return
-        other.take(Beat.load(self._store.get(f"beat/{rank}")), self._clock)
-        if rank != self._rank and other.beat is not None:
-            self._alarm.look_at(other.beat.process)
+        self._alarm.look_at(launcher)
+        state = launcher.state()
+        self._launcher_stopped = self._launcher_stopped + INTERVAL if state == STOPPED else 0.0
+        if state == DEAD or self._launcher_stopped >= min(self._timeout, SILENCE):
+            how = LOST if state == DEAD else "was stopped (SIGSTOP)"
+            names = self._names()
+            own = names.ranks(names.of(self._rank)) or (self._rank,)
+            host = names.with_ranks(names.of(self._rank))
+            self._report(Verdict(own, f"autopar: the launcher of {host} {how}; rank {self._rank} was {at(where())}"))
+
+    def _names(self) -> HostNames:
+        return HostNames(self._states(), self.hosts)
+
+    def _connect(self, rank: int, beat: Beat) -> None:
+        """Connect to the kernel of another host, again if it was lost and has come back."""
+        before = self._connections.get(beat.host)
+        if before is None or (before.is_lost() and self._clock - self._others[rank].came < INTERVAL):
+            self._connections[beat.host] = Connection(beat.listener)
 
     def _can_judge(self, rank: int) -> bool:
         other = self._others[rank]
@@ -222,7 +304,15 @@ class Watch:
         )
 
     def _states(self) -> dict[int, RankState]:
-        return {rank: other.state(self._clock) for rank, other in self._others.items()}
+        beats = [other.beat for other in self._others.values() if other.beat is not None]
+        for rank, state in [item for beat in beats for item in beat.neighbours.items()]:
+            if self._others[rank].process == UNKNOWN:
+                self._others[rank].process = state
+        lost = {host for host, connection in self._connections.items() if connection.is_lost()}
+        return {
+            rank: other.state(self._clock, other.beat is not None and other.beat.host in lost)
+            for rank, other in self._others.items()
+        }
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -232,6 +322,8 @@ class Watch:
             self._usual_hook(kind, error, trace)
             return
         line = f"{kind.__name__}: {error}".strip().partition("\n")[0]  # without its notes
+        if broke_off(error):
+            self._failure = (CUT, where_raised(error), line)  # at once, for this thread is at no op any more
         self._unprinted = "" if kind is KeyboardInterrupt else "".join(traceback.format_exception(kind, error, trace))
         if not broke_off(error):
             self._print_own()
@@ -239,7 +331,7 @@ class Watch:
         try:
             self._post()
             if self._failure[0] == FAILED:
-                self._report(failed(self._rank, self._failure[1], line))
+                self._report(failed(self._rank, self._failure[1], line, self._names().named(self._rank)))
         except RuntimeError:
             pass  # the store is gone: the thread notices it too, and reports it
         self._over.wait(10 * GRACE)  # the thread finds the rank to blame, and ends this process
@@ -268,29 +360,71 @@ class Watch:
                 self._print_own()
             if not is_launched():
                 say(verdict.text + "\n")
-            self._store.set("done", json.dumps({"text": verdict.text, "ranks": verdict.ranks, "raised": raised}))
-            for rank in verdict.ranks:
-                beat = self._others[rank].beat
-                if rank != self._rank and beat is not None and beat.process.state() == STOPPED:
-                    os.kill(beat.process.pid, signal.SIGKILL)  # it cannot leave by itself
+            done = {"text": verdict.text, "ranks": verdict.ranks, "raised": raised, "host": self._host}
+            self._store.set("done", json.dumps(done))
+            launcher = self._holder.launcher
+            if launcher is not None and self._several_hosts and launcher.state() == STOPPED:
+                os.kill(launcher.pid, signal.SIGKILL)  # it cannot leave by itself
+            self._kill_stopped(verdict.ranks)
             self._leave_last()
 
+    def _kill_stopped(self, ranks: Iterable[int]) -> None:
+        """Kill the ranks to blame that are stopped on this host: they cannot leave by themselves."""
+        for rank in ranks:
+            beat = self._others[rank].beat
+            if rank != self._rank and beat is not None and beat.process.state() == STOPPED:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(beat.process.pid, signal.SIGKILL)
+
     def _follow(self) -> None:
-        """Leave after another rank has printed the verdict."""
+        """Leave after another rank has printed the verdict. The first rank of another host prints it there, too."""
         with self._ending:
-            if self._rank in json.loads(self._store.get("done"))["raised"]:
+            done = json.loads(self._store.get("done"))
+            if self._rank in done["raised"]:
                 self._print_own()
+            if tuple(done["host"]) != self._host and self._store.add(f"told/{self._host}", 1) == 1:
+                say(done["text"] + "\n")
+            self._kill_stopped(done["ranks"])
             self._store.add("followed", 1)
             self._leave_last()
 
     def _leave_last(self) -> None:
-        """Leave; rank 0 first waits until the others have read the verdict, because its end may end the store."""
+        """Leave; who may end the store by that first waits until the others have read the verdict."""
+        if self._several_hosts and self._holder.launcher is not None:
+            self._leave_together()
         if self._rank == 0 and self._holder.is_rank_0:
             with contextlib.suppress(RuntimeError):
                 for _ in range(20):
                     if not self._still_there() or self._store.add("followed", 0) >= self._ranks - 1:
                         break
                     time.sleep(0.1)
+        leave()
+
+    def _leave_together(self) -> None:
+        """Leave when the ranks of all hosts have read the verdict, or after some seconds.
+
+        The store may end with the first launcher that ends. And a launcher with restarts must see that its own ranks
+        have failed before it hears that another host starts again: otherwise the two count their restarts differently,
+        and the new ranks do not find each other.
+        """
+        with contextlib.suppress(RuntimeError):
+            self._store.add("followed together", 1)
+            self._look(range(self._ranks))
+            self._states()  # what the ranks of other hosts tell of their neighbours
+            there = [
+                other
+                for rank, other in self._others.items()
+                if other.beat is not None
+                and other.beat.state != ENDED
+                and other.process not in (DEAD, STOPPED)
+                and (rank == self._rank or self._clock - other.came < GRACE)
+            ]
+            for _ in range(30):
+                if self._store.add("followed together", 0) >= len(there):
+                    break
+                time.sleep(0.1)
+        if self._alarm.is_terminated:  # the launcher of this host knows already
+            time.sleep(INTERVAL)
         leave()
 
     def _let_others_notice(self) -> None:
@@ -302,8 +436,7 @@ class Watch:
 
     def _still_there(self) -> dict[int, Beat]:
         """Return the newest beats of the other ranks that have begun and not ended."""
-        for rank in range(1, self._ranks):
-            self._look(rank)
+        self._look(range(1, self._ranks))
         beats = {rank: other.beat for rank, other in self._others.items() if rank != 0 and other.beat is not None}
         return {
             rank: beat
@@ -327,19 +460,31 @@ class Watch:
 
     def _store_is_gone(self, how: str = LOST) -> None:
         """Leave without a common verdict. The lowest rank that is left on the host prints the message."""
+        if not self._leaving.acquire(blocking=False):
+            threading.Event().wait()  # another thread ends this process
         place = where() if self._failure is None else self._failure[1]
         gone = {rank for rank, other in self._others.items() if other.process == DEAD or other.state(0.0).is_in(ENDED)}
         gone |= {0} if self._holder.is_rank_0 else set()
         here = self._rank - int(os.environ.get("LOCAL_RANK", self._rank))  # the first rank of this host
         first = self._others[0].beat
         if gone >= set(range(here, self._rank)):
-            text = "the launcher of this job was lost, and the job's store with it"
+            names = self._names()
+            text, remedy = "the launcher of this job was lost, and the job's store with it", ""
             if self._holder.is_rank_0:
-                text = f"rank 0, which holds the store of the job, {how}"
+                text = f"{names.named(0)}, which holds the store of the job, {how}"
                 text += "" if first is None or how == "ended" else f"; {last_seen(first)}"
-            say(f"autopar: {text}; rank {self._rank} was {at(place)}\n")
-            if self._holder.is_rank_0 and first is not None and first.process.state() == STOPPED:
-                os.kill(first.process.pid, signal.SIGKILL)
+            elif self._several_hosts:
+                text = f"the launcher of {names.with_ranks(names.of(0))}, which holds the store of the job, {how}"
+                if how.startswith("has given no answer"):
+                    own, theirs = (names.with_ranks(names.of(rank)) for rank in (self._rank, 0))
+                    text = f"{own} has lost {theirs}, which holds the store of the job and {how}"
+                    remedy = LOST_HOST
+            say(f"autopar: {text}; {names.named(self._rank)} was {at(place)}{remedy}\n")
+            holder = self._holder.process(first)
+            if holder is not None and holder.state() == STOPPED:
+                os.kill(holder.pid, signal.SIGKILL)
+            elif self._holder.is_elsewhere and self._holder.launcher is not None:
+                end_if_stuck(self._holder.launcher)
         leave()
 
     def _print_own(self) -> None:

@@ -1,0 +1,45 @@
+"""End a launcher of this host that waits forever for a store on a host that is lost.
+
+torchrun asks the store about other nodes in each round of its loop. When packets vanish, that question has no time-out:
+the launcher neither sees that its ranks have ended, nor runs the handler of a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from autopar.runtime.processes.watch.beat import DEAD, Process
+
+LOOKS = 3.0  # seconds in which the launcher shows that it is awake; torchrun wakes up ten times a second
+ORDERLY = 1.0  # seconds that it has to end after SIGTERM
+
+
+def end_if_stuck(launcher: Process) -> bool:
+    """End a process whose main thread does not wake up, with SIGTERM, then with SIGKILL. Return whether it was."""
+    before, begun = _wakes(launcher.pid), time.monotonic()
+    while time.monotonic() - begun < LOOKS:
+        time.sleep(0.1)
+        if launcher.state() == DEAD or _wakes(launcher.pid) != before:
+            return False
+    for number, seconds in ((signal.SIGTERM, ORDERLY), (signal.SIGKILL, 0.0)):
+        try:
+            os.kill(launcher.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return False
+        begun = time.monotonic()
+        while time.monotonic() - begun < seconds:
+            time.sleep(0.05)
+            if launcher.state() == DEAD:
+                return True
+    return True
+
+
+def _wakes(pid: int) -> str:
+    """Return how often the main thread of a process has gone to sleep; empty if the system does not say it."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/status") as file:
+            return next((line for line in file if line.startswith("voluntary_ctxt_switches")), "")
+    except OSError:
+        return ""
