@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
+from autopar.cache.cache import Cache
+from autopar.cache.folder import folder_of
 from autopar.capture.exported import exported_module
 from autopar.costs.machine import Machine, machine_from, machine_of
 from autopar.errors import PlanError, class_of, shown
@@ -55,6 +57,7 @@ def parallelize(
     memory: float | None = None,
     overlap: Given = "longest-tail",
     compile: bool = False,
+    cache: str | Path | bool | None = None,
 ) -> Parallel:
     """Put ``model`` on ``mesh``: capture it once, give every value a layout, and insert the transfers.
 
@@ -109,6 +112,8 @@ def parallelize(
             do.
         compile: whether Inductor compiles what each rank computes between collectives, in calls and steps; equal blocks
             once. The order of collectives stays as it is. Simulated ranks run uncompiled.
+        cache: the folder in which captured, searched and verified programs are kept for the next start of such a
+            program. By default it is ``AUTOPAR_CACHE``, or the user's cache folder; ``False`` switches it off.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
 
     On the processes of a job (``torchrun``, or an initialised process group) all ranks call ``parallelize``, and then
@@ -130,7 +135,7 @@ def parallelize(
         return _on_best_mesh(
             model, mesh, plan, example, inputs, strict=strict, machine=machine, time_limit=time_limit, memory=memory,
             timeout=timeout, outputs=outputs, recapture=recapture, dynamic=dynamic, random=random, overlap=overlap,
-            compile=compile,
+            compile=compile, cache=cache,
         )  # fmt: skip
     device_mesh: DeviceMesh | None = None
     if is_device_mesh(mesh):
@@ -165,11 +170,12 @@ def parallelize(
         layers = SEARCH
     with _of_one_stage(mesh, stage):
         layouts_of(layers, model, stage)  # refused before anything is sent
+    folder = folder_of(cache)
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(
         model, mesh, layers, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture,
         random=random, machine=on, time_limit=time_limit, memory=memory, given=given, overlap=overlap, dynamic=dynamic,
-        pipelined=pipelined, compile=compile,
+        pipelined=pipelined, compile=compile, cache=None if folder is None else Cache(folder),
     )  # fmt: skip
     if given is not None:
         parallel.compiler.planner.notes.extend(about_machine(given, None if machine is None else on))

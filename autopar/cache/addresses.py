@@ -1,19 +1,20 @@
 """Find an object again in another process: by the way that leads to it from the model, or from a Python module.
 
-    ["module", 3, "attr", "config"]                              the config of the model's fourth module
-    ["python", "transformers.masking_utils", "attr", "TABLE"]    a global
-    ["class", "models", "Net"]                                   a class
-    ["python", "models", "attr", "wrapped", "cell", 1]           what a closure holds
+["module", 3, "attr", "config"]                              the config of the model's fourth module
+["python", "transformers.masking_utils", "attr", "TABLE"]    a global
+["class", "models", "Net"]                                   a class
+["python", "models", "attr", "wrapped", "cell", 1]           what a closure holds
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import gc
 import itertools
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from autopar.capture.guards.values import NAMESPACES, is_container, is_users_obj
 
 Address = tuple[Any, ...]  # the root, and the steps from there
 MOST = 200_000  # objects that are looked at
-PLAIN = (list, tuple, set, frozenset, collections.deque)
+PLAIN = (list, tuple, collections.deque)
 WIDEST = 1024  # members of a container that are looked at
 MODULE, PYTHON, CLASS = "module", "python", "class"
 
@@ -35,10 +36,14 @@ class Addresses:
     Args:
         modules: the model's modules, once for each name.
         python: the names of the Python modules whose functions ran.
+        cells: the closures' variables among the places.
     """
 
-    def __init__(self, modules: Sequence[torch.nn.Module], python: Sequence[str]) -> None:
-        self._modules, self._python = list(modules), python
+    def __init__(
+        self, modules: Sequence[torch.nn.Module], python: Sequence[str], cells: Sequence[types.CellType] = ()
+    ) -> None:
+        self._modules, self._python, self._cells = list(modules), python, cells
+        self._searched = False
         self._found: dict[int, Address] = {}
         self._kept: list[Any] = []  # so that ids stay their own
         for number, module in enumerate(self._modules):
@@ -62,20 +67,27 @@ class Addresses:
             return (*class_address(owner), "vars")
         if isinstance(holder, type):
             return class_address(holder)
-        if isinstance(holder, dict) and isinstance(name := holder.get("__name__"), str):
-            if vars(sys.modules.get(name, types.ModuleType(""))) is holder:
-                return (PYTHON, name, "vars")
+        name = holder.get("__name__") if isinstance(holder, dict) else None
+        if isinstance(name, str) and vars(sys.modules.get(name, types.ModuleType(""))) is holder:
+            return (PYTHON, name, "vars")
         if id(holder) not in self._found:
             self._search()
         if id(holder) not in self._found:
             raise NotCached(f"no way leads from the model to {_shown(holder)}")
         return self._found[id(holder)]
 
-    @functools.cache  # noqa: B019  # once for each capture
     def _search(self) -> None:
         """Follow all ways from the model's modules, and from the Python modules whose functions ran."""
+        if self._searched:
+            return
+        self._searched = True
         roots: list[tuple[Any, Address]] = [(module, (MODULE, k)) for k, module in enumerate(self._modules)]
         roots += [(sys.modules[name], (PYTHON, name)) for name in self._python if name in sys.modules]
+        self._follow(roots)
+        if missing := [cell for cell in self._cells if id(cell) not in self._found]:
+            self._follow(_named_functions(missing))
+
+    def _follow(self, roots: Sequence[tuple[Any, Address]]) -> None:
         queue, seen = collections.deque(roots), set[int]()
         while queue and len(seen) < MOST:
             value, address = queue.popleft()
@@ -85,6 +97,22 @@ class Addresses:
             for step, part in ways_from(value):
                 if self._keep(part, (*address, *step)) or id(part) not in seen:
                     queue.append((part, self._found[id(part)]))
+
+
+def _named_functions(cells: Sequence[types.CellType]) -> list[tuple[Any, Address]]:
+    """Return the functions that close over some of these variables and that are found by their own names."""
+    closures = [each for each in gc.get_referrers(*cells) if isinstance(each, tuple)]
+    functions = [each for each in gc.get_referrers(*closures) if isinstance(each, types.FunctionType)]
+    found: list[tuple[Any, Address]] = []
+    for function in functions:
+        *path, name = function.__qualname__.split(".")
+        owner = (CLASS, function.__module__, ".".join(path), "own") if path else (PYTHON, function.__module__, "attr")
+        try:
+            value = resolve((*owner, name), ())
+        except LookupError:
+            continue
+        found.append((value, (*owner, name)))
+    return found
 
 
 def class_address(cls: type) -> Address:
@@ -140,8 +168,8 @@ def ways_from(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
                 if not isinstance(part, types.ModuleType) or is_own(part):
                     yield ("attr", name), part
     elif is_container(value):
-        for number, part in enumerate(itertools.islice(_members(value), WIDEST)):
-            yield ("item", number), part
+        for key, part in itertools.islice(_members(value), WIDEST):
+            yield ("item", key), part
         if is_users_object(value):
             yield from _of_object(value)
     elif is_users_object(value):
@@ -150,16 +178,19 @@ def ways_from(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
         yield ("wrapped",), wrapped
 
 
-def _members(value: Any) -> Iterator[Any]:
-    """Yield the members of a container, without running methods of the user's."""
+def _members(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the members of a container with their keys or positions, without running methods of the user's.
+
+    Sets have no order that another process has, too, so their members have no address.
+    """
     if isinstance(value, NAMESPACES):
         value = vars(value)
     if isinstance(value, dict):
-        yield from dict.values(value)
+        yield from ((key, part) for key, part in dict.items(value) if isinstance(key, (str, int)))
     elif isinstance(value, types.MappingProxyType):
-        yield from value.values()
+        yield from ((key, part) for key, part in value.items() if isinstance(key, (str, int)))
     else:
-        yield from next((kind.__iter__(value) for kind in PLAIN if isinstance(value, kind)), iter(()))
+        yield from enumerate(next((kind.__iter__(value) for kind in PLAIN if isinstance(value, kind)), iter(())))
 
 
 def is_users_class(cls: type) -> bool:
@@ -237,7 +268,8 @@ def _step(value: Any, step: str, steps: Iterator[Any]) -> Any:
     if step == "vars":
         return vars(value)
     if step == "item":
-        return next(itertools.islice(_members(value), next(steps), None))
+        wanted = next(steps)
+        return next(part for key, part in _members(value) if key == wanted and type(key) is type(wanted))
     if step == "base":
         module, name = next(steps), next(steps)
         return next(base for base in value.__mro__ if (base.__module__, base.__qualname__) == (module, name))

@@ -125,9 +125,7 @@ def _structure_of(row: Any) -> Structure:
     kind = resolve(tuple(address), ())
     if not isinstance(kind, type):
         raise ValueError(f"{address} is no class")
-    content = (
-        pytree.treespec_loads(fixed) if how == "tree" else tuple((name, plain(value)) for name, value in fixed)
-    )
+    content = pytree.treespec_loads(fixed) if how == "tree" else tuple((name, plain(value)) for name, value in fixed)
     return Structure(kind, tuple(map(plain, keys)), tuple(map(_structure_of, parts)), content)
 
 

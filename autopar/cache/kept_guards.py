@@ -6,7 +6,6 @@ and all values that they read are the same, then they would do the same again.
 
 from __future__ import annotations
 
-import dis
 import json
 import sys
 import types
@@ -16,16 +15,13 @@ from typing import Any
 import torch
 
 from autopar.cache.addresses import Addresses, Resolver
-from autopar.cache.code import Codes, class_digest, code_digest, forget_classes, modules_by_file, place_of
+from autopar.cache.code import Codes, forget_classes, modules_by_file, place_of
 from autopar.cache.described import Descriptions
+from autopar.cache.outside import values_of, variables_of
 from autopar.cache.refused import NotCached
 from autopar.capture.guards.look import Guards
 from autopar.capture.guards.places import Guard, GuardedPlace
 from autopar.capture.guards.values import shown
-
-# what reads files, the environment or a generator, by name or by Python module: nothing guards what it returns
-OUTSIDE = frozenset({"environ", "getenv", "open", "read_text", "read_bytes", "urandom", "input"})
-OUTSIDE_MODULES = frozenset({"random", "time", "datetime", "secrets", "socket", "subprocess"})
 
 
 def guards_to_json(guards: Guards, model: torch.nn.Module) -> dict[str, Any]:
@@ -40,13 +36,15 @@ def guards_to_json(guards: Guards, model: torch.nn.Module) -> dict[str, Any]:
         raise NotCached("a profiler runs, so that the functions that ran are not known")
     if guards.ran.changed:
         raise NotCached(f"forward reads and changes {', '.join(guards.ran.changed)}")
+    variables = variables_of(guards.ran.codes, modules_by_file())
     modules = [module for _, module in model.named_modules(remove_duplicate=False)]
     descriptions = Descriptions(modules, _of_the_model(model))
     forget_classes()
     for module in modules:
         descriptions.cls(type(module))
     python = _python_modules(guards.ran.codes)
-    addresses = Addresses(modules, python)
+    cells = [guard.place.holder for guard in guards.entries if isinstance(guard.place.holder, types.CellType)]
+    addresses = Addresses(modules, python, cells)
     texts: dict[str, int] = {}
     places: dict[str, int] = {}
     rows = []
@@ -64,6 +62,7 @@ def guards_to_json(guards: Guards, model: torch.nn.Module) -> dict[str, Any]:
     return {
         "places": list(places), "values": list(texts), "rows": rows,
         "functions": _functions(guards.ran.codes, descriptions.codes, python),
+        "variables": [variables, values_of(variables)],
     }  # fmt: skip
 
 
@@ -89,7 +88,6 @@ def _functions(codes: Sequence[types.CodeType], described: set[int], python: Seq
     rows: dict[str, Any] = {}
     known: dict[str, Codes] = {}
     for code in codes:
-        _refuse_outside(code, by_file)
         if id(code) in described:
             continue
         for name in dict.fromkeys([by_file.get(code.co_filename, "__main__"), *python]):
@@ -105,32 +103,15 @@ def _functions(codes: Sequence[types.CodeType], described: set[int], python: Seq
     return list(rows.values())
 
 
-def _refuse_outside(code: types.CodeType, by_file: Mapping[str, str]) -> None:
-    """Refuse code that may read a file, the environment, a clock or a generator of Python's."""
-    names = set(code.co_names)
-    space = vars(sys.modules.get(by_file.get(code.co_filename, "__main__"), types.ModuleType("")))
-    read = sorted(names & OUTSIDE)
-    for name in sorted(names):
-        value = space.get(name)
-        module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-        if module in OUTSIDE_MODULES and (isinstance(value, (types.ModuleType, *_CALLABLE))):
-            read.append(name)
-    if not read:
-        imported = {i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"} if names else set()
-        read = sorted(imported & OUTSIDE_MODULES)
-    if read:
-        raise NotCached(f"{code.co_name} ({code.co_filename}:{code.co_firstlineno}) uses {read[0]}, which nothing can "
-                        f"guard")  # fmt: skip
-
-
-_CALLABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
-
-
 def guards_of(content: Mapping[str, Any], model: torch.nn.Module) -> Guards | str:
     """Return the guards of a capture for the model of this process; or, in words, what differs here."""
     named = list(model.named_modules(remove_duplicate=False))
     modules = [module for _, module in named]
     forget_classes()
+    variables, values = content["variables"]
+    for name, before, now in zip(variables, values, values_of(variables), strict=True):
+        if before != now:
+            return f"the environment variable {name} is {now!r}, and was {before!r}"
     known: dict[str, Codes] = {}
     for name, (file, function, line), digests in content["functions"]:
         if name not in sys.modules:
@@ -163,6 +144,3 @@ def guards_of(content: Mapping[str, Any], model: torch.nn.Module) -> Guards | st
 
 def _tuple(value: Any) -> Any:
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
-
-
-__all__ = ["class_digest", "code_digest", "guards_of", "guards_to_json"]

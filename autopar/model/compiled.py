@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autopar.cache.cache import Cache
+from autopar.cache.codec import Check
 from autopar.capture import Captured
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
@@ -196,6 +198,8 @@ class Compiler:
         figures: a machine or measured durations, whose seconds decide that order; by default those of the machine.
         planner: how the plan is searched, if it is.
         sizes: the captures that serve many sizes.
+        cache: what other processes have captured; ``None``: each process captures by itself.
+        check: is called with each capture before it is placed.
     """
 
     model: torch.nn.Module
@@ -212,11 +216,17 @@ class Compiler:
     figures: Machine | Profile | None = None
     planner: Planner = field(default_factory=lambda: Planner(machine_of("cpu")))
     sizes: SizedCaptures = field(default_factory=SizedCaptures)
+    cache: Cache | None = field(default=None, compare=False)
+    check: Check | None = field(default=None, compare=False)
 
     @property
     def searches(self) -> bool:
         """Whether the plan of a program is searched: on one rank there is nothing to choose."""
         return searches(self.plan) and self.mesh.size > 1
+
+    def planned_by(self, ranks: Agreement | None, check: Check | None) -> Compiler:
+        """Return this compiler for ranks that agree on a plan; ``None``: this process plans alone."""
+        return replace(self, planner=replace(self.planner, agreement=ranks), check=check)
 
     def serves(self, inputs: CallInputs) -> bool:
         """Return whether a call needs no trace, because a capture with symbols serves its sizes."""
@@ -238,6 +248,8 @@ class Compiler:
         start = time.perf_counter()
         captured, about_sizes = self.sizes.capture(self.model, inputs.whole(), self.random, self.numbers)
         captured_ms = (time.perf_counter() - start) * 1e3
+        if self.check is not None:
+            self.check(captured)
         attrs, decided = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **inputs.layouts})
         alone = (ONE_RANK,) if searches(self.plan) and not self.searches else ()
         verify(captured.program, "capture")
