@@ -84,8 +84,20 @@ class Addresses:
         roots: list[tuple[Any, Address]] = [(module, (MODULE, k)) for k, module in enumerate(self._modules)]
         roots += [(sys.modules[name], (PYTHON, name)) for name in self._python if name in sys.modules]
         self._follow(roots)
-        if missing := [cell for cell in self._cells if id(cell) not in self._found]:
+        if missing := self._missing():
             self._follow(_named_functions(missing))
+
+    def _missing(self) -> list[types.CellType]:
+        return [cell for cell in self._cells if id(cell) not in self._found]
+
+    def dead(self) -> set[int]:
+        """Return the ids of the closures' variables whose functions nobody has any more, as those of a model before."""
+        self._search()
+        if not (missing := self._missing()):
+            return set()
+        gc.collect()
+        used = {id(cell) for function in closing_over(missing) for cell in function.__closure__ or ()}
+        return {id(cell) for cell in missing} - used
 
     def _follow(self, roots: Sequence[tuple[Any, Address]]) -> None:
         queue, seen = collections.deque(roots), set[int]()
@@ -101,10 +113,8 @@ class Addresses:
 
 def _named_functions(cells: Sequence[types.CellType]) -> list[tuple[Any, Address]]:
     """Return the functions that close over some of these variables and that are found by their own names."""
-    closures = [each for each in gc.get_referrers(*cells) if isinstance(each, tuple)]
-    functions = [each for each in gc.get_referrers(*closures) if isinstance(each, types.FunctionType)]
     found: list[tuple[Any, Address]] = []
-    for function in functions:
+    for function in closing_over(cells):
         *path, name = function.__qualname__.split(".")
         owner = (CLASS, function.__module__, ".".join(path), "own") if path else (PYTHON, function.__module__, "attr")
         try:
@@ -113,6 +123,12 @@ def _named_functions(cells: Sequence[types.CellType]) -> list[tuple[Any, Address
             continue
         found.append((value, (*owner, name)))
     return found
+
+
+def closing_over(cells: Sequence[types.CellType]) -> list[types.FunctionType]:
+    """Return the functions that close over some of these variables."""
+    closures = [each for each in gc.get_referrers(*cells) if isinstance(each, tuple)]
+    return [each for each in gc.get_referrers(*closures) if isinstance(each, types.FunctionType)] if closures else []
 
 
 def class_address(cls: type) -> Address:

@@ -45,11 +45,14 @@ def guards_to_json(guards: Guards, model: torch.nn.Module) -> dict[str, Any]:
     python = _python_modules(guards.ran.codes)
     cells = [guard.place.holder for guard in guards.entries if isinstance(guard.place.holder, types.CellType)]
     addresses = Addresses(modules, python, cells)
+    dead = addresses.dead()
     texts: dict[str, int] = {}
     places: dict[str, int] = {}
     rows = []
     for guard in guards.entries:
         place = guard.place
+        if id(place.holder) in dead:
+            continue
         try:
             described = descriptions.of(guard.value)
             address = addresses.of(place.holder, place.owner)

@@ -14,21 +14,20 @@ import numpy
 import sympy
 import torch
 
-import autopar
 from autopar.cache.described import described_options
 from autopar.cache.refused import NotCached
 from autopar.rules.registry import REGISTERED
 
 FORMAT = 1  # of entries
-VARIABLES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "CUDA_", "ATEN_", "MKL_", "CUBLAS_")  # what begins so, decides
-IGNORED = ("AUTOPAR_CACHE", "TORCHELASTIC_")
+VARIABLES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "ATEN_", "CUBLAS_")  # what begins so, decides
+IGNORED = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME", "TORCH_NCCL_")  # where files are, and how processes talk
 
 
 @cache
 def sources_digest() -> str:
     """Return the digest of autopar's own files: of their names and contents. 40 ms, once in a process."""
     digest = hashlib.blake2b(digest_size=16)
-    root = Path(autopar.__file__).parent
+    root = Path(__file__).parents[1]
     for folder, folders, files in os.walk(root, followlinks=True):  # ``passes`` is a link in a checkout
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
@@ -55,7 +54,7 @@ def surroundings() -> dict[str, Any]:
         "settings": _settings(),
         "environment": {
             name: value for name, value in sorted(os.environ.items())
-            if name.startswith((*VARIABLES, "AUTOPAR_")) and not name.startswith(IGNORED)
+            if name.startswith(VARIABLES) and not name.startswith(IGNORED)
         },
         "rules": [[name, *described_options([rule.pattern, rule.linear, rule.sizes, rule.work])]
                   for name, rule in _registered()],
