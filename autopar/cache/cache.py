@@ -121,7 +121,8 @@ class Cache:
         return None, {}, reasons[0] if reasons else self._nearest(key)
 
     def _nearest(self, key: Key) -> str:
-        """Say which facts differ from those of the entry that was used last for something of this kind."""
+        """Say which facts differ from those of the entry that is most like it, of those used last."""
+        nearest: list[str] | None = None
         for path in self.folder.entries()[:VARIANTS]:
             try:
                 about = self.folder.read(path).about
@@ -129,8 +130,9 @@ class Cache:
                 continue
             if about.get("kind") == key.facts["kind"]:
                 different = [name for name, value in key.facts.items() if about.get(name) != value]
-                return f"other {', '.join(different)} than in the entry used last"
-        return "nothing was kept before"
+                if nearest is None or len(different) < len(nearest):
+                    nearest = different
+        return "nothing was kept before" if nearest is None else f"other {', '.join(nearest)} than in what is kept"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from autopar.cache.addresses import class_address, resolve
 from autopar.cache.program_rows import op_name, op_of, plain, written
 from autopar.cache.refused import NotCached
 from autopar.capture import Captured
+from autopar.capture.constrained import Constrained
 from autopar.capture.guards import Guards
 from autopar.ir.ops.seeded_random import Draw, Like
 from autopar.ir.program import Program
@@ -44,6 +45,7 @@ def captured_to_json(captured: Captured) -> dict[str, Any]:
         "notes": list(captured.notes),
         "modules": [[path, list(names)] for path, names in captured.modules.items()],
         "draws": [[op_name(d.op), _like(d.args), _like(dict(d.kwargs)), d.order] for d in captured.draws],
+        "constrained": [[each.value, _like(each.spec), each.source, each.axis] for each in captured.constrained],
         "extended": [[position, list(way)] for position, way in captured.extended],
     }
 
@@ -65,6 +67,9 @@ def captured_of(content: Mapping[str, Any], program: Program, guards: Guards) ->
         modules={path: tuple(names) for path, names in content["modules"]},
         draws=tuple(Draw(op_of(op), _unlike(args), _unlike(kwargs), order) for op, args, kwargs, order in
                     content["draws"]),
+        constrained=tuple(
+            Constrained(value, _unlike(spec), source, axis) for value, spec, source, axis in content["constrained"]
+        ),
         extended=tuple((position, tuple(way)) for position, way in content["extended"]),
         guards=guards,
     )  # fmt: skip

@@ -98,6 +98,7 @@ class Compiled:
         context: this process as a rank; ``None`` where it only simulates.
         found: the plan, if it was searched.
         symbolic: the explicit program with symbols that ``program`` was made of; ``None`` if it was placed itself.
+        traced: the program before it was placed, of which ``part`` is made; ``None`` if it comes from the cache.
     """
 
     captured: Captured
@@ -108,6 +109,7 @@ class Compiled:
     context: RankContext | None
     found: Solution | None = None
     symbolic: Program | None = None
+    traced: Program | None = None
 
     @cached_property
     def solution(self) -> Solution | None:
@@ -384,7 +386,26 @@ class Compiler:
             return special[positions]
 
         symbolic = at_sizes.of if isinstance(at_sizes, AtSizes) else None
-        return Compiled(captured, program, local, Reports(reports), specialized, self.context, found, symbolic)
+        return Compiled(captured, program, local, Reports(reports), specialized, self.context, found, symbolic, traced)
+
+    def part_of(
+        self, captured: Captured, layouts: Mapping[str, DistAttr], explicit: Program, positions: frozenset[int]
+    ) -> Compiled:
+        """Return a captured call with a backward for only some of the returned values.
+
+        Args:
+            captured: with its traced program.
+            layouts: parameter or input → its layout, where the plan does not decide it.
+            explicit: the program of all values, whose parameters and inputs keep their layouts.
+            positions: those of the values.
+        """
+        attrs, _ = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **layouts})
+        if self.searches:
+            kept = [node for node in explicit.placeholders if record_of(node).role != "tangent"]
+            attrs = {**attrs, **{node.name: tensor_type(node).attr for node in kept}}
+        part = specialize(captured.program, positions, captured.device)
+        verify(part, "specialize")
+        return self._placed(captured, part, attrs, [])
 
     def _at_sizes(self, captured: Captured, attrs: Mapping[str, DistAttr]) -> AtSizes | PassReport:
         """Return the explicit program of a call that was captured with symbols; or why it is to be placed itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -10,12 +10,11 @@ from typing import Any
 from autopar.cache.cache import Codec
 from autopar.cache.kept_capture import captured_of, captured_to_json
 from autopar.cache.placed_rows import placed_of, placed_to_json, reports_of, reports_to_json
-from autopar.cache.program_rows import Types
+from autopar.cache.program_rows import Types, program_of, rows_of
 from autopar.cache.refused import NotCached
 from autopar.capture import Captured, capture_call
 from autopar.capture.at_sizes import at_sizes
 from autopar.capture.guards import Guards
-from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.model.compiled import RUNS, Compiled, Compiler
 from autopar.model.inputs import CallInputs
@@ -53,9 +52,11 @@ def compiled_to_json(compiled: Compiled) -> Any:
         raise NotCached("the call was captured with symbols for sizes")
     types = Types()
     placed = placed_to_json((compiled.program, compiled.local), types)
+    assert compiled.traced is not None
     return {
         "captured": captured_to_json(compiled.captured),
         "placed": placed,
+        "traced": rows_of(compiled.traced, types) if len(compiled.captured.differentiable) > 1 else None,
         "types": types.to_json(),
         "reports": reports_to_json(compiled.reports),
         "found": found_to_json(compiled.found),
@@ -71,16 +72,13 @@ def compiled_of(compiler: Compiler, inputs: CallInputs, content: Any, guards: Gu
     captured = captured_here(compiler, inputs, content["captured"], program, guards)
 
     @cache
-    def captured_anew() -> Compiled:
-        """Capture the call in this process, in the layouts that it has: a backward of a part is made of the trace."""
-        homes, layouts = {}, {}
-        for node in program.placeholders:
-            if (role := record_of(node).role) in ("param", "input"):
-                (homes if role == "param" else layouts)[name_of(node)] = tensor_type(node).attr
-        anew = replace(compiler, homes={**compiler.homes, **homes}, cache=None)
-        return anew.compile(replace(inputs, layouts={**layouts, **inputs.layouts}))
+    def traced() -> Captured:
+        return replace(captured, program=program_of(content["traced"], types))
 
-    part: Callable[[frozenset[int]], Compiled] = lambda positions: captured_anew().part(positions)  # noqa: E731
+    @cache
+    def part(positions: frozenset[int]) -> Compiled:
+        return compiler.part_of(traced(), inputs.layouts, program, positions)
+
     found = found_of(content["found"], compiler)
     return Compiled(captured, program, local, Reports(reports_of(content["reports"])), part, compiler.context, found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from autopar.optimizers.update import Update
 from autopar.step.compiled_step import MicroBatch, StepUpdate
 from autopar.step.ending import Updating
 from autopar.step.options import StepOptions
-from autopar.step.outputs import Output
+from autopar.step.outputs import Output, loss_of
 from autopar.step.update import Trained, Untrained
 
 # -- micro-batches -----------------------------------------------------------------------------------------------------
@@ -36,6 +37,8 @@ def facts_of_micro(
     Raises:
         NotCached: something that decides it has no text.
     """
+    if options.compared:
+        raise NotCached("several ways to run a step are compared")
     return {
         **facts_of_call(compiler, inputs, notes),
         "step": described_options(options),
@@ -67,6 +70,7 @@ def micro_to_json(micro: MicroBatch) -> Any:
         "states": [[name, attr_row(attr)] for name, attr in micro.states.items()],
         "untrained": [[each.name, types.number(each.gradient), attr_row(each.state)] for each in micro.untrained],
         "loss": None if micro.loss is None else types.number(micro.loss),
+        "position of the loss": loss_of(micro.captured),
         "outputs": [[each.name, each.how, each.dim, each.known] for each in micro.outputs],
         "reports": reports_to_json(micro.reports),
         "found": found_to_json(micro.found),
@@ -81,7 +85,9 @@ def micro_of(compiler: Compiler, inputs: CallInputs, content: Any, guards: Guard
     assert placed is not None
     program, local = placed
     return MicroBatch(
-        captured_here(compiler, inputs, content["captured"], program, guards),
+        replace(
+            captured_here(compiler, inputs, content["captured"], program, guards), loss=content["position of the loss"]
+        ),
         program,
         local,
         *(placed_of(content[name], types, RUNS) for name in ("count", "copy", "first")),
