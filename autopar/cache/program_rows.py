@@ -37,6 +37,8 @@ NAMED = {str(value): value for value in (  # what prints as ``torch.strided``
     torch.channels_last_3d,
 )}  # fmt: skip
 GETITEM = "[]"
+PLAIN_ROW = 11  # entries of the row of an op that is neither a placeholder nor issued on a stream
+NOWHERE = (None, False, "", None)
 
 
 class Types:
@@ -163,6 +165,8 @@ class _Writer:
             "mesh": self.types.mesh(program.mesh),
             "stages": {name: self.types.mesh(mesh) for name, mesh in program.stages.items()},
             "tree": list(program.tree),
+            "streams": list(program.streams),
+            "coordinates": program.coordinates,
             "constants": {name: _constant_row(made) for name, made in program.constants.items() if name in used},
             "words": list(self.words),
             "uses": list(map(list, self.uses)),
@@ -171,8 +175,6 @@ class _Writer:
 
     def row(self, node: fx.Node) -> list[Any]:
         record = record_of(node)
-        if record.stream is not None or record.started or record.message or record.span:
-            raise NotCached("a program that is scheduled is made anew from its order")
         target = self.target(node)
         uses = tuple(None if need is None else self.types.number(need) for need in record.uses)
         row = [
@@ -191,6 +193,9 @@ class _Writer:
         if record.role or record.name or record.results or record.index is not None:
             results = [[result.kind, result.of] for result in record.results]
             row.append([record.role, record.index, record.name, results])
+        if record.stream is not None or record.started or record.message or record.span:
+            row += [0] * (len(row) == PLAIN_ROW)
+            row.append([record.stream, record.started, record.message, record.span])
         return row
 
     def word(self, text: str) -> int:
@@ -314,16 +319,19 @@ class _Reader:
                 {key: read(value) for key, value in kwargs.items()} if kwargs else {},
             )  # fmt: skip
             nodes[name] = node
-            role, index, own, results = more[0] if more else ("", None, "", ())
+            role, index, own, results = (more and more[0]) or ("", None, "", ())
+            stream, started, message, span = more[1] if len(more) > 1 else NOWHERE
             set_record(node, Record(
                 value_at(type), all_uses[uses], words[phase], role, index, own,
-                tuple(Result(kind, of) for kind, of in results), module=words[module], source=words[source],
+                tuple(Result(kind, of) for kind, of in results), stream, started, message,
+                None if span is None else tuple(span), module=words[module], source=words[source],
                 call=Call(call[0], words[call[1]]) if call else None,
             ))  # fmt: skip
         mesh = content["mesh"]
         return Program(
             graph, content["level"], None if mesh is None else types.meshes[mesh],
             stages={name: types.meshes[at] for name, at in content["stages"].items()}, tree=tuple(content["tree"]),
+            streams=tuple(content["streams"]), coordinates=content["coordinates"],
             constants={name: _constant(row) for name, row in content["constants"].items()},
         )  # fmt: skip
 
