@@ -125,7 +125,7 @@ class Cache:
         nearest: list[str] | None = None
         for path in self.folder.entries()[:VARIANTS]:
             try:
-                about = self.folder.read(path).about
+                about = self.folder.read(path, touch=False).about
             except Unusable:
                 continue
             if about.get("kind") == key.facts["kind"]:

@@ -82,8 +82,8 @@ class Folder:
         except OSError:
             return []
 
-    def read(self, path: Path) -> Entry:
-        """Return an entry, checked.
+    def read(self, path: Path, *, touch: bool = True) -> Entry:
+        """Return an entry, checked. ``touch``: it counts as used now.
 
         Raises:
             Unusable: it is corrupt, of another format, or another user may have written it.
@@ -104,8 +104,9 @@ class Folder:
             raise Unusable(f"{error.filename or path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise Unusable(f"{path} is corrupt") from None
-        with contextlib.suppress(OSError):
-            os.utime(path)
+        if touch:
+            with contextlib.suppress(OSError):
+                os.utime(path)
         return Entry(path, about["facts"], texts)
 
     def _check_owner(self, path: Path) -> None:
