@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
+from autopar.cache.cache import Cache
+from autopar.cache.folder import folder_of
 from autopar.capture.exported import exported_module, is_exported
 from autopar.costs.machine import Machine, machine_from, machine_of
 from autopar.costs.on_hosts import on_hosts
@@ -60,6 +62,7 @@ def parallelize(
     overlap: Given = "longest-tail",
     compile: bool = False,
     verify: bool = False,
+    cache: str | Path | bool | None = None,
 ) -> Parallel:
     """Put ``model`` on ``mesh``: capture it once, give every value a layout, and insert the transfers.
 
@@ -118,6 +121,8 @@ def parallelize(
             simulated in this process, in float64. Outputs and gradients must be those of a single device. It needs an
             ``example``. ``parallel.reports["numbers"]`` says what was compared; a model of more than 50 million
             parameters is not, and neither is a saved plan, which is for its own mesh.
+        cache: the folder in which captured, searched and verified programs are kept for the next start of such a
+            program. By default it is ``AUTOPAR_CACHE``, or the user's cache folder; ``False`` switches it off.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
 
     On the processes of a job (``torchrun``, or an initialised process group) all ranks call ``parallelize``, and then
@@ -140,7 +145,7 @@ def parallelize(
         return _on_best_mesh(
             model, mesh, plan, example, inputs, strict=strict, machine=machine, time_limit=time_limit, memory=memory,
             timeout=timeout, outputs=outputs, recapture=recapture, dynamic=dynamic, random=random, overlap=overlap,
-            compile=compile, verify=verify,
+            compile=compile, verify=verify, cache=cache,
         )  # fmt: skip
     device_mesh: DeviceMesh | None = None
     if is_device_mesh(mesh):
@@ -178,11 +183,12 @@ def parallelize(
         layers = SEARCH
     with _of_one_stage(mesh, stage):
         layouts_of(layers, model, stage)  # refused before anything is sent
+    folder = folder_of(cache)
     job = job_of(mesh, _device(model, device_mesh), device_mesh, timeout)
     parallel = Parallel(
         model, mesh, layers, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture,
         random=random, machine=on, time_limit=time_limit, memory=memory, given=given, overlap=overlap, dynamic=dynamic,
-        pipelined=pipelined, compile=compile,
+        pipelined=pipelined, compile=compile, cache=None if folder is None else Cache(folder),
     )  # fmt: skip
     if given is not None:
         parallel.compiler.planner.notes.extend(about_machine(given, None if machine is None else on))

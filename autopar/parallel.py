@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from autopar.cache.cache import Cache
 from autopar.capture.guards import Original
 from autopar.capture.model_state import model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
@@ -86,7 +87,8 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
                  random: Random = "parallel", machine: Machine | None = None,
                  time_limit: float = 60.0, memory: float | None = None,
                  given: Solution | None = None, dynamic: Dynamic = None, overlap: Given = "longest-tail",
-                 pipelined: Pipelined | None = None, compile: bool = False) -> None:  # fmt: skip
+                 pipelined: Pipelined | None = None, compile: bool = False,
+                 cache: Cache | None = None) -> None:  # fmt: skip
         lone = job is None or mesh.size == 1 or alone() is not None  # without others to agree with
         agreement = None if job is None or lone else Agreement(job.control, mesh)
         context = None
@@ -114,7 +116,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         issue: Issue = "direct" if _device(model, job).type == "cpu" else "enqueue"
         compiler = Compiler(
             module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
-            overlap=overlap_of(overlap, issue), sizes=SizedCaptures(dynamic),
+            overlap=overlap_of(overlap, issue), sizes=SizedCaptures(dynamic), cache=cache,
         )  # fmt: skip
         calls = Calls(compiler, mesh, job, inputs, recapture, layouts, original)
         calls.pipelined = pipelined

@@ -18,6 +18,9 @@ import autopar.passes.manager
 from autopar.ir.program import Program
 from autopar.verify.levels import verify
 
+# tests test the code, and not what an earlier run has kept; a test of the cache gives a folder
+os.environ["AUTOPAR_CACHE"] = ""
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
 

@@ -54,6 +54,7 @@ class Captured:
         symbolic: the capture with symbols that this one was made of, a ``SymbolicCapture``; ``None`` if it was traced.
         traced: whether this call was traced, and not served by the capture of another size.
         values: symbol → its value.
+        loss: the position of the loss, where ``program`` is not the traced one; ``None``: the program tells.
     """
 
     program: Program
@@ -73,6 +74,7 @@ class Captured:
     symbolic: Any = None
     traced: bool = True
     values: Mapping[Any, int] = field(default_factory=dict)
+    loss: int | None = None
 
     def with_tensors(self, tensors: Sequence[Any]) -> Any:
         """Return the model's own output structure around these tensors, with the leaves that are no tensors."""

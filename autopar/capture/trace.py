@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from autopar.capture.decompose.strides import STRIDES
 from autopar.capture.decompose.unknown import decomposition_table
 from autopar.capture.explained import ReadsValues, explained, number_of_rows, values_read
 from autopar.capture.guards import Guards, Reads
+from autopar.capture.guards.places import Guard
 from autopar.capture.model_swap import ModelSwap
 from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
@@ -111,7 +113,8 @@ class Tracer:
             self._note_anew()
             tangents = self._probe(fakes, seed)
             self.module = self._trace(fakes, tangents, seed)
-        self.guards = Guards(list(self.model.named_modules(remove_duplicate=False)), self.reads.guards())
+        named, guards = list(self.model.named_modules(remove_duplicate=False)), self.reads.guards()
+        self.guards = Guards(named, guards, ran=replace(self.reads.ran, changed=self._read_and_changed(guards)))
         self._warn_of_changes()
         self.beside.warn()
         assert self.recorder.streams is not None
@@ -147,17 +150,20 @@ class Tracer:
             *about_assumptions(self.assumed),
         )
 
+    def _read_and_changed(self, guards: Sequence[Guard]) -> tuple[str, ...]:
+        """Return the values, in words, that forward changes and reads in its next call."""
+        read = {guard.place.words for guard in guards}
+        return (
+            *(name for name in self.model_swap.changed if name in read and self.reads.uses(name.rpartition(".")[2])),
+            *self.reads.changed,
+        )
+
     def _warn_of_changes(self) -> None:
         """Warn of values that forward changes and reads in its next call.
 
         The captured step keeps their first values.
         """
-        read = {guard.place.words for guard in self.guards.entries}
-        changed = [
-            *(name for name in self.model_swap.changed if name in read and self.reads.uses(name.rpartition(".")[2])),
-            *self.reads.changed,
-        ]
-        if changed:
+        if changed := self.guards.ran.changed:
             warnings.warn(
                 f"forward reads and changes {', '.join(changed)}, and a captured step keeps the values of the first "
                 f"call\n"

@@ -8,6 +8,7 @@ import typer
 from typer import Argument, Option
 
 import autopar
+from autopar.cli.commands.cache import caches
 from autopar.cli.commands.calibrate import CALIBRATE, CALIBRATE_EXAMPLES, calibrate
 from autopar.cli.commands.checkpoint import checkpoints
 from autopar.cli.commands.options import Json, Quiet
@@ -52,6 +53,7 @@ app.command("verify", help=VERIFY, epilog=VERIFY_EXAMPLES)(verify)
 app.command("schedule", help=SCHEDULE, epilog=SCHEDULE_EXAMPLES)(schedule)
 app.command("calibrate", help=CALIBRATE, epilog=CALIBRATE_EXAMPLES)(calibrate)
 app.add_typer(profiles, name="profile")
+app.add_typer(caches, name="cache")
 app.add_typer(checkpoints, name="checkpoint")
 
 

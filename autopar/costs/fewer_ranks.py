@@ -90,9 +90,7 @@ def busiest_of_many(source: Layout, target: Layout, shape: tuple[int, ...], rank
 
 
 @lru_cache(maxsize=4096)
-def _listed(
-    source: Layout, target: Layout, shape: tuple[int, ...], ranks_per_node: int
-) -> tuple[int, int, int, bool]:
+def _listed(source: Layout, target: Layout, shape: tuple[int, ...], ranks_per_node: int) -> tuple[int, int, int, bool]:
     """Return the most elements of a rank, the most messages that one sends, the most partners, and as above."""
     sent: dict[int, tuple[int, int]] = {}
     received: dict[int, tuple[int, int]] = {}

@@ -22,6 +22,7 @@ from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import move_parameters
 from autopar.model.inputs import CallInputs, CallKey, Inputs, Shapes, call_inputs
+from autopar.model.kept_calls import compiled_by_cache
 from autopar.model.local_tensors import LocalTensors, refuse_without_values
 from autopar.model.sizes import SizedCaptures
 from autopar.model.stage_homes import StageHomes
@@ -260,7 +261,7 @@ class Calls:
             compiler = replace(self.compiler, numbers=call.numbers)
             served = compiler.serves(inputs)
             notes = [] if served else about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
-            compiled = compiler.compile(inputs, notes)
+            compiled = compiled_by_cache(compiler, inputs, notes)
             if compiled.found is not None:
                 self._settle(compiled.homes)
             # one order of collectives on all ranks

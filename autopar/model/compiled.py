@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autopar.cache.cache import Cache
+from autopar.cache.codec import Check
 from autopar.capture import Captured
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
@@ -97,6 +99,7 @@ class Compiled:
         context: this process as a rank; ``None`` where it only simulates.
         found: the plan, if it was searched.
         symbolic: the explicit program with symbols that ``program`` was made of; ``None`` if it was placed itself.
+        traced: the program before it was placed, of which ``part`` is made; ``None`` if it comes from the cache.
     """
 
     captured: Captured
@@ -107,6 +110,7 @@ class Compiled:
     context: RankContext | None
     found: Solution | None = None
     symbolic: Program | None = None
+    traced: Program | None = None
 
     @cached_property
     def solution(self) -> Solution | None:
@@ -197,6 +201,8 @@ class Compiler:
         figures: a machine or measured durations, whose seconds decide that order; by default those of the machine.
         planner: how the plan is searched, if it is.
         sizes: the captures that serve many sizes.
+        cache: what other processes have captured; ``None``: each process captures by itself.
+        check: is called with each capture before it is placed.
     """
 
     model: torch.nn.Module
@@ -213,11 +219,17 @@ class Compiler:
     figures: Machine | Profile | None = None
     planner: Planner = field(default_factory=lambda: Planner(machine_of("cpu")))
     sizes: SizedCaptures = field(default_factory=SizedCaptures)
+    cache: Cache | None = field(default=None, compare=False)
+    check: Check | None = field(default=None, compare=False)
 
     @property
     def searches(self) -> bool:
         """Whether the plan of a program is searched: on one rank there is nothing to choose."""
         return searches(self.plan) and self.mesh.size > 1
+
+    def planned_by(self, ranks: Agreement | None, check: Check | None) -> Compiler:
+        """Return this compiler for ranks that agree on a plan; ``None``: this process plans alone."""
+        return replace(self, planner=replace(self.planner, agreement=ranks), check=check)
 
     def serves(self, inputs: CallInputs) -> bool:
         """Return whether a call needs no trace, because a capture with symbols serves its sizes."""
@@ -239,6 +251,8 @@ class Compiler:
         start = time.perf_counter()
         captured, about_sizes = self.sizes.capture(self.model, inputs.whole(), self.random, self.numbers)
         captured_ms = (time.perf_counter() - start) * 1e3
+        if self.check is not None:
+            self.check(captured)
         attrs, decided = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **inputs.layouts})
         alone = (ONE_RANK,) if searches(self.plan) and not self.searches else ()
         verify(captured.program, "capture")
@@ -375,7 +389,26 @@ class Compiler:
             return special[positions]
 
         symbolic = at_sizes.of if isinstance(at_sizes, AtSizes) else None
-        return Compiled(captured, program, local, Reports(reports), specialized, self.context, found, symbolic)
+        return Compiled(captured, program, local, Reports(reports), specialized, self.context, found, symbolic, traced)
+
+    def part_of(
+        self, captured: Captured, layouts: Mapping[str, DistAttr], explicit: Program, positions: frozenset[int]
+    ) -> Compiled:
+        """Return a captured call with a backward for only some of the returned values.
+
+        Args:
+            captured: with its traced program.
+            layouts: parameter or input → its layout, where the plan does not decide it.
+            explicit: the program of all values, whose parameters and inputs keep their layouts.
+            positions: those of the values.
+        """
+        attrs, _ = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **layouts})
+        if self.searches:
+            kept = [node for node in explicit.placeholders if record_of(node).role != "tangent"]
+            attrs = {**attrs, **{node.name: tensor_type(node).attr for node in kept}}
+        part = specialize(captured.program, positions, captured.device)
+        verify(part, "specialize")
+        return self._placed(captured, part, attrs, [])
 
     def _at_sizes(self, captured: Captured, attrs: Mapping[str, DistAttr]) -> AtSizes | PassReport:
         """Return the explicit program of a call that was captured with symbols; or why it is to be placed itself."""

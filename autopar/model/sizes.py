@@ -107,6 +107,18 @@ class SizedCaptures:
             known.numbers.append((captured.guards, _shapes(arguments)))
         return captured, notes
 
+    def with_numbers(self, model: torch.nn.Module, arguments: Arguments, random: Random) -> bool:
+        """Return whether a call will be captured with numbers for its sizes."""
+        if self.dynamic is not None:
+            return not self.dynamic
+        known, found = self._look(model, arguments, random)
+        return not isinstance(found, _Served) and not found and not self._other_size(model, arguments, known)
+
+    def took(self, model: torch.nn.Module, arguments: Arguments, random: Random, guards: Guards) -> None:
+        """Note a capture with numbers that another process has made: another size will be captured with symbols."""
+        if self.dynamic is None:
+            self._look(model, arguments, random)[0].numbers.append((guards, _shapes(arguments)))
+
     def _with_symbols(
         self, known: _Known, model: torch.nn.Module, arguments: Arguments, random: Random
     ) -> tuple[Captured | None, list[str]]:

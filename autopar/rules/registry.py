@@ -79,6 +79,7 @@ class Rule:
 
 RULES: dict[OpOverload, Rule] = {}
 WITHOUT: dict[OpOverload, Rule] = {}  # ops that have been used and have no rule
+REGISTERED: dict[str, Rule] = {}  # the rules of users, by the names of ops
 
 
 def rule(
@@ -146,7 +147,8 @@ def register_rule(
         _check_counts(pattern, op_overload)
         _check_results(parse_pattern(pattern), sizes or {})
     _check_work(work, pattern)
-    RULES[op_overload] = Rule(op_name(op_overload), pattern, linear, sizes or {}, work=work)
+    made = Rule(op_name(op_overload), pattern, linear, sizes or {}, work=work)
+    RULES[op_overload] = REGISTERED[str(op_overload)] = made
     if is_seeded(op_overload):  # capture replaces it by its twin
         twin = twin_of(op_overload)
         RULES[twin] = Rule(op_name(twin), with_seed(pattern), linear if isinstance(linear, str) else "", sizes or {},

@@ -80,14 +80,18 @@ class LocalPrograms(Mapping[int, Program]):
     Args:
         check: called with each local program when it has been made.
         order: the order in which they run; with it, the programs are *scheduled*.
+        classes: the ranks of each class, where they are known.
 
     Raises:
         ChannelError: ranks would meet in different collectives, or wait forever; raised on first use.
     """
 
-    def __init__(self, program: Program, check: Callable[[Program], None], order: Order | None = None) -> None:
+    def __init__(
+        self, program: Program, check: Callable[[Program], None], order: Order | None = None,
+        classes: list[list[int]] | None = None,
+    ) -> None:  # fmt: skip
         self._program, self._check, self.order = program, check, order
-        self._classes = rank_classes(program)
+        self._classes = rank_classes(program) if classes is None else classes
         self._class_of = {rank: k for k, ranks in enumerate(self._classes) for rank in ranks}
         self._made: dict[int, Program] = {}
 
@@ -103,6 +107,11 @@ class LocalPrograms(Mapping[int, Program]):
         program = self._made[number].at(at)
         program.fixed = SHARED
         return program
+
+    @property
+    def classes(self) -> list[list[int]]:
+        """The ranks of each class."""
+        return self._classes
 
     @property
     def every_class(self) -> Collection[Program]:

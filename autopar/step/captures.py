@@ -24,6 +24,7 @@ from autopar.step.batches import MicroBatches
 from autopar.step.compile import compile_micro
 from autopar.step.compile_update import compile_update
 from autopar.step.compiled_step import MicroBatch, StepUpdate
+from autopar.step.kept_steps import codec_of_micro, codec_of_update
 from autopar.step.memory_limit import trained_of, within_memory
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions
@@ -154,16 +155,24 @@ class StepCaptures:
         self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, notes: Sequence[str], same_numbers: bool
     ) -> MicroBatch:
         _, trained, cut = call.key
-        updates = self._optimizer_state.updates()
-        return within_memory(
-            lambda compiler: compile_micro(
-                compiler, inputs, self._options, trained, updates, cut, notes, same_numbers=same_numbers
-            ),
-            compiler,
-            updates,
-            self._options,
-            self._calls.device.type == "cpu",
-        )
+        updates, options = self._optimizer_state.updates(), self._options
+
+        def make(compiler: Compiler) -> MicroBatch:
+            return within_memory(
+                lambda compiler: compile_micro(
+                    compiler, inputs, options, trained, updates, cut, notes, same_numbers=same_numbers
+                ),
+                compiler,
+                updates,
+                options,
+                self._calls.device.type == "cpu",
+            )
+
+        if compiler.cache is None:
+            return make(compiler)
+        codec = codec_of_micro(compiler, inputs, options, call.key, updates, notes, make)
+        micro, report, digest = compiler.cache.through(codec, compiler.planner.agreement)
+        return replace(micro, reports=(*micro.reports, report), digest=digest)
 
     def compiler(self) -> Compiler:
         """Return the compiler of the calls, with the options of the step that override its own."""
@@ -227,7 +236,14 @@ class StepCaptures:
         return self.latest
 
     def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch) -> StepUpdate:
-        return compile_update(compiler, trained, micro, self._options)
+        def make(compiler: Compiler) -> StepUpdate:
+            return compile_update(compiler, trained, micro, self._options)
+
+        if compiler.cache is None:
+            return make(compiler)
+        codec = codec_of_update(compiler, micro, micro.digest, trained, self._options, make)
+        update, report, _ = compiler.cache.through(codec, compiler.planner.agreement)
+        return replace(update, reports=(*update.reports, report))
 
     def _drop(self, call: GuardedCall, micro: MicroBatch) -> None:
         """Drop a capture and its updates."""

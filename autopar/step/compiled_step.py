@@ -44,6 +44,7 @@ class MicroBatch:
         outputs: the outputs of the model that ``micro`` returns.
         reports: what each pass did.
         found: the plan of the whole step, if it was searched.
+        digest: that of the text in which other processes have it; "" if they have not.
     """
 
     captured: Captured
@@ -60,6 +61,7 @@ class MicroBatch:
     outputs: tuple[Output, ...]
     reports: tuple[PassReport, ...]
     found: Solution | None = None
+    digest: str = ""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ def loss_of(captured: Captured) -> int:
 
     ``CaptureError`` if there is none.
     """
+    if captured.loss is not None:
+        return captured.loss
     output = captured.program.output
     returned = [
         node

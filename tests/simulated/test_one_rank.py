@@ -116,7 +116,9 @@ def test_a_rank_of_a_stage_runs() -> None:
         step = parallel.train_step(torch.optim.SGD(parallel.parameters(), 0.1), microbatches=4, schedule="1f1b")
         step(torch.ones(64, 16))
         assert step.memory(13).peak > 0
-        with pytest.raises(RuntimeError, match=r"rank_report is about steps without stages; of rank 13, step\.memory\(13\)"):
+        with pytest.raises(
+            RuntimeError, match=r"rank_report is about steps without stages; of rank 13, step\.memory\(13\)"
+        ):
             step.rank_report(torch.ones(64, 16))
 
 

@@ -203,7 +203,7 @@ class Functions:
                 if not name.startswith("__") and (
                     is_scalar(value) or is_container(value) or (not isinstance(base, type) and is_users_object(value))
                 ):
-                    self._note(GuardedPlace(attributes, name, f"{owner.__name__}.{name}"), value)
+                    self._note(GuardedPlace(attributes, name, f"{owner.__name__}.{name}", owner=base), value)
 
     def _methods(self, names: Iterable[str], cls: type | None) -> None:
         """Examine the methods of its class that a method may call."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from autopar.capture.guards.places import MISSING, STORED, Guard, GuardedChange, GuardedPlace
+from autopar.capture.guards.ran import Ran
 from autopar.capture.guards.reads import HOOKS
 from autopar.capture.guards.values import is_number, shown
 from autopar.torch_private import GLOBAL_HOOKS
@@ -27,6 +28,7 @@ class Guards:
     Attributes:
         entries: the guards of places. The modules and their hooks are checked as well.
         numbers: places whose floats are inputs of the program, so any number is accepted.
+        ran: the functions that ran.
 
     Args:
         named: the model's modules, each with all of its names.
@@ -37,8 +39,9 @@ class Guards:
         named: Sequence[tuple[str, torch.nn.Module]],
         guards: Sequence[Guard],
         numbers: Sequence[GuardedPlace] = (),
+        ran: Ran | None = None,
     ) -> None:
-        self._named, self.numbers = named, tuple(numbers)
+        self._named, self.numbers, self.ran = named, tuple(numbers), ran or Ran()
         inputs = {place.identity for place in numbers}
         self.entries = [guard for guard in guards if guard.place.identity not in inputs]
         self._modules = [module for _, module in named]
@@ -92,7 +95,7 @@ class Guards:
 
     def without(self, numbers: Sequence[GuardedPlace]) -> Guards:
         """Return these guards for a program in which these numbers are inputs."""
-        return Guards(self._named, self.entries, numbers)
+        return Guards(self._named, self.entries, numbers, self.ran)
 
     def hold(self, modules: Sequence[torch.nn.Module]) -> bool:
         """Return whether nothing has changed. ``modules``: the model's modules now."""

@@ -61,7 +61,7 @@ class Namespaces:
         _, attributes, words = self._known[id(owner)]
         for name in sorted(names & attributes.keys()):
             if not name.startswith("__"):
-                self._note(GuardedPlace(attributes, name, f"{words}.{name}"), attributes[name])
+                self._note(GuardedPlace(attributes, name, f"{words}.{name}", owner=owner), attributes[name])
 
 
 def names_of(code: types.CodeType, strings: bool = False) -> Iterable[str]:

@@ -37,6 +37,7 @@ class GuardedPlace:
         words: the user's name for it, such as ``encoder.l.p``.
         computed: whether it is read with ``getattr``.
         line: the user's line that read it first.
+        owner: the class whose attributes the holder has, if it is the mapping of a class.
     """
 
     holder: Any
@@ -44,6 +45,7 @@ class GuardedPlace:
     words: str
     computed: bool = False
     line: str = ""
+    owner: Any = None
 
     @property
     def identity(self) -> tuple[int, str]:

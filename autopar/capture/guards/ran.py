@@ -12,12 +12,28 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from autopar.torch_private import TorchDispatchMode
 
 Show = Callable[[types.FrameType], None]
 TOOLS = (4, 3, 5)  # tool numbers of sys.monitoring that are not reserved
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The functions that one capture ran.
+
+    Attributes:
+        codes: the code of the user's functions.
+        seen: whether each function was seen; ``False`` under a profiler that cannot be shared.
+        changed: the values, in words, that forward both reads and changes; they are not guarded.
+    """
+
+    codes: tuple[types.CodeType, ...] = ()
+    seen: bool = True
+    changed: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager

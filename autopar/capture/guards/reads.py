@@ -16,7 +16,7 @@ import torch
 from autopar.capture.guards.functions import WRAPPED, Functions
 from autopar.capture.guards.namespaces import is_own, is_users_file
 from autopar.capture.guards.places import MISSING, UNKNOWN, Guard, GuardedPlace
-from autopar.capture.guards.ran import running_shown
+from autopar.capture.guards.ran import Ran, running_shown
 from autopar.capture.guards.values import (
     DEEPEST,
     FUNCTIONS,
@@ -56,6 +56,7 @@ class Reads:
         self._paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self._reached: dict[int, tuple[Any, str]] = {}  # id → (object whose attributes are recorded, its name)
         self._read: dict[tuple[int, str], tuple[Any, str, Any, str]] = {}  # owner, name, frozen value, the user's line
+        self._made: dict[int, torch.nn.Module] = {}  # id → a module that forward has made, as a slice of a ModuleList
         self._inputs = inputs
         self._functions = Functions(self._follow, self.skipped, inputs)
         self._replaced: dict[Any, Any] = {}
@@ -116,6 +117,11 @@ class Reads:
                 self.changed.append(place.words)
         return guards
 
+    @property
+    def ran(self) -> Ran:
+        """What ran; to be read after ``guards``."""
+        return Ran(tuple(self._functions.code.values()), self._functions.watched)
+
     def uses(self, attribute: str) -> bool:
         """Return whether a function of the user reads an attribute, other than to write it back.
 
@@ -153,6 +159,10 @@ class Reads:
         if name in SKIPPED or name.startswith("__") or (id(owner), name) in self._read:
             return
         is_module = isinstance(owner, torch.nn.Module)
+        if is_module and name == "call_super_init":  # ``Module.__init__`` alone reads it, so that forward makes it now
+            self._made[id(owner)] = owner
+        if id(owner) in self._made:
+            return
         if (
             not (is_module and type(owner) is not torch.nn.Module)
             and id(owner) not in self._reached
@@ -231,7 +241,7 @@ class Reads:
             getattr(getattr(static, "__code__", None), "co_filename", "")
         )
         if users and not isinstance(static, (property, classmethod, staticmethod)):
-            yield GuardedPlace(self._functions.namespaces.attributes_of(cls), name, words)
+            yield GuardedPlace(self._functions.namespaces.attributes_of(cls), name, words, owner=cls)
 
 
 # the instructions with which a statement ends

@@ -71,6 +71,12 @@ MACHINE = OptionRow(
     "this machine",
     complete=machines,
 )
+CACHE = OptionRow(
+    "cache",
+    "FOLDER",
+    "Where captured and searched programs are kept for the next start; an empty name switches that off.",
+    "AUTOPAR_CACHE, or the user's cache folder",
+)
 WHERE = (
     OptionRow("mesh", "AXIS=SIZE,…", "Axes and their sizes; there is one rank for each point of the grid.", MESH),
     OptionRow("devices", "NUMBER", "Or so many ranks: the mesh is chosen with the plan.", False),
@@ -83,6 +89,7 @@ WHERE = (
     MACHINE,
     OptionRow("memory", "BYTES", "The most bytes that a rank may use, such as 80e9.", "what the machine has"),
     OptionRow("time_limit", "SECONDS", "When a search ends with the best plan so far."),
+    CACHE,
 )
 OPTIMIZER = OptionRow(
     "optimizer",

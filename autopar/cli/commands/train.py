@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from autopar.cli.commands.option_table import OptionRow, command
-from autopar.cli.commands.options import OUTPUT
+from autopar.cli.commands.options import CACHE, OUTPUT
 from autopar.cli.commands.stages import STAGES
 from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.options import AMPS, DEVICES, DTYPES, LOSS_SCALE, RECOMPUTED, TrainOptions, options_of
@@ -69,6 +69,7 @@ OPTIONS = {
             f"The device of the ranks: {', '.join(DEVICES)}.",
             "cuda with a GPU for each rank, else cpu",
         ),
+        CACHE,
         OptionRow("timeout", "SECONDS", "End a job that makes no progress for this time."),
         OptionRow("port", "NUMBER", "The port of the processes' rendezvous.", "a free port"),
     ),

@@ -22,6 +22,7 @@ class PlannedOptions(ModelOptions, OutputOptions):
     machine: str | None = None
     memory: float | None = None
     time_limit: float = 60.0
+    cache: str | None = None
     optimizer: str | None = None
 
 

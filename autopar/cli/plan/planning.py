@@ -43,6 +43,7 @@ class Planning:
         optimizer: of the training step; ``None``: a call, with its backward.
         step: further options of the training step, as ``train_step`` takes them.
         notes: what was decided for the user before, in sentences.
+        cache: as ``parallelize`` takes it.
     """
 
     model: torch.nn.Module
@@ -54,6 +55,7 @@ class Planning:
     optimizer: str | None
     notes: tuple[str, ...] = ()
     step: Mapping[str, Any] = field(default_factory=dict)
+    cache: str | bool | None = None
 
     @property
     def limit(self) -> float | None:
@@ -88,7 +90,7 @@ class Planning:
     @property
     def options(self) -> dict[str, Any]:
         """The options of the search, as ``parallelize`` takes them."""
-        return {"machine": self.machine, "memory": self.memory, "time_limit": self.time_limit}
+        return {"machine": self.machine, "memory": self.memory, "time_limit": self.time_limit, "cache": self.cache}
 
 
 def planning_of(options: PlannedOptions, command: str, *, values: bool = False) -> tuple[Planning, Plan | Solution]:
@@ -107,9 +109,11 @@ def planning_of(options: PlannedOptions, command: str, *, values: bool = False) 
     mesh = _mesh(options, plan, machine, command)
     given = model_of(options, values=values)
     notes = (*given.notes, *_about_nodes(mesh, machine))
+    explains = bool(getattr(options, "explain", ()))  # a plan from the cache cannot be asked what others cost
     planning = Planning(
-        given.model, given.example, mesh, machine, options.memory, options.time_limit, options.optimizer, notes
-    )
+        given.model, given.example, mesh, machine, options.memory, options.time_limit, options.optimizer, notes,
+        False if explains else options.cache,
+    )  # fmt: skip
     return planning, plan
 
 

@@ -55,6 +55,7 @@ class TrainOptions(OutputOptions):
     simulate: bool = False
     device: str | None = None
     timeout: float = 60.0
+    cache: str | None = None
     port: int | None = None
     text: str | None = None
     size: str = "tiny"

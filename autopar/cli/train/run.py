@@ -94,7 +94,7 @@ def _train(checked: Checked) -> int:
     console, progress = output.text, output.notes
     model = _model(checked)
     show_request(console, checked, sum(p.numel() for p in model.parameters()))
-    parallel = autopar.parallelize(model, checked.mesh, checked.plan, timeout=o.timeout)
+    parallel = autopar.parallelize(model, checked.mesh, checked.plan, timeout=o.timeout, cache=o.cache)
     optimizer = _optimizer(checked, parallel)
     step = parallel.train_step(optimizer, **checked.step_options)
     schedule = schedule_of(optimizer, o.warmup, o.steps)

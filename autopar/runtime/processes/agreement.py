@@ -153,6 +153,17 @@ class Agreement:
         distributed.all_gather_object(every, value, self._control)
         return every
 
+    def text_of_first(self, text: str) -> str:
+        """Return the text of the first rank. All ranks call it; that of the others does not count."""
+        content = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        length = torch.tensor(len(content))
+        first = distributed.get_global_rank(self._control, 0)
+        distributed.broadcast(length, first, self._control)
+        if self.rank != 0:
+            content = torch.empty(int(length), dtype=torch.uint8)
+        distributed.broadcast(content, first, self._control)
+        return bytes(content.numpy()).decode()
+
     def compare(self, program: str, values: Mapping[str, str]) -> None:
         """Compare the programs of all ranks, and explain a difference by the Python values that forward read.
 

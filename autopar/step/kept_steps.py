@@ -1,0 +1,196 @@
+"""Keep the programs of training steps for other processes: those of a micro-batch, and those that end the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from autopar.cache.cache import Codec
+from autopar.cache.described import described_options
+from autopar.cache.kept_capture import captured_to_json
+from autopar.cache.placed_rows import placed_of, placed_to_json, reports_of, reports_to_json
+from autopar.cache.program_rows import Types, attr_of, attr_row, op_name
+from autopar.cache.refused import NotCached
+from autopar.capture.guards import Guards
+from autopar.model.compiled import RUNS, Compiler
+from autopar.model.inputs import CallInputs
+from autopar.model.kept_calls import captured_here, found_of, found_to_json
+from autopar.model.kept_facts import facts_of_call
+from autopar.optimizers.update import Update
+from autopar.step.compiled_step import MicroBatch, StepUpdate
+from autopar.step.ending import Updating
+from autopar.step.options import StepOptions
+from autopar.step.outputs import Output, loss_of
+from autopar.step.update import Trained, Untrained
+
+# -- micro-batches -----------------------------------------------------------------------------------------------------
+
+
+def facts_of_micro(
+    compiler: Compiler, inputs: CallInputs, options: StepOptions, trained: Sequence[str],
+    updates: Mapping[str, Updating], cut: Collection[str], notes: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    """Return what decides the programs of a micro-batch, as JSON by name.
+
+    Raises:
+        NotCached: something that decides it has no text.
+    """
+    if options.compared:
+        raise NotCached("several ways to run a step are compared")
+    return {
+        **facts_of_call(compiler, inputs, notes),
+        "step": described_options(options),
+        "trained": list(trained),
+        "cut": sorted(cut),
+        "updates": [[name, _update(update), described_options(dict(types))] for name, (update, types) in
+                    updates.items()],
+    }  # fmt: skip
+
+
+def _update(update: Update) -> Any:
+    if update.op is None:
+        raise NotCached("the optimizer's step is Python code")
+    return [op_name(update.op), list(update.states), described_options(dict(update.constants)), list(update.counted),
+            update.elementwise, sorted(update.scheduled)]  # fmt: skip
+
+
+def micro_to_json(micro: MicroBatch) -> Any:
+    """Return the programs of a micro-batch as JSON. ``NotCached`` if a part of it has no form."""
+    types = Types()
+    written = {
+        "captured": captured_to_json(micro.captured),
+        "micro": placed_to_json((micro.program, micro.local), types),
+        "count": placed_to_json(micro.count, types),
+        "copy": placed_to_json(micro.copy, types),
+        "first": placed_to_json(micro.first, types),
+        "parameters": [[name, types.number(type)] for name, type in micro.parameters.items()],
+        "gradients": [[name, types.number(type)] for name, type in micro.gradients.items()],
+        "states": [[name, attr_row(attr)] for name, attr in micro.states.items()],
+        "untrained": [[each.name, types.number(each.gradient), attr_row(each.state)] for each in micro.untrained],
+        "loss": None if micro.loss is None else types.number(micro.loss),
+        "position of the loss": loss_of(micro.captured),
+        "outputs": [[each.name, each.how, each.dim, each.known] for each in micro.outputs],
+        "reports": reports_to_json(micro.reports),
+        "found": found_to_json(micro.found),
+    }
+    return {**written, "types": types.to_json()}
+
+
+def micro_of(compiler: Compiler, inputs: CallInputs, content: Any, guards: Guards) -> MicroBatch:
+    """Return the programs of a micro-batch. What is malformed raises an error of any kind."""
+    types = Types.of(content["types"])
+    placed = placed_of(content["micro"], types, RUNS)
+    assert placed is not None
+    program, local = placed
+    return MicroBatch(
+        replace(
+            captured_here(compiler, inputs, content["captured"], program, guards), loss=content["position of the loss"]
+        ),
+        program,
+        local,
+        *(placed_of(content[name], types, RUNS) for name in ("count", "copy", "first")),
+        parameters={name: types.at(number) for name, number in content["parameters"]},
+        gradients={name: types.at(number) for name, number in content["gradients"]},
+        states={name: attr_of(row) for name, row in content["states"]},
+        untrained=tuple(Untrained(name, types.at(number), attr_of(row)) for name, number, row in content["untrained"]),
+        loss=None if content["loss"] is None else types.at(content["loss"]),
+        outputs=tuple(Output(*row) for row in content["outputs"]),
+        reports=reports_of(content["reports"]),
+        found=found_of(content["found"], compiler),
+    )
+
+
+# -- updates -----------------------------------------------------------------------------------------------------------
+
+
+def codec_of_update(
+    compiler: Compiler, micro: MicroBatch, digest: str, trained: Sequence[Trained], options: StepOptions,
+    make: Callable[[Compiler], StepUpdate],
+) -> Codec[StepUpdate]:  # fmt: skip
+    """Return how the programs that end a step are kept. ``digest``: that of the micro-batch."""
+    return Codec(
+        kind="update",
+        model=None,
+        facts=lambda: facts_of_update(compiler, micro, digest, trained, options),
+        make=lambda ranks, check: make(compiler.planned_by(ranks, check)),
+        guards=lambda update: None,
+        write=update_to_json,
+        read=lambda content, guards: update_of(content),
+    )
+
+
+def facts_of_update(
+    compiler: Compiler, micro: MicroBatch, digest: str, trained: Sequence[Trained], options: StepOptions
+) -> dict[str, Any]:
+    """Return what decides the programs that end a step."""
+    if not digest:
+        raise NotCached("the programs of a micro-batch are not kept")
+    types = Types()
+    planner = compiler.planner
+    job = None if compiler.context is None else compiler.context.job
+    return {
+        "micro": digest,
+        "step": described_options(options),
+        "options": described_options({
+            "mesh": compiler.mesh, "plan": compiler.plan, "strict": compiler.strict, "whole": compiler.whole,
+            "machine": compiler.machine, "overlap": compiler.overlap, "figures": compiler.figures,
+            "planner": [planner.machine, planner.memory, planner.reserve],
+            "hosts": None if job is None else job.hosts.of_rank,
+        }),
+        "trained": [
+            [t.name, types.number(t.type), types.number(t.gradient), attr_row(t.state), _update(t.update),
+             [[name, types.number(type)] for name, type in t.types.items()], t.group, t.steps, t.by]
+            for t in trained
+        ],
+        "untrained": [[u.name, types.number(u.gradient), attr_row(u.state)] for u in micro.untrained],
+        "states": [[name, attr_row(attr)] for name, attr in micro.states.items()],
+        "loss": None if micro.loss is None else types.number(micro.loss),
+        "device": str(micro.captured.device),
+        "types": types.to_json(),
+    }  # fmt: skip
+
+
+def update_to_json(update: StepUpdate) -> Any:
+    """Return the programs that end a step as JSON. ``NotCached`` if a part of it has no form."""
+    types = Types()
+    written = {
+        "update": placed_to_json((update.program, update.local), types),
+        "last": placed_to_json(update.last, types),
+        "states": sorted(update.states),
+        "returns": list(update.returns),
+        "reports": reports_to_json(update.reports),
+        "crossing": list(update.crossing),
+        "note": update.note,
+        "sums": dict(update.sums),
+    }
+    return {**written, "types": types.to_json()}
+
+
+def update_of(content: Any) -> StepUpdate:
+    """Return the programs that end a step. What is malformed raises an error of any kind."""
+    types = Types.of(content["types"])
+    placed, last = (placed_of(content[name], types, RUNS) for name in ("update", "last"))
+    assert placed is not None and last is not None
+    return StepUpdate(
+        *placed, last, frozenset(content["states"]), tuple(content["returns"]), reports_of(content["reports"]),
+        tuple(content["crossing"]), content["note"], content["sums"],
+    )  # fmt: skip
+
+
+def codec_of_micro(
+    compiler: Compiler, inputs: CallInputs, options: StepOptions, key: tuple[Any, ...], updates: Mapping[str, Updating],
+    notes: Sequence[str], make: Callable[[Compiler], MicroBatch],
+) -> Codec[MicroBatch]:  # fmt: skip
+    """Return how the programs of a micro-batch are kept. ``key``: that of the call."""
+    _, trained, cut = key
+    return Codec(
+        kind="micro",
+        model=compiler.model,
+        facts=lambda: facts_of_micro(compiler, inputs, options, trained, updates, cut, notes),
+        make=lambda ranks, check: make(compiler.planned_by(ranks, check)),
+        guards=lambda micro: micro.captured.guards,
+        write=micro_to_json,
+        read=partial(micro_of, compiler, inputs),
+    )
