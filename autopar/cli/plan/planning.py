@@ -112,7 +112,7 @@ def planning_of(options: PlannedOptions, command: str, *, values: bool = False) 
     explains = bool(getattr(options, "explain", ()))  # a plan from the cache cannot be asked what others cost
     planning = Planning(
         given.model, given.example, mesh, machine, options.memory, options.time_limit, options.optimizer, notes,
-        False if explains else options.cache,
+        cache=False if explains else options.cache,
     )  # fmt: skip
     return planning, plan
 
