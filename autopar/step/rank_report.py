@@ -128,7 +128,9 @@ class RankReport(TableReport):
 def time_by_class(runs: Iterable[RecordedRun], programs: Iterable[Program]) -> tuple[dict[str, float], float]:
     """Return class of ops → seconds in a recorded step, most first, and the seconds of the step."""
     lines = [line for run in runs for line in run.lines]
-    kinds = {node.name: class_of_op(node) for program in programs for node in program.nodes if node.op == "call_function"}
+    kinds = {
+        node.name: class_of_op(node) for program in programs for node in program.nodes if node.op == "call_function"
+    }
     found: dict[str, float] = {}
     for line in lines:
         kind = kinds.get(line.name, PYTHON) if line.kind == "compute" else COMMUNICATION
@@ -152,7 +154,11 @@ def _messages(program: Program) -> Iterator[list[fx.Node]]:
     bucket: list[fx.Node] = []
     for node in program.nodes:
         row = transfers.BY_FUNCTION.get(node.target)
-        if row is None or not row.collective or not transfers.arguments(node.target, node.args, node.kwargs).get("axis", 1):
+        if (
+            row is None
+            or not row.collective
+            or not transfers.arguments(node.target, node.args, node.kwargs).get("axis", 1)
+        ):
             continue  # a redistribute without axes exchanges nothing
         message = record_of(node).message
         if bucket and (not message or record_of(bucket[0]).message != message):
@@ -182,7 +188,9 @@ def _exchanged(part: str, times: int, program: Program, nodes: list[fx.Node], se
     axes = () if axis is None else transfers.axes_of(axis)
     ranks = sorted(members(program, first)) if axis is not None else sorted(program.meshes[None].ranks)
     op = transfers.BY_FUNCTION[first.target].name
-    return Exchanged(part, times, tuple(map(_value, nodes)), op, axes, sum(map(_bytes, nodes)), ranges_of(ranks), seconds)
+    return Exchanged(
+        part, times, tuple(map(_value, nodes)), op, axes, sum(map(_bytes, nodes)), ranges_of(ranks), seconds
+    )
 
 
 def _value(node: fx.Node) -> str:

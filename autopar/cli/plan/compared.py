@@ -19,6 +19,7 @@ from autopar.parallel import Parallel
 
 MOST_PARAMETERS, MOST_RANKS = 20_000_000, 64  # of a model that is simulated: each rank has its pieces here
 
+
 def in_float64(planning: Planning) -> Planning:
     """Return the same with a small model in float64, as it is compared: without dropout.
 

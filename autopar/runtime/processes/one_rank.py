@@ -80,7 +80,9 @@ def one_rank(mesh: Mesh, rank: int, *, ranks_per_host: int | None = None) -> Ite
     """
     mesh.coordinates(rank)
     if mesh.ranks != tuple(range(mesh.size)):
-        raise ValueError(f"one_rank takes a mesh with the ranks 0 … {mesh.size - 1}, as a job has them; leave ranks= out")
+        raise ValueError(
+            f"one_rank takes a mesh with the ranks 0 … {mesh.size - 1}, as a job has them; leave ranks= out"
+        )
     per_host: Any = mesh.size if ranks_per_host is None else ranks_per_host
     if isinstance(per_host, bool) or not isinstance(per_host, int) or per_host < 1:
         raise ValueError(f"ranks_per_host={shown(ranks_per_host)} is no number of ranks above 0")

@@ -44,7 +44,8 @@ def test_a_few_ranks_stand_for_all(exchange: tuple[Layout, Layout, tuple[int, ..
 def test_axes_that_repeat_an_exchange_are_left_out() -> None:
     mesh = Mesh(dp=2048, tp=8, ep=3)
     source, target = (
-        Layout(mesh, DistAttr((((None, ("dp", *more)),), ((None, other),)))) for more, other in ((("tp",), ()), ((), ("tp",)))
+        Layout(mesh, DistAttr((((None, ("dp", *more)),), ((None, other),))))
+        for more, other in ((("tp",), ()), ((), ("tp",)))
     )
     few = FewerRanks.of(source, target, (16_383, 1001))
     assert few.source.mesh.axes == (("tp", 8),) and few.shape == (8, 1001)
@@ -59,10 +60,21 @@ def test_no_list_is_long(rows: int, columns: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fewer_ranks, "messages", lambda a, b, shape: sizes.append(a.mesh.size) or messages(a, b, shape))
     fewer_ranks._listed.cache_clear()
     mesh = Mesh(dp=2048, tp=8)
-    splits = (("dp",), ()), ((), ("dp",)), (("dp", "tp"), ()), (("tp", "dp"), ()), (("tp",), ("dp",)), (("dp",), ("tp",))
+    splits = (
+        (("dp",), ()),
+        ((), ("dp",)),
+        (("dp", "tp"), ()),
+        (("tp", "dp"), ()),
+        (("tp",), ("dp",)),
+        (("dp",), ("tp",)),
+    )
     layouts = [Layout(mesh, DistAttr((((None, a),), ((None, b),)))) for a, b in splits]
     for source in layouts:
         for target in layouts:
             elements, partners, _ = busiest(source, target, (rows, columns), 64)
-            assert 1 <= partners <= mesh.size and (elements == 0) == (partners == 1) and (elements == 0 or source != target)
+            assert (
+                1 <= partners <= mesh.size
+                and (elements == 0) == (partners == 1)
+                and (elements == 0 or source != target)
+            )
     assert all(size <= MOST_LISTED for size in sizes)

@@ -61,7 +61,10 @@ def test_programs_with_stages_go_to_the_check_of_all_ranks(monkeypatch: pytest.M
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.randoms(use_true_random=False), st.sampled_from([{"dp": 2, "tp": 3}, {"dp": 4, "tp": 2}, {"dp": 2, "tp": 2, "ep": 3}]))
+@given(
+    st.randoms(use_true_random=False),
+    st.sampled_from([{"dp": 2, "tp": 3}, {"dp": 4, "tp": 2}, {"dp": 2, "tp": 2, "ep": 3}]),
+)
 def test_broken_programs_are_refused_by_both(choose: random.Random, mesh: dict[str, int]) -> None:
     """One class of ranks, or one rank of a class, has another program."""
     classes = classes_of(random_transfers(choose, mesh, 6))
@@ -88,7 +91,9 @@ def test_broken_programs_are_refused_by_both(choose: random.Random, mesh: dict[s
 
 
 def test_a_rank_is_missing_or_twice_or_on_no_mesh() -> None:
-    (one,) = classes_of(Program.parse(LARGE.replace("2048", "2").replace("16383", "4").replace("1001", "8").replace("(v", "(x")))
+    (one,) = classes_of(
+        Program.parse(LARGE.replace("2048", "2").replace("16383", "4").replace("1001", "8").replace("(v", "(x"))
+    )
     assert agree([one])
     assert not agree([RankClass(one.program, one.ranks[:-1])])
     assert not agree([one, RankClass(one.program, [1])])
