@@ -1,10 +1,11 @@
 """Measure ``autopar verify`` by the number of ranks, from 64 to 16,384, with sizes that divide and that do not.
 
 The model has the sizes of Llama-3-8B and few layers, on ``dp=ranks/8 tp=8`` with the preset ``megatron``. Even: a
-sequence of 2,048 tokens for each rank along dp. Uneven: one sequence fewer, of 2,047 tokens, and 128,255 words. Each row
-is a process of its own with one thread, from its start; seconds are CPU time. ``plan`` is the passes up to ``share``,
-``verify`` everything after ``localize``: the programs of each class of ranks, and the channels of all. ``--rank`` runs a
-step of one rank of the mesh, without the others, on a smaller Llama.
+sequence of 2,048 tokens for each rank along dp. Uneven: one sequence fewer, of 2,047 tokens, and 128,255 words. Each
+row is a process of its own with one thread, from its start. ``CPU`` is that of the process; the parts are seconds by
+the clock, but ``start`` and ``verify``. ``plan`` is the passes up to ``share``, ``verify`` everything after
+``localize``: the programs of each class of ranks, and the channels of all. ``--rank`` runs a step of one rank of the
+mesh, without the others, on a smaller Llama.
 """
 
 from __future__ import annotations
