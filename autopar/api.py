@@ -26,11 +26,11 @@ from autopar.model.choose_mesh import choose_mesh
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.given_plan import GivenPlan, about_machine, given_plan, without_pipeline
 from autopar.model.inputs import INPUTS, Inputs
-from autopar.model.scaled_copy import compare_scaled_copy
+from autopar.model.scaled_copy import compare_scaled_copy, layouts_in
 from autopar.model.sizes import Dynamic
 from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
-from autopar.plan.plan import SEARCH
+from autopar.plan.plan import SEARCH, searches
 from autopar.report.passes import PassReport
 from autopar.runtime.lowering.regions import check_compiler
 from autopar.runtime.processes.agreement import Agreement
@@ -120,7 +120,7 @@ def parallelize(
         verify: whether to run a scaled-down copy, too: two ranks along each axis, or three where pieces are uneven, all
             simulated in this process, in float64. Outputs and gradients must be those of a single device. It needs an
             ``example``. ``parallel.reports["numbers"]`` says what was compared; a model of more than 50 million
-            parameters is not, and neither is a saved plan, which is for its own mesh.
+            parameters is not. Of a searched plan, the copy has the layouts of parameters and inputs.
         cache: the folder in which captured, searched and verified programs are kept for the next start of such a
             program. By default it is ``AUTOPAR_CACHE``, or the user's cache folder; ``False`` switches it off.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
@@ -212,16 +212,15 @@ def _verify_numbers(
     begun = time.perf_counter()
     if parallel.mesh.sizes.get(PIPELINE, 1) > 1:
         said = "numbers were not compared with a single device: train_step cuts the model into stages"
-    elif given is not None:
-        said = "numbers were not compared with a single device: a saved plan is for its own mesh alone"
     elif inputs_of == "local":
         said = 'numbers were not compared with a single device: with inputs="local" the example is a piece of a batch'
     elif is_exported(model):
         said = "numbers were not compared with a single device: an exported program keeps its dtypes and its mode"
     else:
+        layouts = layouts_in(parallel.program) if given is not None or searches(plan) else plan
 
         def parallelized(model: torch.nn.Module, mesh: Mesh, example: Any) -> Parallel:
-            made = Parallel(model, mesh, plan, strict=strict, machine=machine, dynamic=False)
+            made = Parallel(model, mesh, layouts, strict=strict, machine=machine, dynamic=False)
             made.capture(*example[0], **example[1])
             return made
 

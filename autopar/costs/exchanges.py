@@ -18,6 +18,7 @@ from autopar.costs.fewer_ranks import MOST_LISTED, busiest_of_many
 from autopar.ir.layout import Axes, Layout, in_common
 from autopar.ir.mesh import Mesh
 from autopar.ir.messages import LEAST, messages
+from autopar.ir.subaxes import is_sub_axis
 
 # elements that the busiest rank sends or receives; its partners and itself; how many borders a message crosses: of its
 # node, and of what is around it
@@ -44,7 +45,8 @@ def busiest(source: Layout, target: Layout, shape: tuple[int, ...], ranks_per_no
             counted = counted_between(parts, len(shape), source.mesh, target.mesh, ranks_per_node)
     if counted is not None:
         return counted
-    if source.mesh == target.mesh and source.mesh.size > MOST_LISTED:
+    sub_axes = any(is_sub_axis(axis) for layout in (source, target) for axis in layout.attr.axes)
+    if source.mesh == target.mesh and source.mesh.size > MOST_LISTED and not sub_axes:
         return busiest_of_many(source, target, shape, ranks_per_node)
     return listed(source, target, shape, ranks_per_node)
 

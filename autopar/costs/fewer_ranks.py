@@ -49,24 +49,24 @@ class FewerRanks:
         alone = [axis for axis, _ in source.attr.pending]
         dims: list[tuple[Dim, Dim]] = []
         sizes = list(shape)
-        for d, (have, want) in enumerate(zip(source.attr.dims, target.attr.dims, strict=True)):
-            if len(have) == len(want) == 1:
-                (n, before), (m, after) = have[0], want[0]
+        for d, (old, new) in enumerate(zip(source.attr.dims, target.attr.dims, strict=True)):
+            if len(old) == len(new) == 1:
+                (n, before), (m, after) = old[0], new[0]
                 while before and after and before[0] == after[0]:
                     alone.append(before[0])
                     sizes[d] = -(-sizes[d] // mesh.sizes[before[0]])  # the first piece is a largest one
                     before, after = before[1:], after[1:]
                 size = None if n is None and m is None else sizes[d]
-                have, want = ((size, before),), ((size, after),)
-            dims.append((have, want))
+                old, new = ((size, before),), ((size, after),)
+            dims.append((old, new))
         used = {axis for pair in dims for dim in pair for _, axes in dim for axis in axes}
         left = [axis for axis in mesh.names if axis in used]
         alike = tuple(axis for axis, size in mesh.axes if size > 1 and axis not in used and axis not in alone)
         grid = np.asarray(mesh.ranks).reshape(mesh.shape)
         ranks = grid[tuple(slice(None) if axis in used else 0 for axis in mesh.names)].ravel().tolist()
         small = Mesh({axis: mesh.sizes[axis] for axis in left}, ranks=ranks)
-        before_after = (Layout(small, DistAttr(tuple(pair[k] for pair in dims))) for k in (0, 1))
-        return FewerRanks(*before_after, tuple(sizes), tuple(alone), alike)
+        have, want = (Layout(small, DistAttr(tuple(pair[k] for pair in dims))) for k in (0, 1))
+        return FewerRanks(have, want, tuple(sizes), tuple(alone), alike)
 
 
 def busiest_of_many(source: Layout, target: Layout, shape: tuple[int, ...], ranks_per_node: int) -> Exchange:

@@ -32,6 +32,7 @@ from autopar.costs.machine import Machine, Measured
 from autopar.ir import transfers
 from autopar.ir.layout import Axes, Layout
 from autopar.ir.mesh import Mesh
+from autopar.ir.rank_groups import ranks_by_group
 from autopar.ir.record import TensorType
 
 n, p, k, m = sympy.symbols("n p k m", positive=True)
@@ -330,7 +331,7 @@ def _figures(machine: Machine) -> tuple[tuple[float, float], ...]:
 @lru_cache(maxsize=4096)
 def group_shapes(mesh: Mesh, axes: Axes, ranks_per_node: int) -> tuple[tuple[int, int], ...]:
     """Return ``shape_of_group`` of all groups over ``axes``, each shape once."""
-    return tuple(sorted({shape_of_group(group, ranks_per_node) for group in mesh.groups(axes)}))
+    return tuple(sorted({shape_of_group(group, ranks_per_node) for group in ranks_by_group(mesh, axes)}))
 
 
 @lru_cache(maxsize=4096)
@@ -339,7 +340,7 @@ def group_places(
 ) -> tuple[tuple[tuple[int, int], int], ...]:
     """Return ``shape_of_group`` and how many borders separate its ranks, of all groups over ``axes``; no pair twice."""
     found = set()
-    for group in mesh.groups(axes):
+    for group in ranks_by_group(mesh, axes):
         found.add((shape_of_group(group, borders[0][1]), crossed(group, borders)))
     return tuple(sorted(found))
 

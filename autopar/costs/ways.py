@@ -19,6 +19,7 @@ from autopar.costs.machine import Machine
 from autopar.costs.prices import group_price
 from autopar.ir.layout import Axes
 from autopar.ir.mesh import Mesh
+from autopar.ir.rank_groups import ranks_by_group
 from autopar.ir.subaxes import across, within
 
 BY_LEVELS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -105,7 +106,7 @@ def _digits(axes: Axes, mesh: Mesh, borders: Borders) -> tuple[Digit, ...] | Non
 def _together(axis: str, mesh: Mesh, ranks: int) -> int | None:
     """Return how many neighbours along an axis share a host of so many ranks; ``None`` if groups differ in it."""
     lengths = set()
-    for group in mesh.groups((axis,)):
+    for group in ranks_by_group(mesh, (axis,)):
         hosts = [rank // ranks for rank in group]
         lengths |= {len([*run]) for _, run in itertools.groupby(hosts)}  # ranks ascend, and so do hosts
     return lengths.pop() if len(lengths) == 1 else None
@@ -127,4 +128,4 @@ def collective_nanoseconds(name: str, size: int, axes: Axes, mesh: Mesh, machine
 @lru_cache(maxsize=4096)
 def crosses(axes: Axes, mesh: Mesh, ranks: int) -> bool:
     """Return whether some ranks that differ along axes are on different hosts of so many ranks."""
-    return any(len({rank // ranks for rank in group}) > 1 for group in mesh.groups(axes))
+    return any(len({rank // ranks for rank in group}) > 1 for group in ranks_by_group(mesh, axes))

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from autopar.errors import shown
-from autopar.ir.subaxes import cut_towards, index_along, sub_axis
+from autopar.ir.subaxes import index_along, sub_axis
 
 SEQUENCE, EXPERTS = "cp", "ep"  # axes with a meaning: cp splits the sequence; on ep each rank keeps its experts
 PIPELINE = "pp"  # the axis of pipeline stages
@@ -219,26 +219,6 @@ class Mesh:
             count = self.sizes[self.check_axis(name)]
             points = [self._moved(point, name, index) for point in points for index in range(count)]
         return tuple(map(self.rank, points))
-
-    def groups(self, axes: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return the groups of all ranks that differ only along axes or sub-axes; linear in the ranks."""
-        cut = self.names
-        for axis in axes:
-            cut = cut_towards(cut, self.check_axis(axis))
-        places = {name: k for k, name in enumerate(cut)}
-        sizes = [self.sizes[name] for name in cut]
-        strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
-        along = [places[axis] for axis in axes]
-        across = [k for k in range(len(cut)) if k not in along]
-
-        def offsets(of: Sequence[int]) -> list[int]:
-            found = [0]
-            for k in of:
-                found = [at + index * strides[k] for at in found for index in range(sizes[k])]
-            return found
-
-        members = offsets(along)
-        return [tuple([self.ranks[first + member] for member in members]) for first in offsets(across)]
 
     @staticmethod
     def _moved(at: Mapping[str, int], axis: str, index: int) -> dict[str, int]:

@@ -8,16 +8,20 @@ from functools import lru_cache
 import numpy as np
 
 from autopar.ir.mesh import Mesh
+from autopar.ir.subaxes import cut_towards
 
 
 @lru_cache(maxsize=256)
 def positions_by_group(mesh: Mesh, axes: tuple[str, ...]) -> np.ndarray:
-    """Return for each group over ``axes`` the positions of its members in ``mesh.ranks``: ``[groups, members]``.
+    """Return for each group over axes or sub-axes the positions of its members in ``mesh.ranks``: ``[groups, members]``.
 
     Members are in row-major order of the axes. ``ValueError`` if the mesh has no such axis.
     """
-    last = [mesh.names.index(mesh.check_axis(axis)) for axis in axes]
-    grid = np.arange(mesh.size).reshape(mesh.shape)
+    names = mesh.names
+    for axis in axes:
+        names = cut_towards(names, mesh.check_axis(axis))
+    last = [names.index(axis) for axis in axes]
+    grid = np.arange(mesh.size).reshape([mesh.sizes[name] for name in names])
     return np.moveaxis(grid, last, range(-len(last), 0)).reshape(-1, mesh.count(axes))
 
 

@@ -48,9 +48,10 @@ class Numbers:
     def of_pairs(what: str, pairs: Iterable[Pair], tolerance: float) -> Numbers:
         """Compare values, in the order in which errors name the first one."""
         rows = [(difference(ours, theirs), name, ours, theirs) for name, ours, theirs in pairs]
-        largest, name = max(((far, name) for far, name, *_ in rows), default=(0.0, ""), key=_nan_last)
-        first = next((f"{name}{at}" for far, name, *at in rows if not far <= tolerance for at in [_where(*at)]), "")
-        return Numbers(what, largest, name, len(rows), tolerance, first)
+        largest, of = max(((far, name) for far, name, *_ in rows), default=(0.0, ""), key=_nan_last)
+        wrong = ((name, ours, theirs) for far, name, ours, theirs in rows if not far <= tolerance)
+        first = next((name + _where(ours, theirs) for name, ours, theirs in wrong), "")
+        return Numbers(what, largest, of, len(rows), tolerance, first)
 
 
 def _nan_last(row: tuple[float, str]) -> tuple[bool, float]:

@@ -16,8 +16,9 @@ import torch
 
 from autopar.errors import VerifyError
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import record_of
+from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.ir.structure import flatten, unflatten
 from autopar.model.compared import Numbers, pairs_of_call, tolerance_of
 
@@ -54,6 +55,21 @@ def uneven_axes(program: Program) -> set[str]:
     return found
 
 
+def layouts_in(program: Program) -> dict[str, tuple[Any, ...]]:
+    """Return the layouts of the parameters, buffers and inputs of an explicit program, as a plan.
+
+    Merged dims are left out, because a plan has no words for them.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for node in program.placeholders:
+        type, role = record_of(node).type, record_of(node).role
+        if role in ("param", "buffer", "input", "state") and isinstance(type, TensorType) and type.layout is not None:
+            dims = type.attr.dims
+            if all(len(dim) == 1 for dim in dims):
+                found[f".{name_of(node)}"] = tuple(axes or None for ((_, axes),) in dims)
+    return found
+
+
 def compare_scaled_copy(
     model: torch.nn.Module,
     args: tuple[Any, ...],
@@ -67,7 +83,8 @@ def compare_scaled_copy(
     Args:
         args, kwargs: the example.
         program: the explicit program on the mesh, which tells the uneven axes.
-        parallelized: puts a model on a mesh with an example, in this process, by the plan that is verified.
+        parallelized: puts a model on a mesh with an example, in this process, by the plan that is verified. A searched
+            plan is given by its ``layouts_in``, because a small copy may be fastest on a single rank.
 
     Raises:
         VerifyError: a number differs.

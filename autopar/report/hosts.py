@@ -13,6 +13,7 @@ from autopar.ir.layout import Axes, largest
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
+from autopar.ir.rank_groups import ranks_by_group
 from autopar.ir.record import TensorType
 
 SHOWN = 8  # the most hosts in a sentence
@@ -57,7 +58,7 @@ def bytes_between_hosts(program: Program, machine: Machine, hosts: Hosts | None 
             continue
         mesh, axes = source.layout.mesh, transfers.axes_of(arguments["axis"])
         if (mesh, axes) not in known:
-            known[mesh, axes] = any(len({*map(place, group)}) > 1 for group in mesh.groups(axes))
+            known[mesh, axes] = any(len({*map(place, group)}) > 1 for group in ranks_by_group(mesh, axes))
         if known[mesh, axes]:
             total += _largest_side(node.target, source, arguments, result)
     return total
@@ -82,7 +83,7 @@ def crosses_hosts(mesh: Mesh, machine: Machine, hosts: Hosts | None = None) -> b
 
 def _crossing(mesh: Mesh, name: str, place: Callable[[int], int]) -> str:
     axes = [axis for axis, size in mesh.axes if size > 1]
-    far = [axis for axis in axes if any(len({*map(place, group)}) > 1 for group in mesh.groups((axis,)))]
+    far = [axis for axis in axes if any(len({*map(place, group)}) > 1 for group in ranks_by_group(mesh, (axis,)))]
     near = [axis for axis in axes if axis not in far]
     if not far:
         return ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conv_net import Net
+from conv_net import Residual as Block
 from models import Residual
 from torch import distributed, nn
 from transformers_models import llama
@@ -16,10 +16,20 @@ import autopar
 from autopar import Mesh
 from autopar.step.op_classes import COMMUNICATION, MATMUL, OPTIMIZER
 
+
+class Convolutions(nn.Sequential):
+    """Two blocks of convolutions with batch norm."""
+
+    def __init__(self) -> None:
+        pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 5))
+        super().__init__(Block(16, 32, 2), Block(32, 32), pooled)
+
+
 IDS = torch.zeros(1, 1, dtype=torch.int64).expand(512, 33)
 MODELS: dict[str, tuple[Callable[[], nn.Module], Mesh, Any, dict[str, torch.Tensor]]] = {
     "mlp": (lambda: Residual(64, 256, layers=4), Mesh(dp=128, tp=2), "megatron", {"x": torch.ones(1024, 64)}),
-    "conv net": (lambda: Net(), Mesh(dp=64), "ddp", {"x": torch.ones(256, 3, 33, 33)}),
+    # oneDNN pads channels to 16 in buffers of its own, which are not predicted: with fewer channels they are large
+    "conv net": (lambda: Convolutions(), Mesh(dp=64), "ddp", {"x": torch.ones(256, 16, 17, 17)}),
     "llama": (
         lambda: llama(heads=8, kv=8, head=16, hidden=176, layers=2).float(), Mesh(dp=64, tp=8), "megatron",
         {"input_ids": IDS, "labels": IDS},
@@ -50,7 +60,8 @@ def reported(name: str, rank: int, **options: Any) -> Any:
 
 
 CASES = [
-    ("mlp", 17, {}), ("mlp", 255, {"zero": 3}), ("conv net", 5, {"zero": 1}), ("llama", 511, {"zero": 3, "microbatches": 2}),
+    ("mlp", 17, {}), ("mlp", 255, {"zero": 3}), ("conv net", 5, {"zero": 1}),
+    ("llama", 511, {"zero": 3, "microbatches": 2}),
     ("llama", 17, {"recompute": "blocks"}),
     *(pytest.param(*case, marks=pytest.mark.sweep("its options are there with another model")) for case in [
         ("mlp", 1, {"zero": 1}), ("conv net", 63, {}), ("conv net", 0, {"zero": 3}), ("llama", 0, {"zero": 1}),

@@ -10,7 +10,10 @@ from typer.testing import CliRunner
 
 from autopar.cli.app import app
 from autopar.cli.plan import compared, verify
+from autopar.cli.plan import rank as rank_command
 from autopar.ir.program import Program
+from autopar.runtime.processes.free_memory import free_memory
+from autopar.step import train_step
 from autopar.verify.channels.classes import RankClass
 
 MODEL = """\
@@ -163,3 +166,72 @@ def test_what_is_too_large(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_computes_in_float32_inside_has_its_tolerance() -> None:
     found = answered("tiny", "--run", "--machine", "cpu", "--batch", "2", "--sequence", "8", "--plan", "megatron")
     assert found["numbers"]["tolerance"] == 1e-4 and found["numbers"]["largest"] < 1e-6
+
+
+# -- one rank of a large job
+
+RANK = ("--mesh", "dp=512,tp=8", "--plan", "megatron", "--inputs", "x=f32[1024,8]", "--machine", "cpu")
+
+
+@pytest.mark.long
+def test_a_rank_runs_without_the_others(path: str) -> None:
+    found = answered(f"{path}:Net", *RANK, "--rank", "17")
+    rank = found["rank"]
+    assert (rank["rank"], rank["coordinates"], rank["alone"]) == (17, {"dp": 2, "tp": 1}, True)
+    assert abs(rank["measured"] / rank["predicted"] - 1) <= 0.1
+    assert {"matmul", "optimizer", "communication"} <= rank["classes"].keys() and rank["seconds"] > 0
+    rows = [(row["op"], row["axes"], row["ranks"]) for row in rank["communication"]]
+    assert ("all_reduce", ["tp"], "16-23") in rows and ("all_reduce", ["dp"], "1-4089:8") in rows
+    assert found["scheduled last"] == {**found["scheduled last"], "ranks": 4096, "classes": 1}
+    status, out, _ = asked(
+        f"{path}:Net", *RANK, "--rank", "17", "--zero", "1", "--microbatches", "2", "--optimizer", "sgd"
+    )
+    assert status == 0 and "a training step with sgd" in out
+    assert "rank 17: a step needs " in out and "that are free here" in out
+    assert "rank 17 (dp=2 tp=1) of dp=512 tp=8\nmemory: predicted" in out and "nothing is exchanged" in out
+
+
+@pytest.mark.long
+def test_a_rank_that_takes_another_memory_than_predicted_is_wrong(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = train_step.peak_bytes
+    monkeypatch.setattr(rank_command, "LITTLE", 0)
+    monkeypatch.setattr(train_step, "peak_bytes", lambda call: 2 * made(call))
+    status, out, error = asked(f"{path}:Net", *RANK, "--rank", "17", "--json")
+    assert status == 1 and not json.loads(out)["verified"]
+    assert error.splitlines()[-1].startswith("autopar: memory: predicted ") and error.endswith("%, more than 10%\n")
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--rank", "4096"), "--rank 4096 is not on the mesh (dp=512 tp=8); give a rank from 0 to 4095"),
+        (("--rank", "-1"), "--rank -1 is not on the mesh (dp=512 tp=8); give a rank from 0 to 4095"),
+        (("--rank", "0", "--mesh", "dp=1"), "--rank 0 is for a mesh of several ranks, and (dp=1) has one"),
+        (("--rank", "0", "--mesh", "pp=2,tp=2"), "has an axis pp, and autopar verify is about the ranks of one stage"),
+        (("--rank", "0", "--zero", "4"), "--zero 4 must be 0, 1, 2 or 3"),
+        (("--zero", "1"), "--zero 1 is of a training step; add --optimizer adamw"),
+    ],
+)
+def test_what_is_no_rank(path: str, more: tuple[str, ...], said: str) -> None:
+    status, out, error = asked(f"{path}:Net", *RANK, *more)
+    assert (status, out) == (2, "") and said in error
+
+
+def test_a_rank_of_devices(path: str) -> None:
+    status, _, error = asked(f"{path}:Net", *X, "--devices", "8", "--rank", "1")
+    assert status == 2 and "--rank 1 is a rank of a mesh, and --devices chooses one; give --mesh dp=8" in error
+
+
+@pytest.mark.long
+def test_a_rank_that_does_not_fit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before anything is allocated."""
+    monkeypatch.setattr(rank_command, "free_memory", lambda: 100)
+    monkeypatch.setattr(rank_command, "one_rank", lambda *given: pytest.fail("it has run"))
+    status, _, error = asked(f"{path}:Net", *RANK, "--rank", "17")
+    assert status == 2 and "--rank 17 needs " in error
+    assert "at the peak of a step, and 100 bytes are free here: make the model smaller, as with --set" in error
+
+
+def test_free_memory() -> None:
+    assert 2**20 < free_memory() < 2**50

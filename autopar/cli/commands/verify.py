@@ -29,7 +29,7 @@ VERIFY_EXAMPLES = """
 
 [bold]Exit status[/bold]
 
-0: all is right.  1: a program, the communication, a number or the memory of the rank is wrong.  2: the options were refused.
+0: all is right.  1: a program, the communication, a number or the memory is wrong.  2: the options were refused.
 """
 OPTIONS = {
     **PLANNED,

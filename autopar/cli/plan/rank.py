@@ -25,7 +25,8 @@ from autopar.step.rank_report import RankReport
 from autopar.step.train_step import TrainStep
 
 OPTIMIZER = "adamw"  # without --optimizer
-NEAR = 0.10  # the most that the measured memory may differ from the predicted one
+NEAR = 0.10  # the most that the measured memory may differ from the predicted one,
+LITTLE = 2**20  # unless it differs by fewer bytes: kernels have buffers of their own
 
 
 def with_step(planning: Planning, options: VerifyOptions) -> Planning:
@@ -67,8 +68,9 @@ def check_memory(step: TrainStep, rank: int) -> str:
     needed, free = step.memory(rank).peak, free_memory()
     if needed > free:
         raise Refused(
-            f"--rank {rank} needs {bytes_text(needed)} at the peak of a step, and {bytes_text(free)} are free here: make "
-            f"the model smaller, as with --set num_hidden_layers=2, or its pieces, as with --zero 3, or leave --rank out"
+            f"--rank {rank} needs {bytes_text(needed)} at the peak of a step, and {bytes_text(free)} are free here: "
+            f"make the model smaller, as with --set num_hidden_layers=2, or its pieces, as with --zero 3, or leave "
+            f"--rank out"
         )
     return f"a step needs {bytes_text(needed)} at its peak, of {bytes_text(free)} that are free here"
 
@@ -86,6 +88,11 @@ def of_rank(planning: Planning, plan: Plan | Solution, rank: int) -> RankReport:
         step = parallel.train_step(optimizer, **planning.step)
         args, kwargs = step_arguments(planning.example)
         return step.rank_report(*args, **kwargs)
+
+
+def is_near(report: RankReport) -> bool:
+    """Return whether the measured memory is that predicted."""
+    return abs(report.apart) <= NEAR or abs(report.measured - report.predicted) <= LITTLE
 
 
 def step_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

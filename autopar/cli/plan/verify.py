@@ -12,7 +12,7 @@ from autopar.cli.output import Output, output_of
 from autopar.cli.plan.compared import compared, in_float64
 from autopar.cli.plan.options import VerifyOptions
 from autopar.cli.plan.planning import Planned, planning_of
-from autopar.cli.plan.rank import NEAR, check_memory, of_rank, with_step
+from autopar.cli.plan.rank import NEAR, check_memory, is_near, of_rank, with_step
 from autopar.cli.plan.show import show_request
 from autopar.cli.status import DONE, FAILED, status_of
 from autopar.errors import ChannelError, VerifyError
@@ -53,7 +53,7 @@ def _follow(options: VerifyOptions) -> int:
             report = of_rank(planning, planned.solution or plan, options.rank)
         found["rank"] = report.figures()
         output.text.print(f"\n{report}", end="", soft_wrap=True)
-        if abs(report.apart) > NEAR:
+        if not is_near(report):
             return _wrong(output, found, f"{report.memory}, more than {NEAR:.0%}")
     if not options.run:
         output.give(found)

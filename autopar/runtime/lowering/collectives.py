@@ -24,6 +24,7 @@ from torch.fx.node import Target
 from autopar.ir import transfers
 from autopar.runtime.lowering.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
 from autopar.runtime.lowering.reduction import Calls, Reduction
+from autopar.runtime.processes.one_rank import alone
 from autopar.runtime.waited import add_wait
 from autopar.runtime.wire.wire_groups import WIRE_GROUPS
 from autopar.torch_private import FUNCTIONAL, below_autograd, start_gather
@@ -86,10 +87,21 @@ def finish_all_gather(started: torch.Tensor, shape: Shape, dim: int, sizes: Shap
     return torch.cat([p.narrow(dim, 0, n) for p, n in zip(pieces.unbind(), sizes, strict=True)], dim).reshape(shape)
 
 
+def start_exchange(flat: torch.Tensor, received: Sequence[int], sent: Sequence[int], group: str) -> torch.Tensor:
+    """Send ``sent`` rows to each rank of the group, and receive ``received`` ones.
+
+    Without other ranks the rows that are received are zeros: torch's fake group leaves them as they are in memory,
+    where an index may be out of bounds, and refuses to receive where nothing is sent.
+    """
+    if alone() is not None:
+        return flat.new_zeros((sum(received), *flat.shape[1:]))
+    return FUNCTIONAL.all_to_all_single(flat, list(received), list(sent), group)
+
+
 def start_uneven_all_gather(x: torch.Tensor, ranks: int, received: Shape, group: str) -> torch.Tensor:
     """Gather pieces that padding would make much larger: each rank sends its piece to each other rank."""
     flat = as_bytes(x)
-    return FUNCTIONAL.all_to_all_single(flat.repeat(ranks), list(received), [flat.numel()] * ranks, group)
+    return start_exchange(flat.repeat(ranks), list(received), [flat.numel()] * ranks, group)
 
 
 def finish_uneven_all_gather(
@@ -106,7 +118,7 @@ def start_redistribute(x: torch.Tensor, sends: Sequence[Places | None], received
     boxes = [x.new_empty(0) if places is None else take(x, places).reshape(-1) for places in sends]
     flat = as_bytes(torch.cat(boxes))
     width = x.element_size()
-    return FUNCTIONAL.all_to_all_single(flat, list(received), [box.numel() * width for box in boxes], group)
+    return start_exchange(flat, list(received), [box.numel() * width for box in boxes], group)
 
 
 def finish_redistribute(started: torch.Tensor, x: torch.Tensor, plan: Packing, received: Shape) -> torch.Tensor:
@@ -172,8 +184,8 @@ def start_all_to_all(
     sent = [piece.numel() for piece in pieces]
     flat = torch.cat(pieces)
     if not x.is_complex():  # no backend exchanges complex numbers
-        return FUNCTIONAL.all_to_all_single(carried(flat), list(received), sent, group)
-    return FUNCTIONAL.all_to_all_single(torch.view_as_real(flat), list(received), sent, group)
+        return start_exchange(carried(flat), list(received), sent, group)
+    return start_exchange(torch.view_as_real(flat), list(received), sent, group)
 
 
 def finish_all_to_all(
