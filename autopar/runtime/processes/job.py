@@ -265,7 +265,17 @@ def _initialize(device: torch.device, timeout: float) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     backend = (BACKEND if EMULATED else "gloo") if device.type == "cpu" else None
-    distributed.init_process_group(backend, timeout=datetime.timedelta(seconds=2 * timeout + 60))
+    patience = datetime.timedelta(seconds=2 * timeout + 60)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        distributed.init_process_group(backend, timeout=patience)
+        return
+    # the launcher's store outlives the ranks, and still has the addresses and the verdict of those before. Launchers
+    # count only the restarts that their own ranks have caused, so each rank counts its starts
+    rank, ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    store = distributed.TCPStore(os.environ["MASTER_ADDR"], port, ranks, is_master=False, timeout=patience)
+    start = store.add(f"autopar/starts/{rank}", 1)
+    own = distributed.PrefixStore(f"start {start}", store)
+    distributed.init_process_group(backend, store=own, rank=rank, world_size=ranks, timeout=patience)
 
 
 def _check_size(mesh: Mesh, processes: int) -> None:

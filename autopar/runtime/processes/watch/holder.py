@@ -31,7 +31,7 @@ class Holder:
         launched = is_launched() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         is_file = isinstance(store, dist.FileStore)
         self.is_rank_0 = not launched and not is_file
-        self.launcher = process_of(os.getppid()) if launched else None
+        self.launcher = process_of(os.getppid()) if launched or "TORCHELASTIC_RUN_ID" in os.environ else None
         node = os.environ.get("GROUP_RANK", "0")
         self.is_elsewhere = node != "0" if launched and not is_launched() else self.is_rank_0 and rank != 0
 

@@ -41,6 +41,10 @@ class Listener:
         except OSError:
             pass  # other hosts then judge by the beats alone
 
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
 
 def _own_address() -> tuple[str, socket.AddressFamily]:
     """Return the address at which other hosts reach this one, and its family."""

@@ -1,4 +1,4 @@
-"""End a launcher of this host that waits forever for a store on a host that is lost.
+"""Notice that the launcher of this host is lost, and end one that waits forever for a store on a host that is lost.
 
 torchrun asks the store about other nodes in each round of its loop. When packets vanish, that question has no time-out:
 the launcher neither sees that its ranks have ended, nor runs the handler of a signal.
@@ -10,10 +10,31 @@ import os
 import signal
 import time
 
-from autopar.runtime.processes.watch.beat import DEAD, Process
+from autopar.runtime.processes.watch.beat import DEAD, STOPPED, Process
+from autopar.runtime.processes.watch.verdict import LOST
 
 LOOKS = 3.0  # seconds in which the launcher shows that it is awake; torchrun wakes up ten times a second
 ORDERLY = 1.0  # seconds that it has to end after SIGTERM
+
+
+class LauncherWatch:
+    """Watches the launcher of this host: without it nobody would start or end its ranks."""
+
+    def __init__(self, process: Process, limit: float) -> None:
+        self.process, self._limit, self._stopped = process, limit, 0.0
+
+    def failure(self, seconds: float) -> str:
+        """Return what has happened to it; empty if it runs. ``seconds``: since the last call."""
+        state = self.process.state()
+        self._stopped = self._stopped + seconds if state == STOPPED else 0.0
+        if state == DEAD:
+            return LOST
+        return "was stopped (SIGSTOP)" if self._stopped >= self._limit else ""
+
+    def kill_if_stopped(self) -> None:
+        """Kill it if it is stopped: it cannot leave by itself."""
+        if self.process.state() == STOPPED:
+            os.kill(self.process.pid, signal.SIGKILL)
 
 
 def end_if_stuck(launcher: Process) -> bool:

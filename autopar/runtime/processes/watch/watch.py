@@ -24,7 +24,6 @@ import torch.distributed as dist
 
 from autopar.ir.hosts import Hosts
 from autopar.runtime.current_op import CurrentOp, where, where_raised
-from autopar.runtime.processes.hosts import own_identity
 from autopar.runtime.processes.watch.alarm import Alarm, end_by_sigterm
 from autopar.runtime.processes.watch.beat import (
     ALIVE,
@@ -43,10 +42,12 @@ from autopar.runtime.processes.watch.ending import leave, say
 from autopar.runtime.processes.watch.followed_rank import FollowedRank, RankState
 from autopar.runtime.processes.watch.holder import Holder, is_launched
 from autopar.runtime.processes.watch.host_names import HostNames
-from autopar.runtime.processes.watch.keepalive import Connection, Listener, has_several_hosts
-from autopar.runtime.processes.watch.launcher import end_if_stuck
-from autopar.runtime.processes.watch.verdict import GRACE, LOST, LOST_HOST, SILENCE, Verdict, failed, judge
-from autopar.runtime.processes.watch.wording import at, last_seen
+from autopar.runtime.processes.watch.keepalive import has_several_hosts
+from autopar.runtime.processes.watch.launcher import LauncherWatch, end_if_stuck
+from autopar.runtime.processes.watch.lost_store import lost_store
+from autopar.runtime.processes.watch.other_hosts import OtherHosts, take_neighbours
+from autopar.runtime.processes.watch.verdict import GRACE, LOST, SILENCE, Verdict, failed, judge
+from autopar.runtime.processes.watch.wording import at
 
 INTERVAL = 0.5  # seconds between beats
 UNANSWERED = 15.0  # seconds without an answer of the store, after which this host ends if the store is elsewhere
@@ -70,12 +71,11 @@ class Watch:
         own: Any = dist.PrefixStore(PREFIX, copied.clone())
         self._store = own
         self._rank, self._ranks, self._timeout = rank, ranks, timeout
-        self._process, self._host = process_of(os.getpid()), own_identity()
-        self._several_hosts = has_several_hosts()
+        self._process = process_of(os.getpid())
+        self._several_hosts, self._other_hosts = has_several_hosts(), OtherHosts()
+        launcher = self._holder.launcher if self._several_hosts else None
+        self._launcher = LauncherWatch(launcher, min(timeout, SILENCE)) if launcher is not None else None
         self.hosts: Hosts | None = None  # the hosts of all ranks, once the job has compared them
-        self._launcher_stopped = 0.0  # seconds since the launcher of this host was stopped
-        self._listener = Listener()
-        self._connections: dict[tuple[str, str], Connection] = {}  # to the other hosts
         self._multi_get: bool = own.has_extended_api()
         self._sequence = 0
         self._failure: tuple[str, CurrentOp, str] | None = None  # state, place, error
@@ -209,8 +209,8 @@ class Watch:
         self._post()
         if self._store.check(["done"]):
             self._follow()
-        if self._several_hosts:
-            self._look_at_launcher()
+        if self._launcher is not None:
+            self._look_at_launcher(self._launcher)
         witness = self._rank < WITNESSES
         others = range(self._ranks) if witness else range(self._rank)
         if witness:
@@ -234,7 +234,7 @@ class Watch:
         with self._lock:
             state, place, error = self._failure or (ALIVE, where(), "")
             self._sequence += 1
-            who = self._host, self._listener.address, self._neighbours()
+            who = self._other_hosts.own, self._other_hosts.listener.address, self._neighbours()
             self._store.set(f"beat/{self._rank}", Beat(self._sequence, state, place, self._process, error, *who).dump())
 
     def _neighbours(self) -> dict[int, str]:
@@ -267,32 +267,20 @@ class Watch:
             self._others[rank].take(beat, self._clock)
             if rank != self._rank:
                 self._alarm.look_at(beat.process)
-            if beat.listener and beat.host != self._host and self._rank < WITNESSES:
-                self._connect(rank, beat)
+            if self._rank < WITNESSES:
+                self._other_hosts.follow(beat, self._clock - self._others[rank].came < INTERVAL)
 
-    def _look_at_launcher(self) -> None:
-        """Report that the launcher of this host was lost or stopped: nobody would start or end its ranks any more."""
-        launcher = self._holder.launcher
-        if launcher is None:
-            return
-        self._alarm.look_at(launcher)
-        state = launcher.state()
-        self._launcher_stopped = self._launcher_stopped + INTERVAL if state == STOPPED else 0.0
-        if state == DEAD or self._launcher_stopped >= min(self._timeout, SILENCE):
-            how = LOST if state == DEAD else "was stopped (SIGSTOP)"
+    def _look_at_launcher(self, launcher: LauncherWatch) -> None:
+        self._alarm.look_at(launcher.process)
+        how = launcher.failure(INTERVAL)
+        if how:
             names = self._names()
-            own = names.ranks(names.of(self._rank)) or (self._rank,)
-            host = names.with_ranks(names.of(self._rank))
-            self._report(Verdict(own, f"autopar: the launcher of {host} {how}; rank {self._rank} was {at(where())}"))
+            host = names.of(self._rank)
+            text = f"the launcher of {names.with_ranks(host)} {how}; rank {self._rank} was {at(where())}"
+            self._report(Verdict(names.ranks(host) or (self._rank,), f"autopar: {text}"))
 
     def _names(self) -> HostNames:
         return HostNames(self._states(), self.hosts)
-
-    def _connect(self, rank: int, beat: Beat) -> None:
-        """Connect to the kernel of another host, again if it was lost and has come back."""
-        before = self._connections.get(beat.host)
-        if before is None or (before.is_lost() and self._clock - self._others[rank].came < INTERVAL):
-            self._connections[beat.host] = Connection(beat.listener)
 
     def _can_judge(self, rank: int) -> bool:
         other = self._others[rank]
@@ -304,11 +292,8 @@ class Watch:
         )
 
     def _states(self) -> dict[int, RankState]:
-        beats = [other.beat for other in self._others.values() if other.beat is not None]
-        for rank, state in [item for beat in beats for item in beat.neighbours.items()]:
-            if self._others[rank].process == UNKNOWN:
-                self._others[rank].process = state
-        lost = {host for host, connection in self._connections.items() if connection.is_lost()}
+        take_neighbours(self._others)
+        lost = self._other_hosts.lost()
         return {
             rank: other.state(self._clock, other.beat is not None and other.beat.host in lost)
             for rank, other in self._others.items()
@@ -360,11 +345,10 @@ class Watch:
                 self._print_own()
             if not is_launched():
                 say(verdict.text + "\n")
-            done = {"text": verdict.text, "ranks": verdict.ranks, "raised": raised, "host": self._host}
+            done = {"text": verdict.text, "ranks": verdict.ranks, "raised": raised, "host": self._other_hosts.own}
             self._store.set("done", json.dumps(done))
-            launcher = self._holder.launcher
-            if launcher is not None and self._several_hosts and launcher.state() == STOPPED:
-                os.kill(launcher.pid, signal.SIGKILL)  # it cannot leave by itself
+            if self._launcher is not None:
+                self._launcher.kill_if_stopped()
             self._kill_stopped(verdict.ranks)
             self._leave_last()
 
@@ -382,7 +366,8 @@ class Watch:
             done = json.loads(self._store.get("done"))
             if self._rank in done["raised"]:
                 self._print_own()
-            if tuple(done["host"]) != self._host and self._store.add(f"told/{self._host}", 1) == 1:
+            own = self._other_hosts.own
+            if tuple(done["host"]) != own and self._store.add(f"told/{own}", 1) == 1:
                 say(done["text"] + "\n")
             self._kill_stopped(done["ranks"])
             self._store.add("followed", 1)
@@ -390,7 +375,7 @@ class Watch:
 
     def _leave_last(self) -> None:
         """Leave; who may end the store by that first waits until the others have read the verdict."""
-        if self._several_hosts and self._holder.launcher is not None:
+        if self._launcher is not None:
             self._leave_together()
         if self._rank == 0 and self._holder.is_rank_0:
             with contextlib.suppress(RuntimeError):
@@ -410,7 +395,7 @@ class Watch:
         with contextlib.suppress(RuntimeError):
             self._store.add("followed together", 1)
             self._look(range(self._ranks))
-            self._states()  # what the ranks of other hosts tell of their neighbours
+            take_neighbours(self._others)
             there = [
                 other
                 for rank, other in self._others.items()
@@ -468,18 +453,17 @@ class Watch:
         here = self._rank - int(os.environ.get("LOCAL_RANK", self._rank))  # the first rank of this host
         first = self._others[0].beat
         if gone >= set(range(here, self._rank)):
-            names = self._names()
-            text, remedy = "the launcher of this job was lost, and the job's store with it", ""
-            if self._holder.is_rank_0:
-                text = f"{names.named(0)}, which holds the store of the job, {how}"
-                text += "" if first is None or how == "ended" else f"; {last_seen(first)}"
-            elif self._several_hosts:
-                text = f"the launcher of {names.with_ranks(names.of(0))}, which holds the store of the job, {how}"
-                if how.startswith("has given no answer"):
-                    own, theirs = (names.with_ranks(names.of(rank)) for rank in (self._rank, 0))
-                    text = f"{own} has lost {theirs}, which holds the store of the job and {how}"
-                    remedy = LOST_HOST
-            say(f"autopar: {text}; {names.named(self._rank)} was {at(place)}{remedy}\n")
+            say(
+                lost_store(
+                    how,
+                    self._rank,
+                    place,
+                    holder=self._holder,
+                    names=self._names(),
+                    first=first,
+                    several=self._launcher is not None,
+                )
+            )
             holder = self._holder.process(first)
             if holder is not None and holder.state() == STOPPED:
                 os.kill(holder.pid, signal.SIGKILL)

@@ -1,0 +1,162 @@
+"""The watch over several hosts: what counts as a lost host, how hosts are named, and launchers that wait forever."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from autopar.ir.hosts import Hosts
+from autopar.runtime.current_op import CurrentOp
+from autopar.runtime.processes.watch import keepalive, launcher
+from autopar.runtime.processes.watch.beat import ALIVE, CUT, DEAD, FAILED, RUNNING, STOPPED, UNKNOWN, Beat, Process
+from autopar.runtime.processes.watch.beat import process_of as process
+from autopar.runtime.processes.watch.followed_rank import RankState
+from autopar.runtime.processes.watch.host_names import HostNames
+from autopar.runtime.processes.watch.verdict import LOST_HOST, SILENCE, UNREACHABLE, judge
+
+LOADS, REDUCES = CurrentOp(3, False, "train.py:7  load()"), CurrentOp(3, True, "all_reduce(mm, tp)")
+ALPHA, BETA = ("0", "alpha"), ("1", "beta")
+
+
+def seen(
+    host: tuple[str, str],
+    place: CurrentOp = LOADS,
+    state: str = ALIVE,
+    process: str = RUNNING,
+    silent: float = 0.1,
+    unreachable: bool = False,
+) -> RankState:
+    beat = Beat(1, state, place, Process("a host", 1, ""), "ValueError: no" if state == FAILED else "", host)
+    return RankState(beat, process, silent, 0.1, 50.0, unreachable)
+
+
+HERE = {0: seen(ALPHA), 1: seen(ALPHA, REDUCES)}
+SILENT = seen(BETA, REDUCES, process=UNKNOWN, silent=UNREACHABLE + 2)
+GONE = replace(SILENT, unreachable=True)
+
+
+def test_a_host_whose_kernel_does_not_answer_is_lost_wherever_its_ranks_are() -> None:
+    behind = replace(GONE, beat=replace(GONE.beat, place=CurrentOp(2, False, "train.py:7  load()")))  # type: ignore[type-var]
+    verdict = judge({**HERE, 2: GONE, 3: behind}, timeout=60.0)
+    assert verdict is not None
+    assert verdict.ranks == (2, 3)
+    assert verdict.text == (
+        "autopar: host beta (ranks 2 3) has given no sign of life for 12 s: its network or the host is lost; rank 3 "
+        f"was last seen at train.py:7  load(); rank 1 waits in all_reduce(mm, tp){LOST_HOST}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (SILENT, "the kernel answers: the rank may hold the interpreter"),
+        (replace(GONE, silent=UNREACHABLE - 1), "a beat has come in the meantime"),
+        (replace(SILENT, process=STOPPED), "a rank may be stopped for a while"),
+    ],
+)
+def test_a_silent_rank_is_not_lost_at_once(state: RankState, why: str) -> None:
+    assert judge({**HERE, 2: state, 3: state}, timeout=60.0) is None, why
+
+
+def test_a_rank_that_stays_stopped_is_lost_also_where_no_rank_is_in_a_step() -> None:
+    states = {0: seen(ALPHA), 1: seen(BETA, process=STOPPED, silent=SILENCE + 1)}
+    verdict = judge(states, timeout=60.0)
+    assert verdict is not None
+    assert verdict.text == (
+        "autopar: rank 1 on host beta was stopped (SIGSTOP); it was last seen at train.py:7  load()"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (seen(BETA, REDUCES, process=DEAD), "rank 2 on host beta was lost (killed or crashed); it was last seen in "),
+        (seen(BETA, REDUCES, FAILED), "rank 2 on host beta failed in all_reduce(mm, tp): ValueError: no"),
+        (replace(seen(BETA, REDUCES, CUT), settled=9.0), "rank 2 on host beta failed in all_reduce(mm, tp): "),
+    ],
+)
+def test_a_rank_is_named_with_its_host(state: RankState, said: str) -> None:
+    verdict = judge({**HERE, 2: state, 3: seen(BETA)}, timeout=60.0)
+    assert verdict is not None
+    assert verdict.text.startswith(f"autopar: {said}")
+
+
+def test_a_host_that_has_a_rank_left_is_not_lost() -> None:
+    verdict = judge({**HERE, 2: GONE, 3: seen(BETA)}, timeout=60.0)
+    assert verdict is not None
+    assert "rank 2 on host beta has given no sign of life" in verdict.text
+
+
+def test_a_job_on_one_host_names_no_host() -> None:
+    names = HostNames({0: seen(ALPHA), 1: seen(ALPHA)})
+    assert names.named(1) == "rank 1"
+    assert names.whole([0, 1]) == {}
+    assert HostNames({}, Hosts(("alpha",), (0, 0))).named(0) == "rank 0"
+
+
+def test_hosts_that_the_job_has_compared_are_named_without_beats() -> None:
+    names = HostNames({}, Hosts(("alpha", "beta"), (0, 0, 1, 1)))
+    assert names.with_ranks(names.of(3)) == "host beta (ranks 2 3)"
+
+
+def test_a_beat_carries_its_host_and_its_neighbours() -> None:
+    beat = Beat(1, ALIVE, LOADS, Process("a", 1, ""), "", BETA, "10.0.0.2:1234", {3: DEAD})
+    assert Beat.load(beat.dump()) == beat
+
+
+# -- the kernel of another host ------------------------------------------------------------------------------------
+
+
+def test_a_listener_that_goes_away_is_no_lost_host() -> None:
+    """Its process has ended; what happened is told by beats."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = keepalive.Connection(f"127.0.0.1:{server.getsockname()[1]}")
+        accepted, _ = server.accept()
+        assert not connection.is_lost()
+        accepted.close()
+    assert not any(connection.is_lost() for _ in range(3))
+    connection.close()
+
+
+def test_nobody_listens_in_a_job_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in keepalive.NODES:
+        monkeypatch.delenv(name, raising=False)
+    assert keepalive.Listener().address == ""
+
+
+def test_only_the_first_rank_of_a_host_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"GROUP_WORLD_SIZE": "2", "RANK": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert keepalive.Listener().address == ""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    listener = keepalive.Listener()
+    host, _, port = listener.address.rpartition(":")
+    socket.create_connection((host, int(port)), 10).close()
+    listener.close()
+
+
+# -- the launcher --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "is_stuck"), [("time.sleep(60)", True), ("[time.sleep(0.02) for _ in range(3000)]", False)]
+)
+def test_a_launcher_that_does_not_wake_up_is_ended(
+    script: str, is_stuck: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "LOOKS", 0.5)
+    begin = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); "
+    with subprocess.Popen([sys.executable, "-c", begin + script], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(0.2)
+        assert launcher.end_if_stuck(process(child.pid)) is is_stuck
+        child.kill()
+    assert (child.returncode == -9) is True
