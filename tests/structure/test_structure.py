@@ -22,8 +22,8 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 # each room may import from itself and from rooms above it, lazily and for types too
 ROOMS: tuple[str, ...] = (
     "errors", "torch_private", "gc_pause", "notebook", "ir", "optimizers", "rules", "costs", "transitions", "verify",
-    "pipeline", "report", "capture", "plan", "search", "scheduling", "passes", "runtime", "cache", "page", "model", "step",
-    "checkpoint", "parallel", "api", "torch_compile", "__init__", "cli", "__main__", "examples",
+    "pipeline", "report", "capture", "plan", "search", "scheduling", "passes", "runtime", "cache", "page", "model",
+    "step", "checkpoint", "parallel", "api", "torch_compile", "__init__", "cli", "__main__", "examples",
 )  # fmt: skip
 # each folder of a room, and the room's own modules among them, import only what stands before them
 FOLDERS = {
