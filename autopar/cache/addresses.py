@@ -206,7 +206,8 @@ def _members(value: Any) -> Iterator[tuple[Any, Any]]:
     elif isinstance(value, types.MappingProxyType):
         yield from ((key, part) for key, part in value.items() if isinstance(key, (str, int)))
     else:
-        yield from enumerate(next((kind.__iter__(value) for kind in PLAIN if isinstance(value, kind)), iter(())))
+        iterate: Any = next((kind.__iter__ for kind in PLAIN if isinstance(value, kind)), lambda value: iter(()))
+        yield from enumerate(iterate(value))
 
 
 def is_users_class(cls: type) -> bool:

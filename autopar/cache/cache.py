@@ -43,6 +43,13 @@ class Through(NamedTuple, Generic[T]):
     digest: str
 
 
+class Found(NamedTuple, Generic[T]):
+    """What an entry has, with its texts."""
+
+    made: T
+    texts: Texts
+
+
 @dataclass(eq=False)
 class Cache:
     """The captures of one model that other processes have made, or may use.
@@ -89,9 +96,9 @@ class Cache:
             if check is not None:
                 raise
             return Planned(codec.make(ranks, None), f"not used: {refused}", None)
-        found, texts, why = self.found(key, codec)
+        found, why = self.found(key, codec)
         if found is not None:
-            return Planned(found, f"hit: {key.text[:12]} in {self.folder.path}", texts)
+            return Planned(found.made, f"hit: {key.text[:12]} in {self.folder.path}", found.texts)
         made = codec.make(ranks, check)
         try:
             texts = texts_of(codec, made)
@@ -102,10 +109,10 @@ class Cache:
         return Planned(made, f"miss: {why}; {kept}", texts)
 
     @gc_paused()
-    def found(self, key: Key, codec: Codec[T]) -> tuple[T | None, Texts, str]:
-        """Return what an entry has with its texts, or why there is none."""
+    def found(self, key: Key, codec: Codec[T]) -> tuple[Found[T] | None, str]:
+        """Return what an entry has, or why there is none."""
         if why := self.folder.why_untrusted():
-            return None, {}, why
+            return None, why
         reasons = []
         for path in self.folder.variants(key.text)[:VARIANTS]:
             try:
@@ -116,9 +123,9 @@ class Cache:
                 self.folder.remove(path)
                 continue
             if not isinstance(found, str):
-                return found, entry.texts, ""
+                return Found(found, entry.texts), ""
             reasons.append(found)
-        return None, {}, reasons[0] if reasons else self._nearest(key)
+        return None, reasons[0] if reasons else self._nearest(key)
 
     def _nearest(self, key: Key) -> str:
         """Say which facts differ from those of the entry that is most like it, of those used last."""

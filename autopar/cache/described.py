@@ -72,6 +72,7 @@ class Descriptions:
         for number, module in enumerate(modules):
             self._modules.setdefault(id(module), number)
         self._known: dict[int, tuple[Any, Any]] = {}
+        self._classes: dict[type, Any] = {}
         self._open: list[int] = []
         self.codes: set[int] = set()
 
@@ -145,8 +146,10 @@ class Descriptions:
 
     def cls(self, cls: type) -> Any:
         """Describe a class by its name and the code of its methods."""
-        self.codes.update(id(code) for code in codes_of_class(cls))
-        return ["class", *self.named(cls), class_digest(cls)]
+        if cls not in self._classes:
+            self.codes.update(id(code) for code in codes_of_class(cls))
+            self._classes[cls] = ["class", *self.named(cls), class_digest(cls)]
+        return self._classes[cls]
 
     @staticmethod
     def named(value: Any) -> list[str]:
@@ -198,8 +201,8 @@ class Descriptions:
         attributes = getattr(value, "__dict__", None)
         if type(value).__module__.partition(".")[0] == "torch" and isinstance(attributes, dict):
             return [*self.named(type(value)), [[name, self.of(part)] for name, part in attributes.items()]]
-        raise NotCached(f"forward reads a {type(value).__module__}.{type(value).__qualname__}, which cannot be compared "
-                        f"with that of another process")  # fmt: skip
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise NotCached(f"forward reads a {name}, which cannot be compared with that of another process")
 
 
 def described_options(value: Any) -> Any:

@@ -145,7 +145,8 @@ class Folder:
         """
         contents = {name: text.encode() for name, text in texts.items()}
         digests = {name: digest_of(content) for name, content in contents.items()}
-        about = {"facts": facts, "files": digests, "digest": digest_of(_about_text(facts, digests))}
+        digest = digest_of(_about_text(facts, digests))
+        about = {"facts": facts, "files": digests, "digest": digest}
         contents[ABOUT] = json.dumps(about, indent=1).encode()
         aside = ""
         try:
@@ -156,12 +157,12 @@ class Folder:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
-            variant = self.root / key / about["digest"][:16]
+            variant = self.root / key / digest[:16]
             if not variant.exists():
                 os.rename(aside, variant)
             self.make_room()
         except OSError as error:
-            if (self.root / key / about["digest"][:16]).exists():
+            if (self.root / key / digest[:16]).exists():
                 return ""  # another job was faster
             return f"{error.strerror or error} ({self.path})"
         finally:

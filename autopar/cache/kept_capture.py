@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,7 +18,7 @@ from autopar.capture.guards import Guards
 from autopar.ir.ops.seeded_random import Draw, Like
 from autopar.ir.program import Program
 from autopar.ir.structure import FIXED, Structure
-from autopar.torch_private import pytree
+from autopar.torch_private import OpOverload, pytree
 
 LEAVES = (bool, int, float, str, type(None))  # the outputs that are no tensors
 
@@ -65,8 +65,10 @@ def captured_of(content: Mapping[str, Any], program: Program, guards: Guards) ->
         device=torch.device(content["device"]),
         notes=tuple(content["notes"]),
         modules={path: tuple(names) for path, names in content["modules"]},
-        draws=tuple(Draw(op_of(op), _unlike(args), _unlike(kwargs), order) for op, args, kwargs, order in
-                    content["draws"]),
+        draws=tuple(
+            Draw(cast(OpOverload, op_of(op)), _unlike(args), _unlike(kwargs), order)
+            for op, args, kwargs, order in content["draws"]
+        ),
         constrained=tuple(
             Constrained(value, _unlike(spec), source, axis) for value, spec, source, axis in content["constrained"]
         ),
@@ -104,7 +106,7 @@ def _structure(spec: Structure) -> Any:
         return None
     if isinstance(spec.fixed, pytree.TreeSpec):
         try:
-            fixed = ["tree", pytree.treespec_dumps(spec.fixed)]
+            fixed: list[Any] = ["tree", pytree.treespec_dumps(spec.fixed)]
             same = pytree.treespec_loads(fixed[1]) == spec.fixed
         except Exception as error:  # whatever a class of the user's has registered
             raise NotCached(f"a {spec.kind.__qualname__} that the model returns has no text: {error}") from None

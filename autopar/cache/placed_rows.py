@@ -33,7 +33,7 @@ def placed_to_json(placed: Placed | None, types: Types) -> Any:
     return {
         "program": rows_of(program, types),
         "order": order_to_json(local.order),
-        "classes": local.classes,
+        "classes": local.ranks_of_classes,
         "local": [rows_of(each, types) for each in made] if len(made) <= MOST_CLASSES else None,
     }
 

@@ -74,7 +74,7 @@ def _settings() -> dict[str, Any]:
         "default dtype": str(torch.get_default_dtype()),
         "default device": str(torch.get_default_device()),
         "deterministic": torch.get_deterministic_debug_mode(),
-        "fill uninitialized": torch.utils.deterministic.fill_uninitialized_memory,
+        "fill uninitialized": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         "matmul precision": torch.get_float32_matmul_precision(),
         "attention": [torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(),
                       torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled()],
@@ -83,7 +83,7 @@ def _settings() -> dict[str, Any]:
         "autocast": [[device, torch.is_autocast_enabled(device), str(torch.get_autocast_dtype(device))]
                      for device in ("cpu", "cuda")],
         "autocast cache": torch.is_autocast_cache_enabled(),
-        "mkldnn": torch.backends.mkldnn.enabled,  # type: ignore[attr-defined]
+        "mkldnn": torch.backends.mkldnn.enabled,
         "cudnn": [torch.backends.cudnn.enabled, torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32],
         "optimized python": sys.flags.optimize,
     }  # fmt: skip

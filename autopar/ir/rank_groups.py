@@ -13,9 +13,9 @@ from autopar.ir.subaxes import cut_towards
 
 @lru_cache(maxsize=256)
 def positions_by_group(mesh: Mesh, axes: tuple[str, ...]) -> np.ndarray:
-    """Return for each group over axes or sub-axes the positions of its members in ``mesh.ranks``: ``[groups, members]``.
+    """Return the positions in ``mesh.ranks`` of the members of each group: ``[groups, members]``.
 
-    Members are in row-major order of the axes. ``ValueError`` if the mesh has no such axis.
+    ``axes``: axes or sub-axes. Members are in row-major order of the axes. ``ValueError`` if the mesh has no such axis.
     """
     names = mesh.names
     for axis in axes:

@@ -402,10 +402,10 @@ class Compiler:
             explicit: the program of all values, whose parameters and inputs keep their layouts.
             positions: those of the values.
         """
-        attrs, _ = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **layouts})
+        attrs = dict(constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **layouts})[0])
         if self.searches:
             kept = [node for node in explicit.placeholders if record_of(node).role != "tangent"]
-            attrs = {**attrs, **{node.name: tensor_type(node).attr for node in kept}}
+            attrs |= {node.name: tensor_type(node).attr for node in kept}
         part = specialize(captured.program, positions, captured.device)
         verify(part, "specialize")
         return self._placed(captured, part, attrs, [])

@@ -109,7 +109,7 @@ class LocalPrograms(Mapping[int, Program]):
         return program
 
     @property
-    def classes(self) -> list[list[int]]:
+    def ranks_of_classes(self) -> list[list[int]]:
         """The ranks of each class."""
         return self._classes
 

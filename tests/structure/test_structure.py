@@ -23,7 +23,8 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 ROOMS: tuple[str, ...] = (
     "errors", "torch_private", "gc_pause", "notebook", "ir", "optimizers", "rules", "costs", "transitions", "verify",
     "pipeline", "report", "capture", "plan", "search", "scheduling", "passes", "runtime", "cache", "page", "model",
-    "step", "checkpoint", "parallel", "data", "elastic", "api", "torch_compile", "__init__", "cli", "__main__", "examples",
+    "step", "checkpoint", "parallel", "data", "elastic", "api", "torch_compile", "__init__", "cli", "__main__",
+    "examples",
 )  # fmt: skip
 # each folder of a room, and the room's own modules among them, import only what stands before them
 FOLDERS = {

@@ -136,7 +136,7 @@ def test_entries_of_others_are_trusted_only_where_not_everyone_writes(
     monkeypatch.setattr(os, "lstat", of_another)
     assert folder.read(only(folder)).texts == TEXTS  # a folder of a team
     folder.path.chmod(0o777)
-    with pytest.raises(Unusable, match="another user wrote .* anyone can write"):
+    with pytest.raises(Unusable, match=r"another user wrote .* anyone can write"):
         folder.read(only(folder))
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert folder.read(only(folder)).texts == TEXTS
