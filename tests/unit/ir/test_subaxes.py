@@ -9,6 +9,7 @@ import pytest
 from autopar import Mesh, Program
 from autopar.errors import EditError, TextError, VerifyError
 from autopar.ir.layout import DistAttr
+from autopar.ir.rank_groups import ranks_by_group
 from autopar.ir.subaxes import across, cut_towards, index_along, joined, overlap, sub_axis, within
 
 pytestmark = pytest.mark.fast
@@ -41,10 +42,10 @@ def test_a_mesh_has_the_sub_axes_that_divide_its_axes() -> None:
 
 def test_the_groups_of_sub_axes() -> None:
     mesh = Mesh(dp=4, tp=2)
-    assert mesh.groups(("dp.within2",)) == [(0, 2), (1, 3), (4, 6), (5, 7)]
-    assert mesh.groups(("dp.across2", "tp")) == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    assert ranks_by_group(mesh, ("dp.within2",)) == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert ranks_by_group(mesh, ("dp.across2", "tp")) == [(0, 1, 4, 5), (2, 3, 6, 7)]
     for axes in (("dp.within2",), ("dp.across2",), ("dp.across2", "tp"), ("dp",), ("tp", "dp.within2")):
-        assert {mesh.group(rank, axes) for rank in mesh.ranks} == {*mesh.groups(axes)}
+        assert {mesh.group(rank, axes) for rank in mesh.ranks} == {*ranks_by_group(mesh, axes)}
     assert Mesh(dp=4, ranks=[0, 3, 5, 9]).group(5, "dp.within2") == (5, 9)
 
 

@@ -265,7 +265,7 @@ def test_the_page_of_the_grammar_is_true() -> None:
     page = (Path(__file__).parents[3] / "autopar" / "ir" / "text" / "GRAMMAR.md").read_text()
     for word in (*transfers.TRANSFERS, *LEVELS, *PHASES, "state(", "tangent(", "constant(", "start ", "ranks"):
         assert word in page, word
-    head = "program explicit on dp=2 tp=2\nsizes s0=8 s1=64\nstage s1 on dp=2 ranks 2 3\n"
+    head = "program explicit on dp=8 tp=2\nsizes s0=8 s1=64\nstage s1 on dp=2 ranks 2 3\n"
     types = re.findall(r"`(f32\[[^`]*)`", page)
     assert len(types) > 7
     for type in types:
