@@ -49,7 +49,7 @@ class Batches:
         self._writing: Future[Path] | None = None
         self._pass: Iterator[Any] | None = None  # over the data
         self._given = 0  # batches of this pass
-        self._steps_before = -1  # this pass; of a pass that is resumed nothing may be left
+        self._steps_before = -1  # steps before this pass; below 0 for one that is resumed, of which nothing may be left
         self._is_used = False
         self._resume()
 
@@ -130,7 +130,9 @@ class Batches:
             missing = " and no ".join(part for part in PARTS if not isinstance(tree, dict) or part not in tree)
             raise CheckpointError(f"{path} is not of autopar.elastic.batches: it has no {missing}; name another folder")
         # the step gets its optimizer's state by a capture; the state of generators and data is loaded behind it
-        batch = next(iter(self._data), None)
+        batch = next(iter(self._data), NONE)
+        if batch is NONE:
+            raise ValueError("the data has no batch; give the data that the checkpoint was saved with")
         rows = rows_of(batch) if self._step.inputs == "global" else None
         check_same(self._folder, decode_state(tree["numbers"], {}), numbers_of(self._step, rows))
         self._step.capture(batch)

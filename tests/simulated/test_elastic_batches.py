@@ -183,6 +183,14 @@ def test_another_list_of_data_is_refused(tmp_path: Path) -> None:
         train(tmp_path, listed()[:4], 8)
 
 
+def test_data_without_batches_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, listed(), 4)
+    empty = Drawn(rolls=False)
+    empty.given, empty.order, empty.is_loaded = 5, [], True
+    with pytest.raises(ValueError, match="the data has no batch; give the data that the checkpoint was saved with"):
+        train(tmp_path, empty, 8)
+
+
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, {"model": torch.zeros(2), "position": 1})
     with pytest.raises(
