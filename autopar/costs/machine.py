@@ -381,11 +381,11 @@ def _check_levels(levels: Iterable[Level], ranks_per_node: int, at: str) -> None
     for k, level in enumerate(levels):
         here = f"{at}.levels[{k}]"
         if level.name in names or not level.name.isidentifier():
-            raise Malformed(f"{here}.name", f"{shown(level.name)} is no name of a further level; levels have "
-                                            f"different names of one word, as rack, and the innermost is {HOST}")  # fmt: skip
+            why = f"{shown(level.name)} is no name of a further level; levels have different names of one word, as rack"
+            raise Malformed(f"{here}.name", f"{why}, and the innermost is {HOST}")
         if level.ranks % inner[1] or level.ranks == inner[1]:
-            raise Malformed(f"{here}.ranks", f"a {level.name} of {level.ranks} ranks does not consist of several "
-                                             f"{inner[0]}s of {inner[1]}; give a multiple of {inner[1]}")  # fmt: skip
+            why = f"a {level.name} of {level.ranks} ranks does not consist of several {inner[0]}s of {inner[1]}"
+            raise Malformed(f"{here}.ranks", f"{why}; give a multiple of {inner[1]}")
         names.add(level.name)
         inner = level.name, level.ranks
 

@@ -337,7 +337,7 @@ def group_shapes(mesh: Mesh, axes: Axes, ranks_per_node: int) -> tuple[tuple[int
 def group_places(
     mesh: Mesh, axes: Axes, borders: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[tuple[int, int], int], ...]:
-    """Return ``shape_of_group`` and how many borders separate its ranks, of all groups over ``axes``, each pair once."""
+    """Return ``shape_of_group`` and how many borders separate its ranks, of all groups over ``axes``; no pair twice."""
     found = set()
     for group in mesh.groups(axes):
         found.add((shape_of_group(group, borders[0][1]), crossed(group, borders)))

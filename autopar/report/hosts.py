@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autopar.costs.machine import Machine
+from autopar.costs.prices import exchange_on
 from autopar.ir import transfers
 from autopar.ir.hosts import Hosts
-from autopar.ir.layout import largest
+from autopar.ir.layout import Axes, largest
 from autopar.ir.mesh import Mesh
-from autopar.ir.messages import messages
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
@@ -40,32 +40,30 @@ def bytes_between_hosts(program: Program, machine: Machine, hosts: Hosts | None 
     Of a collective whose ranks are on several hosts, the bytes are those of its largest side: what a rank gives to a
     reduction, or gets from a gather. Of a message, or a redistribute, they are those that the worst rank receives.
     """
-    place = _place(machine, hosts)
-    total = 0
+    place, known, total = _place(machine, hosts), dict[tuple[Mesh, Axes], bool](), 0
     for node in program.nodes:
         row = transfers.BY_FUNCTION.get(node.target)
         if row is None or not row.collective or node.target is transfers.send:
             continue
         source, result = record_of(operands(node)[0]).type, record_of(node).type
-        if not isinstance(source, TensorType) or not isinstance(result, TensorType) or source.layout is None:
+        if not isinstance(source, TensorType) or not isinstance(result, TensorType):
             continue
-        total += _between(node.target, source, transfers.arguments(node.target, node.args, node.kwargs), result, place)
+        if source.layout is None or result.layout is None:
+            continue
+        arguments = transfers.arguments(node.target, node.args, node.kwargs)
+        if "axis" not in arguments:  # a message, or a redistribute
+            if exchange_on(source.layout, result.layout, source.shape, machine)[2]:
+                total += transfers.received(node.target, source, arguments, result)
+            continue
+        mesh, axes = source.layout.mesh, transfers.axes_of(arguments["axis"])
+        if (mesh, axes) not in known:
+            known[mesh, axes] = any(len({*map(place, group)}) > 1 for group in mesh.groups(axes))
+        if known[mesh, axes]:
+            total += _largest_side(node.target, source, arguments, result)
     return total
 
 
-def _between(
-    function: Any, source: TensorType, arguments: Mapping[str, Any], result: TensorType, place: Callable[[int], int]
-) -> int:
-    assert source.layout is not None and result.layout is not None
-    if "axis" not in arguments:  # messages
-        pending = tuple(axis for axis, _ in source.attr.pending)
-        sent = messages(source.layout, result.layout, source.shape, pending)
-        if all(place(message.sender) == place(message.receiver) for message in sent):
-            return 0
-        return transfers.received(function, source, arguments, result)
-    groups = source.layout.mesh.groups(transfers.axes_of(arguments["axis"]))
-    if all(len({*map(place, group)}) == 1 for group in groups):
-        return 0
+def _largest_side(function: Any, source: TensorType, arguments: Mapping[str, Any], result: TensorType) -> int:
     width = source.dtype.itemsize
     if function in (transfers.all_reduce, transfers.reduce_scatter):
         width = transfers.reduced_as(arguments.get("op", "sum"), source.dtype).itemsize

@@ -15,6 +15,7 @@ from rich.text import Text
 from torch import fx
 
 from autopar.costs.machine import Machine, machine_of
+from autopar.costs.on_hosts import on_hosts
 from autopar.ir import transfers
 from autopar.ir.hosts import Hosts
 from autopar.ir.nodes import operands, record_of
@@ -108,7 +109,7 @@ def transfers_of(
         times, total = totals.get(key, (0, 0))
         totals[key] = (times + 1, total + received)
     rows = Transfers(TransferRow(*key, times, total) for key, (times, total) in totals.items())
-    rows._program, rows._machine = program, machine_of(device)
+    rows._program, rows._machine = program, on_hosts(machine_of(device), hosts)
     rows._on, rows._hosts = on or rows._machine, hosts
     return rows
 

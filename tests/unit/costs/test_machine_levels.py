@@ -39,14 +39,16 @@ RACK = {"name": "rack", "ranks": 16, "latency": 1e-5, "bandwidth": 1e9}
     ("levels", "text"),
     [
         ([RACK | {"ranks": 12}],
-         "machines[0].levels[0].ranks: a rack of 12 ranks does not consist of several hosts of 8; give a multiple of 8"),
+         "machines[0].levels[0].ranks: a rack of 12 ranks does not consist of several hosts of 8; give a multiple of "
+         "8"),
         ([RACK | {"ranks": 8}],
          "machines[0].levels[0].ranks: a rack of 8 ranks does not consist of several hosts of 8"),
         ([RACK, RACK | {"name": "row", "ranks": 24}],
-         "machines[0].levels[1].ranks: a row of 24 ranks does not consist of several racks of 16; give a multiple of 16"),
+         "machines[0].levels[1].ranks: a row of 24 ranks does not consist of several racks of 16; give a multiple of "
+         "16"),
         ([RACK, RACK | {"ranks": 32}],
-         "machines[0].levels[1].name: 'rack' is no name of a further level; levels have different names of one word, as "
-         "rack, and the innermost is host"),
+         "machines[0].levels[1].name: 'rack' is no name of a further level; levels have different names of one word, "
+         "as rack, and the innermost is host"),
         ([RACK | {"name": "host"}], "machines[0].levels[0].name: 'host' is no name of a further level"),
         ([RACK | {"name": "two words"}], "machines[0].levels[0].name: 'two words' is no name of a further level"),
         ([RACK | {"ranks": 1}], "machines[0].levels[0].ranks: "),
