@@ -107,10 +107,7 @@ def _together(axis: str, mesh: Mesh, ranks: int) -> int | None:
     lengths = set()
     for group in mesh.groups((axis,)):
         hosts = [rank // ranks for rank in group]
-        runs = [len([*run]) for _, run in itertools.groupby(hosts)]
-        if len(runs) != len(set(hosts)):
-            return None
-        lengths |= set(runs)
+        lengths |= {len([*run]) for _, run in itertools.groupby(hosts)}  # ranks ascend, and so do hosts
     return lengths.pop() if len(lengths) == 1 else None
 
 

@@ -124,6 +124,14 @@ def cut_towards(axes: tuple[str, ...], wanted: str) -> tuple[str, ...]:
     return (*axes[:place], *halves(wanted), *axes[place + 1 :])
 
 
+def cut_pending(pending: dict[str, str], wanted: str) -> None:
+    """Replace a pending axis, of which ``wanted`` is a part, by its sub-axes, each pending alike."""
+    if wanted not in pending and is_sub_axis(wanted):
+        cut_pending(pending, parent := parent_of(wanted))
+        if parent in pending:
+            pending |= dict.fromkeys(halves(wanted), pending.pop(parent))
+
+
 def joined(axes: tuple[str, ...]) -> tuple[str, ...]:
     """Return axes, major first, in which both halves of an axis side by side are that axis."""
     found: list[str] = []

@@ -26,7 +26,7 @@ from autopar.ir.layout import Axes, DistAttr, Layout, align, largest
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.sizes import divides
-from autopar.ir.subaxes import cut_towards, halves, index_along, is_sub_axis, overlap, parent_of
+from autopar.ir.subaxes import cut_pending, cut_towards, index_along, is_sub_axis, overlap
 
 Parts = Sequence[Sequence[int]] | None
 Meshes = Mapping[str | None, Mesh]  # stages by name; the program's own mesh is ``None``
@@ -223,7 +223,7 @@ def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple
     pending = dict(attr.pending)
     if reduced is not None:
         for axis in axes_of(reduced[0]):
-            _cut_pending(pending, mesh.check_axis(axis))
+            cut_pending(pending, mesh.check_axis(axis))
             if pending.pop(axis, None) != reduced[1]:
                 raise LayoutMismatch(f"the value is not pending {reduced[1]} over {axis}")
     if take is not None:
@@ -239,14 +239,6 @@ def _move(t: TensorType, parts: Parts, take: tuple[int, str] | None, give: tuple
         axes[d][k] += (give[1],)
     new = join_parts(axes, parts, tuple(sorted(pending.items())), t.shape, mesh)
     return replace(t, layout=Layout(mesh, new))
-
-
-def _cut_pending(pending: dict[str, str], axis: str) -> None:
-    """Replace a pending axis, of which ``axis`` is a part, by its sub-axes."""
-    if axis not in pending and is_sub_axis(axis):
-        _cut_pending(pending, parent := parent_of(axis))
-        if parent in pending:
-            pending |= dict.fromkeys(halves(axis), pending.pop(parent))
 
 
 def _pend(t: TensorType, axis: str, op: str, dim: int | None, parts: Parts) -> TensorType:
