@@ -12,6 +12,8 @@ from autopar.model.calls import Calls
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.recording import Recorder, clock_offsets, recording
 from autopar.scheduling.programs.communication import Communication
+from autopar.step.measured_rank import measured_rank
+from autopar.step.rank_report import RankReport
 from autopar.step.step_profile import Computed, Places, RankRecord, StepProfile, computed_track, places_of
 from autopar.step.timeline import Timeline
 
@@ -76,6 +78,18 @@ class RecordedSteps:
         """
         runs = self._recorded(*args, **kwargs)[0].runs
         return Timeline(self.communication, tuple(self._gathered(runs)))
+
+    def rank_report(self, *args: Any, **kwargs: Any) -> RankReport:
+        """Run a few steps on this rank, and report its memory, its time by classes of ops, and its communication.
+
+        Prints as tables. Measured memory stands beside the predicted one. In ``autopar.one_rank(mesh, rank)`` no other
+        process is needed; on the processes of a job, all ranks call it. Parameters change, as by any step.
+
+        Raises:
+            RuntimeError: this process simulates all ranks; or the model is on an accelerator, whose memory and times
+                are seen by ``torch.profiler``.
+        """
+        return measured_rank(self, args, kwargs)
 
     @overload
     def profile(self, batch: None = None, *, steps: int = 3, path: str | os.PathLike[str] = ...) -> NextSteps: ...

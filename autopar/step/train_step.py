@@ -21,7 +21,6 @@ from autopar.costs.profile import Profile
 from autopar.ir.program import Program
 from autopar.ir.value_names import GROWTH, SCALE
 from autopar.model.calls import Calls
-from autopar.model.dtensor_parameters import local_of
 from autopar.model.inputs import CallInputs, Inputs, describe
 from autopar.model.wrappers import never_traced
 from autopar.page.paged import Paged
@@ -29,8 +28,6 @@ from autopar.page.subject import Subject
 from autopar.report.passes import PassReport, Reports
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Effort
-from autopar.runtime.measuring.peak import peak_bytes
-from autopar.runtime.processes.one_rank import alone
 from autopar.runtime.spans import span
 from autopar.runtime.whole import Pieces
 from autopar.scheduling.programs.communication import Communication
@@ -53,7 +50,6 @@ from autopar.step.outputs import returned_like_the_model
 from autopar.step.pace import RankClock, RankPaces
 from autopar.step.paged import subject_of_step
 from autopar.step.program import Step
-from autopar.step.rank_report import RankReport, exchanged, storage_bytes, time_by_class
 from autopar.step.rank_step import RankStep, rank_step_of
 from autopar.step.recorded_steps import RecordedSteps
 from autopar.step.runs import OnProcess, Returned, Simulated
@@ -228,31 +224,6 @@ class TrainStep(RecordedSteps, Paged):
         return memory_of_programs(
             *self._current(), self._choices.latest.options, rank, self._calls.device.type == "cpu"
         )
-
-    def rank_report(self, *args: Any, **kwargs: Any) -> RankReport:
-        """Run a few steps on this rank, and report its memory, its time by classes of ops, and its communication.
-
-        Prints as tables. Measured memory stands beside the predicted one. In ``autopar.one_rank(mesh, rank)`` no other
-        process is needed; on the processes of a job, all ranks call it. Parameters change, as by any step.
-
-        Raises:
-            RuntimeError: this process simulates all ranks; or the model is on an accelerator, whose memory and times
-                are seen by ``torch.profiler``.
-        """
-        calls = self._calls
-        rank = calls.context(" and call parallelize in each, or use autopar.one_rank(mesh, rank)").rank
-        recorder, _ = self._recorded(*args, **kwargs)  # it makes the functions and the optimizer's state
-        made = peak_bytes(lambda: self(*args, **kwargs))
-        recorder, _ = self._recorded(*args, **kwargs)
-        memory, state, parts = self.memory(rank), model_state(calls.module), self._parts()
-        tensors = [*map(local_of, (tensor for _, tensor in (*state.parameters, *state.buffers)))]
-        tensors += [] if self.options.offload else map(local_of, self._state().values())
-        held = storage_bytes(tensors) + memory.kept["inputs"]
-        classes, seconds = time_by_class(recorder.runs, [local[rank] for local, _ in parts.values()])
-        return RankReport(
-            rank, calls.mesh, memory.peak, held + made, held, seconds, classes, tuple(exchanged(parts, rank)),
-            self.communication.source, alone() is not None,
-        )  # fmt: skip
 
     def measure(
         self, *, machine: Machine | str | Path | None = None, effort: Effort | None = None, interference: bool = False

@@ -13,6 +13,7 @@ from torch import nn
 import autopar
 from autopar import Mesh
 from autopar.costs.machine import Link
+from autopar.ir.rank_groups import ranks_by_group
 from autopar.report.hosts import bytes_between_hosts
 from autopar.search.devices.meshes import meshes
 
@@ -90,5 +91,5 @@ def test_the_axis_with_most_traffic_is_inside_the_hosts(bandwidth: float) -> Non
     parallel = autopar.parallelize(model(), autopar.devices(8, machine), example=(X,))
     moved = parallel.reports["levels"].bytes
     most = max(moved, key=moved.__getitem__)
-    assert all(len({rank // 4 for rank in group}) == 1 for group in parallel.mesh.groups((most,)))
+    assert all(len({rank // 4 for rank in group}) == 1 for group in ranks_by_group(parallel.mesh, (most,)))
     assert 2 * bytes_between_hosts(parallel.program, machine) < moved[most]

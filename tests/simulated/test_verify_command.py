@@ -13,7 +13,7 @@ from autopar.cli.plan import compared, verify
 from autopar.cli.plan import rank as rank_command
 from autopar.ir.program import Program
 from autopar.runtime.processes.free_memory import free_memory
-from autopar.step import train_step
+from autopar.step import measured_rank
 from autopar.verify.channels.classes import RankClass
 
 MODEL = """\
@@ -193,9 +193,9 @@ def test_a_rank_runs_without_the_others(path: str) -> None:
 
 @pytest.mark.long
 def test_a_rank_that_takes_another_memory_than_predicted_is_wrong(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = train_step.peak_bytes
+    made = measured_rank.peak_bytes
     monkeypatch.setattr(rank_command, "LITTLE", 0)
-    monkeypatch.setattr(train_step, "peak_bytes", lambda call: 2 * made(call))
+    monkeypatch.setattr(measured_rank, "peak_bytes", lambda call: 2 * made(call))
     status, out, error = asked(f"{path}:Net", *RANK, "--rank", "17", "--json")
     assert status == 1 and not json.loads(out)["verified"]
     assert error.splitlines()[-1].startswith("autopar: memory: predicted ") and error.endswith("%, more than 10%\n")

@@ -202,7 +202,8 @@ send earlier what another rank waits for"""
 def test_local_programs_are_checked_when_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """All classes together, though one rank was asked for."""
     checked: list[list[int]] = []
-    monkeypatch.setattr(localize, "check_programs", lambda programs: checked.append(sorted(programs)))
+    ranks_of = lambda classes: sorted(rank for one in classes for rank in one.ranks)  # noqa: E731
+    monkeypatch.setattr(localize, "check_classes", lambda classes: checked.append(ranks_of(classes)))
     local = LocalPrograms(Program.parse(EXCHANGES), lambda made: made.verify())
     assert not checked
     _ = local[2]
@@ -327,7 +328,7 @@ def test_64_ranks_that_share_a_graph_take_one_walk(monkeypatch: pytest.MonkeyPat
     lines = [f"  v{i} : f32[4] = all_reduce(x, {'dp' if i % 2 else 'tp'})\n" for i in range(200)]
     text = f"program local on dp=8 tp=8 at dp=0 tp=0\n  x : f32[4] = input\nforward:\n{''.join(lines)}  return v0\n"
     program = Program.parse(text)
-    walks, walk = [], channels.programs._walk
-    monkeypatch.setattr(channels.programs, "_walk", lambda program: walks.append(program) or walk(program))
+    walks, walk = [], channels.programs.communication_of
+    monkeypatch.setattr(channels.programs, "communication_of", lambda program: walks.append(program) or walk(program))
     check_programs({rank: program.at(mesh.coordinates(rank)) for rank in mesh.ranks})
     assert len(walks) == 1

@@ -1,0 +1,30 @@
+"""Measure what one rank does in a step: run steps here, and read torch's allocator and the recorder of lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autopar.capture.model_state import model_state
+from autopar.model.dtensor_parameters import local_of
+from autopar.runtime.measuring.peak import peak_bytes
+from autopar.runtime.processes.one_rank import alone
+from autopar.step.rank_report import RankReport, exchanged, storage_bytes, time_by_class
+
+
+def measured_rank(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RankReport:
+    """Return the report of a training step on this rank; ``step.rank_report`` documents it."""
+    calls = step._calls
+    rank = calls.context(" and call parallelize in each, or use autopar.one_rank(mesh, rank)").rank
+    step._recorded(*args, **kwargs)  # it makes the functions and the optimizer's state
+    made = peak_bytes(lambda: step(*args, **kwargs))
+    recorder, _ = step._recorded(*args, **kwargs)
+    memory, state, parts = step.memory(rank), model_state(calls.module), step._parts()
+    tensors = [tensor for _, tensor in (*state.parameters, *state.buffers)]
+    tensors += [] if step.options.offload else step._state().values()
+    held = storage_bytes(map(local_of, tensors)) + memory.kept["inputs"]
+    classes, seconds = time_by_class(recorder.runs, [local[rank] for local, _ in parts.values()])
+    return RankReport(
+        rank, calls.mesh, memory.peak, held + made, held, seconds, classes, tuple(exchanged(parts, rank)),
+        step.communication.source, alone() is not None,
+    )  # fmt: skip
