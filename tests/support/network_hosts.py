@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO
 
 MARK = "AUTOPAR_TEST_HOST"  # in the environment of each process of a host
-LIFETIME = 900  # seconds after which a host ends by itself, should a test be killed
 NAMES = ("alpha", "beta", "gamma", "delta")
 SPACES = ("--net", "--uts", "--pid", "--mount")
 
@@ -197,10 +196,10 @@ def _keeper(name: str, names: str, keepers: list[subprocess.Popen[bytes]]) -> in
         file.flush()
         script = (
             f"mount --bind {file.name} /etc/hosts && hostname {name} && ip link set lo up && echo up && "
-            f"exec sleep {LIFETIME}"
+            "exec cat"  # until this process closes the pipe, also when it is killed
         )
         command = ["unshare", *SPACES, "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
-        keeper = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+        keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         keepers.append(keeper)
         assert keeper.stdout is not None
         with keeper.stdout:
