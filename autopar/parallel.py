@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -490,12 +490,3 @@ def _returned_like_the_model(
     for position, way in compiled.captured.extended:
         take_over((*args, *kwargs.values())[position], part_at(returned, way))
     return returned
-
-
-def passed_by(parallel: Parallel) -> tuple[Inputs, Callable[[str], None] | None]:
-    """Return what each process passes to a model on a mesh, and what compares a call with those of the other ranks.
-
-    The second is ``None`` without other processes.
-    """
-    calls = parallel._calls
-    return calls.passed, None if calls.agreement.ranks is None else calls.agreement.ranks.agree

@@ -19,7 +19,8 @@ from autopar.errors import class_of, shown
 from autopar.ir.dtensor import is_device_mesh, mesh_of
 from autopar.ir.mesh import Mesh
 from autopar.model.inputs import INPUTS, Inputs
-from autopar.parallel import Parallel, passed_by
+from autopar.model.proxy import passed_by
+from autopar.parallel import Parallel
 
 DECIDED = {  # options of DataLoader that this module decides: what to use in their place
     "sampler": "shuffle= and seed=, or give the dataset in another order (torch.utils.data.Subset)",

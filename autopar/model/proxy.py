@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
 from autopar.model.full_state_dicts import refuse_full_state_dicts
 from autopar.model.initialize import Init, initialize
+from autopar.model.inputs import Inputs
 from autopar.model.pretrained_model import PretrainedModel
 from autopar.model.state_dicts import fitted_to
 from autopar.model.weights import load_weights
@@ -201,3 +202,12 @@ class ModelProxy(PretrainedModel):
         return self.module.load_state_dict(
             fitted_to(state_dict, dict([*state.all_parameters, *state.all_buffers]), self.job), *args, **kwargs
         )
+
+
+def passed_by(parallel: ModelProxy) -> tuple[Inputs, Callable[[str], None] | None]:
+    """Return what each process passes to a model on a mesh, and what compares a call with those of the other ranks.
+
+    The second is ``None`` without other processes.
+    """
+    calls = parallel._calls
+    return calls.passed, None if calls.agreement.ranks is None else calls.agreement.ranks.agree

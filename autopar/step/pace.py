@@ -18,7 +18,9 @@ from rich.table import Column, Table
 
 from autopar.ir.hosts import Hosts
 from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.model.calls import Calls
 from autopar.notebook import TableReport
+from autopar.report.passes import PassReport, Reports
 from autopar.runtime.processes.agreement import UNKNOWN, Agreement, Pace
 from autopar.runtime.waited import waited
 
@@ -87,6 +89,11 @@ class RankPaces(TableReport):
             + f"and {left} faster ranks\n" * (left > 0)
             + "".join(f"{slow}\n" for slow in self.slow)
         )
+
+    def after(self, reports: Reports) -> Reports:
+        """Return reports with a row that names the slow ranks, if there are any."""
+        notes = tuple(map(str, self.slow))
+        return Reports((*reports, PassReport("ranks", 0.0, notes=notes))) if notes else reports
 
 
 @dataclass
@@ -164,3 +171,10 @@ def _outliers(seconds: Mapping[int, float], kind: str, hosts: Hosts) -> Iterator
         typical = sum(middle) / 2
         if own > SLOWER * typical and own - typical > NOTICED:
             yield SlowRank(rank, hosts.name(rank), kind, own, typical)
+
+
+def clock_of(calls: Calls) -> RankClock | None:
+    """Return what compares the ranks' steps; ``None`` where nobody waits, or an accelerator waits by itself."""
+    if calls.job is None or calls.agreement.ranks is None or calls.device.type != "cpu":
+        return None
+    return RankClock(calls.agreement.ranks, calls.mesh, calls.job.hosts)

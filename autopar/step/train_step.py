@@ -25,7 +25,7 @@ from autopar.model.inputs import CallInputs, Inputs, describe
 from autopar.model.wrappers import never_traced
 from autopar.page.paged import Paged
 from autopar.page.subject import Subject
-from autopar.report.passes import PassReport, Reports
+from autopar.report.passes import Reports
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.spans import span
@@ -47,7 +47,7 @@ from autopar.step.memory_limit import memory_of_programs
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions, describe_options
 from autopar.step.outputs import returned_like_the_model
-from autopar.step.pace import RankClock, RankPaces
+from autopar.step.pace import RankPaces, clock_of
 from autopar.step.paged import subject_of_step
 from autopar.step.program import Step
 from autopar.step.rank_step import RankStep, rank_step_of
@@ -100,7 +100,7 @@ class TrainStep(RecordedSteps, Paged):
         self._described_options = describe_options(options)
         self._here, self._simulated = self._runs()
         self._crossing = Crossing(calls, self.optimizer_state) if options.across else None
-        self._clock = _clock_of(calls)
+        self._clock = clock_of(calls)
         self._turns_here, self._turns_simulated = TurnsOnProcess(self._here), SimulatedTurns(self._simulated)
         self._training_state = TrainingState(
             parallel, calls, self.optimizer_state, self.averages, self.scaler, options.loss_scale
@@ -140,12 +140,7 @@ class TrainStep(RecordedSteps, Paged):
 
         ``RuntimeError`` before a capture.
         """
-        return self._with_slow_ranks(reports_of(*self._current()))
-
-    def _with_slow_ranks(self, reports: Reports) -> Reports:
-        """Add a row that names the ranks that are slower than others, if there are any."""
-        slow = self.ranks.slow
-        return Reports((*reports, PassReport("ranks", 0.0, notes=tuple(map(str, slow))))) if slow else reports
+        return self.ranks.after(reports_of(*self._current()))
 
     @property
     def ranks(self) -> RankPaces:
@@ -501,10 +496,3 @@ class TrainStep(RecordedSteps, Paged):
             if self.options.joins is None
             else returned_like_the_model(micro.captured, values["loss"], outputs)
         )
-
-
-def _clock_of(calls: Calls) -> RankClock | None:
-    """Return what compares the ranks' steps; ``None`` where nobody waits, or an accelerator waits by itself."""
-    if calls.job is None or calls.agreement.ranks is None or calls.device.type != "cpu":
-        return None
-    return RankClock(calls.agreement.ranks, calls.mesh, calls.job.hosts)

@@ -13,6 +13,10 @@ FORBIDDEN = {
     ("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today"),
     ("date", "today"),
 }  # fmt: skip
+ALLOWED = {  # file → why it may
+    "cache/folder.py": "the oldest entries are removed first",
+    "cli/cache.py": "a person reads how old an entry is",
+}
 TIMES_OF_FILES = {"st_mtime", "st_ctime", "st_atime", "getmtime", "getctime"}
 
 
@@ -29,6 +33,7 @@ def reads(tree: ast.AST) -> Iterator[int]:
 
 def test_no_module_reads_the_wall_clock() -> None:
     files = [*ROOT.rglob("*.py"), *(ROOT.parent / "passes").glob("*.py")]
+    files = [path for path in files if str(path.relative_to(ROOT.parent)).removeprefix("autopar/") not in ALLOWED]
     found = [f"{path.name}:{line}" for path in files for line in reads(ast.parse(path.read_text()))]
     assert found == []
 
