@@ -1,6 +1,7 @@
 """Train in a loop that goes on after a host was lost, on the mesh of the ranks that are left.
 
     python -m autopar.examples.elastic_loop
+    torchrun --nproc-per-node 4 -m autopar.examples.elastic_loop
     torchrun --nnodes 1:2 --nproc-per-node 2 --max-restarts 100 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
         -m autopar.examples.elastic_loop                       # on each host, with FOLDER and the variable of the page
 

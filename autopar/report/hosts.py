@@ -39,7 +39,8 @@ def bytes_between_hosts(program: Program, machine: Machine, hosts: Hosts | None 
     """Return the bytes of a rank's collectives and messages between hosts, in one step of an explicit program.
 
     Of a collective whose ranks are on several hosts, the bytes are those of its largest side: what a rank gives to a
-    reduction, or gets from a gather. Of a message, or a redistribute, they are those that the worst rank receives.
+    reduction, or gets from a gather. An all-reduce counts twice, because it is both. Of a message, or a redistribute,
+    they are those that the worst rank receives.
     """
     place, known, total = _place(machine, hosts), dict[tuple[Mesh, Axes], bool](), 0
     for node in program.nodes:
@@ -65,9 +66,9 @@ def bytes_between_hosts(program: Program, machine: Machine, hosts: Hosts | None 
 
 
 def _largest_side(function: Any, source: TensorType, arguments: Mapping[str, Any], result: TensorType) -> int:
-    width = source.dtype.itemsize
+    width = source.dtype.itemsize * (2 if function is transfers.all_reduce else 1)
     if function in (transfers.all_reduce, transfers.reduce_scatter):
-        width = transfers.reduced_as(arguments.get("op", "sum"), source.dtype).itemsize
+        width *= transfers.reduced_as(arguments.get("op", "sum"), source.dtype).itemsize // source.dtype.itemsize
     return max(largest(type.attr, type.shape, type.mesh) for type in (source, result)) * width
 
 

@@ -67,6 +67,8 @@ class Forks:
         return number
 
     def end(self) -> None:
+        assert self.server.stdin is not None
+        self.server.stdin.close()
         self.server.kill()
         self.server.wait(20)
 

@@ -182,6 +182,8 @@ def hosts(count: int = 2, *, linked: bool | None = None) -> Iterator[list[Host]]
         for host in made:
             host.end()
         for keeper in keepers:
+            assert keeper.stdin is not None
+            keeper.stdin.close()
             keeper.kill()
             keeper.wait(20)
 

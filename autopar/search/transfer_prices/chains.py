@@ -15,8 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.costs.machine import Machine
-from autopar.costs.op_prices import nanoseconds
-from autopar.costs.prices import step_price
 from autopar.errors import TransitionError
 from autopar.ir import transfers
 from autopar.ir.layout import layout_of
@@ -25,6 +23,7 @@ from autopar.ir.record import TensorType
 from autopar.plan.shared_transfers import narrows
 from autopar.search.transfer_prices.classes import UNREAD, Classes, State
 from autopar.transitions import transitions
+from autopar.transitions.by_levels import cheapest_way
 from autopar.transitions.fastest import Fastest
 from autopar.transitions.plan import even_path
 
@@ -130,9 +129,9 @@ class Chains:
         except TransitionError:  # as from a maximum of ranks to a sum of ranks
             return (Hop(None, need, self.impossible, False),)
         for step in steps:
-            seconds = step_price(step.function, type, dict(step.arguments), step.type, self.machine)
+            paid, _ = cheapest_way(step, type, self.machine)
             fewer = step.function is transfers.cast and narrows(type, step.type)
-            hops.append(Hop(step.function, (step.type.attr, step.type.dtype), nanoseconds(seconds), fewer))
+            hops.append(Hop(step.function, (step.type.attr, step.type.dtype), paid, fewer))
             type = step.type
         return tuple(hops)
 

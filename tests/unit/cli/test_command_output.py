@@ -59,9 +59,9 @@ def test_every_command_has_both_options() -> None:
     _, out, _ = asked("--help")
     commands = [line.split()[1] for line in out.splitlines() if line.startswith("│ ") and line[2].isalpha()]
     assert commands == [
-        "train", "plan", "report", "page", "verify", "schedule", "calibrate", "rules", "profile", "checkpoint",
+        "train", "plan", "report", "page", "verify", "schedule", "calibrate", "rules", "profile", "cache", "checkpoint",
     ]  # fmt: skip
-    inner = {"profile": [["step"]], "checkpoint": [["show"], ["import"], ["export"]]}
+    inner = {"profile": [["step"]], "cache": [["list"], ["clear"]], "checkpoint": [["show"], ["import"], ["export"]]}
     for command in commands:
         for more in inner.get(command, [[]]):
             status, out, _ = asked(command, *more, "--help")

@@ -61,10 +61,12 @@ forward:
 
 
 def test_bytes_between_hosts_are_counted() -> None:
-    """The largest side of collectives over dp, none over tp, and what the worst rank receives of a redistribute."""
+    """Those over dp: the largest side, of an all-reduce twice, and what a rank receives of a redistribute; none over tp."""
     program = Program.parse(PROGRAM)
     lacked = 64 * 8 // 8 * 4  # of its new piece a rank that moves holds nothing
-    assert bytes_between_hosts(program, FOUR) == 64 * 8 * 4 + 64 * 8 * 2 + lacked + 64 * 8 * 4  # i16 is reduced as i32
+    assert (
+        bytes_between_hosts(program, FOUR) == 2 * 64 * 8 * 4 + 64 * 8 * 2 + lacked + 64 * 8 * 4
+    )  # i16 is reduced as i32
     assert bytes_between_hosts(program, replace(FOUR, ranks_per_node=8)) == 0
     found = transfers_of(program, "cpu", FOUR)
     assert found.bytes_between_hosts == bytes_between_hosts(program, FOUR)
