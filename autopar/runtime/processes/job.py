@@ -21,6 +21,7 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, groups_over, process_groups
 from autopar.runtime.processes.hosts import hosts_of
 from autopar.runtime.processes.one_rank import alone
+from autopar.runtime.processes.start import store_of_start
 from autopar.runtime.wire.wire_groups import BACKEND, EMULATED, check_default_group, completes_in_order
 from autopar.torch_private import forget_groups
 
@@ -269,12 +270,9 @@ def _initialize(device: torch.device, timeout: float) -> None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         distributed.init_process_group(backend, timeout=patience)
         return
-    # the launcher's store outlives the ranks, and still has the addresses and the verdict of those before. Launchers
-    # count only the restarts that their own ranks have caused, so each rank counts its starts
     rank, ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     store = distributed.TCPStore(os.environ["MASTER_ADDR"], port, ranks, is_master=False, timeout=patience)
-    start = store.add(f"autopar/starts/{rank}", 1)
-    own = distributed.PrefixStore(f"start {start}", store)
+    own = store_of_start(store, rank, ranks, patience.total_seconds())
     distributed.init_process_group(backend, store=own, rank=rank, world_size=ranks, timeout=patience)
 
 

@@ -61,7 +61,7 @@ forward:
 
 
 def test_bytes_between_hosts_are_counted() -> None:
-    """Those over dp: the largest side, of an all-reduce twice, and what a rank receives of a redistribute; none over tp."""
+    """Over dp: the largest side, of an all-reduce twice, and what a rank receives of an exchange; none over tp."""
     program = Program.parse(PROGRAM)
     lacked = 64 * 8 // 8 * 4  # of its new piece a rank that moves holds nothing
     assert (
