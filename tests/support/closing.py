@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,17 @@ X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
 
 def threads() -> int:
-    """How many threads gloo's groups have. Threads with other names, such as Inductor's, may end in between."""
+    """How many threads gloo's groups have, when no more of them end. Others, such as Inductor's, do not count."""
+    before, now = -1, _threads()
+    for _ in range(40):
+        if now == before:
+            break
+        time.sleep(0.25)
+        before, now = now, _threads()
+    return now
+
+
+def _threads() -> int:
     count = 0
     for name in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
