@@ -60,6 +60,19 @@ def _of_span(bytes: int, span: buckets.Span) -> int:
     return bytes if span is None else bytes * (span[1] - span[0]) // max(span[2], 1)
 
 
+def _of_member(element: fx.Node, bytes: int) -> int:
+    """Return the bytes of one value of a tuple: its part of a bucket, of which all members are views."""
+    value, k = element_of(element)
+    members: Any = value.args[1] if len(value.args) > 1 else ()
+    if value.target is buckets.finish_bucket:
+        elements = [math.prod(shape) for shape in members]
+    elif value.target is buckets.finish_scatter_bucket:
+        elements = [math.prod(place[2]) for place in members]
+    else:
+        return bytes
+    return bytes * elements[k] // max(1, sum(elements))
+
+
 # function → its memory, from its arguments, the sizes of operands, and the bytes of its result
 MEMORY: dict[Target, Callable[[Args, Sizes, int], LoweredMemory]] = {
     buckets.start_bucket: lambda args, sizes, own: LoweredMemory(_sent(args, sizes)),
@@ -191,7 +204,7 @@ class _Walk:
         values = node.all_input_nodes
         if node.target is operator.getitem and values[0].target is not buckets.finish_gather_bucket:
             self.parts[node] = (self.part(node),)
-            self.bytes[node] = sum(storage.bytes for storage in self.parts[node][0])
+            self.bytes[node] = _of_member(node, sum(storage.bytes for storage in self.parts[node][0]))
             return
         type = record_of(origin).type if node.name in self.lowered.origins else None
         sizes = [size(part) for part in (type if isinstance(type, tuple) else (type,))]
