@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.ir.mesh import EXPERTS, SEQUENCE, Mesh
+from autopar.ir.subaxes import index_along
 from autopar.plan.batch import data_axes
 
 
@@ -30,7 +31,7 @@ class Place:
 WHOLE = Place()
 
 
-def place_of(mesh: Mesh, rank: int, axes: Sequence[str] | None = None) -> Place:
+def place_of(mesh: Mesh, rank: int, axes: str | Sequence[str] | None = None) -> Place:
     """Return the piece of a rank.
 
     Args:
@@ -40,7 +41,8 @@ def place_of(mesh: Mesh, rank: int, axes: Sequence[str] | None = None) -> Place:
         ValueError: the mesh has no such axis; or it has several axes of data and ``axes`` is not given; or an axis
             splits the sequence.
     """
-    names = _default_axes(mesh) if axes is None else tuple(mesh.check_axis(axis) for axis in axes)
+    given = (axes,) if isinstance(axes, str) else axes
+    names = _default_axes(mesh) if given is None else tuple(mesh.check_axis(axis) for axis in given)
     if len(set(names)) < len(names):
         raise ValueError(f"axes={names} names an axis twice; name each axis that splits the batch once")
     if mesh.sizes.get(SEQUENCE, 1) > 1:
@@ -50,7 +52,7 @@ def place_of(mesh: Mesh, rank: int, axes: Sequence[str] | None = None) -> Place:
         )
     coordinates, index = mesh.coordinates(rank), 0
     for axis in names:
-        index = index * mesh.sizes[axis] + coordinates[axis]
+        index = index * mesh.sizes[axis] + index_along(axis, coordinates)
     return Place(index, math.prod(mesh.sizes[axis] for axis in names))
 
 

@@ -17,7 +17,7 @@ from autopar.data.rows import Collate, Rows
 from autopar.data.stream import StreamLoader
 from autopar.errors import class_of, shown
 from autopar.ir.dtensor import is_device_mesh, mesh_of
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import Mesh, integer
 from autopar.model.inputs import INPUTS, Inputs
 from autopar.model.proxy import passed_by
 from autopar.parallel import Parallel
@@ -40,7 +40,7 @@ def sharded(
     drop_last: bool = False,
     seed: int = 0,
     inputs: Inputs | None = None,
-    axes: Sequence[str] | None = None,
+    axes: str | Sequence[str] | None = None,
     rank: int | None = None,
     seed_rows: bool = True,
     **options: Any,
@@ -82,7 +82,7 @@ def sharded(
         raise TypeError(
             f"sharded takes an autopar.Mesh, a DeviceMesh or what parallelize returned, not {class_of(mesh)}"
         )
-    _check(batch_size, inputs, options)
+    batch_size, seed = _checked(batch_size, seed, inputs, options)
     passed, compare = ("local", None) if parallel is None else passed_by(parallel)
     inputs = inputs or passed
     if rank is None:
@@ -100,8 +100,9 @@ def sharded(
         loading |= {"batch_size": batch_size, "drop_last": drop_last}
         return StreamLoader(dataset, Collate(collate, place), loading, compare)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        inner = "; pass its .dataset" if isinstance(dataset, DataLoader) else ""
         raise TypeError(
-            f"the dataset is {class_of(dataset)}; it needs __len__ and __getitem__, or be an IterableDataset"
+            f"the dataset is {class_of(dataset)}; it needs __len__ and __getitem__, or be an IterableDataset{inner}"
         )
     sized: Any = dataset
     order = Order(len(sized), batch_size, shuffle, seed, drop_last, place)
@@ -110,14 +111,19 @@ def sharded(
     return RowLoader(order, loader, compare)
 
 
-def _check(batch_size: int, inputs: str | None, options: dict[str, Any]) -> None:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+def _checked(batch_size: Any, seed: Any, inputs: str | None, options: dict[str, Any]) -> tuple[int, int]:
+    """Return the size and the seed as integers of Python."""
+    size, number = integer(batch_size), integer(seed)
+    if size is None or size < 1:
         raise ValueError(f"batch_size={shown(batch_size)} is not an integer ≥ 1; it counts the rows of a global batch")
+    if number is None:
+        raise ValueError(f"seed={shown(seed)} is not an integer; all ranks give the same one")
     if inputs is not None and inputs not in INPUTS:
         raise ValueError(f"inputs={shown(inputs)} is unknown; there are {' and '.join(map(repr, INPUTS))}")
     for name, instead in DECIDED.items():
         if name in options:
             raise TypeError(f"sharded decides {name} of DataLoader; use {instead}")
+    return size, number
 
 
 def _rank() -> int | None:

@@ -251,7 +251,7 @@ def _axis_name(axis: object) -> str:
 
 
 def _axis_size(axis: str, size: object) -> int:
-    number = _integer(size)
+    number = integer(size)
     if number is None or number < 1:
         raise ValueError(f"axis {shown(axis)} has size {shown(size)}; the size of an axis is an integer ≥ 1")
     return number
@@ -264,7 +264,7 @@ def _checked_ranks(ranks: object) -> tuple[int, ...]:
         )
     numbers = []
     for rank in ranks:
-        number = _integer(rank)
+        number = integer(rank)
         if number is None or number < 0:
             raise ValueError(
                 f"rank {shown(rank)} is not an integer ≥ 0; leave the ranks out, as in Mesh(dp=2, tp=2), or give "
@@ -274,7 +274,7 @@ def _checked_ranks(ranks: object) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _integer(value: Any) -> int | None:
+def integer(value: Any) -> int | None:
     """Return ``value`` as an ``int`` if it is an integer (numpy's too); a bool is none."""
     try:
         return None if isinstance(value, bool) else operator.index(value)

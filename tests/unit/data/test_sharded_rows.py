@@ -13,7 +13,7 @@ import torch
 from datasets import Augmented, Numbered
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from autopar import Mesh, checkpoint
 from autopar.data import ShardedLoader, sharded
@@ -205,6 +205,10 @@ def test_axes_split_the_batch_major_first() -> None:
     ]  # fmt: skip
 
 
+def test_one_axis_may_be_its_name_and_a_size_a_number_of_numpy() -> None:
+    assert rows(sharded(Numbered(4), Mesh(a=2, b=2), np.int64(4), rank=3, axes="b")) == [[2, 3]]
+
+
 def test_inputs_global_gives_whole_batches_on_each_rank() -> None:
     assert rows(sharded(Numbered(4), Mesh(dp=2), 4, rank=1, inputs="global")) == [[0, 1, 2, 3]]
 
@@ -219,6 +223,10 @@ ERRORS: list[tuple[Any, type[Exception], str]] = [
      "(torch.utils.data.Subset)"),
     (lambda: sharded(7, Mesh(dp=2), 2), TypeError,  # type: ignore[arg-type]
      "the dataset is an int; it needs __len__ and __getitem__, or be an IterableDataset"),
+    (lambda: sharded(DataLoader(Numbered(4)), Mesh(dp=2), 2), TypeError,  # type: ignore[arg-type]
+     "the dataset is a DataLoader; it needs __len__ and __getitem__, or be an IterableDataset; pass its .dataset"),
+    (lambda: sharded(Numbered(4), Mesh(dp=2), 2, True, seed=None), ValueError,  # type: ignore[arg-type]
+     "seed=None is not an integer; all ranks give the same one"),
     (lambda: sharded(Numbered(4), 2, 2), TypeError,
      "sharded takes an autopar.Mesh, a DeviceMesh or what parallelize returned, not an int"),
     (lambda: sharded(Numbered(4), Mesh(dp=2), 2, rank=2), ValueError,
