@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -238,3 +239,33 @@ def test_bad_arguments(tmp_path: Path) -> None:
             pass
     with pytest.raises(RuntimeError, match="these batches were given before"):
         next(iter(left))
+
+
+class Taken:
+    """A sharded loader of 72 shuffled rows, four batches of 16 and one of 8, and the sum of each batch that it gave."""
+
+    def __init__(self, ranks: int) -> None:
+        dataset = torch.utils.data.TensorDataset(torch.cat(listed())[:72])
+        self.loader = autopar.data.sharded(dataset, autopar.Mesh(dp=ranks // 2, tp=2), ROWS, shuffle=True)
+        self.state_dict, self.load_state_dict = self.loader.state_dict, self.loader.load_state_dict
+        self.sums: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            self.sums.append(batch[0].sum().item())
+            yield batch
+
+
+def test_rows_of_a_sharded_loader_go_on_with_the_next_one(tmp_path: Path) -> None:
+    """Over the end of a pass with a smaller last batch, on the same mesh and on another one."""
+    whole, first, same, other = Taken(4), Taken(4), Taken(4), Taken(2)
+    losses = train(tmp_path / "whole", whole, 12)
+    begun = train(tmp_path / "parts", first, 12, stop=8)
+    assert len(set(whole.sums)) == 12 and begun == losses[:7]
+    shutil.copytree(tmp_path / "parts", tmp_path / "other")
+    assert train(tmp_path / "parts", same, 12) == losses[4:]
+    train(tmp_path / "other", other, 12, ranks=2)
+    assert same.sums[-8:] == other.sums[-8:] == whole.sums[4:]  # before these is one that the capture took

@@ -11,12 +11,11 @@ from searched import MACHINES, SLOW
 
 from autopar import Mesh
 from autopar.costs.machine import Machine
-from autopar.costs.op_prices import nanoseconds
-from autopar.costs.prices import step_price
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.record import TensorType
 from autopar.search.transfer_prices.chains import Chains, State
 from autopar.transitions import transitions
+from autopar.transitions.by_levels import cheapest_way
 
 f32, bf16 = torch.float32, torch.bfloat16
 SHAPES = {
@@ -34,8 +33,8 @@ def planned(
     type, target = (TensorType(shape, dtype, Layout(mesh, attr)) for attr, dtype in (have, need))
     found = []
     for step in transitions(type, target, machine):
-        seconds = step_price(step.function, type, dict(step.arguments), step.type, machine)
-        found.append((step.function, (step.type.attr, step.type.dtype), nanoseconds(seconds)))
+        paid, _ = cheapest_way(step, type, machine)
+        found.append((step.function, (step.type.attr, step.type.dtype), paid))
         type = step.type
     return found
 
