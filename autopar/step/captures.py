@@ -11,6 +11,7 @@ from autopar.capture.guards import GuardedCall
 from autopar.capture.model_state import ModelState
 from autopar.costs.on_hosts import on_hosts
 from autopar.errors import AutoparError
+from autopar.gc_pause import gc_paused
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
 from autopar.model.captures import Captures, about_recapture
@@ -93,8 +94,8 @@ class StepCaptures:
         if not call.known:
             self._capture(inputs, call)
         micro = self.micros[call]
-        self._move(micro)
-        with without_function_modes():  # the user's modes are for the model alone
+        with gc_paused(), without_function_modes():  # the user's modes are for the model alone
+            self._move(micro)
             return self._with_update(call.identity, micro)
 
     def _move(self, micro: MicroBatch) -> None:

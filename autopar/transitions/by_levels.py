@@ -66,7 +66,10 @@ def _chains(step: TransferStep, source: TensorType, machine: Machine) -> Iterato
     for way in ways(name, axes, mesh, machine.borders):
         found = _on_parts(way, source, arguments) if name == "all_reduce" else _on_digits(way, source, step, arguments)
         for moves in found:
-            chain = TransferChain(source).then(*moves)
+            try:
+                chain = TransferChain(source).then(*moves)
+            except transfers.LayoutMismatch:  # uneven pieces along another axis, which have no such parts
+                continue
             if chain.type == step.type:
                 yield chain
 

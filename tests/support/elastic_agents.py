@@ -140,7 +140,8 @@ class ElasticJob:
                 time.sleep(0.2)
                 if condition():
                     return
-                raise AssertionError(f"never: {what}\n{self.text()[-12000:]}")
+                codes = [host.agent.exitcode for host in self.hosts]
+                raise AssertionError(f"never: {what}; exit codes of the launchers: {codes}\n{self.text()[-12000:]}")
             time.sleep(0.01)
 
     def end(self) -> list[int | None]:

@@ -51,6 +51,12 @@ def test_a_host_whose_kernel_does_not_answer_is_lost_wherever_its_ranks_are() ->
     )
 
 
+def test_a_host_whose_last_beats_came_one_by_one_is_lost_as_a_whole() -> None:
+    verdict = judge({**HERE, 2: GONE, 3: replace(GONE, silent=UNREACHABLE - 1)}, timeout=60.0)
+    assert verdict is not None
+    assert verdict.text.startswith("autopar: host beta (ranks 2 3) has given no sign of life for 9 s: its network ")
+
+
 @pytest.mark.parametrize(
     ("state", "why"),
     [
@@ -145,10 +151,18 @@ def test_only_the_first_rank_of_a_host_listens(monkeypatch: pytest.MonkeyPatch) 
 # -- the launcher --------------------------------------------------------------------------------------------------
 
 
+NAPS = "[time.sleep(0.02) for _ in range({})]; "
+
+
 @pytest.mark.parametrize(
-    ("script", "is_stuck"), [("time.sleep(60)", True), ("[time.sleep(0.02) for _ in range(3000)]", False)]
+    ("script", "is_stuck"),
+    [
+        (NAPS.format(60) + "time.sleep(60)", True),
+        (NAPS.format(3000), False),
+        ("time.sleep(60)", False),  # a shell, or a process that waits for its children
+    ],
 )
-def test_a_launcher_that_does_not_wake_up_is_ended(
+def test_a_launcher_that_does_not_wake_up_any_more_is_ended(
     script: str, is_stuck: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "LOOKS", 0.5)
@@ -157,6 +171,11 @@ def test_a_launcher_that_does_not_wake_up_is_ended(
         assert child.stdout is not None
         child.stdout.readline()
         time.sleep(0.2)
-        assert launcher.end_if_stuck(process(child.pid)) is is_stuck
+        watch = launcher.LauncherWatch(process(child.pid), 60.0)
+        for _ in range(5):
+            time.sleep(0.1)
+            assert watch.failure(0.1) == ""
+        time.sleep(1.0)
+        assert watch.end_if_stuck() is is_stuck
+        assert (child.poll() == -9) is is_stuck
         child.kill()
-    assert (child.returncode == -9) is True

@@ -14,6 +14,7 @@ from autopar.runtime.processes.watch.beat import DEAD, STOPPED, Process
 from autopar.runtime.processes.watch.verdict import LOST
 
 LOOKS = 3.0  # seconds in which the launcher shows that it is awake; torchrun wakes up ten times a second
+ROUNDS = 3  # in which it has been awake, before it can be stuck: a shell, or a process that spawned us, sleeps always
 ORDERLY = 1.0  # seconds that it has to end after SIGTERM
 
 
@@ -22,9 +23,12 @@ class LauncherWatch:
 
     def __init__(self, process: Process, limit: float) -> None:
         self.process, self._limit, self._stopped = process, limit, 0.0
+        self._wakes, self._rounds = _wakes(process.pid), 0
 
     def failure(self, seconds: float) -> str:
         """Return what has happened to it; empty if it runs. ``seconds``: since the last call."""
+        before, self._wakes = self._wakes, _wakes(self.process.pid)
+        self._rounds += before != self._wakes
         state = self.process.state()
         self._stopped = self._stopped + seconds if state == STOPPED else 0.0
         if state == DEAD:
@@ -36,25 +40,26 @@ class LauncherWatch:
         if self.process.state() == STOPPED:
             os.kill(self.process.pid, signal.SIGKILL)
 
-
-def end_if_stuck(launcher: Process) -> bool:
-    """End a process whose main thread does not wake up, with SIGTERM, then with SIGKILL. Return whether it was."""
-    before, begun = _wakes(launcher.pid), time.monotonic()
-    while time.monotonic() - begun < LOOKS:
-        time.sleep(0.1)
-        if launcher.state() == DEAD or _wakes(launcher.pid) != before:
+    def end_if_stuck(self) -> bool:
+        """End it with SIGTERM, then with SIGKILL, if it was awake before and is not any more. Return whether it was."""
+        if self._rounds < ROUNDS:
             return False
-    for number, seconds in ((signal.SIGTERM, ORDERLY), (signal.SIGKILL, 0.0)):
-        try:
-            os.kill(launcher.pid, number)
-        except (ProcessLookupError, PermissionError):
-            return False
-        begun = time.monotonic()
-        while time.monotonic() - begun < seconds:
-            time.sleep(0.05)
-            if launcher.state() == DEAD:
-                return True
-    return True
+        before, begun = _wakes(self.process.pid), time.monotonic()
+        while time.monotonic() - begun < LOOKS:
+            time.sleep(0.1)
+            if self.process.state() == DEAD or _wakes(self.process.pid) != before:
+                return False
+        for number, seconds in ((signal.SIGTERM, ORDERLY), (signal.SIGKILL, 0.0)):
+            try:
+                os.kill(self.process.pid, number)
+            except (ProcessLookupError, PermissionError):
+                return False
+            begun = time.monotonic()
+            while time.monotonic() - begun < seconds:
+                time.sleep(0.05)
+                if self.process.state() == DEAD:
+                    return True
+        return True
 
 
 def _wakes(pid: int) -> str:

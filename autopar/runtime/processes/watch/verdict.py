@@ -53,8 +53,8 @@ def judge(states: Mapping[int, RankState], timeout: float) -> Verdict | None:
     ended = [rank for rank, s in states.items() if s.is_in(TERMINATED) and s.settled >= HASTE]
     if ended and any(s.is_in(ALIVE, CUT) for s in states.values()):
         return _lost(ended, states)
-    silent = [rank for rank, s in states.items() if s.is_in(ALIVE) and s.unreachable and s.silent >= UNREACHABLE]
-    if silent:
+    silent = [rank for rank, s in states.items() if s.is_in(ALIVE) and s.unreachable and s.silent >= HASTE]
+    if any(states[rank].silent >= UNREACHABLE for rank in silent):  # the last beats of a host came one by one
         return _lost(silent, states)
     # ranks that save a checkpoint wait for each other outside of a step
     stopped = [rank for rank, s in states.items() if s.is_in(ALIVE) and s.process == STOPPED and s.silent >= SILENCE]

@@ -43,7 +43,7 @@ from autopar.runtime.processes.watch.followed_rank import FollowedRank, RankStat
 from autopar.runtime.processes.watch.holder import Holder, is_launched
 from autopar.runtime.processes.watch.host_names import HostNames
 from autopar.runtime.processes.watch.keepalive import has_several_hosts
-from autopar.runtime.processes.watch.launcher import LauncherWatch, end_if_stuck
+from autopar.runtime.processes.watch.launcher import LauncherWatch
 from autopar.runtime.processes.watch.lost_store import lost_store
 from autopar.runtime.processes.watch.other_hosts import OtherHosts, take_neighbours
 from autopar.runtime.processes.watch.verdict import GRACE, LOST, SILENCE, Verdict, failed, judge
@@ -467,8 +467,8 @@ class Watch:
             holder = self._holder.process(first)
             if holder is not None and holder.state() == STOPPED:
                 os.kill(holder.pid, signal.SIGKILL)
-            elif self._holder.is_elsewhere and self._holder.launcher is not None:
-                end_if_stuck(self._holder.launcher)
+            elif self._holder.is_elsewhere and self._launcher is not None:
+                self._launcher.end_if_stuck()
         leave()
 
     def _print_own(self) -> None:
