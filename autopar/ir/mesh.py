@@ -89,8 +89,8 @@ class Mesh:
         if len(ranks) != count:
             of = self._grid(pairs) or "a mesh without axes"
             raise ValueError(f"{of} needs {count} different ranks, got {len(ranks)}: {list(ranks)}")
-        repeated, times = Counter(ranks).most_common(1)[0]
-        if times > 1:
+        if len(set(ranks)) < count:
+            repeated, times = Counter(ranks).most_common(1)[0]
             raise ValueError(
                 f"{self._grid(pairs)} needs {count} different ranks, but rank {repeated} is given "
                 f"{'twice' if times == 2 else f'{times} times'}: {list(ranks)}"
@@ -112,6 +112,8 @@ class Mesh:
 
         Collectives number a group's members in the order of their ranks.
         """
+        if list(self.ranks) == sorted(self.ranks):
+            return
         stride = self.size
         for axis, size in self.axes:
             stride //= size
@@ -262,8 +264,10 @@ def _checked_ranks(ranks: object) -> tuple[int, ...]:
         raise TypeError(
             f"ranks={shown(ranks)} is not a list of ranks; leave it out, as in Mesh(dp=2, tp=2), or give ranks=[0, 1]"
         )
-    numbers = []
-    for rank in ranks:
+    given, numbers = tuple(ranks), []
+    if set(map(type, given)) == {int} and min(given) >= 0:
+        return given
+    for rank in given:
         number = integer(rank)
         if number is None or number < 0:
             raise ValueError(

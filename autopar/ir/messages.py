@@ -174,9 +174,11 @@ def _point(mesh: Mesh, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
 
 def axes_between(sent: Sequence[Message], mesh: Mesh) -> tuple[str, ...]:
     """Return the axes of one mesh along which messages travel, in mesh order."""
-    points = {rank: mesh.coordinates(rank) for rank in mesh.ranks}
-    return tuple(
-        axis
-        for axis in mesh.names
-        if any(points[message.sender][axis] != points[message.receiver][axis] for message in sent)
-    )
+    travelled, left = set[str](), list(mesh.names)
+    for message in sent:
+        if not left:
+            break
+        sender, receiver = mesh.coordinates(message.sender), mesh.coordinates(message.receiver)
+        travelled.update(axis for axis in left if sender[axis] != receiver[axis])
+        left = [axis for axis in left if axis not in travelled]
+    return tuple(axis for axis in mesh.names if axis in travelled)

@@ -73,7 +73,12 @@ def operands(node: fx.Node) -> list[fx.Node]:
     return nodes
 
 
+PLAIN = frozenset({int, float, bool, str, type(None)})  # long lists of these, such as sizes, are passed over at once
+
+
 def _collect(values: Any, nodes: list[fx.Node]) -> None:
+    if PLAIN.issuperset(map(type, values)):
+        return
     for value in values:
         if isinstance(value, fx.Node):
             nodes.append(value)
@@ -100,7 +105,9 @@ def map_operands(value: Any, function: Callable[[fx.Node], Any]) -> Any:
     if isinstance(value, fx.Node):
         return function(value)
     if isinstance(value, (tuple, list)):
-        return type(value)(map_operands(v, function) for v in value) if not hasattr(value, "_fields") else value
+        if hasattr(value, "_fields"):
+            return value
+        return type(value)(value if PLAIN.issuperset(map(type, value)) else (map_operands(v, function) for v in value))
     if isinstance(value, Mapping):
         return {key: map_operands(v, function) for key, v in value.items()}
     return value

@@ -13,6 +13,7 @@ program.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import fx
 from autopar.gc_pause import gc_paused
 from autopar.ir import transfers
 from autopar.ir.boxes import spans
-from autopar.ir.layout import span
+from autopar.ir.layout import Axes, span
 from autopar.ir.mesh import Mesh
 from autopar.ir.messages import axes_between, messages
 from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_record, tensor_type
@@ -358,7 +359,7 @@ def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[A
     sizes = [n for dim in parts for n in dim] if parts else list(source.shape)
 
     def pieces(place: int, *more: str) -> list[int]:
-        return [span(sizes[place], (*splits[place], *more), mesh, {**at, axis: k})[1] for k in range(mesh.sizes[axis])]
+        return list(_pieces(sizes[place], (*splits[place], *more), mesh, axis, tuple(at.items())))
 
     if node.target in (transfers.all_gather, transfers.pend):
         arguments["sizes"] = pieces(arguments["dim"])
@@ -371,6 +372,12 @@ def _transfer(node: fx.Node, mesh: Mesh, at: Mapping[str, int]) -> tuple[tuple[A
         local = iter(span(n, axes, mesh, at)[1] for n, axes in zip(sizes, splits, strict=True))
         arguments["parts"] = tuple(tuple(next(local) for _ in dim) for dim in parts)
     return transfers.call(node.target, operand, arguments)
+
+
+@lru_cache(maxsize=4096)
+def _pieces(size: Any, axes: Axes, mesh: Mesh, axis: str, at: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
+    """Return the sizes of the pieces of a part on the ranks along an axis."""
+    return tuple(span(size, axes, mesh, {**dict(at), axis: k})[1] for k in range(mesh.sizes[axis]))
 
 
 def _redistributed(source: TensorType, result: TensorType) -> dict[str, Any]:

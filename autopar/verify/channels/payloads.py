@@ -86,5 +86,6 @@ def _place(view: Sequence[Sequence[int]], number: int) -> tuple[int, int]:
 
 def _text(value: Any) -> str:
     if isinstance(value, (tuple, list)):
-        return f"[{' '.join(map(_text, value))}]"
+        numbers = set(map(type, value)) == {int}
+        return f"[{' '.join(map(str if numbers else _text, value))}]"
     return "none" if value is None else str(value)

@@ -151,31 +151,34 @@ def test_only_the_first_rank_of_a_host_listens(monkeypatch: pytest.MonkeyPatch) 
 # -- the launcher --------------------------------------------------------------------------------------------------
 
 
-NAPS = "[time.sleep(0.02) for _ in range({})]; "
+NAPS = "while not select.select([sys.stdin], [], [], 0.02)[0]: pass"  # until a line comes
+SLEEP = "time.sleep(60)"
 
 
 @pytest.mark.parametrize(
     ("script", "is_stuck"),
     [
-        (NAPS.format(60) + "time.sleep(60)", True),
-        (NAPS.format(3000), False),
-        ("time.sleep(60)", False),  # a shell, or a process that waits for its children
+        (f"{NAPS}\n{SLEEP}", True),
+        (f"{NAPS}\nwhile True: time.sleep(0.02)", False),
+        (SLEEP, False),  # a shell, or a process that waits for its children
     ],
 )
 def test_a_launcher_that_does_not_wake_up_any_more_is_ended(
     script: str, is_stuck: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "LOOKS", 0.5)
-    begin = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); "
-    with subprocess.Popen([sys.executable, "-c", begin + script], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
+    begin = "import select, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)\n"
+    command = [sys.executable, "-c", begin + script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None and child.stdout is not None
         child.stdout.readline()
-        time.sleep(0.2)
         watch = launcher.LauncherWatch(process(child.pid), 60.0)
         for _ in range(5):
-            time.sleep(0.1)
-            assert watch.failure(0.1) == ""
-        time.sleep(1.0)
+            time.sleep(0.2)
+            assert watch.failure(0.2) == ""
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        time.sleep(0.5)
         assert watch.end_if_stuck() is is_stuck
         assert (child.poll() == -9) is is_stuck
         child.kill()
