@@ -186,10 +186,10 @@ class Folder:
         return sum(map(size_of, self.entries()))
 
     def clear(self) -> int:
-        """Remove all entries. Returns how many there were."""
+        """Remove all entries. Returns how many are gone."""
         count = len(self.entries())
         shutil.rmtree(self.root, ignore_errors=True)
-        return count
+        return count - len(self.entries())
 
     def make_room(self) -> None:
         """Remove the entries that were used longest ago, until the others are within the limit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -21,7 +22,10 @@ def listed(given: str | None, options: OutputOptions) -> int:
 
     def follow() -> int:
         folder, output = _folder(given), output_of(options)
-        rows = list(map(_row, folder.entries(), [folder] * len(folder.entries())))
+        rows = []
+        for path in folder.entries():
+            with contextlib.suppress(FileNotFoundError):  # another job has removed it
+                rows.append(_row(path, folder))
         table = table_of("entry", "of", Column("bytes", justify="right"), Column("used", justify="right"))
         for row in rows:
             table.add_row(*map(Text, (row["entry"], row["of"], bytes_text(row["bytes"]), _ago(row["seconds"]))))

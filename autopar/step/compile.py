@@ -42,7 +42,7 @@ from autopar.step.micro import Micro, micro_of
 from autopar.step.options import StepOptions
 from autopar.step.outputs import about_outputs, loss_of, names_of
 from autopar.step.update import Untrained
-from autopar.step.zero import Zero, zero_of
+from autopar.step.zero import Zero, about_whole, zero_of
 from autopar.verify.levels import verify
 
 
@@ -156,6 +156,8 @@ class MicroCompiler:
         states = {name: zero.split("state", types[name].attr, types[name].shape) for name in micro.gradients}
         if found is not None:
             states |= layouts_of_states(found, micro.program)
+        if notes := about_whole(zero, states):
+            self.reports.append(PassReport("zero", 0.0, notes=notes))
         own = [name for name in micro.gradients if name not in foreign]
         trained = {name: types[name] for name in own if name in self.trained}
         apart = trained if gathers_apart and "parameter" in zero.parts else {}

@@ -25,6 +25,8 @@ STAGES: tuple[frozenset[str], ...] = (
     frozenset({"state", "gradient", "parameter"}),
 )
 
+MOST_NAMES = 4  # of parameters in a note
+
 
 @dataclass(frozen=True)
 class Zero:
@@ -41,6 +43,25 @@ class Zero:
     def split(self, part: str, attr: DistAttr, shape: Sequence[int]) -> DistAttr:
         """Return the layout of a value of a part: ``attr``, sharded over the axis if the stage shards the part."""
         return split_over(attr, shape, self.mesh, self.axis) if part in self.parts else attr
+
+
+def about_whole(zero: Zero, states: Mapping[str, DistAttr]) -> tuple[str, ...]:
+    """Return a note about parameters that ZeRO leaves whole, because they are too small for the axis.
+
+    Args:
+        states: parameter → the layout of its optimizer's state.
+    """
+    if not zero.parts or zero.mesh.sizes[zero.axis] == 1:
+        return ()
+    whole = [name for name, attr in states.items() if zero.axis not in attr.axes]
+    if not whole:
+        return ()
+    shown = ", ".join(whole[:MOST_NAMES]) + (", …" if len(whole) > MOST_NAMES else "")
+    ranks = zero.mesh.sizes[zero.axis]
+    return (
+        f"ZeRO leaves {len(whole)} of {len(states)} parameters whole over {zero.axis}, whose {ranks:,} ranks are more "
+        f"than any of their free dims has elements: {shown}",
+    )
 
 
 def zero_of(stage: int, mesh: Mesh, inputs: Mapping[str, DistAttr], preferred: str | None = None) -> Zero:

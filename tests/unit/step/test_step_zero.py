@@ -8,9 +8,11 @@ import re
 
 import pytest
 import strategies
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import autopar
 from autopar import Mesh
 from autopar.ir.dtensor import attr_of, edge_of, placements_of
 from autopar.ir.layout import DistAttr
@@ -107,3 +109,23 @@ def test_the_data_axis() -> None:
             data_axis(mesh, inputs)
     with pytest.raises(ValueError, match=text):
         data_axis(mesh, {"scale": DistAttr.split()})  # an input without dims
+
+
+class Trained(torch.nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
+
+
+def test_the_report_names_parameters_that_are_too_small_to_split() -> None:
+    """And is silent where all are split, and without ZeRO."""
+    parallel = autopar.parallelize(Trained(torch.nn.Linear(8, 16), torch.nn.Linear(16, 3)), Mesh(dp=4), "ddp")
+    said = {}
+    for stage in (0, 1, 3):
+        step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), zero=stage)
+        step.capture(torch.ones(8, 8))
+        said[stage] = [note for report in step.reports if report.name == "zero" for note in report.notes]
+    note = (
+        "ZeRO leaves 1 of 4 parameters whole over dp, whose 4 ranks are more than any of their free dims has elements: "
+        "1.bias"
+    )
+    assert said == {0: [], 1: [note], 3: [note]}
