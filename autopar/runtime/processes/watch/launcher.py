@@ -14,7 +14,7 @@ from autopar.runtime.processes.watch.beat import DEAD, STOPPED, Process
 from autopar.runtime.processes.watch.verdict import LOST
 
 LOOKS = 3.0  # seconds in which the launcher shows that it is awake; torchrun wakes up ten times a second
-ROUNDS = 3  # in which it has been awake, before it can be stuck: a shell, or a process that spawned us, sleeps always
+USUAL = 2.0  # wakes a second, without which it cannot be stuck: a shell, or a process that spawned us, sleeps always
 ORDERLY = 1.0  # seconds that it has to end after SIGTERM
 
 
@@ -23,12 +23,12 @@ class LauncherWatch:
 
     def __init__(self, process: Process, limit: float) -> None:
         self.process, self._limit, self._stopped = process, limit, 0.0
-        self._wakes, self._rounds = _wakes(process.pid), 0
+        self._begin = _wakes(process.pid)
+        self._woken, self._seconds = 0, 0.0
 
     def failure(self, seconds: float) -> str:
         """Return what has happened to it; empty if it runs. ``seconds``: since the last call."""
-        before, self._wakes = self._wakes, _wakes(self.process.pid)
-        self._rounds += before != self._wakes
+        self._woken, self._seconds = _wakes(self.process.pid) - self._begin, self._seconds + seconds
         state = self.process.state()
         self._stopped = self._stopped + seconds if state == STOPPED else 0.0
         if state == DEAD:
@@ -42,7 +42,7 @@ class LauncherWatch:
 
     def end_if_stuck(self) -> bool:
         """End it with SIGTERM, then with SIGKILL, if it was awake before and is not any more. Return whether it was."""
-        if self._rounds < ROUNDS:
+        if not self._woken or self._woken < USUAL * self._seconds:
             return False
         before, begun = _wakes(self.process.pid), time.monotonic()
         while time.monotonic() - begun < LOOKS:
@@ -62,10 +62,10 @@ class LauncherWatch:
         return True
 
 
-def _wakes(pid: int) -> str:
-    """Return how often the main thread of a process has gone to sleep; empty if the system does not say it."""
+def _wakes(pid: int) -> int:
+    """Return how often the main thread of a process has gone to sleep; 0 if the system does not say it."""
     try:
         with open(f"/proc/{pid}/task/{pid}/status") as file:
-            return next((line for line in file if line.startswith("voluntary_ctxt_switches")), "")
+            return next((int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches")), 0)
     except OSError:
-        return ""
+        return 0
