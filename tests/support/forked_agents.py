@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import time
@@ -37,6 +38,8 @@ class ForkedRank:
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # torchrun's handlers end at an exec
+                signal.signal(number, signal.SIG_DFL)
             named(f"rank {env['RANK']}")
             os.environ.update(env)
             _, _, script, *arguments = args  # python -u script
