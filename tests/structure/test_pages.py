@@ -105,6 +105,11 @@ def test_the_links_of_a_page_lead_somewhere(name: str) -> None:
             assert (ROOT / name).parent.joinpath(path).exists(), f"{name} links to {link}"
 
 
+@pytest.mark.parametrize("name", [*PAGES, "CHANGELOG.md"])
+def test_no_page_has_both_sides_of_a_merge(name: str) -> None:
+    assert not re.search(r"^(<{7}|>{7}) ", (ROOT / name).read_text(), re.MULTILINE)
+
+
 def test_a_page_that_is_wrong_fails(capsys: pytest.CaptureFixture[str]) -> None:
     page = "```python\nprint(1 + 1)\n```\n\n```\n3\n```\n"
     with pytest.raises(AssertionError, match=r"wrong\.md:1"):
