@@ -188,8 +188,9 @@ def _judged(fault: Fault, folder: Path, checkpoints: Path) -> tuple[str, str]:
         again = HostJob(both, folder / "again", *given, variables=variables)
         ended = again.seconds_until_end(LIMIT + 60.0)
         printed += "".join(f"== {host.name}, again\n{again.printed(host)}" for host in both)
-        if len(ended) < len(both) or any(code() != 0 for code in again.agents.values()):
-            return "does not start again", printed
+        codes = {name: code() for name, code in again.agents.items()}
+        if len(ended) < len(both) or any(codes.values()):
+            return "does not start again", f"{printed}exit codes of the launchers, again: {codes}\n"
         if wrong := wrong_losses(again, expected):
             return f"again: {wrong}", printed
         steps = sorted(again.losses())
