@@ -9,6 +9,7 @@ lacks, sends its share of its piece to all that need it, and has as many partner
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,6 +33,7 @@ class FewerRanks:
 
     Attributes:
         source, target, shape: the exchange among these ranks.
+        shapes: that shape, and those at other coordinates, whose smaller pieces may be on more ranks.
         alone: axes along which no message travels.
         alike: axes along which there are copies of all pieces.
     """
@@ -39,6 +41,7 @@ class FewerRanks:
     source: Layout
     target: Layout
     shape: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     alone: Axes
     alike: Axes
 
@@ -49,14 +52,18 @@ class FewerRanks:
         alone = [axis for axis, _ in source.attr.pending]
         dims: list[tuple[Dim, Dim]] = []
         sizes = list(shape)
+        others = [{size} for size in shape]
         for d, (old, new) in enumerate(zip(source.attr.dims, target.attr.dims, strict=True)):
             if len(old) == len(new) == 1:
                 (n, before), (m, after) = old[0], new[0]
                 while before and after and before[0] == after[0]:
                     alone.append(before[0])
-                    sizes[d] = -(-sizes[d] // mesh.sizes[before[0]])  # the first piece is a largest one
+                    count = mesh.sizes[before[0]]
+                    sizes[d] = -(-sizes[d] // count)  # the first piece is a largest one
+                    others[d] = {piece for size in others[d] for piece in _pieces(size, count)}
                     before, after = before[1:], after[1:]
                 size = None if n is None and m is None else sizes[d]
+                others[d] = others[d] if size is None else {size}
                 old, new = ((size, before),), ((size, after),)
             dims.append((old, new))
         used = {axis for pair in dims for dim in pair for _, axes in dim for axis in axes}
@@ -66,7 +73,13 @@ class FewerRanks:
         ranks = grid[tuple(slice(None) if axis in used else 0 for axis in mesh.names)].ravel().tolist()
         small = Mesh({axis: mesh.sizes[axis] for axis in left}, ranks=ranks)
         have, want = (Layout(small, DistAttr(tuple(pair[k] for pair in dims))) for k in (0, 1))
-        return FewerRanks(have, want, tuple(sizes), tuple(alone), alike)
+        return FewerRanks(have, want, tuple(sizes), tuple(itertools.product(*others)), tuple(alone), alike)
+
+
+def _pieces(size: int, count: int) -> set[int]:
+    """Return the different sizes of the pieces that are not empty: ``{2, 1}`` of 5 on 3 ranks."""
+    piece = -(-size // count)
+    return {piece, size % piece} - {0} if size else set()
 
 
 def busiest_of_many(source: Layout, target: Layout, shape: tuple[int, ...], ranks_per_node: int) -> Exchange:
@@ -80,7 +93,8 @@ def busiest_of_many(source: Layout, target: Layout, shape: tuple[int, ...], rank
     if few.source.mesh.size > MOST_LISTED:
         elements, partners = _estimated(few)
         return elements, partners + 1, elements > 0 and _on_nodes(source.mesh, moving + few.alike, ranks_per_node)[1]
-    elements, sends, partners, far = _listed(few.source, few.target, few.shape, ranks_per_node)
+    counts = [_listed(few.source, few.target, shape, ranks_per_node) for shape in few.shapes]
+    elements, sends, partners, far = (max(column) for column in zip(*counts, strict=True))
     if not elements:
         return 0, 1, False
     # where a rank has several messages to send, one with the same piece at another coordinate may send some of them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autopar.costs import fewer_ranks
@@ -32,8 +32,14 @@ def exchanges(draw: st.DrawFn) -> tuple[Layout, Layout, tuple[int, ...]]:
     return layout(), layout(), shape
 
 
+MORE_RANKS_HAVE_LESS = tuple(  # 5 rows are on 3 ranks, and 4 rows on 4
+    Layout(Mesh(a=4, c=2), DistAttr.split(*dims)) for dims in ((("c", "a"), None), ("c", "a"))
+)
+
+
 @settings(max_examples=300, deadline=None)
 @given(exchanges(), st.sampled_from([1, 2, 4, 6, 100]))
+@example((*MORE_RANKS_HAVE_LESS, (9, 1)), 1)
 def test_a_few_ranks_stand_for_all(exchange: tuple[Layout, Layout, tuple[int, ...]], ranks_per_node: int) -> None:
     """Elements and partners are those of the list; that a message leaves its node is never missed."""
     all_ranks, few = listed(*exchange, ranks_per_node), busiest_of_many(*exchange, ranks_per_node)
