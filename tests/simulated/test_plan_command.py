@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from planned_mlp import MLP
+from planned_mlp import PLANNED
 from typer.testing import CliRunner
 
 import autopar
@@ -22,12 +22,8 @@ from autopar.report.memory import memory_of
 from autopar.report.transfers import bytes_per_axis
 
 MODEL = (
-    MLP
+    PLANNED
     + """
-def make():
-    with torch.device("meta"):
-        return MLP(), (torch.empty(512, 256),)
-
 def wrong():
     return 3
 

@@ -12,3 +12,12 @@ class MLP(torch.nn.Module):
     def forward(self, x):
         return self.down_proj(torch.relu(self.up_proj(x))).square().mean()
 """
+
+PLANNED = (
+    MLP
+    + """
+def make():
+    with torch.device("meta"):
+        return MLP(), (torch.empty(512, 256),)
+"""
+)

@@ -7,20 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planned_mlp import MLP
+from planned_mlp import PLANNED
 from typer.testing import CliRunner
 
 from autopar.cache.folder import Folder, folder_of
 from autopar.cli.app import app
-
-MODEL = (
-    MLP
-    + """
-def make():
-    with torch.device("meta"):
-        return MLP(), (torch.empty(512, 256),)
-"""
-)
 
 
 def asked(*arguments: str, status: int = 0) -> Any:
@@ -37,7 +28,7 @@ def plan(folder: Path, model: Path) -> Any:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "kept_mlp.py"
-    path.write_text(MODEL)
+    path.write_text(PLANNED)
     return path
 
 
