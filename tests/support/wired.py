@@ -73,9 +73,10 @@ def times_of_a_group() -> None:
     futures = [work.get_future() for work in works]
     for k, future in enumerate(futures):
         future.add_done_callback(lambda _, k=k: done.append(k))
-    assert not works[-1].is_completed()
+    completed, asked = works[-1].is_completed(), now()
     torch.futures.collect_all(futures).wait()
     records = wire().records
+    assert not completed or asked >= records[-1].end  # a loaded machine may ask late
     assert now() >= records[-1].end
     for work in works:
         work.wait()
