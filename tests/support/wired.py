@@ -141,10 +141,11 @@ def messages() -> None:
     else:
         second, first = torch.empty(10), torch.empty(1000)
         works = [distributed.irecv(second, 0, tag=6), distributed.irecv(first, 0, tag=5)]
-        for work in works:
-            assert not work.is_completed()
+        for work, size in zip(works, (40, 4000), strict=True):
+            completed, asked = work.is_completed(), now()
             work.wait()
             assert work.is_completed()
+            assert not completed or asked >= next(one.end for one in wire().records if one.bytes == size)
         assert torch.equal(first, a)
         assert torch.equal(second, b)
     records = {one.bytes: one for one in wire().records}

@@ -438,15 +438,19 @@ class Watch:
         while self._failure is None:
             if self._pause():
                 return
-        if self._failure[0] == FAILED:
-            say(failed(self._rank, *self._failure[1:]).text + "\n")
-            leave()
         self._store_is_gone("ended")
 
     def _store_is_gone(self, how: str = LOST) -> None:
-        """Leave without a common verdict. The lowest rank that is left on the host prints the message."""
+        """Leave without a common verdict. The lowest rank that is left on the host prints the message.
+
+        A rank that failed by itself says so: the store ended because of it.
+        """
         if not self._leaving.acquire(blocking=False):
             threading.Event().wait()  # another thread ends this process
+        if self._failure is not None and self._failure[0] == FAILED:
+            _, place, line = self._failure
+            say(failed(self._rank, place, line, self._names().named(self._rank)).text + "\n")
+            leave()
         place = where() if self._failure is None else self._failure[1]
         gone = {rank for rank, other in self._others.items() if other.process == DEAD or other.state(0.0).is_in(ENDED)}
         gone |= {0} if self._holder.is_rank_0 else set()
