@@ -247,6 +247,7 @@ def own_step() -> None:
 
 def killed_rank(how: str) -> None:
     """A rank is killed while another one waits for it: an error, as with gloo."""
+    distributed.barrier()  # all links of the group are there
     if distributed.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     x = torch.ones(4)

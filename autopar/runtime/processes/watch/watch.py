@@ -38,7 +38,7 @@ from autopar.runtime.processes.watch.beat import (
     broke_off,
     process_of,
 )
-from autopar.runtime.processes.watch.ending import leave, say
+from autopar.runtime.processes.watch.ending import leave, say, say_for_host
 from autopar.runtime.processes.watch.followed_rank import FollowedRank, RankState
 from autopar.runtime.processes.watch.holder import Holder, is_launched
 from autopar.runtime.processes.watch.host_names import HostNames
@@ -344,7 +344,7 @@ class Watch:
             if self._rank in raised:
                 self._print_own()
             if not is_launched():
-                say(verdict.text + "\n")
+                say_for_host(verdict.text + "\n")
             done = {"text": verdict.text, "ranks": verdict.ranks, "raised": raised, "host": self._other_hosts.own}
             self._store.set("done", json.dumps(done))
             if self._launcher is not None:
@@ -368,7 +368,7 @@ class Watch:
                 self._print_own()
             own = self._other_hosts.own
             if tuple(done["host"]) != own and self._store.add(f"told/{own}", 1) == 1:
-                say(done["text"] + "\n")
+                say_for_host(done["text"] + "\n")
             self._kill_stopped(done["ranks"])
             self._store.add("followed", 1)
             self._leave_last()
@@ -449,7 +449,7 @@ class Watch:
             threading.Event().wait()  # another thread ends this process
         if self._failure is not None and self._failure[0] == FAILED:
             _, place, line = self._failure
-            say(failed(self._rank, place, line, self._names().named(self._rank)).text + "\n")
+            say_for_host(failed(self._rank, place, line, self._names().named(self._rank)).text + "\n")
             leave()
         place = where() if self._failure is None else self._failure[1]
         gone = {rank for rank, other in self._others.items() if other.process == DEAD or other.state(0.0).is_in(ENDED)}
@@ -457,7 +457,7 @@ class Watch:
         here = self._rank - int(os.environ.get("LOCAL_RANK", self._rank))  # the first rank of this host
         first = self._others[0].beat
         if gone >= set(range(here, self._rank)):
-            say(
+            say_for_host(
                 lost_store(
                     how,
                     self._rank,
