@@ -90,6 +90,12 @@ def test_what_is_right(path: str, more: tuple[str, ...], what: str, count: int) 
     assert out.splitlines()[-1].endswith("within 1e-09: those of a single device, in float64 and without dropout")
 
 
+def test_it_says_where_ranks_do_the_same(path: str) -> None:
+    status, out, _ = asked(f"{path}:Net", "--plan", "ddp", "--mesh", "dp=2,extra=2", *X)
+    assert status == 0
+    assert "the axis extra splits nothing: its 2 ranks do the same work" in out
+
+
 @pytest.mark.long
 def test_without_running_nothing_has_values(path: str) -> None:
     found = answered(f"{path}:Net", *X, "--plan", "ddp")

@@ -21,7 +21,9 @@ from host_jobs import RANKS, HostJob
 from host_ranks import SKEW, losses_of_one_process
 from network_hosts import Host, hosts, namespaces_are_allowed, size_limited_folder
 
-STEPS, EVERY, PAUSE = 40, 5, 0.02
+STEPS, EVERY = 40, 5
+MOMENTS = 1.5  # seconds from the first step, in which the fault comes
+PAUSE = 0.05  # seconds between steps: all of them take longer. Launchers of torchrun wait for each other after them
 LONG = 0.7  # seconds between steps of a job whose launcher is stopped: at its end nobody else would miss the launcher
 LIMIT = 30.0  # seconds after a fault in which all processes must have ended, or all go on
 ROOM = 2000  # kilobytes of the file system of checkpoints
@@ -72,7 +74,7 @@ class Fault:
             kind=kinds[seed % len(kinds)],
             host=host,
             rank=2 * host + draw.randrange(2),
-            moment=draw.uniform(0.0, 1.5),
+            moment=draw.uniform(0.0, MOMENTS),
             seconds=draw.uniform(0.5, 5.0),
             at=draw.choice(("switch", "host")),
             skew=draw.choice((0.0, 0.0, 3600.0, -3600.0)),

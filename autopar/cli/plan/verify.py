@@ -13,7 +13,7 @@ from autopar.cli.plan.compared import compared, in_float64
 from autopar.cli.plan.options import VerifyOptions
 from autopar.cli.plan.planning import Planned, planning_of
 from autopar.cli.plan.rank import NEAR, check_memory, is_near, of_rank, with_step
-from autopar.cli.plan.show import show_request
+from autopar.cli.plan.show import show_notes, show_request
 from autopar.cli.status import DONE, FAILED, status_of
 from autopar.errors import ChannelError, VerifyError
 from autopar.ir import transfers
@@ -38,9 +38,10 @@ def _follow(options: VerifyOptions) -> int:
     show_request(output, options, planning)
     found: dict[str, Any] = {"verified": True}
     say = partial(output.text.print, soft_wrap=True)
-    say()
     try:
         planned = planning.placed(plan)
+        show_notes(output.notes, planned.reports)
+        say()
         for name, said, figures in _checks(planned):
             found[name] = figures
             say(f"{name}: {said}")
