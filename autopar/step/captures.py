@@ -242,7 +242,7 @@ class StepCaptures:
 
         if compiler.cache is None:
             return make(compiler)
-        codec = codec_of_update(compiler, micro, micro.digest, trained, self._options, make)
+        codec = codec_of_update(compiler, micro.digest, trained, self._options, make)
         update, report, _ = compiler.cache.through(codec, compiler.planner.agreement)
         return replace(update, reports=(*update.reports, report))
 

@@ -13,7 +13,9 @@ from autopar.cache.kept_capture import captured_to_json
 from autopar.cache.placed_rows import placed_of, placed_to_json, reports_of, reports_to_json
 from autopar.cache.program_rows import Types, attr_of, attr_row, op_name
 from autopar.cache.refused import NotCached
+from autopar.capture import Captured
 from autopar.capture.guards import Guards
+from autopar.ir.program import Program
 from autopar.model.compiled import RUNS, Compiler
 from autopar.model.inputs import CallInputs
 from autopar.model.kept_calls import captured_here, found_of, found_to_json
@@ -60,7 +62,36 @@ def micro_to_json(micro: MicroBatch) -> Any:
     """Return the programs of a micro-batch as JSON. ``NotCached`` if a part of it has no form."""
     types = Types()
     written = {
-        "captured": captured_to_json(micro.captured),
+        "captured": step_capture_to_json(micro.captured),
+        **batch_to_json(micro, types),
+        "found": found_to_json(micro.found),
+    }
+    return {**written, "types": types.to_json()}
+
+
+def micro_of(compiler: Compiler, inputs: CallInputs, content: Any, guards: Guards) -> MicroBatch:
+    """Return the programs of a micro-batch. What is malformed raises an error of any kind."""
+    types = Types.of(content["types"])
+
+    def captured(program: Program) -> Captured:
+        return step_capture_of(compiler, inputs, content["captured"], program, guards)
+
+    return replace(batch_of(content, types, captured), found=found_of(content["found"], compiler))
+
+
+def step_capture_to_json(captured: Captured) -> Any:
+    """Return the capture of a micro-batch as JSON. ``NotCached`` if a part of it has no form."""
+    return {**captured_to_json(captured), "loss": loss_of(captured)}
+
+
+def step_capture_of(compiler: Compiler, inputs: CallInputs, content: Any, program: Program, guards: Guards) -> Captured:
+    """Return the capture of a micro-batch. ``program``: one in the place of the traced one, which is not kept."""
+    return replace(captured_here(compiler, inputs, content, program, guards), loss=content["loss"])
+
+
+def batch_to_json(micro: MicroBatch, types: Types) -> dict[str, Any]:
+    """Return the programs of a micro-batch as JSON, without its capture."""
+    return {
         "micro": placed_to_json((micro.program, micro.local), types),
         "count": placed_to_json(micro.count, types),
         "copy": placed_to_json(micro.copy, types),
@@ -70,26 +101,18 @@ def micro_to_json(micro: MicroBatch) -> Any:
         "states": [[name, attr_row(attr)] for name, attr in micro.states.items()],
         "untrained": [[each.name, types.number(each.gradient), attr_row(each.state)] for each in micro.untrained],
         "loss": None if micro.loss is None else types.number(micro.loss),
-        "position of the loss": loss_of(micro.captured),
-        "outputs": [[each.name, each.how, each.dim, each.known] for each in micro.outputs],
+        "outputs": outputs_to_json(micro.outputs),
         "reports": reports_to_json(micro.reports),
-        "found": found_to_json(micro.found),
     }
-    return {**written, "types": types.to_json()}
 
 
-def micro_of(compiler: Compiler, inputs: CallInputs, content: Any, guards: Guards) -> MicroBatch:
-    """Return the programs of a micro-batch. What is malformed raises an error of any kind."""
-    types = Types.of(content["types"])
+def batch_of(content: Any, types: Types, captured: Callable[[Program], Captured]) -> MicroBatch:
+    """Return the programs of a micro-batch. ``captured``: explicit program → the capture."""
     placed = placed_of(content["micro"], types, RUNS)
     assert placed is not None
-    program, local = placed
     return MicroBatch(
-        replace(
-            captured_here(compiler, inputs, content["captured"], program, guards), loss=content["position of the loss"]
-        ),
-        program,
-        local,
+        captured(placed[0]),
+        *placed,
         placed_of(content["count"], types, RUNS),
         placed_of(content["copy"], types, RUNS),
         placed_of(content["first"], types, RUNS),
@@ -98,24 +121,31 @@ def micro_of(compiler: Compiler, inputs: CallInputs, content: Any, guards: Guard
         states={name: attr_of(row) for name, row in content["states"]},
         untrained=tuple(Untrained(name, types.at(number), attr_of(row)) for name, number, row in content["untrained"]),
         loss=None if content["loss"] is None else types.at(content["loss"]),
-        outputs=tuple(Output(*row) for row in content["outputs"]),
+        outputs=outputs_of(content["outputs"]),
         reports=reports_of(content["reports"]),
-        found=found_of(content["found"], compiler),
     )
+
+
+def outputs_to_json(outputs: Sequence[Output]) -> Any:
+    return [[each.name, each.how, each.dim, each.known] for each in outputs]
+
+
+def outputs_of(content: Any) -> tuple[Output, ...]:
+    return tuple(Output(*row) for row in content)
 
 
 # -- updates -----------------------------------------------------------------------------------------------------------
 
 
 def codec_of_update(
-    compiler: Compiler, micro: MicroBatch, digest: str, trained: Sequence[Trained], options: StepOptions,
+    compiler: Compiler, digest: str, trained: Sequence[Trained], options: StepOptions,
     make: Callable[[Compiler], StepUpdate],
 ) -> Codec[StepUpdate]:  # fmt: skip
     """Return how the programs that end a step are kept. ``digest``: that of the micro-batch."""
     return Codec(
         kind="update",
         model=None,
-        facts=lambda: facts_of_update(compiler, micro, digest, trained, options),
+        facts=lambda: facts_of_update(compiler, digest, trained, options),
         make=lambda ranks, check: make(compiler.planned_by(ranks, check)),
         guards=lambda update: None,
         write=update_to_json,
@@ -124,9 +154,9 @@ def codec_of_update(
 
 
 def facts_of_update(
-    compiler: Compiler, micro: MicroBatch, digest: str, trained: Sequence[Trained], options: StepOptions
+    compiler: Compiler, digest: str, trained: Sequence[Trained], options: StepOptions
 ) -> dict[str, Any]:
-    """Return what decides the programs that end a step."""
+    """Return what decides the programs that end a step. ``digest``: that of the micro-batch, with all that it has."""
     if not digest:
         raise NotCached("the programs of a micro-batch are not kept")
     types = Types()
@@ -146,10 +176,6 @@ def facts_of_update(
              [[name, types.number(type)] for name, type in t.types.items()], t.group, t.steps, t.by]
             for t in trained
         ],
-        "untrained": [[u.name, types.number(u.gradient), attr_row(u.state)] for u in micro.untrained],
-        "states": [[name, attr_row(attr)] for name, attr in micro.states.items()],
-        "loss": None if micro.loss is None else types.number(micro.loss),
-        "device": str(micro.captured.device),
         "types": types.to_json(),
     }  # fmt: skip
 

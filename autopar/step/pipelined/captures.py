@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +13,7 @@ from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
 from autopar.step.captures import StepCaptures
+from autopar.step.pipelined.kept_stages import codec_of_endings, codec_of_stages
 from autopar.step.pipelined.placing.compile import compile_pipelined
 from autopar.step.pipelined.placing.programs import PipelinedMicro, programs_of
 from autopar.step.pipelined.placing.update import PipelinedUpdate, compile_pipelined_update
@@ -32,13 +34,29 @@ class PipelinedCaptures(StepCaptures):
         self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, notes: Sequence[str], same_numbers: bool
     ) -> Any:
         _, trained, cut = call.key
-        updates = self._optimizer_state.updates()
-        return compile_pipelined(
-            compiler, self._calls.mesh, inputs, self._options, self.schedule, trained, updates, cut, notes
-        )
+        mesh, options, schedule, updates = (
+            self._calls.mesh, self._options, self.schedule, self._optimizer_state.updates()
+        )  # fmt: skip
+
+        def make(compiler: Compiler) -> PipelinedMicro:
+            return compile_pipelined(compiler, mesh, inputs, options, schedule, trained, updates, cut, notes)
+
+        if compiler.cache is None:
+            return make(compiler)
+        codec = codec_of_stages(compiler, inputs, options, schedule, call.key, updates, notes, make)
+        micro, report, digest = compiler.cache.through(codec, compiler.planner.agreement)
+        return replace(micro, reports=(*micro.reports, report), digest=digest)
 
     def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: Any) -> Any:
-        update = compile_pipelined_update(compiler, trained, micro, self._options)
+        def make(compiler: Compiler) -> PipelinedUpdate:
+            return compile_pipelined_update(compiler, trained, micro, self._options)
+
+        if compiler.cache is None:
+            update = make(compiler)
+        else:
+            codec = codec_of_endings(compiler, micro.digest, trained, self._options, make)
+            update, report, _ = compiler.cache.through(codec, compiler.planner.agreement)
+            update = replace(update, reports=(*update.reports, report))
         check_within(compiler.planner.memory, micro, update)
         return update
 

@@ -169,6 +169,7 @@ class PipelinedMicro:
         reports: what each pass did.
         outputs: how the outputs of micro-batches are joined, if the step returns them.
         whole: whether each rank gets all of each output.
+        digest: that of the text in which other processes have it; "" if they have not.
     """
 
     captured: Captured
@@ -180,6 +181,7 @@ class PipelinedMicro:
     outputs: tuple[Output, ...] = ()
     whole: bool = False
     found: None = None
+    digest: str = ""
 
     @cached_property
     def parameters(self) -> dict[str, TensorType]:
