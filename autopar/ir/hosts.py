@@ -27,10 +27,10 @@ class Hosts:
         Ranks with equal pairs share a host. Different nodes with one host name are told apart by their numbers.
         """
         pairs = [*identities]
-        different = [*dict.fromkeys(pairs)]
+        different = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
         shared = Counter(name for _, name in different)
         names = [f"{name} (node {number})" if shared[name] > 1 else name for number, name in different]
-        return Hosts(tuple(names), tuple(different.index(pair) for pair in pairs))
+        return Hosts(tuple(names), tuple(different[pair] for pair in pairs))
 
     def __len__(self) -> int:
         return len(self.names)
