@@ -24,6 +24,7 @@ from autopar.passes.follow import Follow
 from autopar.passes.levels import Levels
 from autopar.passes.lift import Lift
 from autopar.passes.manager import Pass, run_passes
+from autopar.passes.narrow import Narrow
 from autopar.passes.place import Place
 from autopar.passes.reassociate import Reassociate
 from autopar.passes.recompute import Recompute
@@ -73,6 +74,7 @@ PIPELINE: tuple[Row, ...] = (
     ),
     Row(Place, _PLACING, unless="search"),
     Row(Follow, _PRICED, unless="search"),
+    Row(Narrow, unless="search"),
     Row(Lift, unless="search"),
     Row(Defer, unless="search"),
     Row(Widen, when="widen"),
@@ -151,6 +153,7 @@ __all__ = [
     "Follow",
     "Levels",
     "Lift",
+    "Narrow",
     "Pass",
     "Place",
     "Reassociate",

@@ -7,7 +7,7 @@ from torch import fx
 from autopar.costs.machine import Machine
 from autopar.ir.commit import Staged, Value
 from autopar.ir.program import Program
-from autopar.passes import Expand, Fold, Follow, Levels, Lift, Pass, Place, Reshard, Share
+from autopar.passes import Expand, Fold, Follow, Levels, Lift, Narrow, Pass, Place, Reshard, Share
 from autopar.plan.boundary import Boundary
 from autopar.report.memory import memory_of
 from autopar.runtime.localize import LocalPrograms
@@ -23,7 +23,7 @@ class GreedyPasses:
         own = {theirs: node for node, theirs in nodes.items()}
         how = boundary.mesh, boundary.constraints, strict, boundary.whole, machine
         made = {own[node]: [_node(step) for step in steps] for node, steps in Expand(*how).expanded(copy).items()}
-        return Copied(_run(copy, Place(*how), Follow(machine), Lift()), nodes, made)
+        return Copied(_run(copy, Place(*how), Follow(machine), Narrow(), Lift()), nodes, made)
 
     def explicit(self, placed: Program, machine: Machine) -> Program:
         return _run(placed.copy(), Reshard(machine=machine), Fold(machine=machine), Share(), Levels(machine))

@@ -101,6 +101,11 @@ class Bound:
 
     def before(self, attr: DistAttr, mesh: Mesh) -> DistAttr | None:
         """Return the attribute of a view's operand whose result has ``attr``; ``None`` if there is none."""
+        needs = self.operands_before(attr, mesh)
+        return None if needs is None else needs[0]
+
+    def operands_before(self, attr: DistAttr, mesh: Mesh) -> tuple[DistAttr, ...] | None:
+        """Return the attributes of the operands with which the result has ``attr``; ``None`` if there are none."""
         dims, shape = self.results[0], self.result_shapes[0]
         assert dims is not None and shape is not None
         closed = DistAttr(tuple(WHOLE if UNDECIDED in axes_of(dim) else dim for dim in attr.dims)).normalize(
@@ -111,7 +116,7 @@ class Bound:
         if None in rows or self.whole & split.keys():
             return None
         needs, gives = self.place(Strategy(tuple(sorted(split.items()))), mesh)
-        return needs[0] if gives[0] == closed else None
+        return needs if gives[0] == closed else None
 
     def splits(self, needs: Sequence[DistAttr], gives: Sequence[DistAttr | None], mesh: Mesh) -> dict[str, Dim]:
         """Return the split of each factor, given the attributes of operands and results."""

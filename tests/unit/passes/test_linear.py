@@ -34,7 +34,7 @@ def looked_at(layers: int, plan: dict[str, tuple[str | None, ...]], monkeypatch:
     original = nodes.operands
     found = {}
     with monkeypatch.context() as patch:
-        for name in ("expand", "place", "follow", "lift", "defer", "reshard", "share"):
+        for name in ("expand", "place", "follow", "narrow", "lift", "defer", "reshard", "share"):
             patch.setattr(importlib.import_module(f"autopar.passes.{name}"), "operands", counting, raising=False)
         for name in ("every_level", "layouts", "pieces", "streams"):
             patch.setattr(importlib.import_module(f"autopar.verify.{name}"), "operands", counting)

@@ -49,7 +49,7 @@ def test_a_pass_with_a_condition_runs_when_it_is_asked_for() -> None:
 def test_the_search_takes_the_place_of_the_passes_that_follow_the_plan() -> None:
     searched = [step.name for step in pipeline(**FULL, search=True)]
     assert searched == [row.name for row in PIPELINE if not row.unless]
-    assert set(searched).isdisjoint({"expand", "place", "follow", "lift", "defer"})
+    assert set(searched).isdisjoint({"expand", "place", "follow", "narrow", "lift", "defer"})
 
 
 def test_a_pass_gets_its_options() -> None:
