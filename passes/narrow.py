@@ -27,10 +27,10 @@ class Narrow(Pass):
         m : bool[8 4 4] = le(a, b)                                 m : bool[8/dp 4 4] = le(a as [8/dp 4 4], b)
         y : f32[8/dp 4 4] = where(m as [8/dp 4 4], u, v)    →      y : f32[8/dp 4 4] = where(m, u, v)
 
-    Layouts are propagated forwards, so what depends on no split input is whole at first: the attention mask of the whole
-    batch, whose work and memory would grow with the number of ranks. The pass works where pieces are cut without a
-    transfer, moves no more bytes for the operands, and leaves random ops alone. It walks backwards, in linear time, so
-    that whole chains change, in all phases: what the forward keeps for the backward becomes smaller.
+    Layouts are propagated forwards, so what depends on no split input is whole at first, such as the attention mask of
+    the whole batch: its work and memory would grow with the number of ranks. The pass works where pieces are cut
+    without a transfer, moves no more bytes for the operands, and leaves random ops alone. It walks backwards, in linear
+    time, so that whole chains change, in all phases: what the forward keeps for the backward becomes smaller.
     """
 
     name: ClassVar[str] = "narrow"

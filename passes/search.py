@@ -28,8 +28,8 @@ class Search(LayoutPass):
         mm : f32[32 256] = mm(x, t)                            mm : f32[32/dp 256] = mm(x, t)
 
     Takes the place of ``place``, ``follow``, ``narrow``, ``lift`` and ``defer``, which would change nothing in what it
-    finds, and of ``expand``: an op is expanded where that is cheaper. The price is that of ``autopar.price``. The report ends with
-    the certificate: how much cheaper a plan could be at most.
+    finds, and of ``expand``: an op is expanded where that is cheaper. The price is that of ``autopar.price``. The
+    report ends with the certificate: how much cheaper a plan could be at most.
 
     Without a machine, the prices are those of a generic one.
 
