@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from autopar.data.order import Order
-from autopar.errors import shown
+from autopar.errors import class_of, shown
 
 Compare = Callable[[str], None]  # compares a call of this rank with those of the others
 
@@ -48,6 +48,11 @@ class ShardedLoader:
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
 
+    @property
+    @abstractmethod
+    def batch_size(self) -> int:
+        """The rows of a global batch."""
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the latest batch: the same on all ranks, and for loaders of all meshes."""
@@ -73,8 +78,11 @@ def checked_fields(state: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse a position in other data.
 
     Raises:
+        TypeError: it is no mapping.
         ValueError: a field is missing or different; the error names all of them.
     """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a position is what state_dict of a sharded loader returned, not {class_of(state)}")
     if missing := [name for name in (*wanted, "epoch") if name not in state]:
         raise ValueError(f"this is no position of a sharded loader: it has no {', '.join(missing)}")
     different = [
@@ -96,6 +104,10 @@ class RowLoader(ShardedLoader):
 
     def __len__(self) -> int:
         return len(self.order)
+
+    @property
+    def batch_size(self) -> int:
+        return self.order.batch_size
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._data(), "epoch": self.epoch, "row": self._row}

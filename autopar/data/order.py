@@ -9,6 +9,7 @@ import torch
 
 from autopar.data.place import WHOLE, Place
 from autopar.data.rows import Row
+from autopar.data.seeding import SEEDS
 
 
 @dataclass
@@ -67,4 +68,4 @@ class Order:
     def _order(self) -> torch.Tensor | range:
         if not self.shuffle:
             return range(self.rows)
-        return torch.randperm(self.rows, generator=torch.Generator().manual_seed(self.seed + self.epoch))
+        return torch.randperm(self.rows, generator=torch.Generator().manual_seed((self.seed + self.epoch) % SEEDS))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.ir.mesh import EXPERTS, SEQUENCE, Mesh
+from autopar.ir.mesh import EXPERTS, PIPELINE, SEQUENCE, Mesh
 from autopar.ir.subaxes import index_along
 from autopar.plan.batch import data_axes
 
@@ -45,6 +45,8 @@ def place_of(mesh: Mesh, rank: int, axes: str | Sequence[str] | None = None) -> 
     names = _default_axes(mesh) if given is None else tuple(mesh.check_axis(axis) for axis in given)
     if len(set(names)) < len(names):
         raise ValueError(f"axes={names} names an axis twice; name each axis that splits the batch once")
+    if PIPELINE in names:
+        raise ValueError(f"axes={names} names {PIPELINE}, and all stages take the same rows; leave it out")
     if mesh.sizes.get(SEQUENCE, 1) > 1:
         raise ValueError(
             f"on the mesh ({mesh}) each rank has a part of the sequence, and a loader cuts rows only; use "

@@ -6,18 +6,15 @@ the number of workers. So before each row the generators are seeded by (seed, ep
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch.utils.data import Dataset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, TensorDataset
 
 from autopar.data.place import Place
+from autopar.data.seeding import generators_kept, seed_generators
 
 
 class Row(NamedTuple):
@@ -56,31 +53,11 @@ class Rows(Dataset[Any]):
                 return list(self.dataset.__getitems__([row.number for row in rows]))
             return [self.dataset[row.number] for row in rows]
         fetched = []
-        with _generators_kept() if get_worker_info() is None else contextlib.nullcontext():
+        with generators_kept():
             for row in rows:
-                _seed(self.seed, row)
+                seed_generators(self.seed, row.epoch, row.number)
                 fetched.append(self.dataset[row.number])
         return fetched
-
-
-def _seed(seed: int, row: Row) -> None:
-    digest = hashlib.blake2b(f"{seed} {row.epoch} {row.number}".encode(), digest_size=8).digest()
-    number = int.from_bytes(digest, "little")
-    torch.default_generator.manual_seed(number)
-    random.seed(number)
-    np.random.seed(number & 0xFFFFFFFF)
-
-
-@contextlib.contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Restore the generators of this process, from which the training draws, too."""
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
 
 
 @dataclass(frozen=True)

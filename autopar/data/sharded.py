@@ -14,18 +14,20 @@ from autopar.data.loader import RowLoader, ShardedLoader
 from autopar.data.order import Order
 from autopar.data.place import WHOLE, place_of
 from autopar.data.rows import Collate, Rows
+from autopar.data.seeding import SEEDS
 from autopar.data.stream import StreamLoader
 from autopar.errors import class_of, shown
 from autopar.ir.dtensor import is_device_mesh, mesh_of
 from autopar.ir.mesh import Mesh, integer
 from autopar.model.inputs import INPUTS, Inputs
-from autopar.model.proxy import passed_by
+from autopar.model.proxy import Passed, passed_by
 from autopar.parallel import Parallel
 
 DECIDED = {  # options of DataLoader that this module decides: what to use in their place
     "sampler": "shuffle= and seed=, or give the dataset in another order (torch.utils.data.Subset)",
     "batch_sampler": "batch_size=, the rows of a global batch",
     "generator": "seed=",
+    "in_order": "num_workers= alone: batches come in the order of the rows, for all ranks take pieces of one batch",
 }
 
 
@@ -53,7 +55,7 @@ def sharded(
 
     Args:
         dataset: a dataset with ``__getitem__`` and ``__len__``; or an ``IterableDataset``, which each rank reads as a
-            whole (it needs torchdata, the extra ``data``).
+            whole, in one order (it needs torchdata, the extra ``data``).
         mesh: the mesh (an ``autopar.Mesh`` or a ``DeviceMesh``); or what ``parallelize`` returned: then the loader
             gives what it takes, and its ranks compare their data and positions at the beginning of each loop.
         batch_size: the rows of a *global* batch, over all ranks.
@@ -61,18 +63,18 @@ def sharded(
         seed: of the order (epoch ``e`` takes ``seed + e``, as ``DistributedSampler`` does), and of ``seed_rows``.
         inputs: ``"local"``: the rows of this rank, for ``parallelize(…, inputs="local")``; ``"global"``: the whole
             batch on each rank, in the same order. By default that of the model, or ``"local"`` for a mesh.
-        axes: the axes over which the plan splits the batch, major first; by default the axis of data and ``ep``, as in
-            a plan that names no inputs.
+        axes: the axes over which the plan splits the batch, major first; by default those of the plan of ``parallel``;
+            without one, or where it names inputs, the axis of data and ``ep``.
         rank: this process's rank; by default that of the job. A process that is alone takes whole batches, as
             ``simulate`` does.
         seed_rows: whether Python's, NumPy's and torch's generators are seeded before each row, so that what a dataset
-            draws in ``__getitem__`` depends on seed, epoch and row alone. With ``False``, ``__getitems__`` of the
-            dataset fetches whole batches.
+            draws in ``__getitem__``, or a stream in ``__iter__``, depends on seed, epoch and row alone (of a stream
+            also on the worker). With ``False``, ``__getitems__`` of the dataset fetches whole batches.
         options: other options of ``DataLoader``, such as ``pin_memory``.
 
     Raises:
-        ValueError: sizes below one, axes or a rank that the mesh does not have, or a mesh with several axes of data and
-            no ``axes``.
+        ValueError: sizes below one, axes or a rank that the mesh does not have, axes that are not those of the plan, or
+            a mesh with several axes of data and no ``axes``.
         TypeError: a dataset without length, or an option of ``DataLoader`` that is decided here.
         ImportError: an ``IterableDataset`` without torchdata.
     """
@@ -83,22 +85,24 @@ def sharded(
             f"sharded takes an autopar.Mesh, a DeviceMesh or what parallelize returned, not {class_of(mesh)}"
         )
     batch_size, seed = _checked(batch_size, seed, inputs, options)
-    passed, compare = ("local", None) if parallel is None else passed_by(parallel)
-    inputs = inputs or passed
+    passed = Passed("local", None, None) if parallel is None else passed_by(parallel)
+    inputs, compare = inputs or passed.inputs, passed.compare
     if rank is None:
         rank = _rank()
+    elif integer(rank) is None:
+        raise ValueError(f"rank={shown(rank)} is not an integer; it is a rank of the mesh")
     else:
         compare = None  # the caller asks for the rows of any rank
     place = WHOLE
     if inputs == "local" and rank is not None and whole.size > 1:
-        place = place_of(whole, rank, axes)
+        place = place_of(whole, rank, axes if passed.axes is None else _of_plan(axes, passed.axes, whole))
     collate = collate_fn or default_collate
     loading: dict[str, Any] = {"num_workers": num_workers, "generator": torch.Generator().manual_seed(seed), **options}
     if isinstance(dataset, IterableDataset):
         if shuffle:
             raise ValueError("shuffle=True needs rows with numbers; an IterableDataset shuffles its own rows")
         loading |= {"batch_size": batch_size, "drop_last": drop_last}
-        return StreamLoader(dataset, Collate(collate, place), loading, compare)
+        return StreamLoader(dataset, seed if seed_rows else None, Collate(collate, place), loading, compare)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         inner = "; pass its .dataset" if isinstance(dataset, DataLoader) else ""
         raise TypeError(
@@ -121,9 +125,21 @@ def _checked(batch_size: Any, seed: Any, inputs: str | None, options: dict[str, 
     if inputs is not None and inputs not in INPUTS:
         raise ValueError(f"inputs={shown(inputs)} is unknown; there are {' and '.join(map(repr, INPUTS))}")
     for name, instead in DECIDED.items():
-        if name in options:
+        if name in options and not (name == "in_order" and options[name] is True):
             raise TypeError(f"sharded decides {name} of DataLoader; use {instead}")
-    return size, number
+    return size, number % SEEDS
+
+
+def _of_plan(given: str | Sequence[str] | None, planned: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes over which the plan splits the batch. ``ValueError`` if others are given."""
+    named = planned if given is None else (given,) if isinstance(given, str) else tuple(given)
+    axes = tuple(axis for axis in named if mesh.sizes.get(axis) != 1)
+    if axes != planned:
+        raise ValueError(
+            f"axes={axes}, and the plan splits the batch over {planned}: rows would count several times, or not at "
+            f"all; leave axes= out, which takes those of the plan"
+        )
+    return axes
 
 
 def _rank() -> int | None:

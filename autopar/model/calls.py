@@ -209,6 +209,16 @@ class Calls:
             self._input_layouts[key] = attrs
         return self._input_layouts[key]
 
+    def row_axes(self) -> tuple[str, ...] | None:
+        """Return the axes over which the plan splits dim 0 of inputs; ``None`` if it may name inputs by themselves."""
+        plan = self.compiler.plan
+        parts = plan if isinstance(plan, (list, tuple)) else () if plan is None else (plan,)
+        if any(isinstance(part, Mapping) for part in parts):
+            return None
+        attrs = self._layouts_of({"rows": (self.mesh.size,)})
+        dims = attrs["rows"].dims if "rows" in attrs else ()
+        return tuple(axis for dim in dims for _, axes in dim for axis in axes)
+
     def of_the_batch(self, inputs: Mapping[str, int]) -> Mapping[str, bool]:
         """Return for each named input whether its dim 0 is the batch. ``inputs``: name → number of dims."""
         key = tuple(inputs.items())

@@ -6,7 +6,7 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -204,10 +204,22 @@ class ModelProxy(PretrainedModel):
         )
 
 
-def passed_by(parallel: ModelProxy) -> tuple[Inputs, Callable[[str], None] | None]:
-    """Return what each process passes to a model on a mesh, and what compares a call with those of the other ranks.
+class Passed(NamedTuple):
+    """What each process passes to a model on a mesh.
 
-    The second is ``None`` without other processes.
+    Attributes:
+        inputs: ``"global"`` or ``"local"``.
+        compare: compares a call with those of the other ranks; ``None`` without other processes.
+        axes: the axes over which the plan splits the rows of all inputs; ``None`` where it may name some of them.
     """
+
+    inputs: Inputs
+    compare: Callable[[str], None] | None
+    axes: tuple[str, ...] | None
+
+
+def passed_by(parallel: ModelProxy) -> Passed:
+    """Return what each process passes to a model on a mesh."""
     calls = parallel._calls
-    return calls.passed, None if calls.agreement.ranks is None else calls.agreement.ranks.agree
+    ranks = calls.agreement.ranks
+    return Passed(calls.passed, None if ranks is None else ranks.agree, calls.row_axes())

@@ -17,5 +17,9 @@ def test_refuses_ranks_that_differ() -> None:
     ranks(4).run(sharded_data.refuses_ranks_that_differ)
 
 
+def test_refuses_streams_that_differ() -> None:
+    ranks(4).run(sharded_data.refuses_streams_that_differ)
+
+
 def test_takes_a_mesh_of_the_job() -> None:
     ranks(4).run(sharded_data.takes_a_mesh_of_the_job)

@@ -65,3 +65,28 @@ class StatefulStream(Stream):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.next = state["next"]
+
+
+class Shuffled(Stream):
+    """Shuffles the numbers by all three generators, and draws for each row."""
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = [*super().__iter__()]
+        random.shuffle(rows)
+        rows = [rows[k] for k in torch.randperm(len(rows))]
+        np.random.shuffle(rows)
+        for row in rows:
+            yield {"k": row, "drawn": torch.rand((), dtype=torch.float64)}
+
+
+class Unseeded(Stream):
+    """Shuffles the numbers by a generator of its own."""
+
+    def __init__(self, rows: int, seed: int) -> None:
+        super().__init__(rows)
+        self.generator = random.Random(seed)
+
+    def __iter__(self) -> Iterator[int]:
+        rows = [*super().__iter__()]
+        self.generator.shuffle(rows)
+        yield from rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from datasets import Numbered
+from datasets import Numbered, Shuffled, Unseeded
 from equality import TOLERANCE, relative
 from error_texts import refused
 from torch import distributed, nn
@@ -75,6 +75,14 @@ def refuses_ranks_that_differ() -> None:
     assert text.startswith("the ranks make different calls"), text
     said = "rows in batches of 4, shuffled with seed 0, from row 0 of epoch 0 on"
     assert f"ranks 0 1 2: iterate over 9 {said}" in text and f"rank 3: iterate over 10 {said}" in text, text
+
+
+def refuses_streams_that_differ() -> None:
+    parallel = autopar.parallelize(model(), Mesh(dp=2, tp=2), inputs="local")
+    assert len([*sharded(Shuffled(16), parallel, 4)]) == 4  # by the global generators, which are seeded
+    text = refused(RuntimeError, lambda: next(iter(sharded(Unseeded(16, distributed.get_rank()), parallel, 4))))
+    assert text.startswith("the ranks make different calls") and "take batch 1 of a stream" in text, text
+    assert "so it must have one order on all ranks" in text, text
 
 
 def takes_a_mesh_of_the_job() -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+import autopar
 from autopar import Mesh, checkpoint
 from autopar.data import ShardedLoader, sharded
 from autopar.data.place import Place
@@ -205,6 +206,26 @@ def test_axes_split_the_batch_major_first() -> None:
     ]  # fmt: skip
 
 
+def hybrid() -> autopar.Parallel:
+    return autopar.parallelize(torch.nn.Linear(3, 1), Mesh(dp=2, fsdp=2), "hsdp", inputs="local")
+
+
+def test_axes_are_those_of_the_plan() -> None:
+    """Axes of one rank may be named or left out."""
+    for axes in (None, ("dp", "fsdp")):
+        rows = [next(iter(sharded(Numbered(8), hybrid(), 8, rank=rank, axes=axes)))["k"].tolist() for rank in range(4)]
+        assert rows == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    parallel = autopar.parallelize(torch.nn.Linear(3, 1), Mesh(dp=1, tp=2), "ddp", inputs="local")
+    for axes in (None, ("dp",)):
+        assert len(next(iter(sharded(Numbered(8), parallel, 8, rank=1, axes=axes)))["k"]) == 8
+
+
+@pytest.mark.parametrize("seed", (-1, 2**64 - 1, 2**70))
+def test_seeds_of_any_size(seed: int) -> None:
+    loader = sharded(Numbered(8), Mesh(dp=1), 8, True, seed=seed, rank=0)
+    assert all(sorted(batch["k"].tolist()) == [*range(8)] for _ in range(2) for batch in loader)
+
+
 def test_one_axis_may_be_its_name_and_a_size_a_number_of_numpy() -> None:
     assert rows(sharded(Numbered(4), Mesh(a=2, b=2), np.int64(4), rank=3, axes="b")) == [[2, 3]]
 
@@ -221,6 +242,18 @@ ERRORS: list[tuple[Any, type[Exception], str]] = [
     (lambda: sharded(Numbered(4), Mesh(dp=2), 2, sampler=[0]), TypeError,
      "sharded decides sampler of DataLoader; use shuffle= and seed=, or give the dataset in another order "
      "(torch.utils.data.Subset)"),
+    (lambda: sharded(Numbered(4), Mesh(dp=2), 2, in_order=False), TypeError,
+     "sharded decides in_order of DataLoader; use num_workers= alone: batches come in the order of the rows, for all "
+     "ranks take pieces of one batch"),
+    (lambda: sharded(Numbered(4), Mesh(dp=2), 2, rank=True), ValueError,
+     "rank=True is not an integer; it is a rank of the mesh"),
+    (lambda: sharded(Numbered(4), Mesh(pp=2, dp=2), 2, rank=0, axes=("pp",)), ValueError,
+     "axes=('pp',) names pp, and all stages take the same rows; leave it out"),
+    (lambda: sharded(Numbered(4), hybrid(), 2, rank=0, axes=("dp",)), ValueError,
+     "axes=('dp',), and the plan splits the batch over ('dp', 'fsdp'): rows would count several times, or not at all; "
+     "leave axes= out, which takes those of the plan"),
+    (lambda: alone(4, 2).load_state_dict(None), TypeError,  # type: ignore[arg-type]
+     "a position is what state_dict of a sharded loader returned, not a NoneType"),
     (lambda: sharded(7, Mesh(dp=2), 2), TypeError,  # type: ignore[arg-type]
      "the dataset is an int; it needs __len__ and __getitem__, or be an IterableDataset"),
     (lambda: sharded(DataLoader(Numbered(4)), Mesh(dp=2), 2), TypeError,  # type: ignore[arg-type]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from typing import Any
 
 import pytest
-from datasets import StatefulStream, Stream
+import torch
+from datasets import Shuffled, StatefulStream, Stream
 
 from autopar import Mesh, checkpoint
 from autopar.data import ShardedLoader, sharded
+from autopar.data.place import WHOLE
+from autopar.data.rows import Collate
+from autopar.data.seeded_stream import digest_of
+from autopar.data.stream import StreamLoader
 
 pytestmark = pytest.mark.simulated
 
@@ -46,6 +52,86 @@ def test_another_mesh_goes_on_with_the_next_row(kind: Any, workers: int, tmp_pat
 def test_a_stream_is_told_its_epoch() -> None:
     loader = on(Mesh(dp=1), 0, StatefulStream(4))
     assert rows(loader) == [[0, 1, 2, 3]] and rows(loader) == [[1000, 1001, 1002, 1003]]
+
+
+def drawn_rows(loader: ShardedLoader) -> list[tuple[int, float]]:
+    return [row for batch in loader for row in zip(batch["k"].tolist(), batch["drawn"].tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("workers", (0, 2))
+def test_a_stream_that_shuffles_itself_has_one_order_on_all_ranks(workers: int) -> None:
+    """Whatever the state of a rank's generators; and these are left alone."""
+    whole = drawn_rows(on(Mesh(dp=1), 0, Shuffled(14), num_workers=workers))
+    assert sorted(k for k, _ in whole) == [*range(14)] and [k for k, _ in whole] != [*range(14)]
+    parts = []
+    for rank in range(2):
+        random.seed(rank)
+        torch.manual_seed(rank)
+        before = random.getstate(), torch.get_rng_state().tolist()
+        loader = on(Mesh(dp=2), rank, Shuffled(14), num_workers=workers)
+        parts.append(drawn_rows(loader))
+        assert workers or (random.getstate(), torch.get_rng_state().tolist()) == before
+        second = drawn_rows(loader)
+        assert [k for k, _ in second] != [k for k, _ in parts[-1]]
+    assert sorted(parts[0] + parts[1]) == sorted(whole)
+
+
+def test_a_stream_that_shuffles_itself_goes_on_where_it_was() -> None:
+    whole = drawn_rows(on(Mesh(dp=1), 0, Shuffled(12)))
+    loader = on(Mesh(dp=2), 1, Shuffled(12))
+    next(iter(loader))
+    other = on(Mesh(dp=1), 0, Shuffled(12))
+    other.load_state_dict(loader.state_dict())
+    assert drawn_rows(other) == whole[4:]
+
+
+def test_seeds_and_none() -> None:
+    first, second = (drawn_rows(on(Mesh(dp=1), 0, Shuffled(12), seed=seed)) for seed in (0, 1))
+    assert first != second
+    unseeded = []
+    for _ in range(2):
+        random.seed(5)
+        torch.manual_seed(5)
+        unseeded.append(torch.rand(()).item())
+        drawn_rows(on(Mesh(dp=1), 0, Shuffled(12), seed_rows=False))
+        unseeded.append(torch.rand(()).item())
+    assert unseeded[0] == unseeded[2] and unseeded[1] == unseeded[3]
+
+
+def test_ranks_compare_the_rows_of_some_batches() -> None:
+    """Of the batches 1, 2, 4, 8, …"""
+    said: list[str] = []
+    options = {"batch_size": 2, "drop_last": False}
+    loader = StreamLoader(Stream(18), 0, Collate(torch.tensor, WHOLE), options, said.append)
+    assert len([*loader]) == 9
+    of_batches = [text for text in said if text.startswith("take batch")]
+    assert [text.split()[2] for text in of_batches] == ["1", "2", "4", "8"]
+    assert f"whose rows have the digest {digest_of([2, 3])}: each rank reads the whole stream" in of_batches[1]
+
+
+def test_digests_differ_where_rows_do() -> None:
+    rows = [
+        1,
+        2.0,
+        "a",
+        b"a",
+        None,
+        [1],
+        [[1]],
+        {"a": 1},
+        {"b": 1},
+        torch.zeros(2),
+        torch.zeros(3),
+        torch.ones(2),
+        torch.zeros(2, dtype=torch.int64),
+        torch.ones(3).numpy(),
+        [1, 2],
+        [[1, 2]],
+        ["12"],
+        ["1", "2"],
+    ]
+    assert len({digest_of(row) for row in rows}) == len(rows)
+    assert digest_of([torch.ones(2), {"a": 1}]) == digest_of([torch.ones(2), {"a": 1}])
 
 
 def test_a_stream_of_other_workers_is_refused() -> None:
