@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -39,23 +39,27 @@ class Narrow(Pass):
 
     def run(self, program: Program) -> None:
         changed: dict[fx.Node, Record] = {}
+        needs: dict[fx.Node, set[Requirement | None]] = {}  # value → what its readers require, once all are seen
         for node in reversed(program.graph.nodes):
+            record = record_of(node)
             if node.op == "call_function" and not is_getitem(node) and not is_seeded_random(node.target):
-                record = _narrowed(node, changed)
-                if record is not None:
-                    changed[node] = record
+                narrowed = _narrowed(node, record, needs.get(node, set()))
+                if narrowed is not None:
+                    changed[node] = record = narrowed
+            if node.op in ("call_function", "output"):
+                for value, need in zip(operands(node), record.uses, strict=True):
+                    needs.setdefault(value, set()).add(need)
         with program.edit() as edit:
             for node, record in changed.items():
                 edit.annotate(node, type=record.type, uses=record.uses)
 
 
-def _narrowed(node: fx.Node, changed: Mapping[fx.Node, Record]) -> Record | None:
+def _narrowed(node: fx.Node, record: Record, needs: Collection[Requirement | None]) -> Record | None:
     """Return the record of a value in the pieces that its readers need; ``None`` if it does not change."""
-    record = record_of(node)
     have = record.type
     if not isinstance(have, TensorType) or have.layout is None or have.attr.pending:
         return None
-    need = _common_need(node, changed)
+    need = next(iter(needs)) if len(needs) == 1 else None
     if need is None or need.dtype != have.dtype or need.layout in (None, have.layout) or need.placed.attr.pending:
         return None
     new = replace(have, layout=need.placed)
@@ -75,17 +79,6 @@ def _narrowed(node: fx.Node, changed: Mapping[fx.Node, Record]) -> Record | None
             return None
         uses.append(wanted)
     return record._replace(type=new, uses=tuple(uses))
-
-
-def _common_need(node: fx.Node, changed: Mapping[fx.Node, Record]) -> Requirement | None:
-    """Return what all readers of a value require; ``None`` if they differ, or one requires nothing."""
-    needs = {
-        need
-        for user in node.users
-        for value, need in zip(operands(user), (changed.get(user) or record_of(user)).uses, strict=True)
-        if value is node
-    }
-    return needs.pop() if len(needs) == 1 else None
 
 
 def _takes(bound: Bound, needs: Sequence[DistAttr], give: DistAttr, mesh: Mesh) -> bool:

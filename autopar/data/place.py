@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.ir.mesh import EXPERTS, PIPELINE, SEQUENCE, Mesh
+from autopar.ir.mesh import PIPELINE, SEQUENCE, Mesh
 from autopar.ir.subaxes import index_along
-from autopar.plan.batch import data_axes
+from autopar.plan.batch import axes_of_rows
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def place_of(mesh: Mesh, rank: int, axes: str | Sequence[str] | None = None) -> 
             splits the sequence.
     """
     given = (axes,) if isinstance(axes, str) else axes
-    names = _default_axes(mesh) if given is None else tuple(mesh.check_axis(axis) for axis in given)
+    names = axes_of_rows(mesh) if given is None else tuple(mesh.check_axis(axis) for axis in given)
     if len(set(names)) < len(names):
         raise ValueError(f"axes={names} names an axis twice; name each axis that splits the batch once")
     if PIPELINE in names:
@@ -56,14 +56,3 @@ def place_of(mesh: Mesh, rank: int, axes: str | Sequence[str] | None = None) -> 
     for axis in names:
         index = index * mesh.sizes[axis] + index_along(axis, coordinates)
     return Place(index, math.prod(mesh.sizes[axis] for axis in names))
-
-
-def _default_axes(mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes over which a plan splits the batch if it names no input."""
-    of_data = [axis for axis in data_axes(mesh) if mesh.sizes[axis] > 1]
-    if len(of_data) > 1:
-        raise ValueError(
-            f"the mesh ({mesh}) has several axes of data, {' and '.join(of_data)}; name those over which the plan "
-            f"splits the batch: axes={tuple(of_data)} with the preset hsdp, axes=({data_axes(mesh)[0]!r},) without it"
-        )
-    return (*data_axes(mesh)[:1], *[axis for axis in mesh.names if axis == EXPERTS])

@@ -16,6 +16,7 @@ from autopar import checkpoint
 from autopar.checkpoint.collective_errors import on_first_rank, rank_in
 from autopar.checkpoint.folder import folder_of, read_manifest
 from autopar.checkpoint.values import decode_state
+from autopar.data.loader import ShardedLoader
 from autopar.elastic.numbers import check_same, numbers_of
 from autopar.elastic.owner import Owner
 from autopar.elastic.position import Stateful, plain, rows_of, stateful, with_tensors
@@ -81,10 +82,16 @@ class Batches:
             batch = next(self._pass, NONE)
             if batch is not NONE:
                 self._given += 1
-                if self._rows is None and self._step.inputs == "global":
-                    self._rows = rows_of(batch)
+                if self._rows is None:
+                    self._rows = self._rows_of(batch)
                 return batch
             self._end_pass()
+
+    def _rows_of(self, batch: Any) -> int | None:
+        """Return the rows of the global batch; ``None`` if the ranks bring their own rows, and nobody counts them."""
+        if isinstance(self._data, ShardedLoader):
+            return self._data.batch_size
+        return rows_of(batch) if self._step.inputs == "global" else None
 
     def _begin_pass(self) -> None:
         self._pass, self._given, self._steps_before = iter(self._data), 0, self._step.steps
@@ -133,8 +140,8 @@ class Batches:
         batch = next(iter(self._data), NONE)
         if batch is NONE:
             raise ValueError("the data has no batch; give the data that the checkpoint was saved with")
-        rows = rows_of(batch) if self._step.inputs == "global" else None
-        check_same(self._folder, decode_state(tree["numbers"], {}), numbers_of(self._step, rows))
+        now = numbers_of(self._step, self._rows_of(batch))
+        check_same(self._folder, decode_state(tree["numbers"], {}), now)
         self._step.capture(batch)
         form = {"training": self._step.state_dict(), "states": self._states_now()}
         state = checkpoint.load(self._folder, form)
@@ -217,6 +224,10 @@ def batches(
     for name, value in (("steps", steps), ("every", every)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={shown(value)} is no number of steps; give 1 or more")
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+        raise ValueError(f"keep={shown(keep)} would leave no checkpoint; give 1 or more, or None to keep all")
+    if states is not None and not isinstance(states, Mapping):
+        raise TypeError(f"states is {class_of(states)}; give a dict of name → what has state_dict and load_state_dict")
     for name, one in (states or {}).items():
         if not isinstance(one, Stateful):
             raise TypeError(f"states[{name!r}] is {class_of(one)}, which has no state_dict and load_state_dict")

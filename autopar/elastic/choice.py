@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from autopar.elastic.pattern import Pattern, pattern_of
 from autopar.elastic.torchrun import check_stores
 from autopar.errors import shown
-from autopar.ir.mesh import EXPERTS, Mesh
-from autopar.plan.batch import data_axes
+from autopar.ir.mesh import Mesh
+from autopar.plan.batch import axes_of_rows
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def microbatches_on(mesh: Mesh, global_batch: int, micro_batch: int, axes: Seque
     Raises:
         ValueError: the mesh has no such axis, or the micro-batches do not add up to the global batch.
     """
-    splitting = _default_axes(mesh) if axes is None else [mesh.check_axis(axis) for axis in axes]
+    splitting = axes_of_rows(mesh) if axes is None else [mesh.check_axis(axis) for axis in axes]
     pieces = math.prod(mesh.sizes[axis] for axis in splitting)
     if global_batch % (pieces * micro_batch) == 0:
         return global_batch // (pieces * micro_batch)
@@ -128,10 +128,6 @@ def microbatches_on(mesh: Mesh, global_batch: int, micro_batch: int, axes: Seque
         f"do not divide the global batch of {global_batch}; use {remedy}global_batch={batch * pieces * micro_batch}, "
         f"or leave this mesh out"
     )
-
-
-def _default_axes(mesh: Mesh) -> list[str]:
-    return [*data_axes(mesh)[:1], *[axis for axis in mesh.names if axis == EXPERTS]]
 
 
 def _check_rows(global_batch: int, micro_batch: int) -> None:

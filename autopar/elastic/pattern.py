@@ -65,7 +65,7 @@ def pattern_of(given: str | Mesh) -> Pattern:
         )
     axes: dict[str, int | None] = {}
     for part in given.split(","):
-        axis, _, size = part.strip().partition("=")
+        axis, _, size = (word.strip() for word in part.partition("="))
         if not axis.isidentifier() or axis in axes or not (size == OPEN or size.isdecimal()):
             raise ValueError(
                 f"{given!r} is not a list of different axes with their sizes; write it as in 'dp=2,tp=2', or "

@@ -21,6 +21,8 @@ from autopar.capture.provenance import LINE, is_users
 from autopar.errors import AutoparError
 from autopar.runtime.current_slot import Wait, current_slot, current_wait, entered
 
+COMMANDS = ("typer", "click")  # packages that run commands: their lines say nothing of the program
+
 
 class _Registered(NamedTuple):
     code: weakref.ref[CodeType]
@@ -168,10 +170,12 @@ def _users_line(stack: Iterator[tuple[CodeType, int]]) -> str:
     """
     lines = [(code.co_filename, line) for code, line in stack]
     users = [(name, line) for name, line in lines if is_users(name)]
-    outside_packages = [(name, line) for name, line in users if f"{os.sep}site-packages{os.sep}" not in name]
-    chosen = outside_packages or users
+    packages = f"{os.sep}site-packages{os.sep}"
+    outside_packages = [(name, line) for name, line in users if packages not in name]
+    of_commands = tuple(packages + package + os.sep for package in COMMANDS)
+    chosen = outside_packages or [(name, line) for name, line in users if not any(map(name.__contains__, of_commands))]
     if not chosen:
-        return "the end of the program"
+        return "a command of autopar" if users else "the end of the program"
     name, line = chosen[0]
     text = linecache.getline(name, line).strip()
     shown = text if len(text) <= LINE else text[: LINE - 1] + "…"

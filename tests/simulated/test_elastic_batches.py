@@ -214,6 +214,22 @@ def test_two_starts_at_once(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path, {}, strict=False)["training"]["step"] == 2
 
 
+@pytest.mark.parametrize("inputs", ["local", "global"])
+def test_another_batch_of_a_sharded_loader_is_refused(tmp_path: Path, inputs: Any) -> None:
+    """Also where the ranks bring their own rows."""
+    rows = torch.utils.data.TensorDataset(torch.randn(64, 8))
+    for size in (16, 32):
+        parallel = autopar.parallelize(Dropped(), autopar.Mesh(dp=1), "ddp", inputs=inputs)
+        step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1e-2))
+        data = autopar.data.sharded(rows, parallel, size)
+        if size == 16:
+            for (batch,) in elastic.batches(tmp_path, step, data, steps=2, every=2):
+                step(batch)
+        else:
+            with pytest.raises(CheckpointError, match="the rows of a batch: 32, and in the checkpoint 16"):
+                elastic.batches(tmp_path, step, data, steps=4, every=2)
+
+
 def test_bad_arguments(tmp_path: Path) -> None:
     parallel = autopar.parallelize(Dropped(), autopar.Mesh(dp=2), "ddp")
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1e-2))
@@ -225,6 +241,8 @@ def test_bad_arguments(tmp_path: Path) -> None:
         ({"steps": 0}, r"steps=0 is no number of steps; give 1 or more"),
         ({"every": 2.5}, r"every=2\.5 is no number of steps"),
         ({"states": {"lr": 0.1}}, r"states\['lr'\] is .*float.*, which has no state_dict and load_state_dict"),
+        ({"keep": 0}, r"keep=0 would leave no checkpoint; give 1 or more, or None to keep all"),
+        ({"states": [1]}, r"states is a list; give a dict of name → what has state_dict and load_state_dict"),
         ({"data": iter(listed())}, r"cannot say where it is"),
     ]
     for changed, said in bad:

@@ -234,7 +234,9 @@ def test_a_text_and_a_plan_from_files(tmp_path: Path, capsys: pytest.CaptureFixt
     assert command(*SHORTER, "--text", str(tmp_path / "book.txt"), "--plan", str(tmp_path / "plan.json")) == 0
     out = capsys.readouterr().out
     assert "of book.txt (120 bytes)" in out
-    assert re.search(r"^slice +tp +forward .* lm_head +", out, re.M)  # of what the plan splits
+    assert re.search(
+        r"^slice +tp +forward .* model\.norm +", out, re.M
+    )  # what enters the split head is computed in pieces
 
 
 # -- the text, the batches, the curves
@@ -271,6 +273,11 @@ def test_comparisons() -> None:
     assert (curves.worst, curves.largest) == (1, pytest.approx(0.2))
     assert curves.within(0.2) and not curves.within(0.19)
     assert Comparison([0.0], [0.0]).within(0)
+    late = Comparison([*[1.0] * 200, 1.0015], [1.0] * 201)
+    assert not late.within(1e-4) and not late.within(1e-4, 3.0) and late.within(1e-4, 4.0)
+    early = Comparison([1.0015, *[1.0] * 200], [1.0] * 201)
+    assert not early.within(1e-4, 4.0)
+    assert not Comparison([*[1.0] * 5000, 1.06], [1.0] * 5001).within(1e-4, 4.0)
     assert Comparison([1.0, math.inf], [1.0, math.nan], frozenset({1})).within(0)
     for bad in (math.nan, math.inf):
         assert not Comparison([1.0, bad], [1.0, bad]).within(1e30)

@@ -114,7 +114,7 @@ def check(options: TrainOptions, launched: Launched | None) -> Checked:
     scaling = (
         LossScaling(options.loss_scale or LOSS_SCALE) if policy is not None and policy.low is torch.float16 else None
     )
-    chosen = None if options.tolerance is None else Tolerance(options.tolerance, options.tolerance)
+    chosen = None if options.tolerance is None else Tolerance(options.tolerance, options.tolerance, growth=1.0)
     return Checked(
         options, mesh, plan, plan_name, processes, launched, _device(options.device, local, launched), text, size,
         options.size, dtype, policy, scaling, options.lr or size.lr, chosen or amp or tolerance,

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 TINY = 1e-30  # replaces a zero in a quotient
+MOST = 0.05  # the tolerance does not grow above it
 SHOWN = 9  # steps in the table, without the worst one
+
+
+def allowed(tolerance: float, growth: float, step: int) -> float:
+    """Return the tolerance of a step: it grows by a factor in 100 steps, up to ``MOST`` or the first one."""
+    return min(tolerance * growth ** min(step / 100, 100.0), max(tolerance, MOST))
 
 
 @dataclass(frozen=True)
@@ -43,9 +49,11 @@ class Comparison:
     def largest(self) -> float:
         return self.difference(self.worst)
 
-    def within(self, tolerance: float) -> bool:
-        """Return whether all values are finite and none differs by more than ``tolerance``."""
-        return self.largest <= tolerance < math.inf
+    def within(self, tolerance: float, growth: float = 1.0) -> bool:
+        """Return whether all values are finite and none differs by more than the tolerance of its step."""
+        return math.isfinite(self.largest) and all(
+            self.difference(step) <= allowed(tolerance, growth, step) for step in range(len(self.single))
+        )
 
     def steps(self) -> list[int]:
         """Return some steps to show: the first, the last, the worst, and some in between."""

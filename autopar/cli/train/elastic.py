@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,6 +15,13 @@ from autopar.elastic.pattern import Pattern, pattern_of
 from autopar.ir.mesh import EXPERTS, Mesh
 from autopar.plan.batch import data_axes
 
+WORDS = {  # of errors of ``choose`` → those of the command
+    r"micro_batch=\d+, or ": "",
+    r"global_batch=": "--batch ",
+    r"leave this mesh out": "leave this mesh out of --meshes",
+    r"name one or more, as in choose\(.*\)": "name one or more, as in --meshes 'dp=2,tp=2;tp=2'",
+    r"\ballow a mesh of": "allow with --meshes a mesh of",
+}
 START = "torchrun --nnodes 1:2 --nproc-per-node 2 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint HOST:29400"
 
 
@@ -36,9 +44,10 @@ def elastic_options(options: TrainOptions, whole: Mesh, launched: Launched | Non
     rows = _rows(options, whole)
     try:
         meshes = [str(pattern) for pattern in patterns_of(options, whole)]
-        chosen = choose(*meshes, global_batch=options.batch, micro_batch=rows, ranks=launched.size)
+        axes = _splitting(whole, options.plan)
+        chosen = choose(*meshes, global_batch=options.batch, micro_batch=rows, axes=axes, ranks=launched.size)
     except ValueError as error:
-        problem, _, remedy = str(error).partition("\n")
+        problem, _, remedy = _in_options(str(error)).partition("\n")
         raise Refused(f"--elastic: {problem}{'; ' * bool(remedy)}{remedy.strip()}") from None
     return _on(replace(options, resume=True), chosen.mesh, chosen.microbatches)
 
@@ -49,7 +58,7 @@ def allowed_options(options: TrainOptions, whole: Mesh) -> Iterator[TrainOptions
     for pattern in patterns_of(options, whole):
         mesh = pattern.mesh(pattern.fixed)
         if not pattern.is_open and mesh is not None:
-            yield _on(options, mesh, microbatches_on(mesh, options.batch, rows))
+            yield _on(options, mesh, microbatches_on(mesh, options.batch, rows, _splitting(mesh, options.plan)))
 
 
 def patterns_of(options: TrainOptions, whole: Mesh) -> list[Pattern]:
@@ -62,8 +71,7 @@ def patterns_of(options: TrainOptions, whole: Mesh) -> list[Pattern]:
 
 def _rows(options: TrainOptions, whole: Mesh) -> int:
     """Return the rows that a rank computes at a time on ``--mesh``."""
-    splitting = [*data_axes(whole)[:1], *[axis for axis in whole.names if axis == EXPERTS]]
-    pieces = math.prod(whole.sizes[axis] for axis in splitting) * options.microbatches
+    pieces = math.prod(whole.sizes[axis] for axis in _splitting(whole, options.plan)) * options.microbatches
     if options.batch % pieces:
         raise Refused(
             f"--elastic keeps the rows that a rank computes at a time, and --batch {options.batch} is no multiple of "
@@ -71,6 +79,19 @@ def _rows(options: TrainOptions, whole: Mesh) -> int:
             f"{math.ceil(options.batch / pieces) * pieces}"
         )
     return options.batch // pieces
+
+
+def _splitting(mesh: Mesh, plan: str | None) -> list[str]:
+    """Return the axes over which the plan splits the batch."""
+    count = 2 if plan == "hsdp" else 1
+    return [*data_axes(mesh)[:count], *[axis for axis in mesh.names if axis == EXPERTS]]
+
+
+def _in_options(text: str) -> str:
+    """Return an error of ``autopar.elastic.choose`` in the words of the command."""
+    for words, instead in WORDS.items():
+        text = re.sub(words, instead, text)
+    return text
 
 
 def _on(options: TrainOptions, mesh: Mesh, microbatches: int) -> TrainOptions:

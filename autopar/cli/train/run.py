@@ -25,7 +25,7 @@ from autopar.cli.train.model import llama
 from autopar.cli.train.optimizers import OPTIMIZERS, schedule_of
 from autopar.cli.train.options import RECOMPUTED, TrainOptions
 from autopar.cli.train.refused import Refused
-from autopar.cli.train.saved import Saved, check_resumed
+from autopar.cli.train.saved import Saved, check_resumed, differed
 from autopar.cli.train.show import show_comparison, show_decisions, show_request, show_resumed, show_saved, show_steps
 from autopar.cli.train.single import Single
 from autopar.errors import AutoparError, LaunchError
@@ -53,7 +53,8 @@ def run(options: TrainOptions) -> int:
 
 def _follow(options: TrainOptions) -> int:
     checked = check(options, launched())
-    check_resumed(checked)
+    if (taken := check_resumed(checked)) and taken == options.steps and differed(checked):
+        return DIFFERENT
     if checked.processes and checked.launched is None:
         return _start(checked)
     if checked.device.type == "cuda":
@@ -128,8 +129,11 @@ def _train(checked: Checked) -> int:
     norms = Comparison([step.norm for step in steps], [step.norm for step in reference], skipped)
     differently = [step.number for step, other in zip(steps, reference, strict=True) if step.skipped != other.skipped]
     show_comparison(console, losses, norms, checked, differently)
-    alike = losses.within(checked.tolerance.loss) and norms.within(checked.tolerance.norm)
+    tolerance = checked.tolerance
+    alike = losses.within(tolerance.loss, tolerance.growth) and norms.within(tolerance.norm, tolerance.growth)
     equal = not differently and alike
+    if not equal and o.elastic:
+        saved.note_difference()
     output.give(
         {
             "mesh": dict(checked.mesh.axes), "plan": checked.plan_name, "steps": o.steps, "equal": equal,

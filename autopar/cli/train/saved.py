@@ -6,6 +6,7 @@ interrupted at any moment and resumed has the numbers of an uninterrupted one.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ from autopar.elastic.start import Start
 from autopar.step.train_step import TrainStep
 
 SAME = ("size", "dtype", "batch", "sequence", "optimizer", "warmup", "weight_decay", "clip_norm", "seed", "amp")
+
+
+DIFFERED = "differs-from-single-device"  # a file in the folder of the checkpoints, with the number of steps
 
 
 def numbers_of(checked: Checked) -> dict[str, Any]:
@@ -70,6 +74,23 @@ def check_resumed(checked: Checked) -> int:
             f"or more"
         )
     return taken
+
+
+def differed(checked: Checked) -> bool:
+    """Return whether an earlier start has found other numbers than a single device's, and say so.
+
+    A launcher starts the ranks again after that; they need not compare again.
+    """
+    o = checked.options
+    path = Path(o.checkpoint or "") / DIFFERED
+    found = o.elastic and o.checkpoint is not None and path.exists() and path.read_text() == str(o.steps)
+    if found and checked.launched is not None and checked.launched.rank == 0:
+        print(
+            f"autopar: the numbers of these {o.steps} steps were not those of a single device; remove {path} "
+            f"to compare them again",
+            file=sys.stderr,
+        )
+    return found
 
 
 @dataclass
@@ -134,6 +155,10 @@ class Saved:
                     self._owner.check()
                 on_saved(checkpoint.save(self._folder, self._state(curve)), len(curve))
             yield step
+
+    def note_difference(self) -> None:
+        """Note that the numbers of the whole training are not those of a single device."""
+        (Path(self._folder) / DIFFERED).write_text(str(self.checked.options.steps))
 
     @property
     def _folder(self) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text as Line
 
 from autopar.cli.output import WIDTH
 from autopar.cli.train.check import Checked
-from autopar.cli.train.curve import Comparison
+from autopar.cli.train.curve import Comparison, allowed
 from autopar.cli.train.loop import TrainedStep
 from autopar.cli.train.options import NONE, TrainOptions
 from autopar.cli.train.presets import TRAININGS
@@ -185,8 +185,9 @@ def show_comparison(
         table.add_row(str(step + 1), f"{losses.parallel[step]:.6f}", f"{losses.single[step]:.6f}", *marked)
     console.print()
     console.print(table)
-    allowed = checked.tolerance
-    equal = losses.within(allowed.loss) and norms.within(allowed.norm)
+    limits, last = checked.tolerance, len(losses.single) - 1
+    of_losses, of_norms = (_tolerance(first, limits.growth, last) for first in (limits.loss, limits.norm))
+    equal = losses.within(limits.loss, limits.growth) and norms.within(limits.norm, limits.growth)
     if differently:
         verdict = (
             f"NOT the same numbers: step {differently[0] + 1} overflowed on one side alone, at the edge of "
@@ -201,8 +202,14 @@ def show_comparison(
         )
         verdict = (
             f"{'the same' if equal else 'NOT the same'} numbers: {len(losses.single)} losses differ by "
-            f"{losses.largest:.1e} at most (step {losses.worst + 1}), the tolerance is {allowed.loss:.0e}\n"
+            f"{losses.largest:.1e} at most (step {losses.worst + 1}), the tolerance is {of_losses}\n"
             f"the norms of their gradients differ by {norms.largest:.1e} at most (step {norms.worst + 1}), the "
-            f"tolerance is {allowed.norm:.0e}{skipped}"
+            f"tolerance is {of_norms}{skipped}"
         )
     console.print(f"\n{verdict}", style="green" if equal else "bold red")
+
+
+def _tolerance(first: float, growth: float, last: int) -> str:
+    """Return the tolerance in words: that of the first step, and where it grows that of the last."""
+    end = allowed(first, growth, last)
+    return f"{first:.0e}" if end < 4 * first else f"{first:.0e} in the first step and {end:.0e} in the last"

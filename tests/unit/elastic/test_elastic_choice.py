@@ -22,6 +22,7 @@ MESHES = st.dictionaries(AXES, st.integers(1, 4), min_size=1, max_size=3)
 def test_a_step_has_the_rows_of_the_global_batch_on_any_mesh(sizes: dict[str, int], micro: int, count: int) -> None:
     """Each rank that splits the batch computes ``micro`` rows in each micro-batch."""
     mesh = Mesh(sizes)
+    assume(not (sizes.get("dp", 1) > 1 and sizes.get("a", 1) > 1))  # which are refused
     first = next((axis for axis in sizes if axis in ("dp", "a")), None)
     pieces = sizes.get(first or "", 1) * sizes.get("ep", 1)
     assert microbatches_on(mesh, pieces * micro * count, micro) == count
@@ -70,7 +71,7 @@ def test_the_ranks_of_the_job_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     chosen = choose(*allowed, global_batch=16, micro_batch=4)
     assert str(chosen) == "tp=2: 16 rows a step in 4 micro-batches of 4 rows a rank"
-    assert choose("a=2,dp=2", global_batch=8, micro_batch=2, ranks=4).microbatches == 2
+    assert choose("a=2,dp=2", global_batch=8, micro_batch=2, axes=("a",), ranks=4).microbatches == 2
     assert choose("a=2,dp=2", global_batch=8, micro_batch=2, axes=("a", "dp"), ranks=4).microbatches == 1
 
 
@@ -123,3 +124,13 @@ def test_the_shared_store_of_agents_is_refused_on_several_hosts() -> None:
         check_stores(fine)
     assert restarts_left({}) is None
     assert restarts_left({"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RESTART_COUNT": "2"}) == 1
+
+
+def test_several_axes_of_data_are_named() -> None:
+    with pytest.raises(ValueError, match=r"the mesh \(fsdp=2 dp=2\) has several axes of data, fsdp and dp; name those"):
+        choose("fsdp=2,dp=2", global_batch=8, micro_batch=1, ranks=4)
+    assert choose("fsdp=2,dp=2", global_batch=8, micro_batch=1, ranks=4, axes=("fsdp", "dp")).microbatches == 2
+
+
+def test_spaces_do_not_count() -> None:
+    assert choose(" dp = 2 , tp=2", "dp = *", global_batch=8, micro_batch=1, ranks=4).mesh == Mesh(dp=2, tp=2)

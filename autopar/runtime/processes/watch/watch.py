@@ -161,10 +161,16 @@ class Watch:
         return self._over.is_set()
 
     def _terminated(self) -> None:
-        """End this process by SIGTERM, which came because a rank was lost, or for an unknown reason."""
+        """End this process by SIGTERM, which came because a rank was lost, or for an unknown reason.
+
+        The rank that holds the store ends last, so that the others read that it was ended by SIGTERM, too.
+        """
         try:
             if self._end.failure is None:
                 self._end.failure = (TERMINATED, where(), "")
+            if self._rank == 0 and self._holder.is_rank_0:
+                self._post()
+                time.sleep(INTERVAL)
             for _ in range(20):
                 self._round()
                 if not any(self._followed.can_judge(rank) for rank in range(min(self._rank, WITNESSES))):
