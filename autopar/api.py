@@ -311,10 +311,12 @@ def _check_model(model: Any) -> None:
             "parallelize"
         )
     _check_wrappers(model)
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            "parallelize takes an eager model, not one of torch.jit; pass the module that was scripted or traced"
-        )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TypeError(
+                f"parallelize takes an eager model, {f'and its module {name} is' if name else 'not'} one of torch.jit; "
+                f"pass the module that was scripted or traced"
+            )
     if hasattr(model, "_orig_mod"):
         raise TypeError("parallelize takes the model before torch.compile; pass model._orig_mod")
     for name, parameter in model.named_parameters():

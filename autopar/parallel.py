@@ -41,7 +41,7 @@ from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import Plan, searches
 from autopar.report.guards import GuardReport, GuardRow
-from autopar.report.passes import Reports
+from autopar.report.passes import PassReport, Reports
 from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.processes.agreement import Agreement
@@ -114,12 +114,19 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         planner = Planner(machine or on_hosts(machine_of(_device(model, job)), hosts), time_limit, agreement, given,
                           memory=memory, hosts=hosts)  # fmt: skip
         issue: Issue = "direct" if _device(model, job).type == "cpu" else "enqueue"
+        off = ""
+        if agreement is not None:
+            without = [rank for rank, has in enumerate(agreement.gathered(cache is not None)) if not has]
+            if without and cache is not None:  # a rank that only looks would wait for ranks that do not
+                cache, off = None, f"off on rank {without[0]}, and so on all ranks"
         compiler = Compiler(
             module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
             overlap=overlap_of(overlap, issue), sizes=SizedCaptures(dynamic), cache=cache,
         )  # fmt: skip
         calls = Calls(compiler, mesh, job, inputs, recapture, layouts, original)
         calls.pipelined = pipelined
+        if off:
+            calls.notes.append(PassReport("cache", 0.0, notes=(off,)))
         super().__init__(calls)
 
     @property

@@ -21,6 +21,7 @@ import torch
 
 from autopar.cache.refused import NotCached
 from autopar.capture.guards.namespaces import is_own, is_users_file
+from autopar.capture.guards.reads import HOOKS
 from autopar.capture.guards.values import NAMESPACES, is_container, is_users_object
 
 Address = tuple[Any, ...]  # the root, and the steps from there
@@ -152,8 +153,7 @@ def ways_from(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
             if name not in ("_parameters", "_buffers", "_modules"):
                 yield ("attr", name), part
         yield ("type",), type(value)
-        hooks = [name for name in vars(value) if name.endswith("_hooks")]
-        for name in hooks:
+        for name in HOOKS:
             for number, hook in enumerate(list(vars(value)[name].values())):
                 yield ("hook", name, number), hook
     elif isinstance(value, types.FunctionType):

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from autopar.cache.codec import Check, Codec, Planned, Texts, made_digest, opened, texts_of
 from autopar.cache.folder import Folder, Unusable
-from autopar.cache.refused import NotCached
+from autopar.cache.refused import NotCached, failures_as_refused
 from autopar.cache.shared import planned_by_first
 from autopar.cache.surroundings import surroundings
 from autopar.gc_pause import gc_paused
@@ -91,7 +91,8 @@ class Cache:
             check: is called once a call is captured; what it raises ends the search for a plan.
         """
         try:
-            key = Key.of(codec)
+            with failures_as_refused():
+                key = Key.of(codec)
         except NotCached as refused:
             if check is not None:
                 raise
@@ -101,7 +102,8 @@ class Cache:
             return Planned(found.made, f"hit: {key.text[:12]} in {self.folder.path}", found.texts)
         made = codec.make(ranks, check)
         try:
-            texts = texts_of(codec, made)
+            with failures_as_refused():
+                texts = texts_of(codec, made)
         except NotCached as refused:
             return Planned(made, f"miss: {why}; not kept: {refused}", None)
         failed = self.folder.write(key.text, key.facts, texts)

@@ -21,7 +21,7 @@ import re
 import threading
 import types
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ from autopar.cache.refused import NotCached
 from autopar.capture.guards.namespaces import is_users_file
 from autopar.capture.guards.places import MISSING
 from autopar.capture.guards.values import (
+    BUILTINS,
+    FOREIGN,
     LARGEST,
     NAMESPACES,
     is_container,
@@ -47,12 +49,8 @@ PRINTED = (  # classes of the standard library whose text is their value
     re.Pattern, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction,
     pathlib.PurePath, uuid.UUID,
 )  # fmt: skip
-# whose contents do not decide what forward computes, or cannot be guarded in one process either
-CLASS_ALONE = (contextvars.ContextVar, logging.Logger, type(threading.Lock()), type(threading.RLock()), threading.local)
-BUILTINS = (
-    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
-    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
-)  # fmt: skip
+CLASS_ALONE = (type(threading.Lock()), type(threading.RLock()))  # whose contents decide nothing
+TYPING = ("typing", "types")  # Python modules of annotations, whose text is their value
 
 
 class Descriptions:
@@ -64,10 +62,13 @@ class Descriptions:
     Args:
         modules: the model's modules, once for each name.
         skipped: whether a value is compared elsewhere, as the model's parameters are.
+        ran: the ids of the code objects that forward ran, if it did in this process.
     """
 
-    def __init__(self, modules: list[torch.nn.Module], skipped: Callable[[Any], bool]) -> None:
-        self._skipped = skipped
+    def __init__(
+        self, modules: list[torch.nn.Module], skipped: Callable[[Any], bool], ran: Collection[int] | None = None
+    ) -> None:
+        self._skipped, self._ran = skipped, ran
         self._modules: dict[int, int] = {}
         for number, module in enumerate(modules):
             self._modules.setdefault(id(module), number)
@@ -146,6 +147,8 @@ class Descriptions:
 
     def cls(self, cls: type) -> Any:
         """Describe a class by its name and the code of its methods."""
+        if cls.__module__.partition(".")[0] in FOREIGN:
+            return ["class of a library", *self.named(cls)]
         if cls not in self._classes:
             self.codes.update(id(code) for code in codes_of_class(cls))
             self._classes[cls] = ["class", *self.named(cls), class_digest(cls)]
@@ -191,12 +194,28 @@ class Descriptions:
     def _object(self, value: Any) -> Any:
         if isinstance(value, PRINTED):
             return [*self.named(type(value)), repr(value)]
+        if type(value).__module__ in TYPING:
+            return [*self.named(type(value)), repr(value)]
         if isinstance(value, CLASS_ALONE):
-            return [*self.named(type(value)), getattr(value, "name", "")]
+            return self.named(type(value))
+        if isinstance(value, logging.Logger):
+            return ["logger", value.name, value.getEffectiveLevel(), value.disabled]
+        if isinstance(value, contextvars.ContextVar):
+            try:
+                return ["context variable", value.name, self.of(value.get())]
+            except LookupError:
+                return ["context variable", value.name]
+        if isinstance(value, threading.local):
+            return ["thread local", *self.cls(type(value)), self.of(vars(value))]
+        if isinstance(value, torch.jit.ScriptFunction):
+            return ["script", value.qualified_name, value.code]
         if is_users_object(value):
             return ["object", *self.cls(type(value))]
         wrapped = getattr(value, "__wrapped__", None)
         if isinstance(wrapped, types.FunctionType):  # of functools.lru_cache
+            filled = hasattr(value, "cache_info") and value.cache_info().currsize
+            if filled and self._ran is not None and id(wrapped.__code__) not in self._ran:
+                raise NotCached(f"{wrapped.__qualname__} gives what it has computed before forward")
             return ["wrapped", *self.named(type(value)), self.of(wrapped)]
         attributes = getattr(value, "__dict__", None)
         if type(value).__module__.partition(".")[0] == "torch" and isinstance(attributes, dict):

@@ -7,6 +7,7 @@ and all values that they read are the same, then they would do the same again.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ from autopar.capture.guards.look import Guards
 from autopar.capture.guards.places import Guard, GuardedPlace
 from autopar.capture.guards.values import shown
 
+ENVIRONMENT = "the environment"
+
 
 def guards_to_json(guards: Guards, model: torch.nn.Module) -> dict[str, Any]:
     """Return the guards of a capture as JSON.
@@ -38,35 +41,42 @@ def guards_to_json(guards: Guards, model: torch.nn.Module) -> dict[str, Any]:
         raise NotCached(f"forward reads and changes {', '.join(guards.ran.changed)}")
     variables = variables_of(guards.ran.codes, modules_by_file())
     modules = [module for _, module in model.named_modules(remove_duplicate=False)]
-    descriptions = Descriptions(modules, _of_the_model(model))
+    descriptions = Descriptions(modules, _of_the_model(model), set(map(id, guards.ran.codes)))
     forget_classes()
     for module in modules:
         descriptions.cls(type(module))
     python = _python_modules(guards.ran.codes)
-    cells = [guard.place.holder for guard in guards.entries if isinstance(guard.place.holder, types.CellType)]
+    compared = [(guard.place, guard.value, True) for guard in guards.entries]
+    compared += [(place, value, False) for place, value in guards.ran.named]
+    cells = [place.holder for place, *_ in compared if isinstance(place.holder, types.CellType)]
     addresses = Addresses(modules, python, cells)
     dead = addresses.dead()
     texts: dict[str, int] = {}
     places: dict[str, int] = {}
     rows = []
-    for guard in guards.entries:
-        place = guard.place
+    for place, value, guarded in compared:
         if id(place.holder) in dead:
             continue
         try:
-            described = descriptions.of(guard.value)
+            described = _described(descriptions, place, value)
             address = addresses.of(place.holder, place.owner)
         except NotCached as refused:
             raise NotCached(f"{refused} ({place.words})") from None
         rows.append([
             places.setdefault(json.dumps(address), len(places)), place.key, int(place.computed),
-            texts.setdefault(json.dumps(described), len(texts)), place.words, place.line,
+            texts.setdefault(json.dumps(described), len(texts)), place.words, place.line, int(guarded),
         ])  # fmt: skip
     return {
         "places": list(places), "values": list(texts), "rows": rows,
         "functions": _functions(guards.ran.codes, descriptions.codes, python),
         "variables": [variables, values_of(variables)],
     }  # fmt: skip
+
+
+def _described(descriptions: Descriptions, place: GuardedPlace, value: Any) -> Any:
+    """Describe a value. As a global, the environment is compared by the variables that functions name."""
+    is_global = isinstance(place.holder, dict) and "__name__" in place.holder
+    return ENVIRONMENT if value is os.environ and is_global else descriptions.of(value)
 
 
 def _of_the_model(model: torch.nn.Module) -> Any:
@@ -127,7 +137,7 @@ def guards_of(content: Mapping[str, Any], model: torch.nn.Module) -> Guards | st
     descriptions, resolver = Descriptions(modules, skipped), Resolver(modules)
     places = [_tuple(json.loads(text)) for text in content["places"]]
     guards = []
-    for at, key, computed, value, words, line in content["rows"]:
+    for at, key, computed, value, words, line, guarded in content["rows"]:
         address = places[at]
         try:
             holder = resolver.at(address)
@@ -136,12 +146,13 @@ def guards_of(content: Mapping[str, Any], model: torch.nn.Module) -> Guards | st
         owner = resolver.at(address[:-1]) if isinstance(holder, types.MappingProxyType) else None
         place = GuardedPlace(holder, key, words, bool(computed), line, owner)
         try:
-            described = json.dumps(descriptions.of(place.now()))
+            described = json.dumps(_described(descriptions, place, place.now()))
         except (NotCached, AttributeError):
             described = ""
         if described != content["values"][value]:
             return f"{words} is {shown(place.now())}, and was another value"
-        guards.append(Guard.of(place, skipped))
+        if guarded:
+            guards.append(Guard.of(place, skipped))
     return Guards(named, guards)
 
 

@@ -15,8 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from autopar.cache.refused import NotCached
 
 ENVIRONMENT = frozenset({"environ", "getenv"})
-FILES = frozenset({"open", "read_text", "read_bytes", "urandom", "input"})
+OUTSIDE = frozenset({  # names of functions and values of the standard library, NumPy and torch
+    "open", "read_text", "read_bytes", "urandom", "input", "environb", "expandvars", "expanduser", "argv", "getcwd",
+    "listdir", "scandir", "iterdir", "exists", "isfile", "isdir", "stat", "fromfile", "loadtxt", "genfromtxt", "memmap",
+    "load", "load_file", "safe_open", "urlopen", "getpid", "gethostname", "globals", "get_num_threads",
+})  # fmt: skip
 MODULES = frozenset({"random", "time", "datetime", "secrets", "socket", "subprocess"})
+OF_FILES = frozenset({
+    "os", "posix", "nt", "posixpath", "ntpath", "genericpath", "io", "_io", "glob", "shutil", "tempfile", "pathlib",
+    "platform", "locale",
+})  # fmt: skip
+ALLOWED = frozenset({"environ", "getenv", "get", "path", "join", "basename", "dirname", "split", "splitext", "sep"})
 BETWEEN = frozenset({"get", "__getitem__", "setdefault"})  # from the environment to the name of a variable
 SKIPPED = frozenset({"CACHE", "PUSH_NULL", "PRECALL", "NOP", "EXTENDED_ARG", "COPY", "SWAP"})
 CALLABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type, types.ModuleType)
@@ -34,7 +43,7 @@ def variables_of(codes: Sequence[types.CodeType], files: Mapping[str, str]) -> l
     names: dict[str, None] = {}
     for code in codes:
         space = vars(sys.modules.get(files.get(code.co_filename, "__main__"), types.ModuleType("")))
-        names.update(dict.fromkeys(_variables(code)))
+        names.update(dict.fromkeys(_variables(code, space)))
         if read := _outside(code, space):
             raise _refused(code, read)
     return sorted(names)
@@ -46,13 +55,24 @@ def values_of(names: Sequence[str]) -> list[str | None]:
 
 
 def _outside(code: types.CodeType, space: Mapping[str, object]) -> str:
-    """Return a name by which code reads a file, a clock or a generator; "" if there is none."""
-    if read := sorted(FILES.intersection(code.co_names)):
+    """Return a name by which code reads a file, a clock, a generator or the like; "" if there is none."""
+    if read := sorted(OUTSIDE.intersection(code.co_names)):
+        return read[0]
+    if "getattr" in code.co_names and (read := sorted((OUTSIDE | ENVIRONMENT).intersection(_texts(code)))):
         return read[0]
     for name in code.co_names:
         value = space.get(name)
+        if value is sys.argv or value is getattr(os, "environb", sys.argv):
+            return name
+        if not isinstance(value, CALLABLE) or value is os.getenv:
+            continue
+        if value is os or value is os.path:
+            if read := sorted((set(dir(value)) - ALLOWED).intersection(code.co_names)):
+                return f"{name}.{read[0]}"
+            continue
         module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-        if isinstance(value, CALLABLE) and module in MODULES:
+        of_files = module in OF_FILES and not isinstance(value, types.ModuleType)
+        if module in MODULES or of_files or getattr(value, "__name__", "") in OUTSIDE:
             return name
     if MODULES.intersection(code.co_names):
         imported = {each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
@@ -60,13 +80,19 @@ def _outside(code: types.CodeType, space: Mapping[str, object]) -> str:
     return ""
 
 
-def _variables(code: types.CodeType) -> Iterator[str]:
-    """Yield the environment variables that code names."""
-    if not ENVIRONMENT.intersection(code.co_names):
+def _texts(code: types.CodeType) -> set[str]:
+    return {constant for constant in code.co_consts if isinstance(constant, str)}
+
+
+def _variables(code: types.CodeType, space: Mapping[str, object]) -> Iterator[str]:
+    """Yield the environment variables that code names, also where ``environ`` or ``getenv`` has another name."""
+    environment = {name for name in code.co_names if space.get(name) is os.environ or space.get(name) is os.getenv}
+    environment |= ENVIRONMENT.intersection(code.co_names)
+    if not environment:
         return
     instructions = [each for each in dis.get_instructions(code) if each.opname not in SKIPPED]
     for at, instruction in enumerate(instructions):
-        if instruction.argval not in ENVIRONMENT or instruction.opname.startswith(("STORE_", "DELETE_")):
+        if instruction.argval not in environment or instruction.opname.startswith(("STORE_", "DELETE_")):
             continue
         behind = at + 1
         while behind < len(instructions) and instructions[behind].argval in BETWEEN:

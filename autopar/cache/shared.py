@@ -20,7 +20,7 @@ from autopar import errors
 from autopar.cache.codec import Check, Codec, Planned, opened
 from autopar.cache.folder import Unusable
 from autopar.cache.kept_guards import guards_to_json
-from autopar.cache.refused import NotCached
+from autopar.cache.refused import NotCached, failures_as_refused
 from autopar.capture import Captured
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.launch import store_of_job
@@ -83,7 +83,8 @@ def _check_of(codec: Codec[Any]) -> Callable[[Captured], None]:
 
     def check(captured: Captured) -> None:
         if codec.model is not None:
-            guards_to_json(captured.guards, codec.model)
+            with failures_as_refused():
+                guards_to_json(captured.guards, codec.model)
 
     return check
 

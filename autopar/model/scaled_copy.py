@@ -100,11 +100,15 @@ def compare_scaled_copy(
         torch.manual_seed(SEED)
         eager = copy.deepcopy(model).double().eval()
         example = _scaled(args, dict(kwargs), small)
+        if failed := _failure(eager, example):
+            return f"numbers were not compared with a single device, where a copy in float64 fails: {failed}"
         simulated = parallelized(eager, small, example)
         if any(tensor.is_meta for tensor in (*eager.parameters(), *eager.buffers())):
             simulated.initialize(device="cpu")
         alone = copy.deepcopy(simulated.module)
         pairs = pairs_of_call(alone, simulated, *example)
+        if undefined := next((name for name, _, theirs in pairs if theirs.isnan().any()), ""):
+            return f"numbers were not compared with a single device, where {undefined} of random numbers is NaN"
         numbers = Numbers.of_pairs("outputs and gradients", pairs, tolerance_of(simulated.program))
     if not numbers.equal:
         raise VerifyError(
@@ -117,6 +121,25 @@ def compare_scaled_copy(
         f"{numbers.count} outputs and gradients of a copy on ({small}), in float64 and in evaluation, are those of a "
         f"single device: the largest relative difference is {numbers.largest:.1e}"
     )
+
+
+def _failure(eager: torch.nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
+    """Return the error of the model on a single device; empty if there is none. Casts to a fixed dtype may fail."""
+    args, kwargs = example
+    on_meta = any(tensor.is_meta for tensor in (*eager.parameters(), *eager.buffers()))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            if on_meta:
+                leaves, structure = flatten((args, kwargs))
+                args, kwargs = unflatten([_on_meta(leaf) for leaf in leaves], structure)
+            copy.deepcopy(eager)(*args, **kwargs)
+    except Exception as error:  # whatever a forward raises
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return ""
+
+
+def _on_meta(leaf: Any) -> Any:
+    return leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _scaled(args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh) -> tuple[tuple[Any, ...], dict[str, Any]]:

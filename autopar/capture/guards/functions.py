@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import torch
 from torch.autograd import Function
 
 from autopar.capture.guards.closures import function_of, functions_of
@@ -17,6 +18,7 @@ from autopar.capture.guards.values import (
     FUNCTIONS,
     frozen,
     is_container,
+    is_named,
     is_scalar,
     is_small_array,
     is_users_object,
@@ -25,6 +27,7 @@ from autopar.capture.guards.values import (
 # methods that Python calls without an attribute lookup
 SPECIAL = ("__call__", "__getitem__", "__len__", "__iter__", "__contains__", "__bool__", "__getattr__")
 OF_FUNCTIONS = ("forward", "backward", "setup_context", "jvp", "vmap")  # called by ``apply`` of an autograd.Function
+TENSORS = (torch.Tensor, torch.nn.Parameter)  # and no tensor of a trace
 WRAPPED = (types.MethodType, functools.partial, staticmethod, classmethod, property)
 
 
@@ -37,6 +40,7 @@ class Functions:
         code: the code objects of the user's functions that were examined.
         places: the globals, attributes of modules and classes, closure variables and defaults that they may read.
         first: the frozen value of each of these places before forward read it.
+        named: the other such places, which hold functions, classes and Python modules of libraries, and these.
 
     Args:
         follow: called with each value that a function may read and with its name, before the function reads the value's
@@ -53,6 +57,7 @@ class Functions:
     ) -> None:
         self._others, self._skipped = others, skipped
         self.places: dict[tuple[int, str], GuardedPlace] = {}
+        self.named: dict[tuple[int, str], tuple[GuardedPlace, Any]] = {}
         self.first: dict[tuple[int, str], Any] = {}
         self.namespaces = Namespaces(self._note)
         self._follow = follow
@@ -201,7 +206,7 @@ class Functions:
             ):
                 value = attributes[name]
                 if not name.startswith("__") and (
-                    is_scalar(value) or is_container(value) or (not isinstance(base, type) and is_users_object(value))
+                    is_scalar(value) or is_container(value) or not isinstance(base, type)
                 ):
                     self._note(GuardedPlace(attributes, name, f"{owner.__name__}.{name}", owner=base), value)
 
@@ -221,8 +226,12 @@ class Functions:
             or _is_kept(value)
             or isinstance(value, (functools.partial, property))
             or (isinstance(value, (type, types.ModuleType)) and is_own(value))
+            or not (is_named(value) or isinstance(value, (torch.nn.Module, torch.Tensor)))
+            or type(value) in TENSORS
         ):
             self._keep(place, value)
+        elif is_named(value):
+            self.named.setdefault(place.identity, (place, value))
         self._follow(value, place.words)
 
     def _keep(self, place: GuardedPlace, value: Any) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from autopar.capture.guards.places import GuardedPlace
 from autopar.torch_private import TorchDispatchMode
 
 Show = Callable[[types.FrameType], None]
@@ -29,11 +30,14 @@ class Ran:
         codes: the code of the user's functions.
         seen: whether each function was seen; ``False`` under a profiler that cannot be shared.
         changed: the values, in words, that forward both reads and changes; they are not guarded.
+        named: the functions, classes and Python modules of libraries that functions name, with their places. They are
+            not guarded in this process, but another one may have others there.
     """
 
     codes: tuple[types.CodeType, ...] = ()
     seen: bool = True
     changed: tuple[str, ...] = ()
+    named: tuple[tuple[GuardedPlace, Any], ...] = ()
 
 
 @contextlib.contextmanager

@@ -120,7 +120,8 @@ class Reads:
     @property
     def ran(self) -> Ran:
         """What ran; to be read after ``guards``."""
-        return Ran(tuple(self._functions.code.values()), self._functions.watched)
+        functions = self._functions
+        return Ran(tuple(functions.code.values()), functions.watched, named=tuple(functions.named.values()))
 
     def uses(self, attribute: str) -> bool:
         """Return whether a function of the user reads an attribute, other than to write it back.

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from autopar.errors import class_of
-from autopar.torch_private import version_of
+from autopar.torch_private import OpOverload, OpOverloadPacket, version_of
 
 NUMBERS = (bool, int, float, complex)
 PLAIN = (
@@ -37,6 +37,10 @@ PLAIN = (
     slice,
     type(...),
 )
+BUILTINS = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
+    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
+)  # fmt: skip
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)  # classes of the standard library in which users keep options
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType)
@@ -83,6 +87,14 @@ def is_users_object(value: Any) -> bool:
         return False
     root = cls.__module__.partition(".")[0]
     return root == "builtins" or root not in FOREIGN
+
+
+def is_named(value: Any) -> bool:
+    """Return whether a value is a function, a class or a Python module, which names tell in another process, too."""
+    owner = getattr(value, "__self__", None) if isinstance(value, types.BuiltinFunctionType) else None
+    return isinstance(value, (types.FunctionType, type, types.ModuleType, OpOverload, OpOverloadPacket)) or (
+        isinstance(value, BUILTINS) and (owner is None or isinstance(owner, (types.ModuleType, type)))
+    )
 
 
 def is_small_array(value: Any) -> bool:
@@ -164,15 +176,17 @@ def frozen(value: Any, skipped: Callable[[Any], bool] = lambda value: False, dep
 
 
 class _Same:
-    """Equal only to a wrapper of the same object."""
+    """Equal only to a wrapper of the same object, or of the same method of the same object."""
 
-    __slots__ = ("value",)
+    __slots__ = ("owner", "value")
 
     def __init__(self, value: Any) -> None:
-        self.value = value.__func__ if isinstance(value, types.MethodType) else value
+        self.value, self.owner = value, None
+        if isinstance(value, types.MethodType):
+            self.value, self.owner = value.__func__, value.__self__
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+        return isinstance(other, _Same) and self.value is other.value and self.owner is other.owner
 
     def __hash__(self) -> int:
         return id(self.value)
