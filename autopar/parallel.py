@@ -117,7 +117,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         off = ""
         if agreement is not None:
             without = [rank for rank, has in enumerate(agreement.gathered(cache is not None)) if not has]
-            if without and cache is not None:  # a rank that only looks would wait for ranks that do not
+            if 0 < len(without) < mesh.size:  # a rank that only looks would wait for ranks that do not
                 cache, off = None, f"off on rank {without[0]}, and so on all ranks"
         compiler = Compiler(
             module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,

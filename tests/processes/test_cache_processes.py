@@ -70,3 +70,9 @@ def test_planning_may_take_longer_than_the_time_out(tmp_path: Path) -> None:
 def test_without_a_folder_each_rank_captures_as_before() -> None:
     found = ranks(4).run(calls.trained, "", calls.PLAN)
     assert [(notes, traces) for notes, traces in found] == [([], 1)] * 4
+
+
+def test_off_on_one_rank_is_off_on_all(tmp_path: Path) -> None:
+    """Otherwise those with a cache would wait for those without one."""
+    assert ranks(4).run(calls.off_on_one, str(tmp_path)) == [["off on rank 2, and so on all ranks"]] * 4
+    assert Folder(tmp_path).entries() == []

@@ -172,3 +172,10 @@ def slow(folder: str, seconds: float) -> list[str]:
     finally:
         compiled.Compiler.compile = before  # type: ignore[method-assign]
         assert os.environ is not None
+
+
+def off_on_one(folder: str) -> list[str]:
+    """The cache is off on rank 2 alone."""
+    cache: Any = False if distributed.get_rank() == 2 else folder
+    parallel = autopar.parallelize(Net().double(), MESH, PLAN, example=_batch(), cache=cache, timeout=30.0)
+    return list(parallel.reports["cache"].notes)
