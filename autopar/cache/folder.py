@@ -3,7 +3,7 @@
     FOLDER/v1/<key>/<variant>/about.json       the facts of the key, and the digest of each other file
                               guards.json …
 
-An entry is written beside its place, and renamed. Of two jobs that write one entry at once, one drops its own.
+An entry is written beside its place, and renamed. Two jobs that write at once may leave two entries of one key.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class Folder:
                     raise Unusable(f"{path / name} is corrupt")
                 texts[name] = content.decode()
         except OSError as error:
-            raise Unusable(f"{error.filename or path} cannot be read: {error.strerror}") from None
+            name = error.filename if isinstance(error.filename, str) else path
+            raise Unusable(f"{name} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise Unusable(f"{path} is corrupt") from None
         if touch:
@@ -162,7 +163,7 @@ class Folder:
                 os.rename(aside, variant)
             self.make_room()
         except OSError as error:
-            if (self.root / key / digest[:16]).exists():
+            if os.path.exists(self.root / key / digest[:16]):
                 return ""  # another job was faster
             return f"{error.strerror or error} ({self.path})"
         finally:
@@ -245,6 +246,7 @@ def folder_of(given: str | Path | bool | None) -> Folder | None:
 
     Raises:
         TypeError: it is no path.
+        ValueError: it has a null byte.
     """
     if given is None or given is True:
         path = default_folder()
@@ -254,4 +256,6 @@ def folder_of(given: str | Path | bool | None) -> Folder | None:
         path = Path(given).expanduser()
     else:
         raise TypeError(f"cache={given!r} is no folder; give a path, or False for no cache")
+    if path is not None and "\0" in str(path):
+        raise ValueError(f"cache={given!r} has a null byte, and names no folder; give a path")
     return None if path is None else Folder(path.absolute())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,8 @@ def about_hosts(mesh: Mesh, machine: Machine, hosts: Hosts | None = None) -> lis
         place = _place(machine, hosts) if k == 0 else ranks.__rfloordiv__
         if sentence := _crossing(mesh, name, place):
             notes.append(sentence)
-    if notes and hosts is not None and (why := _why_at_once(hosts)):
+    why = "" if hosts is None else _why_at_once(hosts)
+    if notes and (why := why or _why_over_axes(mesh, _place(machine, hosts))):
         notes.append(why)
     return notes
 
@@ -112,6 +114,24 @@ def _why_at_once(hosts: Hosts) -> str:
         remedy = "number them host by host, as torchrun does"
     return (
         f"{why}: collectives run at once, and count as between hosts; {remedy}, so that they can run within hosts first"
+    )
+
+
+def _why_over_axes(mesh: Mesh, place: Callable[[int], int]) -> str:
+    """Return why collectives over some axes do not go level by level; nothing if all may.
+
+    All groups need equally many ranks within each host that they reach.
+    """
+    uneven = []
+    for axis, size in mesh.axes:
+        groups = [Counter(map(place, group)) for group in ranks_by_group(mesh, (axis,))] if size > 1 else []
+        if any(len(group) > 1 for group in groups) and len({count for group in groups for count in group.values()}) > 1:
+            uneven.append(axis)
+    if not uneven:
+        return ""
+    return (
+        f"the groups along {_listed(uneven)} have unequal numbers of ranks on their hosts: their collectives run at "
+        f"once; give the mesh sizes that fill the hosts, so that they can run within hosts first"
     )
 
 

@@ -235,3 +235,9 @@ def test_the_folder_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_what_is_no_folder_is_refused() -> None:
     with pytest.raises(TypeError, match="cache=3 is no folder; give a path, or False for no cache"):
         folder_of(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="has a null byte, and names no folder; give a path"):
+        folder_of("a\0b")
+
+
+def test_a_name_that_is_too_long_keeps_nothing(tmp_path: Path) -> None:
+    assert Folder(tmp_path / ("a" * 300)).write("k", {}, {}).startswith("File name too long")

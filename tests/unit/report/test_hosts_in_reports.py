@@ -23,7 +23,9 @@ def test_the_axes_that_cross_hosts() -> None:
     assert about_hosts(Mesh(dp=8), FOUR) == ["dp crosses hosts (2 hosts of 4 ranks)"]
     (told,) = about_hosts(Mesh(a=2, b=2, c=2, d=2), FOUR)
     assert told == "a and b cross hosts (4 hosts of 4 ranks); c and d stay within a host"
-    assert about_hosts(Mesh(dp=6), FOUR) == ["dp crosses hosts (2 hosts of 2 to 4 ranks)"]
+    for mesh in (Mesh(dp=6), Mesh(a=2, dp=6)):
+        assert about_hosts(mesh, FOUR)[1].startswith("the groups along dp have unequal numbers of ranks on their hosts")
+    assert len(about_hosts(Mesh(dp=6, tp=2), FOUR)) == 1
     assert about_hosts(Mesh(dp=4, tp=4), RACKS) == [
         "dp crosses hosts (4 hosts of 4 ranks); tp stays within a host",
         "dp crosses racks (2 racks of 8 ranks); tp stays within a rack",
