@@ -55,7 +55,7 @@ REFUSED: list[tuple[dict[str, object], int, str]] = [
     ({"elastic": False, "meshes": "tp=2"}, 4, "--meshes are the meshes that --elastic may choose, which is not given"
      "; add it, or use --mesh"),
     ({"meshes": "dp=2,tp=2;tp=2"}, 6, "--elastic: the job has 6 ranks, and no allowed mesh has as many: dp=2,tp=2 has "
-     "4; tp=2 has 2; allow a mesh of 6; or start with torchrun --nnodes 1:2: .*"),
+     "4; tp=2 has 2; allow with --meshes a mesh of 6; or start with torchrun --nnodes 1:2: .*"),
     ({"meshes": "dp=2,tp=2"}, 2, "--elastic: the job has 2 ranks, .* the hosts that are left wait for another one"),
     ({}, 3, "--elastic: the job has 3 ranks, and no allowed mesh has as many: dp=*,tp=2 has multiples of 2; allow .*"),
     ({}, 12, "--elastic: on the mesh (dp=6 tp=2) 6 ranks split the batch, and 6 × 8 rows do not divide the global "

@@ -10,8 +10,9 @@ from dataclasses import replace
 from autopar.cli.train.launched import Launched
 from autopar.cli.train.options import TrainOptions
 from autopar.cli.train.refused import Refused
-from autopar.elastic.choice import choose, microbatches_on
+from autopar.elastic.choice import mesh_of_ranks, microbatches_on
 from autopar.elastic.pattern import Pattern, pattern_of
+from autopar.elastic.torchrun import check_stores
 from autopar.ir.mesh import EXPERTS, Mesh
 from autopar.plan.batch import data_axes
 
@@ -19,7 +20,6 @@ WORDS = {  # of errors of ``choose`` → those of the command
     r"micro_batch=\d+, or ": "",
     r"global_batch=": "--batch ",
     r"leave this mesh out": "leave this mesh out of --meshes",
-    r"name one or more, as in choose\(.*\)": "name one or more, as in --meshes 'dp=2,tp=2;tp=2'",
     r"\ballow a mesh of": "allow with --meshes a mesh of",
 }
 START = "torchrun --nnodes 1:2 --nproc-per-node 2 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint HOST:29400"
@@ -43,13 +43,18 @@ def elastic_options(options: TrainOptions, whole: Mesh, launched: Launched | Non
         )
     rows = _rows(options, whole)
     try:
-        meshes = [str(pattern) for pattern in patterns_of(options, whole)]
-        axes = _splitting(whole, options.plan)
-        chosen = choose(*meshes, global_batch=options.batch, micro_batch=rows, axes=axes, ranks=launched.size)
+        patterns = patterns_of(options, whole)
+        if not patterns:
+            raise Refused(f"--meshes {options.meshes!r} names no mesh; write it as in --meshes 'dp=2,tp=2;tp=2'")
+        for _ in allowed_options(options, whole):
+            pass  # all are refused, or none is
+        check_stores()
+        mesh = mesh_of_ranks(patterns, launched.size)
+        microbatches = microbatches_on(mesh, options.batch, rows, _splitting(mesh, options.plan))
     except ValueError as error:
         problem, _, remedy = _in_options(str(error)).partition("\n")
         raise Refused(f"--elastic: {problem}{'; ' * bool(remedy)}{remedy.strip()}") from None
-    return _on(replace(options, resume=True), chosen.mesh, chosen.microbatches)
+    return _on(replace(options, resume=True), mesh, microbatches)
 
 
 def allowed_options(options: TrainOptions, whole: Mesh) -> Iterator[TrainOptions]:
