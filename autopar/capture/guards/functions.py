@@ -13,16 +13,7 @@ from torch.autograd import Function
 from autopar.capture.guards.closures import function_of, functions_of
 from autopar.capture.guards.namespaces import Namespaces, is_own, is_users_file, names_of
 from autopar.capture.guards.places import GuardedPlace
-from autopar.capture.guards.values import (
-    FOREIGN,
-    FUNCTIONS,
-    frozen,
-    is_container,
-    is_named,
-    is_scalar,
-    is_small_array,
-    is_users_object,
-)
+from autopar.capture.guards.values import FOREIGN, FUNCTIONS, frozen, is_container, is_named, is_scalar
 
 # methods that Python calls without an attribute lookup
 SPECIAL = ("__call__", "__getitem__", "__len__", "__iter__", "__contains__", "__bool__", "__getattr__")
@@ -105,7 +96,7 @@ class Functions:
             self.look_into(running)
             return
         self._globals(code, frame.f_globals)
-        closed = any(_is_kept(frame.f_locals[name]) for name in code.co_freevars if name in frame.f_locals)
+        closed = any(_is_guarded(frame.f_locals[name]) for name in code.co_freevars if name in frame.f_locals)
         if closed or (
             not waiting
             and (code.co_argcount or code.co_kwonlyargcount)
@@ -221,14 +212,8 @@ class Functions:
     def _note(self, place: GuardedPlace, value: Any) -> None:
         function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
         users = isinstance(function, types.FunctionType) and is_users_file(function.__code__.co_filename)
-        if (
-            users
-            or _is_kept(value)
-            or isinstance(value, (functools.partial, property))
-            or (isinstance(value, (type, types.ModuleType)) and is_own(value))
-            or not (is_named(value) or isinstance(value, (torch.nn.Module, torch.Tensor)))
-            or type(value) in TENSORS
-        ):
+        own = isinstance(value, (type, types.ModuleType)) and is_own(value)
+        if users or own or _is_guarded(value):
             self._keep(place, value)
         elif is_named(value):
             self.named.setdefault(place.identity, (place, value))
@@ -240,6 +225,11 @@ class Functions:
             self.first[place.identity] = frozen(value, self._others)
 
 
-def _is_kept(value: Any) -> bool:
-    """Return whether a place with this value is guarded; it is for ``None`` too."""
-    return is_scalar(value) or is_container(value) or is_users_object(value) or is_small_array(value)
+def _is_guarded(value: Any) -> bool:
+    """Return whether a place with this value is guarded.
+
+    Functions, classes and Python modules of libraries are not, nor modules of the model, nor tensors of a trace.
+    """
+    if isinstance(value, torch.Tensor):
+        return type(value) in TENSORS
+    return not (is_named(value) or isinstance(value, torch.nn.Module))
