@@ -19,15 +19,15 @@ CASES = ["shared", "last_one_closes", "again_after_close", "many_times", "one_cl
 
 @pytest.mark.parametrize("name", CASES)
 def test_on_processes(name: str) -> None:
-    ranks(4).run(getattr(closing, name))
+    ranks(4, closing.of_their_own).run(getattr(closing, name))
 
 
 def test_everything_is_refused_after_close(tmp_path: Path) -> None:
-    ranks(4).run(closing.everything_is_refused_after_close, str(tmp_path))
+    ranks(4, closing.of_their_own).run(closing.everything_is_refused_after_close, str(tmp_path))
 
 
 def test_saves_in_a_thread_have_their_own_group(tmp_path: Path) -> None:
-    ranks(4).run(closing.saved_in_a_thread, str(tmp_path))
+    ranks(4, closing.of_their_own).run(closing.saved_in_a_thread, str(tmp_path))
 
 
 def test_close_in_a_process_that_is_alone() -> None:
