@@ -137,3 +137,35 @@ def test_the_first_number_that_differs() -> None:
     nan = Numbers.of_pairs("values", [("n", theirs * float("nan"), theirs)], 1e-9)
     assert not nan.equal and nan.first.startswith("n[0, 0] is nan, and 0")
     assert Numbers.of_pairs("values", pairs[:1], 1e-9) == Numbers("values", 0.0, "same", 1, 1e-9)
+
+
+class Logarithm(nn.Module):
+    """Of random numbers, of which some are negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(self.up(x))
+
+
+class Narrowed(Logarithm):
+    """Casts to a fixed dtype, which the parameters of a copy in float64 have not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Logarithm(), "numbers were not compared with a single device, where output 0 of random numbers is NaN"),
+        (Narrowed().bfloat16(), "numbers were not compared with a single device, where a copy in float64 fails: "
+         "RuntimeError: mat1 and mat2 must have the same dtype"),
+    ],
+)  # fmt: skip
+def test_what_has_no_numbers_in_float64_is_said(model: nn.Module, said: str) -> None:
+    x = torch.randn(8, 8)
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,), verify=True)
+    assert parallel.reports["numbers"].notes[0].startswith(said)
