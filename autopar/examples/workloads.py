@@ -49,7 +49,6 @@ LLAMA_TRANSFERS = {  # what reshard inserts: of the whole model, and more with e
     "all_gather": (5, 18),
     "reduce_scatter": (3, 9),
     "all_reduce": (2, 6),
-    "slice": (0, 2),
 }
 
 STEP = {"microbatches": 16, "amp": "fp16-O2", "loss_scale": 1024.0, "recompute": "blocks", "zero": 1, "clip_norm": 1.0}

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from autopar.capture.model_state import model_state
+from autopar.ir.structure import flatten
 from autopar.model.dtensor_parameters import local_of
 from autopar.runtime.measuring.peak import peak_bytes
 from autopar.runtime.processes.one_rank import alone
@@ -23,6 +26,8 @@ def measured_rank(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     tensors = [tensor for _, tensor in (*state.parameters, *state.buffers)]
     tensors += [] if step.options.offload else step._state().values()
     held = storage_bytes(map(local_of, tensors)) + memory.kept["inputs"]
+    if any(isinstance(leaf, torch.Tensor) and not leaf.is_contiguous() for leaf in flatten((args, kwargs))[0]):
+        made -= memory.kept["inputs"]  # the step has copied its pieces, which are in ``held``
     classes, seconds = time_by_class(recorder.runs, [local[rank] for local, _ in parts.values()])
     return RankReport(
         rank, calls.mesh, memory.peak, held + made, held, seconds, classes, tuple(exchanged(parts, rank)),

@@ -99,6 +99,8 @@ def come_too_late(program: Program, donated: Donated, lowered: Lowered, cuda: Cu
         group = next(group for group in cuda.groups if f"{group!r}" in lines[start])
         until[group] = behind = max(behind, until.get(group, -1))
         made = copies.setdefault(group, set())
+        values = {operands(member)[0] for member in members}  # the copies of all chunks of a value are made together
+        made |= {k for value in values for user in value.users for k in own.get(user, []) if record_of(user).started}
         made |= {k for member in members for k in own.get(member, [])} | {start}
         allowed = sum(count for k, count in computed.items() if k <= behind or k in made)
         if begin > allowed:
