@@ -80,7 +80,6 @@ def test_a_link_that_goes_down_while_all_ranks_read_data(both: list[Host], tmp_p
     """No rank waits for another: the kernels of the hosts tell it."""
     job = HostJob(both, tmp_path, *ENDLESS, "--pause", "1000")
     job.wait_for_steps(1)
-    time.sleep(3.0)  # until the hosts have connections to each other, which they make when they read the first beats
     both[0].cut("host")
     ends(job, NO_SIGN, NO_ANSWER)
 

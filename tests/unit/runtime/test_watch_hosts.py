@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import subprocess
 import sys
@@ -127,6 +128,39 @@ def test_a_listener_that_goes_away_is_no_lost_host() -> None:
         accepted.close()
     assert not any(connection.is_lost() for _ in range(3))
     connection.close()
+
+
+class Unanswered(socket.socket):
+    """Connects, and nobody answers."""
+
+    def connect_ex(self, address: object) -> int:
+        return errno.EINPROGRESS
+
+
+@pytest.mark.parametrize("heard", [None, 1.0, 6.0])
+def test_a_connection_that_never_came_about(heard: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link went down before; or a firewall stands between, where beats go on."""
+    now = [100.0]
+    monkeypatch.setattr(keepalive.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(keepalive.socket, "socket", Unanswered)
+    connection = keepalive.Connection("127.0.0.1:1")
+    if heard is not None:
+        now[0] += heard
+        connection.heard()
+    now[0] = 100.0 + keepalive.TRIED - 0.1
+    assert not connection.is_lost()
+    now[0] += 0.2
+    assert [connection.is_lost() for _ in range(2)] == [heard != 6.0] * 2
+    connection.close()
+
+
+def test_a_host_that_refuses_a_connection_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    connection = keepalive.Connection(f"127.0.0.1:{port}")
+    now = keepalive.time.monotonic() + keepalive.TRIED + 1
+    monkeypatch.setattr(keepalive.time, "monotonic", lambda: now)
+    assert not any(connection.is_lost() for _ in range(3))
 
 
 def test_nobody_listens_in_a_job_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:

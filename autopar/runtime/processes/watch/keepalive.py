@@ -9,11 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 
 NODES = ("GROUP_WORLD_SIZE", "SLURM_NNODES")  # how many nodes a job has, as torchrun and Slurm say it
 LOCAL = ("LOCAL_RANK", "SLURM_LOCALID")
 # seconds of silence before the first packet, and between two; and so many without an answer: 12 s in all
 IDLE, BETWEEN, PACKETS = 4, 2, 4
+TRIED = IDLE + BETWEEN * PACKETS  # seconds after which a connection that did not come about counts as lost,
+BLOCKED = 5.0  # unless beats came so many seconds after its beginning: then a firewall stands between
 LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
@@ -60,12 +63,15 @@ def _own_address() -> tuple[str, socket.AddressFamily]:
 class Connection:
     """A connection to the listener of another host. It never blocks.
 
+    A link may go down before the connection is there. Then no packet asks the other kernel, and no beat comes either.
+
     Args:
         address: ``host:port``.
     """
 
     def __init__(self, address: str) -> None:
         self._socket: socket.socket | None = None
+        self._began = self._heard = time.monotonic()
         self._was_there, self._is_lost = False, False
         host, _, port = address.rpartition(":")
         try:
@@ -79,8 +85,12 @@ class Connection:
         except (OSError, AttributeError):  # the system has no such options
             self.close()
 
+    def heard(self) -> None:
+        """Note that a beat of the host came: its network is there."""
+        self._heard = time.monotonic()
+
     def is_lost(self) -> bool:
-        """Return whether the host answered once, and does not any more. Call it now and then, from one thread."""
+        """Return whether the host does not answer any more. Call it now and then, from one thread."""
         if self._socket is None:
             return self._is_lost
         try:
@@ -94,6 +104,11 @@ class Connection:
         except OSError as error:
             if self._was_there:
                 self._is_lost = error.errno in LOST  # the kernel tells it only once
+                self.close()
+            elif self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
+                self.close()  # its kernel has answered
+            elif time.monotonic() - self._began >= TRIED:
+                self._is_lost = self._heard - self._began < BLOCKED
                 self.close()
         return self._is_lost
 

@@ -27,6 +27,8 @@ class OtherHosts:
         if not beat.listener or beat.host == self.own:
             return
         before = self._connections.get(beat.host)
+        if before is not None and is_new:
+            before.heard()
         if before is None or (is_new and before.is_lost()):
             self._connections[beat.host] = Connection(beat.listener)
 
