@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,13 +9,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from autopar import checkpoint
 from autopar.checkpoint.collective_errors import on_first_rank, rank_in
 from autopar.checkpoint.folder import folder_of, read_manifest
 from autopar.checkpoint.values import decode_state
 from autopar.data.loader import ShardedLoader
+from autopar.data.seeding import generators_kept
 from autopar.elastic.numbers import check_same, numbers_of
 from autopar.elastic.owner import Owner
 from autopar.elastic.position import Stateful, plain, rows_of, stateful, with_tensors
@@ -150,7 +148,7 @@ class Batches:
             one.load_state_dict(state["states"][name])
         self._data.load_state_dict(with_tensors(state["position"]))
         self._step.load_state_dict(state["training"])
-        with _generator_kept():  # to begin a pass may draw from it, and this pass has begun before
+        with generators_kept():  # to begin a pass may draw from them, and this pass has begun before
             self._pass, self._given = iter(self._data), state["given"]
 
     # -- saving ----------------------------------------------------------------------------------------------------
@@ -232,12 +230,3 @@ def batches(
         if not isinstance(one, Stateful):
             raise TypeError(f"states[{name!r}] is {class_of(one)}, which has no state_dict and load_state_dict")
     return Batches(folder, step, stateful(data), steps, every, keep, background, states or {})
-
-
-@contextlib.contextmanager
-def _generator_kept() -> Iterator[None]:
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from autopar.capture.guards import GuardedCall
@@ -25,7 +26,15 @@ from autopar.step.batches import MicroBatches
 from autopar.step.compile import compile_micro
 from autopar.step.compile_update import compile_update
 from autopar.step.compiled_step import MicroBatch, StepUpdate
-from autopar.step.kept_steps import codec_of_micro, codec_of_update
+from autopar.step.kept_steps import (
+    UPDATE,
+    Form,
+    codec_of_micro,
+    codec_of_update,
+    micro_of,
+    micro_to_json,
+    through_cache,
+)
 from autopar.step.memory_limit import trained_of, within_memory
 from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions
@@ -169,11 +178,10 @@ class StepCaptures:
                 self._calls.device.type == "cpu",
             )
 
-        if compiler.cache is None:
-            return make(compiler)
-        codec = codec_of_micro(compiler, inputs, options, call.key, updates, notes, make)
-        micro, report, digest = compiler.cache.through(codec, compiler.planner.agreement)
-        return replace(micro, reports=(*micro.reports, report), digest=digest)
+        form = Form("micro", micro_to_json, partial(micro_of, compiler, inputs))
+        micro, digest = through_cache(compiler, make, lambda: codec_of_micro(
+            compiler, inputs, options, call.key, updates, notes, make, form))  # fmt: skip
+        return replace(micro, digest=digest)
 
     def compiler(self) -> Compiler:
         """Return the compiler of the calls, with the options of the step that override its own."""
@@ -240,11 +248,9 @@ class StepCaptures:
         def make(compiler: Compiler) -> StepUpdate:
             return compile_update(compiler, trained, micro, self._options)
 
-        if compiler.cache is None:
-            return make(compiler)
-        codec = codec_of_update(compiler, micro.digest, trained, self._options, make)
-        update, report, _ = compiler.cache.through(codec, compiler.planner.agreement)
-        return replace(update, reports=(*update.reports, report))
+        update, _ = through_cache(compiler, make, lambda: codec_of_update(
+            compiler, micro.digest, trained, self._options, make, UPDATE))  # fmt: skip
+        return update
 
     def _drop(self, call: GuardedCall, micro: MicroBatch) -> None:
         """Drop a capture and its updates."""

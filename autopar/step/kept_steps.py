@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from autopar.cache.cache import Codec
 from autopar.cache.described import described_options
@@ -26,6 +25,40 @@ from autopar.step.ending import Updating
 from autopar.step.options import StepOptions
 from autopar.step.outputs import Output, loss_of
 from autopar.step.update import Trained, Untrained
+
+T = TypeVar("T")
+M = TypeVar("M", bound="HasCapture")
+
+
+class HasCapture(Protocol):
+    """The programs of a micro-batch, of one stage or of several."""
+
+    @property
+    def captured(self) -> Captured: ...
+
+
+class Form(NamedTuple, Generic[T]):
+    """The form in which something is kept.
+
+    Attributes:
+        kind: what it is, in a few words.
+        write: returns it as JSON.
+        read: makes it of JSON, and of the guards if it has any.
+    """
+
+    kind: str
+    write: Callable[[T], Any]
+    read: Callable[..., T]
+
+
+def through_cache(compiler: Compiler, make: Callable[[Compiler], T], codec: Callable[[], Codec[T]]) -> tuple[T, str]:
+    """Return what ``make`` makes, or what the cache has of it; its reports say which. Also the digest of its text."""
+    if compiler.cache is None:
+        return make(compiler), ""
+    made, report, digest = compiler.cache.through(codec(), compiler.planner.agreement)
+    reported: Any = made
+    return replace(reported, reports=(*reported.reports, report)), digest
+
 
 # -- micro-batches -----------------------------------------------------------------------------------------------------
 
@@ -134,22 +167,39 @@ def outputs_of(content: Any) -> tuple[Output, ...]:
     return tuple(Output(*row) for row in content)
 
 
+def codec_of_micro(
+    compiler: Compiler, inputs: CallInputs, options: StepOptions, key: tuple[Any, ...], updates: Mapping[str, Updating],
+    notes: Sequence[str], make: Callable[[Compiler], M], form: Form[M],
+) -> Codec[M]:  # fmt: skip
+    """Return how the programs of a micro-batch are kept. ``key``: that of the call."""
+    _, trained, cut = key
+    return Codec(
+        kind=form.kind,
+        model=compiler.model,
+        facts=lambda: facts_of_micro(compiler, inputs, options, trained, updates, cut, notes),
+        make=lambda ranks, check: make(compiler.planned_by(ranks, check)),
+        guards=lambda micro: micro.captured.guards,
+        write=form.write,
+        read=form.read,
+    )
+
+
 # -- updates -----------------------------------------------------------------------------------------------------------
 
 
 def codec_of_update(
-    compiler: Compiler, digest: str, trained: Sequence[Trained], options: StepOptions,
-    make: Callable[[Compiler], StepUpdate],
-) -> Codec[StepUpdate]:  # fmt: skip
+    compiler: Compiler, digest: str, trained: Sequence[Trained], options: StepOptions, make: Callable[[Compiler], T],
+    form: Form[T],
+) -> Codec[T]:  # fmt: skip
     """Return how the programs that end a step are kept. ``digest``: that of the micro-batch."""
     return Codec(
-        kind="update",
+        kind=form.kind,
         model=None,
         facts=lambda: facts_of_update(compiler, digest, trained, options),
         make=lambda ranks, check: make(compiler.planned_by(ranks, check)),
         guards=lambda update: None,
-        write=update_to_json,
-        read=lambda content, guards: update_of(content),
+        write=form.write,
+        read=lambda content, guards: form.read(content),
     )
 
 
@@ -207,18 +257,4 @@ def update_of(content: Any) -> StepUpdate:
     )  # fmt: skip
 
 
-def codec_of_micro(
-    compiler: Compiler, inputs: CallInputs, options: StepOptions, key: tuple[Any, ...], updates: Mapping[str, Updating],
-    notes: Sequence[str], make: Callable[[Compiler], MicroBatch],
-) -> Codec[MicroBatch]:  # fmt: skip
-    """Return how the programs of a micro-batch are kept. ``key``: that of the call."""
-    _, trained, cut = key
-    return Codec(
-        kind="micro",
-        model=compiler.model,
-        facts=lambda: facts_of_micro(compiler, inputs, options, trained, updates, cut, notes),
-        make=lambda ranks, check: make(compiler.planned_by(ranks, check)),
-        guards=lambda micro: micro.captured.guards,
-        write=micro_to_json,
-        read=partial(micro_of, compiler, inputs),
-    )
+UPDATE = Form("update", update_to_json, update_of)

@@ -13,7 +13,8 @@ from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
 from autopar.step.captures import StepCaptures
-from autopar.step.pipelined.kept_stages import codec_of_endings, codec_of_stages
+from autopar.step.kept_steps import codec_of_micro, codec_of_update, through_cache
+from autopar.step.pipelined.kept_stages import ENDINGS, form_of_stages
 from autopar.step.pipelined.placing.compile import compile_pipelined
 from autopar.step.pipelined.placing.programs import PipelinedMicro, programs_of
 from autopar.step.pipelined.placing.update import PipelinedUpdate, compile_pipelined_update
@@ -41,22 +42,17 @@ class PipelinedCaptures(StepCaptures):
         def make(compiler: Compiler) -> PipelinedMicro:
             return compile_pipelined(compiler, mesh, inputs, options, schedule, trained, updates, cut, notes)
 
-        if compiler.cache is None:
-            return make(compiler)
-        codec = codec_of_stages(compiler, inputs, options, schedule, call.key, updates, notes, make)
-        micro, report, digest = compiler.cache.through(codec, compiler.planner.agreement)
-        return replace(micro, reports=(*micro.reports, report), digest=digest)
+        form = form_of_stages(compiler, inputs, schedule)
+        micro, digest = through_cache(compiler, make, lambda: codec_of_micro(
+            compiler, inputs, options, call.key, updates, notes, make, form))  # fmt: skip
+        return replace(micro, digest=digest)
 
     def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: Any) -> Any:
         def make(compiler: Compiler) -> PipelinedUpdate:
             return compile_pipelined_update(compiler, trained, micro, self._options)
 
-        if compiler.cache is None:
-            update = make(compiler)
-        else:
-            codec = codec_of_endings(compiler, micro.digest, trained, self._options, make)
-            update, report, _ = compiler.cache.through(codec, compiler.planner.agreement)
-            update = replace(update, reports=(*update.reports, report))
+        update, _ = through_cache(compiler, make, lambda: codec_of_update(
+            compiler, micro.digest, trained, self._options, make, ENDINGS))  # fmt: skip
         check_within(compiler.planner.memory, micro, update)
         return update
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from autopar.cache.cache import Codec
 from autopar.cache.placed_rows import placed_of, placed_to_json, reports_of, reports_to_json
 from autopar.cache.program_rows import Types
 from autopar.capture import Captured
@@ -16,42 +15,21 @@ from autopar.ir.record import TensorType
 from autopar.model.compiled import RUNS, Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
-from autopar.step.ending import Updating
 from autopar.step.kept_steps import (
+    Form,
     batch_of,
     batch_to_json,
-    facts_of_micro,
-    facts_of_update,
     outputs_of,
     outputs_to_json,
     step_capture_of,
     step_capture_to_json,
 )
-from autopar.step.options import StepOptions
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
 from autopar.step.pipelined.placing.bundles import Crossed
 from autopar.step.pipelined.placing.programs import Counting, PipelinedMicro, Stage, Tied
 from autopar.step.pipelined.placing.update import PipelinedUpdate, SentHome, StageUpdate
-from autopar.step.update import Trained
 
 # -- micro-batches -----------------------------------------------------------------------------------------------------
-
-
-def codec_of_stages(
-    compiler: Compiler, inputs: CallInputs, options: StepOptions, schedule: PipelineSchedule, key: tuple[Any, ...],
-    updates: Mapping[str, Updating], notes: Sequence[str], make: Callable[[Compiler], PipelinedMicro],
-) -> Codec[PipelinedMicro]:  # fmt: skip
-    """Return how the stages of a micro-batch are kept. ``key``: that of the call."""
-    _, trained, cut = key
-    return Codec(
-        kind="stages",
-        model=compiler.model,
-        facts=lambda: facts_of_micro(compiler, inputs, options, trained, updates, cut, notes),
-        make=lambda ranks, check: make(compiler.planned_by(ranks, check)),
-        guards=lambda micro: micro.captured.guards,
-        write=stages_to_json,
-        read=partial(stages_of, compiler, inputs, schedule),
-    )
 
 
 def stages_to_json(micro: PipelinedMicro) -> Any:
@@ -94,6 +72,11 @@ def stages_of(
     )
 
 
+def form_of_stages(compiler: Compiler, inputs: CallInputs, schedule: PipelineSchedule) -> Form[PipelinedMicro]:
+    """Return the form in which the stages of a micro-batch are kept."""
+    return Form("stages", stages_to_json, partial(stages_of, compiler, inputs, schedule))
+
+
 def _stage_to_json(stage: Stage, types: Types) -> Any:
     cut, counting = stage.cut, stage.counting
     return {
@@ -129,22 +112,6 @@ def _tied_of(row: Any) -> Tied:
 
 
 # -- updates -----------------------------------------------------------------------------------------------------------
-
-
-def codec_of_endings(
-    compiler: Compiler, digest: str, trained: Sequence[Trained], options: StepOptions,
-    make: Callable[[Compiler], PipelinedUpdate],
-) -> Codec[PipelinedUpdate]:  # fmt: skip
-    """Return how the programs that end a pipelined step are kept. ``digest``: that of the micro-batch."""
-    return Codec(
-        kind="update of stages",
-        model=None,
-        facts=lambda: facts_of_update(compiler, digest, trained, options),
-        make=lambda ranks, check: make(compiler.planned_by(ranks, check)),
-        guards=lambda update: None,
-        write=endings_to_json,
-        read=lambda content, guards: endings_of(content),
-    )
 
 
 def endings_to_json(update: PipelinedUpdate) -> Any:
@@ -186,3 +153,6 @@ def _ends_of(value: Crossed) -> tuple[TensorType, TensorType]:
     """Return the types of a value where it is made and where it goes."""
     source, target = (TensorType(value.ends.shape, value.dtype, end) for end in (value.ends.source, value.ends.target))
     return source, target
+
+
+ENDINGS = Form("update of stages", endings_to_json, endings_of)
