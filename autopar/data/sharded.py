@@ -133,7 +133,7 @@ def _checked(batch_size: Any, seed: Any, inputs: str | None, options: dict[str, 
 def _of_plan(given: str | Sequence[str] | None, planned: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
     """Return the axes over which the plan splits the batch. ``ValueError`` if others are given."""
     named = planned if given is None else (given,) if isinstance(given, str) else tuple(given)
-    axes = tuple(axis for axis in named if mesh.sizes.get(axis) != 1)
+    axes = tuple(axis for axis in map(mesh.check_axis, named) if mesh.sizes[axis] > 1)
     if axes != planned:
         raise ValueError(
             f"axes={axes}, and the plan splits the batch over {planned}: rows would count several times, or not at "

@@ -252,6 +252,8 @@ ERRORS: list[tuple[Any, type[Exception], str]] = [
     (lambda: sharded(Numbered(4), hybrid(), 2, rank=0, axes=("dp",)), ValueError,
      "axes=('dp',), and the plan splits the batch over ('dp', 'fsdp'): rows would count several times, or not at all; "
      "leave axes= out, which takes those of the plan"),
+    (lambda: sharded(Numbered(4), hybrid(), 2, rank=0, axes="fsdb"), ValueError,
+     "the mesh (dp=2 fsdp=2) has no axis 'fsdb'; its axes are dp, fsdp; did you mean 'fsdp'?"),
     (lambda: alone(4, 2).load_state_dict(None), TypeError,  # type: ignore[arg-type]
      "a position is what state_dict of a sharded loader returned, not a NoneType"),
     (lambda: sharded(7, Mesh(dp=2), 2), TypeError,  # type: ignore[arg-type]
