@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from autopar.runtime.redistribute_pieces import redistribute
     from autopar.runtime.simulated_program import localize, simulate
     from autopar.runtime.wire.emulate import emulate
-    from autopar.step.log import log
+    from autopar.step.reports.log import log
     from autopar.torch_compile import compile_backend
 
 __version__ = "0.1.0"
@@ -57,7 +57,7 @@ MODULES = {  # name → the module that has it; all others of ``__all__`` are er
     "redistribute": "runtime.redistribute_pieces", "localize": "runtime.simulated_program",
     "simulate": "runtime.simulated_program", "price": "costs.program_price",
     "constrain": "capture.constrained", "local_map": "capture.local_map", "emulate": "runtime.wire.emulate",
-    "log": "step.log", "compile_backend": "torch_compile", "one_rank": "runtime.processes.one_rank",
+    "log": "step.reports.log", "compile_backend": "torch_compile", "one_rank": "runtime.processes.one_rank",
 }  # fmt: skip
 ROOMS = ("capture", "checkpoint", "cli", "costs", "data", "elastic", "errors", "ir", "model", "optimizers", "passes",
          "pipeline", "plan", "report", "rules", "runtime", "scheduling", "search", "step", "transitions",

@@ -23,7 +23,7 @@ from autopar import Mesh, Program
 from autopar.costs.durations import Durations, durations
 from autopar.ir.value_names import sums_in
 from autopar.optimizers import IN_PLACE
-from autopar.step.measured import placed_programs
+from autopar.step.reports.measured import placed_programs
 from autopar.step.train_step import TrainStep
 
 PROFILES_ITSELF = True

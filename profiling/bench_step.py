@@ -42,8 +42,8 @@ import autopar
 from autopar.examples.peak import peak_bytes
 from autopar.runtime.whole import ProcessRun
 from autopar.step.captures import StepCaptures
-from autopar.step.optimizer_state import OptimizerState
 from autopar.step.runs import OnProcess
+from autopar.step.states.optimizer_state import OptimizerState
 from autopar.step.train_step import TrainStep
 
 LINES = [

@@ -24,10 +24,10 @@ from autopar.passes import Pass, Reshard, pipeline, run_passes
 from autopar.plan.constraints import constraints
 from autopar.plan.plan import Plan
 from autopar.report.passes import Reports
-from autopar.step.compile import compile_micro
-from autopar.step.compile_update import compile_update
+from autopar.step.compiling.compile import compile_micro
+from autopar.step.compiling.compile_update import compile_update
+from autopar.step.compiling.update import Trained
 from autopar.step.options import options_of
-from autopar.step.update import Trained
 
 MESH = Mesh(dp=2, tp=2)
 PLAN = {"*.up.weight": ("tp", None), "*.up.bias": ("tp",), "*.down.weight": (None, "tp")}

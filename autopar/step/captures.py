@@ -21,11 +21,13 @@ from autopar.model.inputs import CallInputs, CallKey
 from autopar.plan.plan import SEARCH
 from autopar.scheduling.programs.overlap import check_priorities, overlap_of
 from autopar.search.transfer_prices.chains import Tables
-from autopar.step.average import Averages
-from autopar.step.batches import MicroBatches
-from autopar.step.compile import compile_micro
-from autopar.step.compile_update import compile_update
-from autopar.step.compiled_step import MicroBatch, StepUpdate
+from autopar.step.batches.batches import MicroBatches
+from autopar.step.compiling.compile import compile_micro
+from autopar.step.compiling.compile_update import compile_update
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
+from autopar.step.compiling.memory_limit import trained_of, within_memory
+from autopar.step.compiling.trainable import refuse_untrainable
+from autopar.step.compiling.update import Trained
 from autopar.step.kept_steps import (
     UPDATE,
     Form,
@@ -35,11 +37,9 @@ from autopar.step.kept_steps import (
     micro_to_json,
     through_cache,
 )
-from autopar.step.memory_limit import trained_of, within_memory
-from autopar.step.optimizer_state import OptimizerState
 from autopar.step.options import StepOptions
-from autopar.step.trainable import refuse_untrainable
-from autopar.step.update import Trained
+from autopar.step.states.average import Averages
+from autopar.step.states.optimizer_state import OptimizerState
 from autopar.torch_private import without_function_modes
 
 # the key of the call, the names of the trained parameters, the names of the inputs that are cut

@@ -24,11 +24,11 @@ from autopar.search.problem.dearer import NotCheaper
 from autopar.search.solutions.solution import Solution
 from autopar.search.solutions.step_choice import DEARER, LATE, TAKEN, TOO_LARGE, Candidate, StepChoice
 from autopar.search.transfer_prices.chains import Tables
-from autopar.step.batches import MicroBatches
+from autopar.step.batches.batches import MicroBatches
 from autopar.step.captures import StepCaptures
-from autopar.step.compile import OtherNumbers
-from autopar.step.compiled_step import MicroBatch, step_of
-from autopar.step.memory_limit import memory_of_programs
+from autopar.step.compiling.compile import OtherNumbers
+from autopar.step.compiling.compiled_step import MicroBatch, step_of
+from autopar.step.compiling.memory_limit import memory_of_programs
 from autopar.step.options import STAGES, WAYS_TO_RECOMPUTE, StepOptions
 from autopar.step.solution import price_alike
 from autopar.step.stages import stages_of

@@ -20,11 +20,11 @@ from autopar.model.inputs import CallInputs
 from autopar.model.kept_calls import captured_here, found_of, found_to_json
 from autopar.model.kept_facts import facts_of_call
 from autopar.optimizers.update import Update
-from autopar.step.compiled_step import MicroBatch, StepUpdate
-from autopar.step.ending import Updating
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
+from autopar.step.compiling.ending import Updating
+from autopar.step.compiling.outputs import Output, loss_of
+from autopar.step.compiling.update import Trained, Untrained
 from autopar.step.options import StepOptions
-from autopar.step.outputs import Output, loss_of
-from autopar.step.update import Trained, Untrained
 
 T = TypeVar("T")
 M = TypeVar("M", bound="HasCapture")

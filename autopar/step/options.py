@@ -22,7 +22,7 @@ from autopar.plan.precision.policy import AmpName, Kept, policy_of
 from autopar.scheduling.programs.overlap import Given, overlap_of
 from autopar.search.devices.stages import Pipelined
 from autopar.search.search import check_memory, check_time_limit
-from autopar.step.outputs import WAYS, Way
+from autopar.step.compiling.outputs import WAYS, Way
 
 Clipped = Literal["all", "optimizer"]  # whose gradients a norm is of
 CLIPPED: tuple[Clipped, ...] = get_args(Clipped)

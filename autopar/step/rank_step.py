@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from autopar.errors import TextError
 from autopar.ir.program import Program
 from autopar.notebook import ProgramInNotebook
-from autopar.step.communication import running
-from autopar.step.compiled_step import MicroBatch, StepUpdate
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
+from autopar.step.reports.communication import running
 
 NAMES = ("copy", "first", "inner", "last", "turn")
 

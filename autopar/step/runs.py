@@ -26,8 +26,8 @@ from autopar.runtime.lowering.lower import Lowered
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.whole import Pieces, ProcessRun, Results, SimulatedRun
 from autopar.scheduling.programs.order import donated_names
-from autopar.step.compiled_step import MicroBatch, StepUpdate
-from autopar.step.outputs import join_pieces, join_whole
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
+from autopar.step.compiling.outputs import join_pieces, join_whole
 
 # the values that the update returns, and the outputs of all micro-batches
 Returned = tuple[list[torch.Tensor], list[torch.Tensor]]

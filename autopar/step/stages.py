@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.ir import transfers
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
-from autopar.step.compiled_step import MicroBatch
+from autopar.step.compiling.compiled_step import MicroBatch
 
 COLLECTIVES = {function for function, transfer in transfers.BY_FUNCTION.items() if transfer.collective}
 

@@ -33,29 +33,29 @@ from autopar.runtime.whole import Pieces
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.solution import Solution, priced
 from autopar.search.solutions.step_choice import StepChoice
-from autopar.step.average import Averages
-from autopar.step.batches import MicroBatches, as_call
+from autopar.step.across.crossing import Crossing
+from autopar.step.across.turns import SimulatedTurns, TurnsOnProcess
+from autopar.step.batches.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures
 from autopar.step.choices import Chosen, StepChoices
-from autopar.step.communication import communication_of, order_text, running
-from autopar.step.compiled_step import MicroBatch, StepUpdate, reports_of, step_of
-from autopar.step.crossing import Crossing
-from autopar.step.loss import as_loss
-from autopar.step.measured import measured, placed_programs
-from autopar.step.memory import StepMemory
-from autopar.step.memory_limit import memory_of_programs
-from autopar.step.optimizer_state import OptimizerState
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate, reports_of, step_of
+from autopar.step.compiling.loss import as_loss
+from autopar.step.compiling.memory_limit import memory_of_programs
+from autopar.step.compiling.outputs import returned_like_the_model
 from autopar.step.options import StepOptions, describe_options
-from autopar.step.outputs import returned_like_the_model
-from autopar.step.pace import RankPaces, clock_of
-from autopar.step.paged import subject_of_step
 from autopar.step.program import Step
 from autopar.step.rank_step import RankStep, rank_step_of
-from autopar.step.recorded_steps import RecordedSteps
+from autopar.step.reports.communication import communication_of, order_text, running
+from autopar.step.reports.measured import measured, placed_programs
+from autopar.step.reports.memory import StepMemory
+from autopar.step.reports.pace import RankPaces, clock_of
+from autopar.step.reports.paged import subject_of_step
+from autopar.step.reports.recorded_steps import RecordedSteps
 from autopar.step.runs import OnProcess, Returned, Simulated
 from autopar.step.solution import solution_of
-from autopar.step.state import TrainingState
-from autopar.step.turns import SimulatedTurns, TurnsOnProcess
+from autopar.step.states.average import Averages
+from autopar.step.states.optimizer_state import OptimizerState
+from autopar.step.states.state import TrainingState
 from autopar.torch_private import without_function_modes
 from autopar.verify.channels.classes import RankClass
 

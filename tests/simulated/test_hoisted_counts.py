@@ -19,7 +19,7 @@ from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
 from autopar.runtime.lowering.lower import lower_whole
 from autopar.runtime.whole import SimulatedRun
-from autopar.step.hoisted_counts import hoist_counts
+from autopar.step.compiling.hoisted_counts import hoist_counts
 
 
 class TwoLosses(nn.Module):

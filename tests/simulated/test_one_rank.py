@@ -14,7 +14,7 @@ from transformers_models import llama
 
 import autopar
 from autopar import Mesh
-from autopar.step.op_classes import COMMUNICATION, MATMUL, OPTIMIZER
+from autopar.step.reports.op_classes import COMMUNICATION, MATMUL, OPTIMIZER
 
 
 class Convolutions(nn.Sequential):

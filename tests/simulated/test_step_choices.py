@@ -19,7 +19,7 @@ from autopar import Mesh
 from autopar.errors import MemoryLimitError, PlanError
 from autopar.search.solutions.artifact import from_json
 from autopar.search.solutions.step_choice import DEARER, LATE, TAKEN, TOO_LARGE, Candidate, StepChoice, choice_from
-from autopar.step.batches import MicroBatches
+from autopar.step.batches.batches import MicroBatches
 
 pytestmark = pytest.mark.long
 

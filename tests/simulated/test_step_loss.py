@@ -17,7 +17,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.step.loss import DONE, StepLoss
+from autopar.step.compiling.loss import DONE, StepLoss
 
 SAID = (
     "the step has already run its backward and its optimizer, and its loss has no graph: remove {}, and what "

@@ -18,7 +18,7 @@ from autopar.errors import ProfileError
 from autopar.ir.value_names import sums_in
 from autopar.runtime.measuring import measure
 from autopar.runtime.measuring.clock import Clock, Effort
-from autopar.step.measured import placed_programs
+from autopar.step.reports.measured import placed_programs
 from autopar.step.train_step import TrainStep
 
 SHORT = Effort(warm=0, seconds=0.0, least=1, most=1)

@@ -36,8 +36,8 @@ from autopar.optimizers.definition import DEFINITIONS
 from autopar.optimizers.ops import SCHEDULED, SIGNATURES, TRUTHS, UPDATES, states_of
 from autopar.plan.loss_scaling import LossScaling
 from autopar.runtime.processes.job import Job
-from autopar.step.average import Averages
-from autopar.step.optimizer_state import OptimizerState
+from autopar.step.states.average import Averages
+from autopar.step.states.optimizer_state import OptimizerState
 
 Batches = Callable[[int], Mapping[str, torch.Tensor]]
 

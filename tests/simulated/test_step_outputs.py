@@ -17,7 +17,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.step.loss import StepLoss
+from autopar.step.compiling.loss import StepLoss
 
 
 @pytest.mark.parametrize(("sizes", "microbatches", "options"), [

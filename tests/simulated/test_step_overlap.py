@@ -21,7 +21,7 @@ from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.runtime.whole import SimulatedRun
 from autopar.scheduling.programs import buckets
-from autopar.step.merged_programs import merge_programs
+from autopar.step.compiling.merged_programs import merge_programs
 
 SMALL = 256  # bytes; tests have small parameters
 

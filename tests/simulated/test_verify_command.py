@@ -13,7 +13,7 @@ from autopar.cli.plan import compared, verify
 from autopar.cli.plan import rank as rank_command
 from autopar.ir.program import Program
 from autopar.runtime.processes.free_memory import free_memory
-from autopar.step import measured_rank
+from autopar.step.reports import measured_rank
 from autopar.verify.channels.classes import RankClass
 
 MODEL = """\

@@ -22,6 +22,7 @@ from autopar.pipeline import Times, build, optimise
 from autopar.pipeline.bounds import OBJECTIVES, Objective
 from autopar.pipeline.memory import HELD, Held
 from autopar.plan.precision.policy import ALIASES, POLICIES, AmpName, Kept
+from autopar.step.compiling.outputs import WAYS, Way
 from autopar.step.options import (
     CLIPPED,
     RETURNED,
@@ -33,7 +34,6 @@ from autopar.step.options import (
     Zero,
     options_of,
 )
-from autopar.step.outputs import WAYS, Way
 
 LINEAR = torch.nn.Linear(2, 2)
 PROGRAM = "program LEVEL on dp=1\n  x : f32[2 2] = input\nforward:\n  neg : f32[2 2] = neg(x)\n  return neg\n"

@@ -7,7 +7,7 @@ from models import Block
 
 import autopar
 from autopar import Mesh
-from autopar.step.log import _LOGS
+from autopar.step.reports.log import _LOGS
 
 
 def logged(folder: str) -> list[str]:

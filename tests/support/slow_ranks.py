@@ -10,7 +10,7 @@ from torch import distributed, nn
 
 import autopar
 from autopar import Mesh
-from autopar.step.pace import RankPaces
+from autopar.step.reports.pace import RankPaces
 
 SLOW, SECONDS = 2, 0.05  # the slow rank, and by how much
 

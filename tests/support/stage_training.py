@@ -24,10 +24,10 @@ from autopar.plan.batch import split_over
 from autopar.plan.loss_scaling import LossScaling
 from autopar.runtime.dtensors import redistribute
 from autopar.runtime.lowering.packing import take
-from autopar.step.average import Averages
-from autopar.step.optimizer_state import OptimizerState
-from autopar.step.state import TrainingState
-from autopar.step.update import Trained
+from autopar.step.compiling.update import Trained
+from autopar.step.states.average import Averages
+from autopar.step.states.optimizer_state import OptimizerState
+from autopar.step.states.state import TrainingState
 from autopar.torch_private import dtensor_around
 
 DECAY = 0.9

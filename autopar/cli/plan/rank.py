@@ -21,7 +21,7 @@ from autopar.runtime.processes.free_memory import free_memory
 from autopar.runtime.processes.one_rank import one_rank
 from autopar.search.certificate import bytes_text
 from autopar.search.solutions.solution import Solution
-from autopar.step.rank_report import RankReport
+from autopar.step.reports.rank_report import RankReport
 from autopar.step.train_step import TrainStep
 
 OPTIMIZER = "adamw"  # without --optimizer

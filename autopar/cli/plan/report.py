@@ -15,7 +15,7 @@ from autopar.parallel import Parallel
 from autopar.report.memory import MemoryReport, memory_of
 from autopar.report.progress import doing
 from autopar.search.certificate import at_most, bytes_text
-from autopar.step.memory import StepMemory
+from autopar.step.reports.memory import StepMemory
 
 
 def report(options: PlannedOptions) -> int:

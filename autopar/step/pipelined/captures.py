@@ -13,6 +13,7 @@ from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
 from autopar.step.captures import StepCaptures
+from autopar.step.compiling.update import Trained
 from autopar.step.kept_steps import codec_of_micro, codec_of_update, through_cache
 from autopar.step.pipelined.kept_stages import ENDINGS, form_of_stages
 from autopar.step.pipelined.placing.compile import compile_pipelined
@@ -20,7 +21,6 @@ from autopar.step.pipelined.placing.programs import PipelinedMicro, programs_of
 from autopar.step.pipelined.placing.update import PipelinedUpdate, compile_pipelined_update
 from autopar.step.pipelined.reports.rank_memory import check_within
 from autopar.step.pipelined.schedules import schedule_of
-from autopar.step.update import Trained
 
 
 class PipelinedCaptures(StepCaptures):

@@ -20,10 +20,8 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Effort
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.step_choice import StepChoice
-from autopar.step.batches import MicroBatches
-from autopar.step.measured import measured
+from autopar.step.batches.batches import MicroBatches
 from autopar.step.options import StepOptions
-from autopar.step.paged import subject_of_stages
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.placing.update import PipelinedUpdate
@@ -36,8 +34,10 @@ from autopar.step.pipelined.running.messages import connect
 from autopar.step.pipelined.running.runs import PipelinedOnProcess, PipelinedSimulated
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.step import PipelinedPrograms
+from autopar.step.reports.measured import measured
+from autopar.step.reports.paged import subject_of_stages
+from autopar.step.reports.step_profile import Computed, Places
 from autopar.step.stages import stages_of
-from autopar.step.step_profile import Computed, Places
 from autopar.step.train_step import TrainStep
 
 REFUSED = {"across": "a pipelined step ends complete", "offload": "the stages keep their state on their devices"}

@@ -9,8 +9,8 @@ from pipelined_programs import CPU, Values, run_phase
 from autopar.ir.nodes import name_of, operands
 from autopar.ir.program import Program
 from autopar.ir.value_names import batch_input_name, total_name
-from autopar.step.counts import count_parts, count_program
-from autopar.step.terms import Terms, terms_of
+from autopar.step.batches.counts import count_parts, count_program
+from autopar.step.batches.terms import Terms, terms_of
 from autopar.verify.levels import verify
 
 # a mean over labels, one over weights of classes, which has a bound, and a plain mean

@@ -78,7 +78,7 @@ def test_a_step_is_written_with_its_numbers(writer: Any, tmp_path: Path) -> None
 
 def test_the_time_is_that_between_two_calls(tmp_path: Path) -> None:
     """So the first call has no throughput. The folder's writer is kept from call to call, and ``at`` is the step."""
-    from autopar.step.log import _LOGS
+    from autopar.step.reports.log import _LOGS
 
     step = trained()
     for at in (10, 20, 30):

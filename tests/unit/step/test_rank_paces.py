@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autopar import Mesh
 from autopar.ir.hosts import Hosts
-from autopar.step.pace import NOTICED, SLOWER, RankPaces, slow_ranks
+from autopar.step.reports.pace import NOTICED, SLOWER, RankPaces, slow_ranks
 
 pytestmark = pytest.mark.fast
 

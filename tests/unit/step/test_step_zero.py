@@ -17,7 +17,7 @@ from autopar import Mesh
 from autopar.ir.dtensor import attr_of, edge_of, placements_of
 from autopar.ir.layout import DistAttr
 from autopar.plan.batch import split_over
-from autopar.step.zero import STAGES, data_axis
+from autopar.step.compiling.zero import STAGES, data_axis
 
 
 @pytest.mark.long

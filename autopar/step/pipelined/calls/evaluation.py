@@ -19,7 +19,7 @@ from autopar.model.stage_homes import StageHomes
 from autopar.runtime.modes import as_captured
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import run_together
-from autopar.step.compiled_step import Placed
+from autopar.step.compiling.compiled_step import Placed
 from autopar.step.pipelined.calls.staged_call import StagedCall, compile_staged
 from autopar.step.pipelined.calls.staged_rank import RankCall
 from autopar.step.pipelined.running.functions import Functions, SimulatedFunctions

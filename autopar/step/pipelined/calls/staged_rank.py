@@ -10,7 +10,7 @@ import torch
 
 from autopar.ir.transfers import Ends
 from autopar.runtime.lowering.tags import tag_of
-from autopar.step.compiled_step import Placed
+from autopar.step.compiling.compiled_step import Placed
 from autopar.step.pipelined.calls.staged_call import StagedCall
 from autopar.step.pipelined.placing.bundles import Bundle, Crossed
 from autopar.step.pipelined.placing.programs import CutStage, forward_values, written_buffers

@@ -32,7 +32,7 @@ from autopar.ir.nodes import name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record
 from autopar.ir.value_names import LOSS, gradient_name, gradient_parameter, received_name
-from autopar.step.graph_builder import GraphBuilder, type_of
+from autopar.step.compiling.graph_builder import GraphBuilder, type_of
 from autopar.step.pipelined.cutting.assignment import Assignment
 from autopar.step.pipelined.cutting.gradient_parts import Part, emit, gradient_parts
 

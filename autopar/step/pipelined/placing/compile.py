@@ -24,11 +24,12 @@ from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import OF_STAGES, OF_STEPS
 from autopar.search.devices.stages import Pipelined
-from autopar.step.compile import MicroCompiler
-from autopar.step.compiled_step import MicroBatch, Placed, about
-from autopar.step.counts import count_parts
-from autopar.step.ending import Updating
-from autopar.step.micro import Micro
+from autopar.step.batches.counts import count_parts
+from autopar.step.batches.terms import Terms
+from autopar.step.compiling.compile import MicroCompiler
+from autopar.step.compiling.compiled_step import MicroBatch, Placed, about
+from autopar.step.compiling.ending import Updating
+from autopar.step.compiling.micro import Micro
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.cutting.assignment import Assignment, assign, computed_anywhere, ops_of_forward
 from autopar.step.pipelined.cutting.cut import Place, cut_by_blocks, cut_by_cost, cut_by_globs
@@ -36,7 +37,6 @@ from autopar.step.pipelined.cutting.stage_programs import StageProgram, cut_prog
 from autopar.step.pipelined.cutting.units import units_of
 from autopar.step.pipelined.placing.programs import Counting, PipelinedMicro, Stage, Tied, meshes_of
 from autopar.step.pipelined.schedules import gathers_apart
-from autopar.step.terms import Terms
 from autopar.verify.levels import verify
 
 

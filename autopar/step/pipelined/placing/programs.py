@@ -19,11 +19,11 @@ from autopar.pipeline import PipelineSchedule
 from autopar.report.passes import PassReport
 from autopar.runtime.interface import Interface
 from autopar.runtime.localize import LocalPrograms
-from autopar.step.compiled_step import MicroBatch, Placed
-from autopar.step.outputs import Output
+from autopar.step.compiling.compiled_step import MicroBatch, Placed
+from autopar.step.compiling.outputs import Output
+from autopar.step.compiling.update import Untrained
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
 from autopar.step.pipelined.placing.bundles import Crossed
-from autopar.step.update import Untrained
 
 
 @dataclass(frozen=True)

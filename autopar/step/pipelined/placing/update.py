@@ -13,12 +13,12 @@ from autopar.model.compiled import Compiler
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import OF_STEPS, Execution
-from autopar.step.compiled_step import Placed, about
-from autopar.step.graph_builder import GraphBuilder
+from autopar.step.compiling.compiled_step import Placed, about
+from autopar.step.compiling.graph_builder import GraphBuilder
+from autopar.step.compiling.update import Norm, Staged, Trained, update_of
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.placing.bundles import Crossed
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage, Tied
-from autopar.step.update import Norm, Staged, Trained, update_of
 from autopar.verify.levels import verify
 
 

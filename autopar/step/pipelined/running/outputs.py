@@ -14,7 +14,7 @@ import torch
 from autopar.errors import SimulationError
 from autopar.model.local_tensors import LocalTensors
 from autopar.runtime.simulation.pieces import join
-from autopar.step.outputs import join_pieces, join_whole
+from autopar.step.compiling.outputs import join_pieces, join_whole
 from autopar.step.pipelined.placing.bundles import Bundle
 from autopar.step.pipelined.placing.outputs import StageOutput, outputs_of_stages, to_all_ranks
 from autopar.step.pipelined.placing.programs import CutStage, PipelinedMicro

@@ -19,7 +19,7 @@ from autopar.ir.transfers import Ends
 from autopar.ir.value_names import MEASURED, SQUARES, copy_name, count_name, gradient_name, sums_in, total_name
 from autopar.runtime.interface import Interface
 from autopar.scheduling.programs.order import donated_names
-from autopar.step.compiled_step import Placed
+from autopar.step.compiling.compiled_step import Placed
 from autopar.step.pipelined.placing.bundles import Bundle, Crossed
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage, Tied
 from autopar.step.pipelined.placing.update import PipelinedUpdate, StageUpdate

@@ -27,7 +27,7 @@ from autopar.runtime.processes.watch.wording import at
 from autopar.runtime.seeds import seeds_of_calls
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import run_together
-from autopar.step.compiled_step import Placed
+from autopar.step.compiling.compiled_step import Placed
 from autopar.step.pipelined.placing.programs import CutStage, PipelinedMicro, Stage
 from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.running.functions import Functions, ProcessFunctions, SimulatedFunctions

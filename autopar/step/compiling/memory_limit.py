@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from autopar.model.compiled import Compiler
 from autopar.model.planner import may_exceed, with_reserve
-from autopar.step.compile_update import compile_update
-from autopar.step.compiled_step import MicroBatch, StepUpdate
-from autopar.step.ending import Updating
-from autopar.step.memory import StepMemory, memory_of_step, with_copies
+from autopar.step.compiling.compile_update import compile_update
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
+from autopar.step.compiling.ending import Updating
+from autopar.step.compiling.update import Trained
 from autopar.step.options import StepOptions
+from autopar.step.reports.memory import StepMemory, memory_of_step, with_copies
 from autopar.step.runs import lowered_of
-from autopar.step.update import Trained
 
 
 def memory_of_programs(

@@ -46,7 +46,7 @@ from autopar.ir.value_names import (  # fmt: skip
 from autopar.optimizers import AVERAGED
 from autopar.optimizers.update import COUNTED, RATE, Update
 from autopar.plan.loss_scaling import LossScaling, updated_scale
-from autopar.step.graph_builder import GraphBuilder
+from autopar.step.compiling.graph_builder import GraphBuilder
 
 NOWHERE = Record(None)  # of ops that belong to no parameter
 

@@ -16,10 +16,10 @@ from autopar.report.passes import PassReport, Reports
 from autopar.runtime.localize import LocalPrograms
 from autopar.scheduling.programs.order import Execution
 from autopar.search.solutions.solution import Solution
-from autopar.step.merged_programs import merge_programs
-from autopar.step.outputs import Output
+from autopar.step.compiling.merged_programs import merge_programs
+from autopar.step.compiling.outputs import Output
+from autopar.step.compiling.update import Untrained
 from autopar.step.program import Step
-from autopar.step.update import Untrained
 from autopar.verify.levels import verify
 
 Placed = tuple[Program, LocalPrograms]

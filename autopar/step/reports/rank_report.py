@@ -23,7 +23,7 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.waits import members
 from autopar.runtime.recording import RecordedRun
 from autopar.scheduling.programs.order import Order
-from autopar.step.op_classes import COMMUNICATION, class_of_op
+from autopar.step.reports.op_classes import COMMUNICATION, class_of_op
 
 PYTHON = "Python"  # the time between ops
 

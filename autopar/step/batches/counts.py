@@ -20,8 +20,8 @@ from autopar.ir.nodes import behind, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
 from autopar.ir.value_names import batch_input_name, total_name
-from autopar.step.graph_builder import GraphBuilder, type_of
-from autopar.step.terms import Terms
+from autopar.step.batches.terms import Terms
+from autopar.step.compiling.graph_builder import GraphBuilder, type_of
 
 aten = torch.ops.aten
 

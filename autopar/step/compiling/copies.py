@@ -22,7 +22,7 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
 from autopar.ir.value_names import copy_name
-from autopar.step.graph_builder import GraphBuilder
+from autopar.step.compiling.graph_builder import GraphBuilder
 
 
 def copy_program(

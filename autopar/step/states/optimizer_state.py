@@ -27,8 +27,8 @@ from autopar.optimizers import Definition, Update, definition_of
 from autopar.optimizers.definition import Group
 from autopar.optimizers.update import COUNTED, RATE, scalar
 from autopar.runtime.processes.job import Job
-from autopar.step.state_places import StatePlaces
-from autopar.step.update import Trained
+from autopar.step.compiling.update import Trained
+from autopar.step.states.state_places import StatePlaces
 from autopar.torch_private import copy_each, note_a_step, version_of
 
 

@@ -33,10 +33,10 @@ from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
 from autopar.ir.value_names import LOSS, SCALE, count_name, gradient_name
 from autopar.rules.registry import rule_of
-from autopar.step.counts import counted_as
-from autopar.step.graph_builder import GraphBuilder, type_of
-from autopar.step.outputs import Output, outputs_of
-from autopar.step.terms import Terms, terms_of
+from autopar.step.batches.counts import counted_as
+from autopar.step.batches.terms import Terms, terms_of
+from autopar.step.compiling.graph_builder import GraphBuilder, type_of
+from autopar.step.compiling.outputs import Output, outputs_of
 from autopar.torch_private import returns_alias
 
 aten = torch.ops.aten

@@ -18,8 +18,8 @@ from torch import fx
 from autopar.ir.nodes import is_getitem, name_of, node_at, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.step.batch_independence import BatchIndependence
-from autopar.step.batches import COUNTED
+from autopar.step.batches.batch_independence import BatchIndependence
+from autopar.step.batches.batches import COUNTED
 
 aten = torch.ops.aten
 

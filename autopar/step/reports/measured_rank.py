@@ -12,7 +12,7 @@ from autopar.ir.structure import flatten
 from autopar.model.dtensor_parameters import local_of
 from autopar.runtime.measuring.peak import peak_bytes
 from autopar.runtime.processes.one_rank import alone
-from autopar.step.rank_report import RankReport, exchanged, storage_bytes, time_by_class
+from autopar.step.reports.rank_report import RankReport, exchanged, storage_bytes, time_by_class
 
 
 def measured_rank(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RankReport:

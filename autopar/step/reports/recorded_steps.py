@@ -12,10 +12,10 @@ from autopar.model.calls import Calls
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.recording import Recorder, clock_offsets, recording
 from autopar.scheduling.programs.communication import Communication
-from autopar.step.measured_rank import measured_rank
-from autopar.step.rank_report import RankReport
-from autopar.step.step_profile import Computed, Places, RankRecord, StepProfile, computed_track, places_of
-from autopar.step.timeline import Timeline
+from autopar.step.reports.measured_rank import measured_rank
+from autopar.step.reports.rank_report import RankReport
+from autopar.step.reports.step_profile import Computed, Places, RankRecord, StepProfile, computed_track, places_of
+from autopar.step.reports.timeline import Timeline
 
 
 class NextSteps:

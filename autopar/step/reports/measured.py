@@ -12,7 +12,7 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.between_stages import BetweenStages
 from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.measuring.measure import Placed, measure
-from autopar.step.compiled_step import MicroBatch, StepUpdate
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
 
 
 def placed_programs(micro: MicroBatch, update: StepUpdate, microbatches: int) -> dict[str, Placed]:

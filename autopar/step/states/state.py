@@ -12,9 +12,9 @@ from torch import distributed
 from autopar.model.calls import Calls
 from autopar.model.state_dicts import with_public_placements
 from autopar.plan.loss_scaling import LossScaling
-from autopar.step.average import Averages
-from autopar.step.fit import SAVED, check_generator, check_groups, check_model, check_scaler, number_of, parts_of
-from autopar.step.optimizer_state import OptimizerState
+from autopar.step.states.average import Averages
+from autopar.step.states.fit import SAVED, check_generator, check_groups, check_model, check_scaler, number_of, parts_of
+from autopar.step.states.optimizer_state import OptimizerState
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from autopar.optimizers import Update
 from autopar.plan.plan import SEARCH
 from autopar.rules.binding import bind_node
 from autopar.search.problem.ending import Ending, UpdateOp
+from autopar.step.compiling.update import Norm, Trained, Untrained, update_of
 from autopar.step.options import StepOptions
-from autopar.step.update import Norm, Trained, Untrained, update_of
 
 Updating = tuple[Update, Mapping[str, TensorType]]  # how a parameter is updated, and the types of its states
 

@@ -18,11 +18,11 @@ from autopar.capture.model_state import ModelState
 from autopar.model.calls import Calls
 from autopar.model.dtensor_parameters import is_dtensor, local_of
 from autopar.model.inputs import CallInputs
+from autopar.step.across.turns import SimulatedTurns, TurnsOnProcess, UnderWay
 from autopar.step.captures import StepCaptures
-from autopar.step.compiled_step import MicroBatch, StepUpdate
-from autopar.step.optimizer_state import OptimizerState
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
 from autopar.step.runs import Returned
-from autopar.step.turns import SimulatedTurns, TurnsOnProcess, UnderWay
+from autopar.step.states.optimizer_state import OptimizerState
 from autopar.torch_private import version_of, without_function_modes
 
 Runner = TurnsOnProcess | SimulatedTurns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.runtime.localize import LocalPrograms
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.order import Order
-from autopar.step.compiled_step import MicroBatch, StepUpdate
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
 
 
 def running(micro: MicroBatch, update: StepUpdate, microbatches: int) -> dict[str, tuple[LocalPrograms, int]]:

@@ -29,9 +29,9 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.local_tensors import LocalTensors
-from autopar.step.batch_independence import BatchIndependence
-from autopar.step.loss import as_loss
-from autopar.step.terms import Terms, search
+from autopar.step.batches.batch_independence import BatchIndependence
+from autopar.step.batches.terms import Terms, search
+from autopar.step.compiling.loss import as_loss
 
 Way = Literal["cat", "mean", "sum", "same", "stack"]  # to join an output of all micro-batches
 WAYS: tuple[Way, ...] = get_args(Way)

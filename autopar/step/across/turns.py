@@ -21,8 +21,8 @@ from autopar.runtime.turns import ProcessTurn, SimulatedTurn, taken_by_finish
 from autopar.runtime.whole import Pieces, Results, SimulatedRun
 from autopar.scheduling.programs.order import donated_names
 from autopar.scheduling.programs.run_parts import RunPart
-from autopar.step.compiled_step import MicroBatch, StepUpdate
-from autopar.step.outputs import join_pieces, join_whole
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
+from autopar.step.compiling.outputs import join_pieces, join_whole
 from autopar.step.runs import (
     OnProcess,
     Returned,

@@ -27,7 +27,7 @@ from autopar.plan.choice import place_of
 from autopar.plan.propagation import LayoutPropagation, PropagationOptions
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import op_name
-from autopar.step.graph_builder import GraphBuilder, type_of
+from autopar.step.compiling.graph_builder import GraphBuilder, type_of
 
 aten = torch.ops.aten
 FILLED = {

@@ -33,9 +33,9 @@ from autopar.ir.record import Record, Requirement
 from autopar.ir.states import next_values_by_name
 from autopar.ir.value_names import copy_name, sums_in
 from autopar.scheduling.programs.functions import runs
-from autopar.step.cut import Cut
-from autopar.step.graph_builder import GraphBuilder
-from autopar.step.hoisted_counts import hoist_counts
+from autopar.step.across.cut import Cut
+from autopar.step.compiling.graph_builder import GraphBuilder
+from autopar.step.compiling.hoisted_counts import hoist_counts
 
 ADD = torch.ops.aten.add.Tensor
 

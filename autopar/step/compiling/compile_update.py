@@ -11,10 +11,10 @@ from autopar.ir.value_names import LOSS
 from autopar.model.compiled import Compiler
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import Execution
-from autopar.step.across import turn_of
-from autopar.step.compiled_step import MicroBatch, StepUpdate, merged
+from autopar.step.across.across import turn_of
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate, merged
+from autopar.step.compiling.update import Norm, Trained, update_of
 from autopar.step.options import StepOptions
-from autopar.step.update import Norm, Trained, update_of
 from autopar.verify.levels import verify
 
 

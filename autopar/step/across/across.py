@@ -19,11 +19,11 @@ from autopar.ir.value_names import count_name
 from autopar.model.compiled import Compiler
 from autopar.report.passes import PassReport
 from autopar.scheduling.programs.order import Execution
-from autopar.step.compiled_step import MicroBatch, Placed, about
-from autopar.step.cut import Cut, gathers_cross, reductions_cross
-from autopar.step.merged_programs import merge_programs
+from autopar.step.across.cut import Cut, gathers_cross, reductions_cross
+from autopar.step.across.rotated_program import rotate
+from autopar.step.compiling.compiled_step import MicroBatch, Placed, about
+from autopar.step.compiling.merged_programs import merge_programs
 from autopar.step.options import StepOptions
-from autopar.step.rotated_program import rotate
 from autopar.verify.levels import verify
 
 NOTHING = "nothing crosses the end of a step"

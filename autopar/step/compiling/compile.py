@@ -34,15 +34,15 @@ from autopar.report.progress import doing
 from autopar.scheduling.programs.order import OF_STAGES, OF_STEPS, Execution
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.applied import layouts_of_states
-from autopar.step.compiled_step import MicroBatch, Placed, about, merged
-from autopar.step.copies import copy_program
-from autopar.step.counts import count_program
-from autopar.step.ending import Updating, ending_of
-from autopar.step.micro import Micro, micro_of
+from autopar.step.batches.counts import count_program
+from autopar.step.compiling.compiled_step import MicroBatch, Placed, about, merged
+from autopar.step.compiling.copies import copy_program
+from autopar.step.compiling.ending import Updating, ending_of
+from autopar.step.compiling.micro import Micro, micro_of
+from autopar.step.compiling.outputs import about_outputs, loss_of, names_of
+from autopar.step.compiling.update import Untrained
+from autopar.step.compiling.zero import Zero, about_whole, zero_of
 from autopar.step.options import StepOptions
-from autopar.step.outputs import about_outputs, loss_of, names_of
-from autopar.step.update import Untrained
-from autopar.step.zero import Zero, about_whole, zero_of
 from autopar.verify.levels import verify
 
 

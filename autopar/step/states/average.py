@@ -21,9 +21,9 @@ from autopar.model.stage_parameters import holds_part_of, placed_on
 from autopar.model.state_dicts import fitted_to
 from autopar.optimizers.update import COUNTED
 from autopar.runtime.processes.job import Job
-from autopar.step.fit import number_of, parts_of
-from autopar.step.optimizer_state import OptimizerState
-from autopar.step.update import Trained
+from autopar.step.compiling.update import Trained
+from autopar.step.states.fit import number_of, parts_of
+from autopar.step.states.optimizer_state import OptimizerState
 from autopar.torch_private import version_of
 
 

@@ -41,8 +41,8 @@ from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement
 from autopar.ir.value_names import copy_name
-from autopar.step.graph_builder import GraphBuilder
-from autopar.step.hoisted_counts import hoist_counts
+from autopar.step.compiling.graph_builder import GraphBuilder
+from autopar.step.compiling.hoisted_counts import hoist_counts
 
 
 def merge_programs(first: Program, second: Program, handed: Sequence[str] = ()) -> Program:

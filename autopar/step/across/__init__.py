@@ -1,0 +1,1 @@
+"""Let collectives cross the end of a step, and complete a step."""

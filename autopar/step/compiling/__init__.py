@@ -1,0 +1,1 @@
+"""Compile the programs of a training step from a captured call."""

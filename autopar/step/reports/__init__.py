@@ -1,0 +1,1 @@
+"""Measure and report steps: time, memory, communication, ranks."""

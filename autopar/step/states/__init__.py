@@ -1,0 +1,1 @@
+"""Place, save and load what lasts between steps: the optimizer's state, averages, counts."""
