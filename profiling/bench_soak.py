@@ -131,6 +131,11 @@ def soak(steps: int, every: int, save: int, folder: str) -> Soaked:
             stop = max(together(taken))
         elif step.captures == 2 and k > EPOCH:
             times[future is not None and not future.done()].append(taken)
+        if (k + 1) % every == 0:
+            if future is not None:
+                future.result()  # a checkpoint that is being written has a file open
+            notes = together(noted(step))
+            rows.append(Row(k + 1, float(loss), time.monotonic() - begun, step.captures, notes))
         if (k + 1) % save == 0:
             before = time.monotonic()
             state = {"step": step.state_dict(), "next": k + 1}
@@ -140,9 +145,6 @@ def soak(steps: int, every: int, save: int, folder: str) -> Soaked:
             named = tuple(slow.rank for slow in step.ranks.slow)
         if k > 3 * steps // 4 and rank == SLOW:
             time.sleep(SLEEP)
-        if (k + 1) % every == 0:
-            notes = together(noted(step))
-            rows.append(Row(k + 1, float(loss), time.monotonic() - begun, step.captures, notes))
     slow = named, tuple(slow.rank for slow in step.ranks.slow)
     loop = time.monotonic() - begun
     return Soaked(rows, (saving, loop), *(median(times[kind] or [0.0]) for kind in (True, False)), stop, slow)
