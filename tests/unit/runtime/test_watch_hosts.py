@@ -189,6 +189,7 @@ NAPS = "while not select.select([sys.stdin], [], [], 0.02)[0]: pass"  # until a 
 SLEEP = "time.sleep(60)"
 
 
+@pytest.mark.parametrize("rounds", [5, 0])  # 0: the link goes down before the store has answered once
 @pytest.mark.parametrize(
     ("script", "is_stuck"),
     [
@@ -198,7 +199,7 @@ SLEEP = "time.sleep(60)"
     ],
 )
 def test_a_launcher_that_does_not_wake_up_any_more_is_ended(
-    script: str, is_stuck: bool, monkeypatch: pytest.MonkeyPatch
+    script: str, is_stuck: bool, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "LOOKS", 0.5)
     begin = "import select, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True)\n"
@@ -207,9 +208,10 @@ def test_a_launcher_that_does_not_wake_up_any_more_is_ended(
         assert child.stdin is not None and child.stdout is not None
         child.stdout.readline()
         watch = launcher.LauncherWatch(process(child.pid), 60.0)
-        for _ in range(5):
+        for _ in range(rounds):
             time.sleep(0.2)
             assert watch.failure(0.2) == ""
+        time.sleep(0.2)
         child.stdin.write(b"\n")
         child.stdin.flush()
         time.sleep(0.5)

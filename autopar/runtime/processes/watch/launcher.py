@@ -24,11 +24,11 @@ class LauncherWatch:
     def __init__(self, process: Process, limit: float) -> None:
         self.process, self._limit, self._stopped = process, limit, 0.0
         self._begin = _wakes(process.pid)
-        self._woken, self._seconds = 0, 0.0
+        self._seconds = 0.0  # in which the store has answered
 
     def failure(self, seconds: float) -> str:
         """Return what has happened to it; empty if it runs. ``seconds``: since the last call."""
-        self._woken, self._seconds = _wakes(self.process.pid) - self._begin, self._seconds + seconds
+        self._seconds += seconds
         state = self.process.state()
         self._stopped = self._stopped + seconds if state == STOPPED else 0.0
         if state == DEAD:
@@ -42,9 +42,9 @@ class LauncherWatch:
 
     def end_if_stuck(self) -> bool:
         """End it with SIGTERM, then with SIGKILL, if it was awake before and is not any more. Return whether it was."""
-        if not self._woken or self._woken < USUAL * self._seconds:
-            return False
         before, begun = _wakes(self.process.pid), time.monotonic()
+        if before - self._begin < USUAL * max(self._seconds, 1.0):  # the link may go down before the first round
+            return False
         while time.monotonic() - begun < LOOKS:
             time.sleep(0.1)
             if self.process.state() == DEAD or _wakes(self.process.pid) != before:
