@@ -59,7 +59,7 @@ MODULES = {  # name → the module that has it; all others of ``__all__`` are er
     "constrain": "capture.constrained", "local_map": "capture.local_map", "emulate": "runtime.wire.emulate",
     "log": "step.reports.log", "compile_backend": "torch_compile", "one_rank": "runtime.processes.one_rank",
 }  # fmt: skip
-ROOMS = ("capture", "checkpoint", "cli", "costs", "data", "elastic", "errors", "ir", "model", "optimizers", "passes",
+PACKAGES = ("capture", "checkpoint", "cli", "costs", "data", "elastic", "errors", "ir", "model", "optimizers", "passes",
          "pipeline", "plan", "report", "rules", "runtime", "scheduling", "search", "step", "transitions",
          "verify")  # fmt: skip
 
@@ -95,7 +95,7 @@ if not os.path.isdir(_Passes.here):
 
 def __getattr__(name: str) -> Any:
     value: Any
-    if name in ROOMS:
+    if name in PACKAGES:
         value = importlib.import_module(f"autopar.{name}")
     elif name in __all__:
         if name in ("Program", "price", "register_rule"):  # what checks programs and discovers rules registers itself
@@ -108,4 +108,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *ROOMS})
+    return sorted({*globals(), *__all__, *PACKAGES})

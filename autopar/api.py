@@ -136,7 +136,7 @@ def parallelize(
             changed.
         CompileError: ``compile=True``, and there is no C++ compiler.
         FileNotFoundError: there is no file of the plan or of the machine.
-        ValueError: the mesh does not have as many ranks as the job has processes, or has an axis ``pp``.
+        ValueError: the mesh does not have as many ranks as the job has processes.
     """
     if isinstance(model, torch.export.ExportedProgram):
         model = exported_module(model)

@@ -37,7 +37,7 @@ def compile_backend(
         graph: the graph that torch.compile has made. A graph break makes several; each runs on the mesh.
         arguments: those of the call that is compiled.
         options: ``"mesh"``: as for ``parallelize``. ``"plan"``: ``"search"``, or a dict of globs over names of
-            parameters and inputs; without one the batch is split over the first axis of data. ``"simulate": True``:
+            parameters and inputs; without one the batch is split over the first data axis. ``"simulate": True``:
             all ranks run in this process. Others are those of ``parallelize``.
         mode: torch.compile's; it is refused.
 

@@ -1,4 +1,4 @@
-"""Count the project's rooms, files, functions and imports, and time ``import autopar`` beside ``import torch``."""
+"""Count the project's packages, files, functions and imports, and time ``import autopar`` beside ``import torch``."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--times", type=int, default=5, help="processes for each import")
 
 
-def rooms_in_order() -> tuple[str, ...]:
-    """Return the order of rooms that the structure test holds, read from its text."""
+def packages_in_order() -> tuple[str, ...]:
+    """Return the order of packages that the structure test holds, read from its text."""
     tree = ast.parse((ROOT / "tests" / "structure" / "test_structure.py").read_text())
     for node in tree.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "ROOMS":
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "PACKAGES":
             return ast.literal_eval(node.value) if node.value else ()
-    raise LookupError("the structure test has no ROOMS")
+    raise LookupError("the structure test has no PACKAGES")
 
 
-def room_of(path: Path) -> str:
-    """Return the room of a source file: ``autopar/ir/mesh.py`` → ``ir``."""
+def package_of(path: Path) -> str:
+    """Return the package of a source file: ``autopar/ir/mesh.py`` → ``ir``."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return "passes" if parts[0] == "passes" else parts[1]
 
 
-def imported_rooms(tree: ast.Module) -> list[str]:
-    """Return the room of each import of a file, lazy ones and those for types included."""
+def imported_packages(tree: ast.Module) -> list[str]:
+    """Return the package of each import of a file, lazy ones and those for types included."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -65,20 +65,20 @@ def run(options: argparse.Namespace) -> str:
         if ROOT / "autopar" / "passes" in path.parents:  # a link
             continue
         text = path.read_text()
-        tree, room, name = ast.parse(text), room_of(path), str(path.relative_to(ROOT))
+        tree, package, name = ast.parse(text), package_of(path), str(path.relative_to(ROOT))
         count = len(text.splitlines())
-        files[room] += 1
-        lines[room] += count
-        imports[room] += sum(other != room for other in imported_rooms(tree))
+        files[package] += 1
+        lines[package] += count
+        imports[package] += sum(other != package for other in imported_packages(tree))
         lengths.append((count, name))
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno:
                 functions.append((node.end_lineno - node.lineno + 1, f"{name} {node.name}"))
     console = Console(width=WIDTH, record=True, file=io.StringIO())
-    table = Table("room", "files", "lines", "imports of rooms above")
-    for room in rooms_in_order():
-        if files[room]:
-            table.add_row(room, str(files[room]), f"{lines[room]:,}", str(imports[room]))
+    table = Table("package", "files", "lines", "imports of packages above")
+    for package in packages_in_order():
+        if files[package]:
+            table.add_row(package, str(files[package]), f"{lines[package]:,}", str(imports[package]))
     table.add_row("all", str(files.total()), f"{lines.total():,}", str(imports.total()))
     console.print(table)
     rows = [

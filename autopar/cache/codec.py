@@ -1,4 +1,4 @@
-"""Say how something is kept that was made of a capture: its files as JSON, and how it is made of them."""
+"""Define how a result is written to files of JSON, and read back."""
 
 from __future__ import annotations
 

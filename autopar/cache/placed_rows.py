@@ -1,4 +1,4 @@
-"""Write explicit programs with their orders, from which each rank's program is made, and what passes reported."""
+"""Write and read explicit programs, their orders, and the reports of their passes."""
 
 from __future__ import annotations
 

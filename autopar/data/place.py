@@ -38,7 +38,7 @@ def place_of(mesh: Mesh, rank: int, axes: str | Sequence[str] | None = None) -> 
         axes: the axes that split the batch, major first; by default those of a plan that names no inputs.
 
     Raises:
-        ValueError: the mesh has no such axis; or it has several axes of data and ``axes`` is not given; or an axis
+        ValueError: the mesh has no such axis; or it has several data axes and ``axes`` is not given; or an axis
             splits the sequence.
     """
     given = (axes,) if isinstance(axes, str) else axes

@@ -64,7 +64,7 @@ def sharded(
         inputs: ``"local"``: the rows of this rank, for ``parallelize(…, inputs="local")``; ``"global"``: the whole
             batch on each rank, in the same order. By default that of the model, or ``"local"`` for a mesh.
         axes: the axes over which the plan splits the batch, major first; by default those of the plan of ``parallel``;
-            without one, or where it names inputs, the axis of data and ``ep``.
+            without one, or where it names inputs, the data axis and ``ep``.
         rank: this process's rank; by default that of the job. A process that is alone takes whole batches, as
             ``simulate`` does.
         seed_rows: whether Python's, NumPy's and torch's generators are seeded before each row, so that what a dataset
@@ -74,7 +74,7 @@ def sharded(
 
     Raises:
         ValueError: sizes below one, axes or a rank that the mesh does not have, axes that are not those of the plan, or
-            a mesh with several axes of data and no ``axes``.
+            a mesh with several data axes and no ``axes``.
         TypeError: a dataset without length, or an option of ``DataLoader`` that is decided here.
         ImportError: an ``IterableDataset`` without torchdata.
     """

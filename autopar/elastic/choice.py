@@ -54,7 +54,7 @@ def choose(
             the size of ``dp`` follows from the number of ranks.
         global_batch: the rows of a step on all ranks together.
         micro_batch: the rows that a rank computes at a time.
-        axes: the axes that split the batch; by default the axis of data and ``ep``, as in a plan that names no inputs.
+        axes: the axes that split the batch; by default the data axis and ``ep``, as in a plan that names no inputs.
         ranks: the number of ranks; by default that of the job (``WORLD_SIZE``). In a process that no launcher has
             started, the first mesh is chosen, for ``simulate``.
 

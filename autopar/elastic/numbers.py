@@ -1,4 +1,4 @@
-"""Compare what determines the numbers of a training, which goes on with the same or is refused, on any mesh."""
+"""Refuse a checkpoint that was written with other options that change the numbers of a training."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ def axes_of_rows(mesh: Mesh) -> tuple[str, ...]:
     """Return the axes over which a plan splits the batch if it names no input, major first.
 
     Raises:
-        ValueError: the mesh has several axes of data, over which plans split differently.
+        ValueError: the mesh has several data axes, over which plans split differently.
     """
     of_data = [axis for axis in data_axes(mesh) if mesh.sizes[axis] > 1]
     if len(of_data) > 1:
         raise ValueError(
-            f"the mesh ({mesh}) has several axes of data, {' and '.join(of_data)}; name those over which the plan "
+            f"the mesh ({mesh}) has several data axes, {' and '.join(of_data)}; name those over which the plan "
             f"splits the batch: axes={tuple(of_data)} with the preset hsdp, axes=({data_axes(mesh)[0]!r},) without it"
         )
     return (*data_axes(mesh)[:1], *[axis for axis in mesh.names if axis == EXPERTS])

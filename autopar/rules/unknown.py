@@ -1,6 +1,6 @@
 """Find the rule of a call whose op has none, by a discovery that registers itself here.
 
-The discovery runs ops, in a room above the rules.
+The discovery runs ops, in a package above the rules.
 """
 
 from __future__ import annotations

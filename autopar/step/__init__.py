@@ -1,7 +1,6 @@
 """Run the whole training step as static programs.
 
-Read the modules in this order. The programs: ``program`` (what a step is), ``micro``, ``batch_independence``,
-``terms``, ``counts``, ``copies``, ``update``, ``zero``, ``hoisted_counts``, ``merged_programs``; ``graph_builder``
-builds them. Running them: ``options``, ``batches``, ``compile``, ``optimizer_state``, ``average``, ``runs``, ``fit``,
-``state``, ``memory``, ``captures``. The user has a ``train_step``.
+``TrainStep`` is what ``parallel.train_step`` returns. ``compiling`` makes its programs from a captured call,
+``batches`` cuts the batch, ``states`` holds what lasts between steps, ``across`` lets communication cross the end of a
+step, ``reports`` says what was decided and measured, and ``pipelined`` runs steps in stages.
 """

@@ -1,4 +1,4 @@
-"""Certify the plan of a whole step: its price, and a bound that the micro-batch and its ending have."""
+"""Certify the plan of a whole step: its price, and a lower bound for the micro-batches and the update together."""
 
 from __future__ import annotations
 

@@ -116,8 +116,8 @@ def test_a_page_that_is_wrong_fails(capsys: pytest.CaptureFixture[str]) -> None:
         run(page, "wrong.md", capsys)
 
 
-def test_every_room_has_a_page() -> None:
-    rooms = [
+def test_every_package_has_a_page() -> None:
+    packages = [
         path.name for path in (ROOT / "autopar").iterdir() if (path / "__init__.py").exists() and path.name != "passes"
     ]
-    assert {"passes/README.md", *(f"autopar/{room}/README.md" for room in rooms)} <= set(PAGES)
+    assert {"passes/README.md", *(f"autopar/{package}/README.md" for package in packages)} <= set(PAGES)

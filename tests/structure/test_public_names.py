@@ -62,7 +62,7 @@ def test_public_names_and_signatures(update_goldens: bool) -> None:
 
 ALONE = """
 import sys, types
-if "whole" not in sys.argv:  # the rooms, without what importing the package loads
+if "whole" not in sys.argv:  # the packages, without what importing the package loads
     sys.modules["autopar"] = package = types.ModuleType("autopar")
     package.__path__ = [sys.argv[1]]
 else:

@@ -19,19 +19,19 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*(ROOT / "autopar").glob("**/*.py"), *(ROOT / "passes").glob("*.py")])
 SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path.parents]
 
-# each room may import from itself and from rooms above it, lazily and for types too
-ROOMS: tuple[str, ...] = (
+# each package may import from itself and from packages above it, lazily and for types too
+PACKAGES: tuple[str, ...] = (
     "errors", "torch_private", "gc_pause", "notebook", "ir", "optimizers", "rules", "costs", "transitions", "verify",
     "pipeline", "report", "capture", "plan", "search", "scheduling", "passes", "runtime", "cache", "page", "model",
     "step", "checkpoint", "parallel", "data", "elastic", "api", "torch_compile", "__init__", "cli", "__main__",
     "examples",
 )  # fmt: skip
-# each folder of a room, and the room's own modules among them, import only what stands before them
+# each folder of a package, and the package's own modules among them, import only what stands before them
 FOLDERS = {
     "search": ("certificate", "transfer_prices", "solver", "problem", "memory", "starts", "symbols", "solutions",
                "search", "devices"),
 }  # fmt: skip
-LATER: set[str] = set()  # rooms that are not there yet
+LATER: set[str] = set()  # packages that are not there yet
 WITHOUT_TORCH = (
     "errors",
     "ir.mesh",
@@ -52,7 +52,7 @@ WITHOUT_TORCH = (
 )  # fmt: skip
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """``autopar.ir.mesh`` → ``ir``"""
     return module.split(".")[1] if "." in module else "__init__"
 
@@ -80,19 +80,19 @@ def imports_of(module: str) -> frozenset[str]:
     return frozenset(found - {module})
 
 
-@pytest.mark.parametrize("room", [room for room in ROOMS if room not in LATER])
-def test_imports_point_one_way(room: str) -> None:
+@pytest.mark.parametrize("package", [package for package in PACKAGES if package not in LATER])
+def test_imports_point_one_way(package: str) -> None:
     for module in MODULES:
-        if room_of(module) == room:
+        if package_of(module) == package:
             check_imports(module)
 
 
 def check_imports(module: str) -> None:
-    own = room_of(module)
+    own = package_of(module)
     for other in imports_of(module):
         if other.split(".")[0] == "autopar":
-            there = room_of(other)
-            assert ROOMS.index(there) <= ROOMS.index(own), f"{module} imports {other}: {own} stands above {there}"
+            there = package_of(other)
+            assert PACKAGES.index(there) <= PACKAGES.index(own), f"{module} imports {other}: {own} stands above {there}"
     of_programs = module.startswith("autopar.scheduling.programs")
     if f"{module}.".startswith(tuple(f"autopar.{free}." for free in WITHOUT_TORCH)) and not of_programs:
         assert not any(other.split(".")[0] == "torch" for other in imports_of(module)), module
@@ -103,9 +103,9 @@ def check_imports(module: str) -> None:
         assert not siblings, f"{module}: a pass imports no other pass"
 
 
-@pytest.mark.parametrize("room", FOLDERS)
-def test_folders_of_a_room_import_one_way(room: str) -> None:
-    order, prefix = FOLDERS[room], f"autopar.{room}."
+@pytest.mark.parametrize("package", FOLDERS)
+def test_folders_of_a_package_import_one_way(package: str) -> None:
+    order, prefix = FOLDERS[package], f"autopar.{package}."
     own = {module: module.removeprefix(prefix).split(".")[0] for module in MODULES if module.startswith(prefix)}
     assert set(own.values()) == set(order)
     for module, folder in own.items():
@@ -118,8 +118,8 @@ def test_no_module_is_in_a_circle() -> None:
     graphlib.TopologicalSorter({module: imports_of(module) & set(MODULES) for module in MODULES}).prepare()
 
 
-def test_every_part_has_a_room() -> None:
-    assert {room_of(module) for module in MODULES} | LATER == set(ROOMS)
+def test_every_part_has_a_package() -> None:
+    assert {package_of(module) for module in MODULES} | LATER == set(PACKAGES)
 
 
 PRIVATE = re.compile(
@@ -152,7 +152,7 @@ def test_only_program_and_capture_touch_meta() -> None:
     for path in SOURCES:
         if (
             module_of(path) not in ("autopar.ir.nodes", "autopar.ir.fake_graph")
-            and room_of(module_of(path)) != "capture"
+            and package_of(module_of(path)) != "capture"
         ):
             assert not re.search(r"\.meta\b(?!``)", path.read_text()), path
 

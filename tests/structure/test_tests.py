@@ -12,7 +12,7 @@ from source_trees import imports
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 FILES = sorted(TESTS.glob("**/*.py"))
-FOLDERS = ("golden", "models", "processes", "simulated", "structure")  # beside these, unit/ROOM
+FOLDERS = ("golden", "models", "processes", "simulated", "structure")  # beside these, unit/PACKAGE
 
 
 def imported_by(path: Path) -> set[str]:
@@ -27,8 +27,8 @@ def imported_by(path: Path) -> set[str]:
 
 
 def test_every_test_file_stands_in_a_known_folder() -> None:
-    rooms = {path.name for path in (ROOT / "autopar").iterdir() if (path / "__init__.py").is_file()}
-    known = {TESTS / folder for folder in FOLDERS} | {TESTS / "unit" / room for room in rooms}
+    packages = {path.name for path in (ROOT / "autopar").iterdir() if (path / "__init__.py").is_file()}
+    known = {TESTS / folder for folder in FOLDERS} | {TESTS / "unit" / package for package in packages}
     strays = [
         str(path.relative_to(TESTS)) for path in FILES if path.name.startswith("test_") and path.parent not in known
     ]

@@ -67,7 +67,7 @@ def allowed_options(options: TrainOptions, whole: Mesh) -> Iterator[TrainOptions
 
 
 def patterns_of(options: TrainOptions, whole: Mesh) -> list[Pattern]:
-    """Return the allowed meshes: ``--meshes``, or ``--mesh`` with an axis of data of any size."""
+    """Return the allowed meshes: ``--meshes``, or ``--mesh`` with a data axis of any size."""
     if options.meshes is not None:
         return [pattern_of(text.strip()) for text in options.meshes.split(";") if text.strip()]
     opened = data_axes(whole)[:1]

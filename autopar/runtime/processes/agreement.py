@@ -2,8 +2,8 @@
 
 Ranks that make different calls would meet in collectives that do not belong together, and some of these give wrong sums
 without an error. So each forward and each backward sends a digest of all calls so far to the other ranks, with
-checksums of the tensors that the ranks bring. The exchange runs while the step computes; the result is compared before
-the step's first collective.
+checksums of the tensors that the ranks bring (of small ones on CPUs; of others in the first three calls). The exchange
+runs while the step computes; the result is compared before the step's first collective.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ ERRORS: list[tuple[Any, type[Exception], str]] = [
     (lambda: sharded(Numbered(4), Mesh(dp=2), 2, rank=0, axes=("dp", "dp")), ValueError,
      "axes=('dp', 'dp') names an axis twice; name each axis that splits the batch once"),
     (lambda: sharded(Numbered(4), Mesh(a=2, b=2), 2, rank=0), ValueError,
-     "the mesh (a=2 b=2) has several axes of data, a and b; name those over which the plan splits the batch: "
+     "the mesh (a=2 b=2) has several data axes, a and b; name those over which the plan splits the batch: "
      "axes=('a', 'b') with the preset hsdp, axes=('a',) without it"),
     (lambda: sharded(Numbered(4), Mesh(dp=2, cp=2), 2, rank=0), ValueError,
      "on the mesh (dp=2 cp=2) each rank has a part of the sequence, and a loader cuts rows only; use "

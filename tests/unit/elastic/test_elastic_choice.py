@@ -127,7 +127,7 @@ def test_the_shared_store_of_agents_is_refused_on_several_hosts() -> None:
 
 
 def test_several_axes_of_data_are_named() -> None:
-    with pytest.raises(ValueError, match=r"the mesh \(fsdp=2 dp=2\) has several axes of data, fsdp and dp; name those"):
+    with pytest.raises(ValueError, match=r"the mesh \(fsdp=2 dp=2\) has several data axes, fsdp and dp; name those"):
         choose("fsdp=2,dp=2", global_batch=8, micro_batch=1, ranks=4)
     assert choose("fsdp=2,dp=2", global_batch=8, micro_batch=1, ranks=4, axes=("fsdp", "dp")).microbatches == 2
 

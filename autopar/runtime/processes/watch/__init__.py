@@ -4,7 +4,8 @@
 these say, ``verdict`` the judgement over all beats, ``waits`` who waits for whom, ``wording`` and ``host_names`` the
 words of a verdict, ``holder`` the process that owns the store, ``job_end`` who prints the verdict, ``lost_store`` the
 message without the store, and ``ending`` the way a process leaves. Of several hosts, ``keepalive`` and ``other_hosts``
-know whether they are there, and ``launcher`` watches the launcher of this one.
+know whether they are there, and ``launcher`` watches the launcher of this one. ``alarm`` wakes the watch, and
+``caught`` puts the verdict into an exception that the caller catches.
 """
 
 from autopar.runtime.processes.watch.watch import Watch
