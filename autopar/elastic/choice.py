@@ -59,12 +59,15 @@ def choose(
             started, the first mesh is chosen, for ``simulate``.
 
     Raises:
-        TypeError, ValueError: a mesh is none, or a size is no number of rows.
+        TypeError, ValueError: a mesh is none, or a size is no number of rows, or of ranks.
         ValueError: no mesh has as many ranks as the job; or the micro-batches of a mesh do not add up to the global
             batch: all meshes are checked before anything starts, because a mesh that fails when a host was lost is of
             no use; or torchrun has a setting under which the job would hang when a host comes back.
     """
-    _check_rows(global_batch, micro_batch)
+    _check_count("global_batch", global_batch, "rows")
+    _check_count("micro_batch", micro_batch, "rows")
+    if ranks is not None:
+        _check_count("ranks", ranks, "ranks")
     patterns = [pattern_of(given) for given in meshes]
     if not patterns:
         raise ValueError("no mesh is allowed; name one or more, as in choose('dp=2,tp=2', 'tp=2', …)")
@@ -130,7 +133,6 @@ def microbatches_on(mesh: Mesh, global_batch: int, micro_batch: int, axes: Seque
     )
 
 
-def _check_rows(global_batch: int, micro_batch: int) -> None:
-    for name, rows in (("global_batch", global_batch), ("micro_batch", micro_batch)):
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise ValueError(f"{name}={shown(rows)} is no number of rows; give 1 or more")
+def _check_count(name: str, count: int, of: str) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"{name}={shown(count)} is no number of {of}; give 1 or more")

@@ -104,16 +104,17 @@ def test_no_mesh_fits(ranks: int) -> None:
         ((4,), {}, r"4 is neither a Mesh nor its text; write an allowed mesh as in 'dp=2,tp=2'"),
         (("dp=2",), {"micro_batch": 0}, r"micro_batch=0 is no number of rows; give 1 or more"),
         (("dp=2",), {"global_batch": True}, r"global_batch=True is no number of rows"),
+        (("dp=2",), {"ranks": "2"}, r"ranks='2' is no number of ranks; give 1 or more"),
         (("dp=2", "dp=3"), {}, r"on the mesh \(dp=3\) 3 ranks split the batch, and 3 × 4 rows do not divide the global "
          r"batch of 16; use global_batch=12, or leave this mesh out"),
         (("dp=2", "tp=2,dp=4"), {"micro_batch": 8}, r"on the mesh \(tp=2 dp=4\) 4 ranks split the batch, and 4 × 8 "
          r"rows do not divide the global batch of 16; use micro_batch=4, or global_batch=32, or leave this mesh out"),
     ],
 )  # fmt: skip
-def test_what_is_refused_before_anything_starts(meshes: tuple[object, ...], rows: dict[str, int], said: str) -> None:
+def test_what_is_refused_before_anything_starts(meshes: tuple[object, ...], rows: dict[str, object], said: str) -> None:
     """Also a mesh that does not fit the ranks that are there now: it would fail when a host was lost."""
     with pytest.raises((TypeError, ValueError), match=said):
-        choose(*meshes, **{"global_batch": 16, "micro_batch": 4, **rows}, ranks=2)  # type: ignore[arg-type]
+        choose(*meshes, **{"global_batch": 16, "micro_batch": 4, "ranks": 2, **rows})  # type: ignore[arg-type]
 
 
 def test_the_shared_store_of_agents_is_refused_on_several_hosts() -> None:
