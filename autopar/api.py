@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import autopar.runtime.discovery  # noqa: F401  # it registers itself with the rules
-from autopar.cache.cache import Cache
+from autopar.cache.cache import Cache, on_all_ranks
 from autopar.cache.folder import folder_of
 from autopar.capture.exported import exported_module, is_exported
 from autopar.costs.machine import Machine, machine_from, machine_of
@@ -22,7 +22,7 @@ from autopar.ir.dense import require_dense
 from autopar.ir.dtensor import is_device_mesh, mesh_of
 from autopar.ir.mesh import PIPELINE, Mesh, mesh_of_stage
 from autopar.ir.ops.seeded_random import RANDOM, Random
-from autopar.model.choose_mesh import choose_mesh
+from autopar.model.choose_mesh import MeshChoice
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.given_plan import GivenPlan, about_machine, given_plan, without_pipeline
 from autopar.model.inputs import INPUTS, Inputs
@@ -245,7 +245,7 @@ def devices(count: int, machine: Machine | str | Path | None = None) -> Devices:
 def _on_best_mesh(
     model: torch.nn.Module, devices: Devices, plan: GivenPlan | None, example: Any, inputs: Inputs, *,
     strict: bool, machine: Machine | str | Path | None, time_limit: float, memory: float | None, timeout: float,
-    outputs: Outputs, **options: Any,
+    outputs: Outputs, cache: str | Path | bool | None, **options: Any,
 ) -> Parallel:  # fmt: skip
     """``parallelize`` on the mesh whose cheapest plan is the fastest."""
     if plan not in (None, SEARCH):
@@ -271,15 +271,17 @@ def _on_best_mesh(
     job = job_of(row, device, None, timeout)
     on = on_hosts(on, None if job is None else job.hosts)
     agreement = None if job is None or devices.count == 1 else Agreement(job.control, row)
-    solution, note = choose_mesh(
-        devices, model, args, kwargs, on, whole=outputs == "global", strict=strict, time_limit=time_limit,
-        memory=memory, agreement=agreement,
-    )  # fmt: skip
+    folder = folder_of(cache)
+    choice = MeshChoice(devices, model, args, kwargs, on, outputs == "global", strict, time_limit, memory)
+    usable, _ = on_all_ranks(None if folder is None else Cache(folder), agreement)
+    (solution, note, _), report = choice.best(agreement, usable)
     parallel = parallelize(
         model, solution.mesh, solution, outputs=outputs, strict=strict, timeout=timeout, machine=on,
-        time_limit=time_limit, memory=memory, **options,
+        time_limit=time_limit, memory=memory, cache=cache, **options,
     )  # fmt: skip
     parallel.compiler.planner.notes.append(note)
+    if report is not None:
+        parallel._calls.notes.append(report)
     parallel.capture(*args, **kwargs)
     return parallel
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from autopar.cache.cache import Cache
+from autopar.cache.cache import Cache, on_all_ranks
 from autopar.capture.guards import Original
 from autopar.capture.model_state import model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
@@ -114,11 +114,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         planner = Planner(machine or on_hosts(machine_of(_device(model, job)), hosts), time_limit, agreement, given,
                           memory=memory, hosts=hosts)  # fmt: skip
         issue: Issue = "direct" if _device(model, job).type == "cpu" else "enqueue"
-        off = ""
-        if agreement is not None:
-            without = [rank for rank, has in enumerate(agreement.gathered(cache is not None)) if not has]
-            if 0 < len(without) < mesh.size:  # a rank that only looks would wait for ranks that do not
-                cache, off = None, f"off on rank {without[0]}, and so on all ranks"
+        cache, off = on_all_ranks(cache, agreement)
         compiler = Compiler(
             module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
             overlap=overlap_of(overlap, issue), sizes=SizedCaptures(dynamic), cache=cache,

@@ -144,6 +144,19 @@ class Cache:
         return "nothing was kept before" if nearest is None else f"other {', '.join(nearest)} than in what is kept"
 
 
+def on_all_ranks(cache: Cache | None, ranks: Agreement | None) -> tuple[Cache | None, str]:
+    """Return the cache if all ranks have one, else ``None``, and why. All ranks call it.
+
+    A rank that only looks into a cache would wait for ranks that do not.
+    """
+    if ranks is None:
+        return cache, ""
+    has = ranks.gathered(cache is not None)
+    if all(has) or not any(has):
+        return cache, ""
+    return None, f"off on rank {has.index(False)}, and so on all ranks"
+
+
 @dataclass(frozen=True)
 class Key:
     """Everything that decides a capture and is known before it.

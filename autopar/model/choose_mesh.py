@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
+from autopar.cache.cache import Cache
+from autopar.cache.codec import Check, Codec
+from autopar.cache.described import described_options
 from autopar.capture import capture
+from autopar.capture.arguments import bind_arguments
+from autopar.capture.guards import Guards
 from autopar.costs.machine import Machine
 from autopar.ir.mesh import Mesh
+from autopar.model.inputs import CallInputs
+from autopar.model.kept_facts import facts_of_inputs, facts_of_model
 from autopar.plan.boundary import Boundary
+from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.runtime.processes.agreement import Agreement
 from autopar.search.devices.meshes import Devices, MeshRow, best_mesh
@@ -20,64 +29,107 @@ from autopar.search.solutions.found import Found
 from autopar.search.solutions.solution import Solution, solution_from
 
 
-def choose_mesh(
-    devices: Devices,
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    machine: Machine,
-    *,
-    whole: bool = False,
-    strict: bool = False,
-    time_limit: float = 60.0,
-    memory: float | None = None,
-    agreement: Agreement | None = None,
-) -> tuple[Solution, str]:
-    """Return the cheapest plan of a call, whose mesh is the chosen one, and a sentence about the others.
+class ChosenMesh(NamedTuple):
+    """The cheapest plan of a call on the chosen mesh.
 
-    On processes the first rank searches, and all ranks call it.
+    Attributes:
+        solution: the plan; its mesh is the chosen one.
+        note: a sentence about the other meshes.
+        guards: those of the capture that was searched.
+    """
 
-    Args:
+    solution: Solution
+    note: str
+    guards: Guards
+
+
+@dataclass(frozen=True)
+class MeshChoice:
+    """The request for a mesh, and what the search may use.
+
+    Attributes:
+        devices: how many ranks.
         args, kwargs: of the call.
         machine: the machine whose seconds decide.
         whole: whether returned values are gathered.
         strict: whether ops without a rule are refused.
         time_limit: seconds for all meshes.
         memory: the most bytes that a rank may use; by default the capacity of the machine.
-        agreement: the ranks; ``None`` in one process.
     """
-    if agreement is None:
-        return _chosen(devices.count, model, args, kwargs, machine, whole, strict, time_limit, memory)
-    text = note = ""
-    if agreement.rank == 0:
-        solution, note = _chosen(devices.count, model, args, kwargs, machine, whole, strict, time_limit, memory)
-        text = json.dumps(solution.to_json())
-    text, note = agreement.gathered((text, note))[0]
-    return from_json(json.loads(text)), note
 
+    devices: Devices
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    machine: Machine
+    whole: bool = False
+    strict: bool = False
+    time_limit: float = 60.0
+    memory: float | None = None
 
-def _chosen(
-    count: int,
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    machine: Machine,
-    whole: bool,
-    strict: bool,
-    time_limit: float,
-    memory: float | None,
-) -> tuple[Solution, str]:
-    program = capture(model, args, kwargs).program
+    def best(
+        self, agreement: Agreement | None = None, cache: Cache | None = None
+    ) -> tuple[ChosenMesh, PassReport | None]:
+        """Return the chosen mesh, and a report that says what the cache had; ``None`` without one.
 
-    def find(mesh: Mesh, seconds: float) -> Found:
+        In a job the first rank searches, and all ranks call it.
+
+        Args:
+            agreement: the ranks; ``None`` in one process.
+            cache: where choices are kept.
+        """
+        if cache is None:
+            return self._made(agreement, None), None
+        made, report, _ = cache.through(self._codec(), agreement)
+        return made, replace(report, name="cache of the mesh")
+
+    def _codec(self) -> Codec[ChosenMesh]:
+        """Return how the choice is kept."""
+        inputs = CallInputs(bind_arguments(self.model, self.args, self.kwargs), {}, {})
+        options = {
+            "count": self.devices.count, "machine": self.machine, "whole": self.whole, "strict": self.strict,
+            "time_limit": self.time_limit, "memory": self.memory,
+        }  # fmt: skip
+        return Codec(
+            kind="mesh",
+            model=self.model,
+            facts=lambda: {
+                "model": facts_of_model(self.model),
+                "call": facts_of_inputs(self.model, inputs),
+                "options": described_options(options),
+            },
+            make=self._made,
+            guards=lambda chosen: chosen.guards,
+            write=lambda chosen: {"solution": chosen.solution.to_json(), "note": chosen.note},
+            read=lambda content, guards: ChosenMesh(from_json(content["solution"]), content["note"], guards),
+        )
+
+    def _made(self, agreement: Agreement | None, check: Check | None) -> ChosenMesh:
+        if agreement is None:
+            return self._searched(check)
+        text = note = ""
+        guards = Guards((), ())
+        if agreement.rank == 0:
+            solution, note, guards = self._searched(check)
+            text = json.dumps(solution.to_json())
+        text, note = agreement.gathered((text, note))[0]
+        return ChosenMesh(from_json(json.loads(text)), note, guards)
+
+    def _searched(self, check: Check | None) -> ChosenMesh:
+        captured = capture(self.model, self.args, self.kwargs)
+        if check is not None:
+            check(captured)
+        program = captured.program
+
+        def find(mesh: Mesh, seconds: float) -> Found:
+            program.mesh = mesh
+            with doing(f"search on {mesh}"):
+                boundary = Boundary(program, mesh, {}, self.whole)
+                return search(boundary, self.machine, strict=self.strict, time_limit=seconds, memory=self.memory)
+
+        mesh, found, rows = best_mesh(self.devices.count, find, self.time_limit)
         program.mesh = mesh
-        with doing(f"search on {mesh}"):
-            boundary = Boundary(program, mesh, {}, whole)
-            return search(boundary, machine, strict=strict, time_limit=seconds, memory=memory)
-
-    mesh, found, rows = best_mesh(count, find, time_limit)
-    program.mesh = mesh
-    return solution_from(found, program, mesh, "call"), _about(mesh, rows)
+        return ChosenMesh(solution_from(found, program, mesh, "call"), _about(mesh, rows), captured.guards)
 
 
 def _about(mesh: Mesh, rows: tuple[MeshRow, ...]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,12 +35,10 @@ def facts_of_call(compiler: Compiler, inputs: CallInputs, notes: Sequence[str]) 
     if not compiler.sizes.with_numbers(compiler.model, inputs.whole(), compiler.random):
         raise NotCached("the call is captured with symbols for sizes")
     planner = compiler.planner
-    if planner.below < math.inf:
-        raise NotCached("several ways to run a step are compared")
     job = None if compiler.context is None else compiler.context.job
     return {
         "model": facts_of_model(compiler.model),
-        "call": _call(compiler.model, inputs),
+        "call": facts_of_inputs(compiler.model, inputs),
         "options": described_options(_fields(compiler, APART)),
         "planner": described_options(_fields(planner, APART_OF_PLANNER)),
         "given plan": None if planner.given is None else planner.given.to_json(),
@@ -87,7 +84,8 @@ def _tensor(tensor: torch.Tensor) -> list[Any]:
             type(tensor).__name__, tensor.is_leaf]  # fmt: skip
 
 
-def _call(model: torch.nn.Module, inputs: CallInputs) -> Any:
+def facts_of_inputs(model: torch.nn.Module, inputs: CallInputs) -> Any:
+    """Return the arguments of a call: their structure, tensors and constants, and torch's modes."""
     arguments = inputs.arguments
     signature = signature_of(model_state(model), arguments)
     alike: dict[int, int] = {}

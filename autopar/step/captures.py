@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from autopar.cache.codec import Check
 from autopar.capture.guards import GuardedCall
 from autopar.capture.model_state import ModelState
 from autopar.costs.on_hosts import on_hosts
@@ -19,12 +20,14 @@ from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs, CallKey
 from autopar.plan.plan import SEARCH
+from autopar.runtime.processes.agreement import Agreement
 from autopar.scheduling.programs.overlap import check_priorities, overlap_of
 from autopar.search.transfer_prices.chains import Tables
 from autopar.step.batches.batches import MicroBatches
 from autopar.step.compiling.compile import compile_micro
 from autopar.step.compiling.compile_update import compile_update
 from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
+from autopar.step.compiling.ending import Updating
 from autopar.step.compiling.memory_limit import trained_of, within_memory
 from autopar.step.compiling.trainable import refuse_untrainable
 from autopar.step.compiling.update import Trained
@@ -127,6 +130,8 @@ class StepCaptures:
         below: float,
         time_limit: float,
         tables: Tables,
+        ranks: Agreement | None,
+        check: Check | None,
         *,
         same_numbers: bool,
     ) -> tuple[MicroBatch, StepUpdate]:
@@ -136,15 +141,17 @@ class StepCaptures:
             below: only plans whose search finds less nanoseconds are wanted.
             time_limit: seconds of the search.
             tables: prices of transfers that several searches share.
+            ranks: those that agree on the plan; ``None``: this process plans alone.
+            check: looks at the capture.
             same_numbers: whether several micro-batches must have the numbers of the whole batch.
 
         Raises:
             NotCheaper: no plan costs less than ``below``.
             OtherNumbers: the micro-batches would have other numbers than the whole batch.
         """
-        compiler, updates = self.compiler(), self._optimizer_state.updates()
+        compiler, updates = self.compiler().planned_by(ranks, check), self.optimizer_updates()
         compiler = replace(
-            compiler, planner=replace(compiler.planner, below=below, time_limit=time_limit, tables=tables)
+            compiler, cache=None, planner=replace(compiler.planner, below=below, time_limit=time_limit, tables=tables)
         )
         micro = self._compiled(inputs, call, compiler, same_numbers)
         trained = trained_of(micro, updates)
@@ -165,7 +172,7 @@ class StepCaptures:
         self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, notes: Sequence[str], same_numbers: bool
     ) -> MicroBatch:
         _, trained, cut = call.key
-        updates, options = self._optimizer_state.updates(), self._options
+        updates, options = self.optimizer_updates(), self._options
 
         def make(compiler: Compiler) -> MicroBatch:
             return within_memory(
@@ -182,6 +189,10 @@ class StepCaptures:
         micro, digest = through_cache(compiler, make, lambda: codec_of_micro(
             compiler, inputs, options, call.key, updates, notes, make, form))  # fmt: skip
         return replace(micro, digest=digest)
+
+    def optimizer_updates(self) -> Mapping[str, Updating]:
+        """Return how the optimizer updates each parameter."""
+        return self._optimizer_state.updates()
 
     def compiler(self) -> Compiler:
         """Return the compiler of the calls, with the options of the step that override its own."""

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autopar.cache.codec import Check
 from autopar.capture.arguments import Arguments
 from autopar.capture.model_state import model_state
 from autopar.costs.program_price import price
 from autopar.errors import MemoryLimitError
 from autopar.model.calls import Calls
+from autopar.model.inputs import CallInputs
 from autopar.plan.plan import SEARCH
+from autopar.runtime.processes.agreement import Agreement
 from autopar.search.certificate import TOLERANCE, bytes_text
 from autopar.search.problem.dearer import NotCheaper
 from autopar.search.solutions.solution import Solution
@@ -29,6 +32,7 @@ from autopar.step.captures import StepCaptures
 from autopar.step.compiling.compile import OtherNumbers
 from autopar.step.compiling.compiled_step import MicroBatch, step_of
 from autopar.step.compiling.memory_limit import memory_of_programs
+from autopar.step.kept_choices import Taken, codec_of_choice
 from autopar.step.options import STAGES, WAYS_TO_RECOMPUTE, StepOptions
 from autopar.step.solution import price_alike
 from autopar.step.stages import stages_of
@@ -89,8 +93,8 @@ class StepChoices:
         Raises:
             MemoryLimitError: none of the candidates fits.
         """
-        best = _Comparison(self._calls, self._options, self._way, arguments).best()
-        chosen, micro = replace(best.way, candidates=best.candidates), best.micro
+        taken = self._taken(arguments)
+        chosen, micro = replace(self._way(taken.options), candidates=taken.candidates), taken.micro
         if micro.found is not None:
             micro = replace(micro, found=replace(micro.found, step=chosen.choice(micro)))
         inputs = self._calls.inputs(chosen.batches(arguments)[0])
@@ -99,6 +103,28 @@ class StepChoices:
             chosen.captured.keep(call, micro)
         self._by_call[self._key(arguments)] = self.latest = chosen
         return chosen
+
+    def _taken(self, arguments: Arguments) -> Taken:
+        """Return the cheapest way: from the cache, or by a comparison."""
+        way = self._way(_closed(self._options))
+        compiler, agreement = way.captured.compiler(), self._calls.agreement.ranks
+
+        def make(ranks: Agreement | None, check: Check | None) -> Taken:
+            return _Comparison(self._calls, self._options, self._way, arguments, ranks, check).best()
+
+        if compiler.cache is None:
+            return make(agreement, None)
+
+        def inputs_of(options: StepOptions) -> CallInputs:
+            return self._calls.inputs(self._way(options).batches(arguments)[0])
+
+        inputs = inputs_of(way.options)
+        call = way.captured.call(inputs, model_state(self._calls.module))
+        codec = codec_of_choice(replace(compiler, numbers=call.numbers), inputs, self._options, call.key,
+                                way.captured.optimizer_updates(), make, inputs_of)  # fmt: skip
+        taken, report, digest = compiler.cache.through(codec, agreement)
+        micro = replace(taken.micro, reports=(*taken.micro.reports, report), digest=digest)
+        return taken._replace(micro=micro)
 
     def _key(self, arguments: Arguments) -> Any:
         state = model_state(self._calls.module)
@@ -128,7 +154,6 @@ class _Best:
 
     Attributes:
         alike: the part of its price that the search does not count, because it is the same for all plans.
-        candidates: all, at the end.
     """
 
     way: Chosen
@@ -136,7 +161,6 @@ class _Best:
     nanoseconds: int
     alike: int
     row: int
-    candidates: tuple[Candidate, ...] = ()
 
 
 def _least(found: Solution, alike: int) -> float:
@@ -146,18 +170,25 @@ def _least(found: Solution, alike: int) -> float:
 
 @dataclass
 class _Comparison:
-    """Looks at the candidates of a batch one by one."""
+    """Looks at the candidates of a batch one by one.
+
+    Attributes:
+        ranks: those that make the same comparison; ``None`` in a process that does it alone.
+        check: looks at each capture.
+    """
 
     calls: Calls
     options: StepOptions
     way: Callable[[StepOptions], Chosen]
     arguments: Arguments
+    ranks: Agreement | None
+    check: Check | None
     rows: list[Candidate] = field(default_factory=list)
     winner: _Best | None = None
     error: MemoryLimitError | None = None
     tables: Tables = field(default_factory=dict)
 
-    def best(self) -> _Best:
+    def best(self) -> Taken:
         self.began = time.monotonic()
         compiler = self.way(_closed(self.options)).captured.compiler()
         self.planner, self.searched = compiler.planner, compiler.searches
@@ -170,8 +201,7 @@ class _Comparison:
             fits = "fits; the one that comes nearest" if tried > 1 else "does not fit"
             raise MemoryLimitError(f"{ways} to run the step {fits}:\n{self.error}")
         self.rows[self.winner.row] = replace(self.rows[self.winner.row], note=TAKEN)
-        self._certify(self.winner)
-        return self.winner
+        return Taken(self.winner.way.options, self._certified(self.winner), tuple(self.rows))
 
     def _programs(self) -> list[tuple[int, Any]]:
         """Return the numbers of micro-batches and the ways to recompute, in the order in which they are tried."""
@@ -214,7 +244,9 @@ class _Comparison:
         below = math.inf if self.winner is None else float(self.winner.nanoseconds - alike)
         seconds, same = max(left, self.planner.time_limit / 4), self.options.microbatches == SEARCH
         try:
-            micro, update = way.captured.tried(inputs, call, below, seconds, self.tables, same_numbers=same)
+            micro, update = way.captured.tried(
+                inputs, call, below, seconds, self.tables, self.ranks, self.check, same_numbers=same
+            )
         except NotCheaper as error:
             self.rows.append(replace(row, least=error.least + alike, note=DEARER))
             return True
@@ -256,17 +288,16 @@ class _Comparison:
 
     def _elapsed(self) -> float:
         """Return the seconds since the beginning, by the clock of the first rank."""
-        elapsed, ranks = time.monotonic() - self.began, self.calls.agreement.ranks
-        return elapsed if ranks is None else ranks.gathered(elapsed)[0]
+        elapsed = time.monotonic() - self.began
+        return elapsed if self.ranks is None else self.ranks.gathered(elapsed)[0]
 
-    def _certify(self, best: _Best) -> None:
-        """Give the winner the bound of all candidates."""
-        best.candidates = tuple(self.rows)
+    def _certified(self, best: _Best) -> MicroBatch:
+        """Return the programs of the winner, with the bound of all candidates."""
         found = best.micro.found
         if found is None:
-            return
+            return best.micro
         least = min(row.least for row in self.rows) - (_least(found, best.alike) - found.least)
         if least < found.least:
             reason = found.reason if least > found.least - TOLERANCE else ANOTHER
             found = replace(found, least=max(least, 0.0), reason=reason)
-        best.micro = replace(best.micro, found=replace(found, search_seconds=self._elapsed()))
+        return replace(best.micro, found=replace(found, search_seconds=self._elapsed()))

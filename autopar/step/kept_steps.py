@@ -72,8 +72,6 @@ def facts_of_micro(
     Raises:
         NotCached: something that decides it has no text.
     """
-    if options.compared:
-        raise NotCached("several ways to run a step are compared")
     return {
         **facts_of_call(compiler, inputs, notes),
         "step": described_options(options),

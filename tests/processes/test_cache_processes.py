@@ -23,6 +23,26 @@ def test_one_rank_plans_and_the_others_read(tmp_path: Path, plan: object) -> Non
     assert len(Folder(tmp_path).entries()) == 2
 
 
+def test_one_rank_chooses_open_options(tmp_path: Path) -> None:
+    """The others neither capture nor compare."""
+    options = {"microbatches": "search", "zero": "search"}
+    for word in ("miss:", "hit:"):
+        found = ranks(4).run(calls.trained, str(tmp_path), "search", False, False, options)
+        assert (found[0][1] > 1) == (word == "miss:") and [traces for _, traces in found[1:]] == [0, 0, 0]
+        assert [note.partition(" ")[0] for note in found[0][0]] == [word, word]
+        assert all(note.startswith(f"read from rank 0; there: {word} ") for notes, _ in found[1:] for note in notes)
+
+
+def test_one_rank_chooses_the_mesh(tmp_path: Path) -> None:
+    for word in ("miss:", "hit:"):
+        found = ranks(4).run(calls.on_best_mesh, str(tmp_path))
+        assert (found[0][1] > 1) == (word == "miss:") and [traces for _, traces in found[1:]] == [0, 0, 0]
+        assert [note.partition(" ")[0] for note in found[0][0]] == [word, word]
+        assert all(note.startswith(f"read from rank 0; there: {word} ") for notes, _ in found[1:] for note in notes)
+    found = ranks(4).run(calls.on_best_mesh, str(tmp_path), 2)
+    assert [notes for notes, _ in found] == [["off on rank 2, and so on all ranks"]] * 4
+
+
 def test_hosts_without_a_shared_folder_read_what_rank_0_sends(tmp_path: Path) -> None:
     for expected in (1, 0):
         found = ranks(4).run(calls.trained, str(tmp_path), calls.PLAN, False, True)

@@ -16,6 +16,7 @@ from torch import nn
 import autopar
 from autopar.cache.folder import Folder
 from autopar.ir.digest import text_digest
+from autopar.step.choices import _Comparison
 
 MESH = autopar.Mesh(dp=2, tp=2)
 PLAN = {"*.up.weight": ("tp", None), "*.down.weight": (None, "tp")}
@@ -49,6 +50,15 @@ class Plain(nn.Module):
         out = self.down(torch.relu(self.up(x)))
         kept = (y > 0).to(x.dtype)
         return ((out - y).square() * kept).sum() / kept.sum(), out
+
+
+class Scaled(Plain):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x, y)[0] * self.scale
 
 
 @pytest.fixture
@@ -142,6 +152,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "zero 3": {"zero": 3},
     "across": {"across": True, "zero": 1},
     "one stream": {"overlap": "today"},
+    "open options": {"microbatches": "search", "recompute": "search", "zero": "search"},
 }  # fmt: skip
 
 
@@ -160,7 +171,7 @@ def test_a_step_from_the_cache_is_the_step(tmp_path: Path, batch: Any, name: str
             losses.append(made[0] if isinstance(made, tuple) else made)
         step.finish()
         found.append(said(step.reports))
-        texts = [step.program.text(comments=True), str(step.communication)]
+        texts = [step.program.text(comments=True), str(step.communication), str(step.choice)]
         texts += [str(part) for rank in MESH.ranks for part in vars(step.local(rank)).values()]
         rows.append((losses, [p.detach().clone() for p in own.parameters()], list(map(text_digest, texts))))
     assert found == [["miss:", "miss:"], ["hit:", "hit:"]]
@@ -288,12 +299,23 @@ def test_an_optimizer_in_python_is_not_kept(tmp_path: Path) -> None:
     assert notes[-1] == "not used: the optimizer's step is Python code", notes
 
 
-def test_open_options_of_a_step_are_not_kept(tmp_path: Path, batch: Any) -> None:
-    model = Plain().double()
-    step = autopar.parallelize(model, MESH, cache=tmp_path).train_step(
-        torch.optim.SGD(model.parameters(), lr=0.1), microbatches="search")  # fmt: skip
-    step.capture(*batch)
-    assert "not used: several ways to run a step are compared" in [r.notes[0] for r in step.reports if r.notes]
+def test_open_options_are_chosen_once(tmp_path: Path, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second start compares nothing. Another limit is another choice; what forward reads is compared."""
+    compared = []
+    best = _Comparison.best
+    monkeypatch.setattr(_Comparison, "best", lambda self: compared.append(1) or best(self))
+
+    def chosen(model: nn.Module, **options: Any) -> Any:
+        step = autopar.parallelize(model, MESH, cache=tmp_path).train_step(
+            torch.optim.SGD(model.parameters(), lr=0.1), microbatches="search", **options)  # fmt: skip
+        step.capture(*batch)
+        return step.choice, said(step.reports), len(compared)
+
+    first = chosen(Scaled(2.0).double())
+    assert first[1:] == (["miss:", "miss:"], 1) and len(first[0].candidates) > 1
+    assert chosen(Scaled(2.0).double()) == (first[0], ["hit:", "hit:"], 1)
+    assert chosen(Scaled(2.0).double(), recompute="search")[1:] == (["miss:", "miss:"], 2)
+    assert chosen(Scaled(3.0).double())[1:] == (["miss:", "miss:"], 3)
 
 
 # -- entries that cannot be used ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import autopar
 from autopar import Mesh
 from autopar.costs.machine import Link
 from autopar.ir.rank_groups import ranks_by_group
+from autopar.model import choose_mesh
 from autopar.report.hosts import bytes_between_hosts
 from autopar.search.devices.meshes import meshes
 
@@ -53,6 +55,22 @@ def test_the_mesh_with_the_cheapest_plan() -> None:
     (note,) = parallel.reports["plan"].notes
     assert note.startswith(f"the mesh ({parallel.mesh}) is the fastest of 4; the others: ")
     torch.testing.assert_close(parallel.simulate(X), module(X))
+
+
+def test_the_second_start_compares_no_meshes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+    search = choose_mesh.search
+    monkeypatch.setattr(choose_mesh, "search", lambda *a, **kw: searched.append(1) or search(*a, **kw))
+    found = []
+    for _ in range(2):
+        parallel = autopar.parallelize(model(), autopar.devices(4, FAST), example=(X,), cache=tmp_path)
+        said = [row.notes[0].partition(":")[0] for row in parallel.reports if row.name.startswith("cache")]
+        found.append((parallel.mesh, str(parallel.program), parallel.reports["plan"].notes, said, len(searched)))
+    first, second = found
+    assert first[:3] == second[:3]
+    assert first[3:] == (["miss", "miss"], 2) and second[3:] == (["hit", "hit"], 2)
+    autopar.parallelize(model(), autopar.devices(4, FAST), example=(X,), cache=tmp_path, memory=1e9)
+    assert len(searched) == 4, "another limit is another choice"
 
 
 def test_no_time_is_left_for_most_meshes() -> None:

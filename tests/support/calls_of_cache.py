@@ -57,12 +57,15 @@ def _end(count: list[Any]) -> int:
     return count[0]
 
 
-def trained(folder: str, plan: Any, own: bool = False, folders: bool = False) -> tuple[list[str], int]:
+def trained(
+    folder: str, plan: Any, own: bool = False, folders: bool = False, options: Any = None
+) -> tuple[list[str], int]:
     """Three steps beside eager, in float64. Returns what came of the looks into the cache, and the traces made here.
 
     Args:
         own: whether each rank has another value of an attribute that forward reads.
         folders: whether each rank has a folder of its own.
+        options: of the step.
     """
     rank, model = distributed.get_rank(), Net().double()
     for p in model.parameters():
@@ -73,7 +76,7 @@ def trained(folder: str, plan: Any, own: bool = False, folders: bool = False) ->
     try:
         cache = f"{folder}/{rank}" if folders else folder
         parallel = autopar.parallelize(model, MESH, plan, cache=cache, timeout=30.0)
-        step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=0.1))
+        step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=0.1), **(options or {}))
         optimizer = torch.optim.AdamW(alone.parameters(), lr=0.1)
         for _ in range(3):
             loss = step(*_batch())
@@ -179,3 +182,18 @@ def off_on_one(folder: str) -> list[str]:
     cache: Any = False if distributed.get_rank() == 2 else folder
     parallel = autopar.parallelize(Net().double(), MESH, PLAN, example=_batch(), cache=cache, timeout=30.0)
     return list(parallel.reports["cache"].notes)
+
+
+def on_best_mesh(folder: str, without: int | None = None) -> tuple[list[str], int]:
+    """The mesh is chosen, too. ``without``: a rank whose cache is off."""
+    model = Net().double()
+    for p in model.parameters():
+        distributed.broadcast(p.detach(), 0)
+    alone, count = copy.deepcopy(model), _traces()
+    try:
+        cache = False if distributed.get_rank() == without else folder
+        parallel = autopar.parallelize(model, autopar.devices(4), example=_batch(), cache=cache, timeout=30.0)
+        torch.testing.assert_close(parallel(*_batch()), alone(*_batch()), rtol=1e-10, atol=1e-10)
+        return [report.notes[0] for report in parallel.reports if report.name.startswith("cache")], count[0]
+    finally:
+        _end(count)
