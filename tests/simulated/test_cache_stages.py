@@ -81,3 +81,19 @@ def test_a_malformed_entry_of_stages_is_a_miss(tmp_path: Path) -> None:
     _, step, batches = step_of("tied parameters", tmp_path)
     step.simulate(**batches[0])
     assert said(step)[0] == "miss:" and "malformed" in "".join(row.notes[0] for row in step.reports if row.notes)
+
+
+@pytest.mark.parametrize("name", ["tied parameters", "statistics", "two stages a rank"])
+def test_a_call_on_stages_from_the_cache_is_the_call(tmp_path: Path, name: str) -> None:
+    """An evaluation between two steps."""
+    rows = list[Any]()
+    for cache in (False, tmp_path, tmp_path):
+        _, step, (batch, other, _) = step_of(name, cache)
+        step.simulate(**batch)
+        with torch.no_grad():
+            out = step.parallel.simulate(**other)
+        used = step.parallel.compiler.cache
+        words = [] if used is None else [line.partition(" ")[0] for line in used.lines]
+        rows.append((words[2:], out if isinstance(out, torch.Tensor) else out[0]))
+    assert [words for words, _ in rows] == [[], ["miss:"], ["hit:"]]
+    assert torch.equal(rows[0][1], rows[1][1]) and torch.equal(rows[0][1], rows[2][1])

@@ -182,6 +182,30 @@ def test_a_buffer_of_two_stages() -> None:
     assert text.endswith("  keep its readers on one stage, with stages=")
 
 
+def test_a_buffer_of_two_stages_in_a_call() -> None:
+    """The step reads the statistics, and only the call writes them."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = self.norm(layer(x))
+            return x.square().mean()
+
+    model, x = Shared(), torch.randn(4, 4)
+    parallel = autopar.parallelize(model, autopar.Mesh(pp=2), {})
+    parallel.eval()
+    step = parallel.train_step(torch.optim.SGD(model.parameters(), lr=0.1), microbatches=2, schedule="gpipe")
+    step.simulate(x)
+    parallel.train()
+    with torch.no_grad(), pytest.raises(PlanError, match=r"the buffer norm.running_mean is written in the forward"):
+        parallel.simulate(x)
+
+
 def test_a_buffer_out_of_order() -> None:
     """A schedule that runs the forwards of micro-batches in another order than theirs."""
     order = [Task(kind, stage, batch) for batch in (1, 0) for kind, along in (("FW", (0, 1)), ("BW", (1, 0)))

@@ -265,6 +265,18 @@ def test_evaluation_between_steps() -> None:
     assert step.captures == 1
 
 
+def test_a_call_between_steps_that_writes_buffers() -> None:
+    """The model is in training mode: batch norm counts the rows of the call, too."""
+    step, alone, batches = made("normed", TP2, "1f1b", 1, rows=8)
+    for k in range(2):
+        run(step, batches(k)), alone(**batches(k))
+        with torch.no_grad():
+            assert relative(step.parallel.simulate(**batches(9)), alone.model(**batches(9))) <= 1e-9
+        for mine, theirs in zip(step.parallel.module.buffers(), alone.model.buffers(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+    assert max(differences(step, alone).values()) <= 1e-9
+
+
 def test_batches_of_another_shape() -> None:
     """Each shape is captured once, and cut on its own."""
     step, alone, _ = made("layers", DP2, "1f1b", 3, clip_norm=0.5)

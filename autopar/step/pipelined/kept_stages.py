@@ -78,11 +78,10 @@ def form_of_stages(compiler: Compiler, inputs: CallInputs, schedule: PipelineSch
 
 
 def _stage_to_json(stage: Stage, types: Types) -> Any:
-    cut, counting = stage.cut, stage.counting
+    counting = stage.counting
     return {
         "mesh": types.mesh(stage.mesh),
-        "cut": [list(cut.up.items()), list(cut.down.items()), list(cut.from_before.items()),
-                list(cut.from_behind.items()), list(cut.gradients), cut.has_loss, list(cut.outputs.items())],
+        "cut": cut_to_json(stage.cut),
         "batch": batch_to_json(stage.micro, types),
         "counting": None if counting is None else [placed_to_json(each, types)
                                                    for each in (counting.sums, counting.counts)],
@@ -91,15 +90,26 @@ def _stage_to_json(stage: Stage, types: Types) -> Any:
 
 def _stage_of(row: Any, number: int, types: Types, captured: Callable[[Program], Captured]) -> Stage:
     batch = batch_of(row["batch"], types, captured)
-    up, down, from_before, from_behind, gradients, has_loss, outputs = row["cut"]
-    cut = StageProgram(batch.program, dict(up), dict(down), dict(from_before), dict(from_behind), tuple(gradients),
-                       has_loss, dict(outputs))  # fmt: skip
+    cut = cut_of(row["cut"], batch.program)
     counting = None
     if row["counting"] is not None:
         sums, counts = (placed_of(each, types, RUNS) for each in row["counting"])
         assert sums is not None and counts is not None
         counting = Counting(sums, counts)
     return Stage(number, types.meshes[row["mesh"]], cut, batch.program, batch.local, batch, counting)
+
+
+def cut_to_json(cut: StageProgram) -> Any:
+    """Return what a cut says of the program of a stage as JSON, without the program."""
+    return [list(cut.up.items()), list(cut.down.items()), list(cut.from_before.items()), list(cut.from_behind.items()),
+            list(cut.gradients), cut.has_loss, list(cut.outputs.items())]  # fmt: skip
+
+
+def cut_of(row: Any, program: Program) -> StageProgram:
+    """Return the program of a stage, with what the cut says of it. ``program``: the explicit one."""
+    up, down, from_before, from_behind, gradients, has_loss, outputs = row
+    return StageProgram(program, dict(up), dict(down), dict(from_before), dict(from_behind), tuple(gradients), has_loss,
+                        dict(outputs))  # fmt: skip
 
 
 def _tied_to_json(tied: Tied) -> Any:

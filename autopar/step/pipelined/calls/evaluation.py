@@ -20,7 +20,8 @@ from autopar.runtime.modes import as_captured
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.runtime.simulation.simulate import run_together
 from autopar.step.compiling.compiled_step import Placed
-from autopar.step.pipelined.calls.staged_call import StagedCall, compile_staged
+from autopar.step.pipelined.calls.kept_call import staged_by_cache
+from autopar.step.pipelined.calls.staged_call import StagedCall
 from autopar.step.pipelined.calls.staged_rank import RankCall
 from autopar.step.pipelined.running.functions import Functions, SimulatedFunctions
 from autopar.step.pipelined.running.messages import Mail, SimulatedMessages
@@ -55,7 +56,7 @@ class StagedCalls:
             assert self._homes is not None
             notes = about_recapture(call.key, self._captures.keys, call.changes, calls.recapture)
             compiler = replace(calls.compiler, numbers=call.numbers)
-            made = compile_staged(compiler, inputs, self._homes, notes)
+            made = staged_by_cache(compiler, inputs, self._homes, notes)
             calls.agreement.compare_programs(made.text, made.captured.guards)
             self._captures.add(call, made.captured.guards, made)
         return self._captures[call]

@@ -19,7 +19,7 @@ from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.model.stage_homes import StageHomes
 from autopar.report.progress import doing
-from autopar.step.pipelined.cutting.assignment import Assignment, computed_anywhere
+from autopar.step.pipelined.cutting.assignment import Assignment, computed_anywhere, stages_of_written_buffers
 from autopar.step.pipelined.cutting.stage_programs import cut_program
 from autopar.step.pipelined.placing.bundles import Crossed
 from autopar.step.pipelined.placing.outputs import StageOutput, outputs_of_stages, to_all_ranks
@@ -58,7 +58,11 @@ class StagedCall:
 @doing("parallelize")
 @gc_paused()
 def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Sequence[str]) -> StagedCall:
-    """Capture a call without gradients, and cut it by the homes of its parameters."""
+    """Capture a call without gradients, and cut it by the homes of its parameters.
+
+    Raises:
+        PlanError: several stages read a buffer that the forward writes.
+    """
     attrs = {name: layout.attr for name, layout in homes.layouts.items()}
     whole, compiler = (
         compiler.whole,
@@ -66,6 +70,7 @@ def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, no
     )
     captured, constraints, _ = compiler.capture(inputs, notes)
     assignment = assigned_by_homes(captured.program, homes)
+    stages_of_written_buffers(captured.program, assignment)
     parts = cut_program(captured.program, assignment, captured.device)
     stages: list[CutStage] = []
     for number, (mesh, part) in enumerate(zip(homes.meshes, parts, strict=True)):
@@ -79,10 +84,15 @@ def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, no
 
 
 def assigned_by_homes(program: Program, homes: StageHomes) -> Assignment:
-    """Assign each op of a forward to the last of the stages of its operands and its parameters. Linear in the graph."""
+    """Assign each op of a forward to the last of the stages of its operands and its parameters. Linear in the graph.
+
+    An op that reads only buffers which the forward writes, as the running statistics of a batch norm, goes to the first
+    stage that reads it: there they are written, too.
+    """
     anywhere = computed_anywhere(program)
     home: dict[fx.Node, int] = {}  # parameters, and what is computed of one parameter on any stage
     stage: dict[fx.Node, int] = {}
+    of_buffers: dict[fx.Node, None] = {}  # ordered
     for node in program.nodes:
         if node.op == "placeholder" and record_of(node).role == "param":
             home[node] = homes.stage.get(name_of(node), 0)
@@ -90,6 +100,13 @@ def assigned_by_homes(program: Program, homes: StageHomes) -> Assignment:
             read = [home[value] for value in operands(node) if value in home]
             home |= dict.fromkeys([node] * bool(read), max(read, default=0))
         elif node.op == "call_function":
-            read = [stage.get(value, home.get(value, 0)) for value in operands(node)]
-            stage[node] = max(read, default=0)
+            read = [known for value in operands(node) if (known := stage.get(value, home.get(value))) is not None]
+            if read:
+                stage[node] = max(read)
+            elif any(record_of(value).role == "state" or value in of_buffers for value in operands(node)):
+                of_buffers[node] = None
+            else:
+                stage[node] = 0
+    for node in reversed(of_buffers):
+        stage[node] = min((stage[user] for user in node.users if user in stage), default=0)
     return Assignment(len(homes.meshes), stage, anywhere)

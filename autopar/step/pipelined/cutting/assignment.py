@@ -21,8 +21,9 @@ import torch
 from torch import fx
 
 from autopar.errors import PlanError, at_line
-from autopar.ir.nodes import called_op, is_getitem, operands, record_of
+from autopar.ir.nodes import called_op, is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
+from autopar.ir.value_names import sums_in
 from autopar.rules.registry import rule_of
 
 DETERMINED = ("input", "buffer", "seed")  # the roles of placeholders that all stages have
@@ -138,3 +139,29 @@ def _check(program: Program, node: fx.Node, stage: Mapping[fx.Node, int], forwar
                 f"{at_line(reader.source, reader.module)}\n  put the module of {node.name} on stage "
                 f"{stage[value]} or {'behind' if forward else 'before'} it: change stages=, or leave it out"
             )
+
+
+def stages_of_written_buffers(program: Program, assignment: Assignment) -> dict[fx.Node, int]:
+    """Return the stage of each buffer that the forward writes, and that a stage reads.
+
+    Raises:
+        PlanError: several stages read or write a buffer.
+    """
+    sums, found = sums_in(program), dict[fx.Node, int]()
+    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
+    written = {result.of: value for value, result in rows if result.kind == "state"}
+    for node in program.placeholders:
+        if record_of(node).role != "state" or name_of(node) in sums:
+            continue
+        users = (*node.users, written[node.name])
+        readers = {assignment.stage[user]: user for user in users if user in assignment.stage}
+        if len(readers) > 1:
+            record = record_of(readers[max(readers)])
+            raise PlanError(
+                f"the buffer {name_of(node)} is written in the forward, and the stages "
+                f"{', '.join(map(str, sorted(readers)))} read it\n{at_line(record.source, record.module)}\n"
+                f"  keep its readers on one stage, with stages="
+            )
+        if readers:
+            (found[node],) = readers
+    return found

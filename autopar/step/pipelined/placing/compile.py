@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from autopar.capture import Captured
-from autopar.errors import PlanError, at_line
+from autopar.errors import PlanError
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import name_of, operands, record_of
+from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
-from autopar.ir.value_names import count_name, sums_in
+from autopar.ir.value_names import count_name
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
@@ -31,7 +31,13 @@ from autopar.step.compiling.compiled_step import MicroBatch, Placed, about
 from autopar.step.compiling.ending import Updating
 from autopar.step.compiling.micro import Micro
 from autopar.step.options import StepOptions
-from autopar.step.pipelined.cutting.assignment import Assignment, assign, computed_anywhere, ops_of_forward
+from autopar.step.pipelined.cutting.assignment import (
+    Assignment,
+    assign,
+    computed_anywhere,
+    ops_of_forward,
+    stages_of_written_buffers,
+)
 from autopar.step.pipelined.cutting.cut import Place, cut_by_blocks, cut_by_cost, cut_by_globs
 from autopar.step.pipelined.cutting.stage_programs import StageProgram, cut_program
 from autopar.step.pipelined.cutting.units import units_of
@@ -132,30 +138,15 @@ def _check_every_stage(ops: Sequence[fx.Node], assignment: Assignment) -> None:
 
 
 def _check_buffers(program: Program, assignment: Assignment, schedule: PipelineSchedule) -> None:
-    """Refuse a buffer that one stage writes and another one reads, or that is written out of order."""
-    sums = sums_in(program)
-    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
-    written = {result.of: value for value, result in rows if result.kind == "state"}
-    for node in program.placeholders:
-        if record_of(node).role != "state" or name_of(node) in sums:
-            continue
-        users = (*node.users, written[node.name])
-        readers = {assignment.stage[user]: user for user in users if user in assignment.stage}
-        if len(readers) > 1:
-            record = record_of(readers[max(readers)])
+    """Refuse a buffer that several stages read or write, or that is written out of order."""
+    for node, stage in stages_of_written_buffers(program, assignment).items():
+        order = [task.batch for _, _, task in schedule.tasks() if task.kind == "FW" and task.stage == stage]
+        if order != sorted(order):
             raise PlanError(
-                f"the buffer {name_of(node)} is written in the forward, and the stages "
-                f"{', '.join(map(str, sorted(readers)))} read it\n{at_line(record.source, record.module)}\n"
-                f"  keep its readers on one stage, with stages="
+                f"the buffer {name_of(node)} is written in the forward of each micro-batch, and the schedule runs the "
+                f"forwards of stage {stage} in the order {', '.join(map(str, order))}: use a schedule that keeps the "
+                f"order of the micro-batches"
             )
-        for stage in readers:
-            order = [task.batch for _, _, task in schedule.tasks() if task.kind == "FW" and task.stage == stage]
-            if order != sorted(order):
-                raise PlanError(
-                    f"the buffer {name_of(node)} is written in the forward of each micro-batch, and the schedule runs "
-                    f"the forwards of stage {stage} in the order {', '.join(map(str, order))}: use a schedule that "
-                    f"keeps the order of the micro-batches"
-                )
 
 
 def _homes(program: Program, parts: Sequence[StageProgram]) -> tuple[dict[str, int], tuple[Tied, ...]]:

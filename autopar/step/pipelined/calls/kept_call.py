@@ -1,0 +1,70 @@
+"""Keep the calls of a model on stages for other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autopar.cache.cache import Codec
+from autopar.cache.described import described_options
+from autopar.cache.kept_capture import captured_to_json
+from autopar.cache.placed_rows import placed_of, placed_to_json
+from autopar.cache.program_rows import Types
+from autopar.capture.guards import Guards
+from autopar.model.compiled import RUNS, Compiler
+from autopar.model.inputs import CallInputs
+from autopar.model.kept_calls import captured_here
+from autopar.model.kept_facts import facts_of_call
+from autopar.model.stage_homes import StageHomes
+from autopar.step.pipelined.calls.staged_call import StagedCall, compile_staged
+from autopar.step.pipelined.kept_stages import cut_of, cut_to_json
+from autopar.step.pipelined.placing.outputs import outputs_of_stages
+from autopar.step.pipelined.placing.programs import CutStage
+
+
+def staged_by_cache(compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Sequence[str]) -> StagedCall:
+    """Capture a call and cut it, or take what another process has made of it. All ranks call it."""
+    if compiler.cache is None:
+        return compile_staged(compiler, inputs, homes, notes)
+    return compiler.cache.through(_codec(compiler, inputs, homes, notes), compiler.planner.agreement).made
+
+
+def _codec(compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Sequence[str]) -> Codec[StagedCall]:
+    def facts() -> dict[str, Any]:
+        at = {"meshes": homes.meshes, "stages": dict(homes.stage), "layouts": dict(homes.layouts)}
+        return {**facts_of_call(compiler, inputs, notes), "homes": described_options(at)}
+
+    def read(content: Any, guards: Guards) -> StagedCall:
+        types = Types.of(content["types"])
+        stages = tuple(_stage_of(row, number, types) for number, row in enumerate(content["stages"]))
+        captured = captured_here(compiler, inputs, content["captured"], stages[0].program, guards)
+        return StagedCall(captured, stages, homes, outputs_of_stages(stages), compiler.whole)
+
+    return Codec(
+        kind="call on stages",
+        model=compiler.model,
+        facts=facts,
+        make=lambda ranks, check: compile_staged(compiler.planned_by(ranks, check), inputs, homes, notes),
+        guards=lambda call: call.captured.guards,
+        write=_to_json,
+        read=read,
+    )
+
+
+def _to_json(call: StagedCall) -> Any:
+    types = Types()
+    written = {
+        "captured": captured_to_json(call.captured),
+        "stages": [
+            [types.mesh(stage.mesh), cut_to_json(stage.cut), placed_to_json((stage.program, stage.local), types)]
+            for stage in call.stages
+        ],
+    }
+    return {**written, "types": types.to_json()}
+
+
+def _stage_of(row: Any, number: int, types: Types) -> CutStage:
+    mesh, cut, written = row
+    placed = placed_of(written, types, RUNS)
+    assert placed is not None
+    return CutStage(number, types.meshes[mesh], cut_of(cut, placed[0]), *placed)
