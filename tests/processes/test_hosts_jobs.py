@@ -49,10 +49,7 @@ def finishes(job: HostJob, steps: int) -> None:
     """Check that a job ends well, with the losses of one process on all ranks."""
     seconds = job.seconds_until_end(90.0)
     assert len(seconds) == len(job.hosts), f"{seconds}{described(job)}"
-    begun = time.monotonic()
-    while None in (codes := [code() for code in job.agents.values()]) and time.monotonic() - begun < 10:
-        time.sleep(0.02)  # they have ended, and their parent reads how
-    assert codes == [0] * len(job.hosts), described(job)
+    assert [*job.codes().values()] == [0] * len(job.hosts), described(job)
     expected = losses_of_one_process(steps)
     for rank in range(4):
         found = job.losses(rank)

@@ -59,7 +59,7 @@ def asked(*arguments: str) -> tuple[int, str, str]:
 def under_torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in JOB} | {"OMP_NUM_THREADS": "1"}
     command = [*TORCHRUN, "profile", "step", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
 
 
 def test_all_processes_of_torchrun_measure_and_one_speaks(model: str, tmp_path: Path) -> None:

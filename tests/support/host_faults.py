@@ -173,7 +173,7 @@ def _judged(fault: Fault, folder: Path, checkpoints: Path) -> tuple[str, str]:
         strike(fault, both[fault.host], checkpoints)
         goes_on, _ = KINDS[fault.kind]
         ended = job.seconds_until_end(LIMIT + (60.0 if goes_on else 0.0))
-        codes = {name: code() for name, code in job.agents.items()}
+        codes = job.codes() if len(ended) == len(both) else {}
         printed = f"{fault}\n" + "".join(f"== {host.name}\n{job.printed(host)}" for host in both)
         if len(ended) < len(both):
             return f"hangs on {' '.join(host.name for host in both if host.name not in ended)}", printed
@@ -190,7 +190,7 @@ def _judged(fault: Fault, folder: Path, checkpoints: Path) -> tuple[str, str]:
         again = HostJob(both, folder / "again", *given, variables=variables)
         ended = again.seconds_until_end(LIMIT + 60.0)
         printed += "".join(f"== {host.name}, again\n{again.printed(host)}" for host in both)
-        codes = {name: code() for name, code in again.agents.items()}
+        codes = again.codes() if len(ended) == len(both) else {}
         if len(ended) < len(both) or any(codes.values()):
             return "does not start again", f"{printed}exit codes of the launchers, again: {codes}\n"
         if wrong := wrong_losses(again, expected):

@@ -163,6 +163,15 @@ class HostJob:
             time.sleep(0.1)
         return found
 
+    def codes(self) -> dict[str, int | None]:
+        """How the agents have ended, once all processes have: their parent may read it a moment later."""
+        begun = time.monotonic()
+        while None in (codes := {name: code() for name, code in self.agents.items()}).values():
+            if time.monotonic() - begun > 10:
+                break
+            time.sleep(0.02)
+        return codes
+
     def losses(self, rank: int = 0) -> dict[int, float]:
         return {number: loss for number, loss, _ in read_losses(self.folder, rank)}
 
