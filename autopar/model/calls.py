@@ -85,6 +85,11 @@ class Calls:
         self._input_layouts: dict[Any, Mapping[str, DistAttr]] = {}  # by names and shapes of inputs
         self._of_the_batch: dict[Any, Mapping[str, bool]] = {}  # by names and numbers of dims of inputs
 
+    @property
+    def about_cache(self) -> list[PassReport]:
+        """What the notes say of the cache."""
+        return [note for note in self.notes if note.name.startswith("cache")]
+
     def copied(self, module: torch.nn.Module) -> Calls:
         """Return the calls of a copy of the module, without captures. All ranks call it.
 

@@ -39,6 +39,7 @@ from autopar.step.stages import stages_of
 
 # what a ValueError begins with if a model or a mesh lacks what an option needs → the note of the candidate
 LACKING = {'recompute="blocks" takes': "the model has no blocks", "zero= splits": "no axis splits the batch"}
+OVERTIME = 10.0  # seconds after the limit, at least, in which a way that fits is still looked for
 ANOTHER = "another number of micro-batches, recomputation or stage may be cheaper"
 
 
@@ -192,14 +193,20 @@ class _Comparison:
         self.began = time.monotonic()
         compiler = self.way(_closed(self.options)).captured.compiler()
         self.planner, self.searched = compiler.planner, compiler.searches
-        for count, recompute in self._programs():
+        programs = self._programs()
+        self.counts = [count for count, _ in programs]
+        for count, recompute in programs:
             self._compare(replace(self.options, microbatches=count, recompute=recompute, compared=self.options.opened))
         if self.winner is None:
             assert self.error is not None
-            tried = sum(row.note == TOO_LARGE for row in self.rows)
-            ways = f"none of {tried} ways" if tried > 1 else "the only way"
-            fits = "fits; the one that comes nearest" if tried > 1 else "does not fit"
-            raise MemoryLimitError(f"{ways} to run the step {fits}:\n{self.error}")
+            tried, late = (sum(row.note == note for row in self.rows) for note in (TOO_LARGE, LATE))
+            ways = f"none of {tried} ways" if tried > 1 else "the first way" if late else "the only way"
+            fits = "fits" if tried > 1 else "does not fit"
+            left = f", and {late} more were not searched in the time limit" * bool(late)
+            nearest = "; the one that comes nearest" * (tried > 1)
+            error = MemoryLimitError(f"{ways} to run the step {fits}{left}{nearest}:\n{self.error}")
+            error.least, error.bytes = self.error.least, self.error.bytes
+            raise error
         self.rows[self.winner.row] = replace(self.rows[self.winner.row], note=TAKEN)
         return Taken(self.winner.way.options, self._certified(self.winner), tuple(self.rows))
 
@@ -235,7 +242,7 @@ class _Comparison:
         """Try a candidate. Return whether it is proven what its cheapest plan costs, or that it is not cheaper."""
         row = Candidate(options.count, options.recompute, options.zero)
         left = self.planner.time_limit - self._elapsed()
-        if left <= 0 and self.winner is not None:
+        if left <= 0 and not self._is_last_resort(options, -left):
             self.rows.append(replace(row, note=LATE))
             return True
         way, alike = self.way(options), 0 if self.winner is None else self.winner.alike
@@ -280,6 +287,13 @@ class _Comparison:
         elif self.winner is None or nanoseconds < self.winner.nanoseconds:
             self.winner = _Best(way, micro, nanoseconds, alike, len(self.rows) - 1)
         return least > nanoseconds - TOLERANCE
+
+    def _is_last_resort(self, options: StepOptions, late: float) -> bool:
+        """Return whether a candidate is tried ``late`` seconds after the limit: nothing fits yet, and it may."""
+        if not self.rows:
+            return True
+        is_smallest = options.count == self.counts[-1]
+        return self.winner is None and is_smallest and late < max(self.planner.time_limit, OVERTIME)
 
     def _refuse(self, error: MemoryLimitError) -> None:
         """Keep the error of the candidate that comes nearest to the limit."""

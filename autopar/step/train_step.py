@@ -140,7 +140,7 @@ class TrainStep(RecordedSteps, Paged):
 
         ``RuntimeError`` before a capture.
         """
-        return self.ranks.after(reports_of(*self._current()))
+        return self.ranks.after(Reports((*reports_of(*self._current()), *self._calls.about_cache)))
 
     @property
     def ranks(self) -> RankPaces:

@@ -20,6 +20,8 @@ from autopar.errors import MemoryLimitError, PlanError
 from autopar.search.solutions.artifact import from_json
 from autopar.search.solutions.step_choice import DEARER, LATE, TAKEN, TOO_LARGE, Candidate, StepChoice, choice_from
 from autopar.step.batches.batches import MicroBatches
+from autopar.step.captures import StepCaptures
+from autopar.step.choices import _Comparison
 
 pytestmark = pytest.mark.long
 
@@ -165,6 +167,31 @@ def test_no_time_is_left() -> None:
     assert [row.note for row in step.choice.candidates] == [TAKEN, LATE, LATE]
     assert step.solution.least == pytest.approx(step.solution.nanoseconds - step._current()[0].found.nanoseconds)
     assert "another number of micro-batches, recomputation or stage may be cheaper" in step.solution.certificate
+
+
+@pytest.mark.parametrize(
+    ("seconds", "counts", "words"),
+    [
+        (0.0, [1, 1, 1, 2, 2, 2, 4, 4, 4, 8, 8, 8, 16, 16, 16], "none of 15 ways to run the step fits; the one that"),
+        (61.0, [1, 16, 16, 16], "none of 4 ways to run the step fits, and 11 more were not searched in the time limit"),
+        (999.0, [1], "the first way to run the step does not fit, and 14 more were not searched in the time limit:\n"),
+    ],
+)  # fmt: skip
+def test_where_nothing_fits_in_time(
+    seconds: float, counts: list[int], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the limit only the smallest micro-batches are tried, and not for ever."""
+    tried: list[int] = []
+
+    def fails(self: StepCaptures, *given: Any, **more: Any) -> Any:
+        tried.append(self._options.count)
+        raise MemoryLimitError("too large")
+
+    monkeypatch.setattr(StepCaptures, "tried", fails)
+    monkeypatch.setattr(_Comparison, "_elapsed", lambda self: seconds if tried else 0.0)
+    with pytest.raises(MemoryLimitError, match=words):
+        captured(microbatches="search", recompute="search")
+    assert tried == counts
 
 
 def test_each_batch_has_its_own_choice() -> None:

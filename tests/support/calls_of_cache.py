@@ -181,6 +181,9 @@ def off_on_one(folder: str) -> list[str]:
     """The cache is off on rank 2 alone."""
     cache: Any = False if distributed.get_rank() == 2 else folder
     parallel = autopar.parallelize(Net().double(), MESH, PLAN, example=_batch(), cache=cache, timeout=30.0)
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))
+    step.capture(*_batch())
+    assert parallel.reports["cache"].notes == step.reports["cache"].notes
     return list(parallel.reports["cache"].notes)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.autograd import Function
 
 from autopar.capture.guards.closures import function_of, functions_of
+from autopar.capture.guards.imported import modules_named
 from autopar.capture.guards.namespaces import Namespaces, is_own, is_users_file, names_of
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.guards.values import FOREIGN, FUNCTIONS, frozen, is_container, is_named, is_scalar
@@ -60,6 +62,8 @@ class Functions:
         # code that ran and whose function was not found; whether it closes over values
         self._unfound: dict[int, tuple[types.CodeType, bool]] = {}
         self._open: list[tuple[Any, type | None, str]] | None = None
+        self._importing: dict[int, types.CodeType] = {}  # code whose imports are known
+        self._unloaded: set[str] = set()  # modules that a function may import, and that nobody has loaded yet
 
     def look_into(self, function: Any, cls: type | None = None, words: str = "") -> None:
         """Examine a function; ``cls``: the class of which it is a method; ``words``: its name in messages."""
@@ -109,6 +113,10 @@ class Functions:
 
         Drop the functions, because some may hold results of forward.
         """
+        for name in sorted(self._unloaded & sys.modules.keys()):
+            if is_own(sys.modules[name]):
+                self._follow(sys.modules[name], name)
+        self._unloaded.clear()
         examined = {
             id(function.__code__) for function in self._examined.values() if isinstance(function, types.FunctionType)
         }
@@ -173,6 +181,7 @@ class Functions:
 
     def _globals(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         self.namespaces.add_names(code)
+        self._imported(code, namespace)
         names = set(names_of(code))
         for name in sorted(names & namespace.keys()):
             value = namespace[name]
@@ -184,6 +193,18 @@ class Functions:
                 or (isinstance(value, types.ModuleType) and is_users_file(getattr(value, "__file__", None) or ""))
             ) and not is_own(value):
                 self._attributes(value, names)
+
+    def _imported(self, code: types.CodeType, namespace: Mapping[str, Any]) -> None:
+        """Follow the user's modules that a function imports. Those that it loads first are followed at the end."""
+        if id(code) in self._importing:
+            return
+        self._importing[id(code)] = code
+        for name in modules_named(code, str(namespace.get("__package__") or "")):
+            module = sys.modules.get(name)
+            if module is None:
+                self._unloaded.add(name)
+            elif is_own(module):
+                self._follow(module, name)
 
     def _attributes(self, owner: Any, names: set[str]) -> None:
         """Note the values of a library's module or class that a function can read by these names."""
