@@ -11,6 +11,8 @@ from typing import Any
 EXTENDED, IMPORT = dis.opmap["EXTENDED_ARG"], dis.opmap["IMPORT_NAME"]
 CONSTANT, SMALL = dis.opmap["LOAD_CONST"], dis.opmap.get("LOAD_SMALL_INT")  # the latter from Python 3.14 on
 
+BY_NAME = {"import_module", "__import__", "modules"}  # what takes the name of a module as a string
+
 
 def modules_named(code: types.CodeType, package: str) -> Iterator[str]:
     """Yield the names of modules that code, and functions inside of it, may import.
@@ -21,10 +23,11 @@ def modules_named(code: types.CodeType, package: str) -> Iterator[str]:
     Args:
         package: the package of the code's module, for relative imports.
     """
+    by_name = not BY_NAME.isdisjoint(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from modules_named(constant, package)
-        elif isinstance(constant, str) and constant.replace(".", "_").isidentifier():
+        elif by_name and isinstance(constant, str) and constant.replace(".", "_").isidentifier():
             yield constant
     words = code.co_code
     if IMPORT not in words[::2]:
@@ -45,9 +48,10 @@ def modules_named(code: types.CodeType, package: str) -> Iterator[str]:
 
 def _modules(name: str, level: Any, names: Any, package: str) -> Iterator[str]:
     if level:
-        if not package:
+        try:
+            name = importlib.util.resolve_name("." * level + name, package)
+        except ImportError:  # it runs in no package, or goes beyond the outermost: Python refuses it, too
             return
-        name = importlib.util.resolve_name("." * level + name, package)
     parts = name.split(".")
     yield from (".".join(parts[: k + 1]) for k in range(len(parts)))
     yield from (f"{name}.{each}" for each in names or ())  # a module of a package, or a value of a module
