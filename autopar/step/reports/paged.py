@@ -49,9 +49,9 @@ def subject_of_step(step: CapturedStep, calls: Calls, machine: Machine | str | P
     if solution is not None:
         planned = solution.machine
     parts = [Part(name, program, times) for name, (program, times) in step.program.runs.items()]
-    memory = step.memory(calls.mesh.ranks[0] if calls.job is None else calls.job.rank)
+    memory, count = step.memory(calls.mesh.ranks[0] if calls.job is None else calls.job.rank), step.program.microbatches
     return Subject(
-        f"{_name(step, calls)}, {step.program.microbatches} micro-batches", calls.mesh,
+        f"{_name(step, calls)}, {count} micro-batch{'es' * (count != 1)}", calls.mesh,
         machine_from(machine or planned), parts, step.reports,
         use_of(memory, memory.peak, memory.lifetimes, memory.beside), solution=solution,
         communication=step.communication,
