@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 
 from autopar.cache.refused import NotCached
+from autopar.capture.guards.imported import modules_named
 
 ENVIRONMENT = frozenset({"environ", "getenv"})
 OUTSIDE = frozenset({  # names of functions and values of the standard library, NumPy and torch
@@ -74,10 +75,7 @@ def _outside(code: types.CodeType, space: Mapping[str, object]) -> str:
         of_files = module in OF_FILES and not isinstance(value, types.ModuleType)
         if module in MODULES or of_files or getattr(value, "__name__", "") in OUTSIDE:
             return name
-    if MODULES.intersection(code.co_names):
-        imported = {each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
-        return next(iter(sorted(imported & MODULES)), "")
-    return ""
+    return next(iter(sorted(MODULES.intersection(modules_named(code, "")))), "")
 
 
 def _texts(code: types.CodeType) -> set[str]:

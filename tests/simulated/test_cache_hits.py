@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import random
 import time
@@ -228,6 +229,10 @@ def drawn() -> float:
     return random.random()
 
 
+def drawn_by_name() -> float:
+    return importlib.import_module("random").random()
+
+
 def timed() -> float:
     return time.time()
 
@@ -267,6 +272,7 @@ class Large(nn.Module):
 
 NOT_KEPT = {
     "uses random": lambda: Reads(drawn),
+    "drawn_by_name (": lambda: Reads(drawn_by_name),
     "uses time": lambda: Reads(timed),
     "uses read_text": lambda: Reads(from_file),
     "list_iterator, which cannot be compared": lambda: Reads(Opaque()),
