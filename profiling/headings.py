@@ -11,7 +11,9 @@ import torch
 
 
 def command() -> str:
-    return f"python {' '.join(map(shlex.quote, ['profiling/run.py', *sys.argv[1:]]))}"
+    """The command that was started; of a path from the root, the last part."""
+    words = [os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv[1:]]
+    return f"python {' '.join(map(shlex.quote, ['profiling/run.py', *words]))}"
 
 
 def machine() -> str:

@@ -22,6 +22,7 @@ from profilers import calls_of, lines_of
 os.environ["AUTOPAR_CACHE"] = ""  # benchmarks measure the work itself; that of the cache has a folder of its own
 HERE = Path(__file__).parent
 CAMPAIGNS = HERE.parent / "tests" / "campaigns"
+RECORD: Any = {"nargs": "?", "const": "", "metavar": "FILE", "help": "write profiling/results/FILE.txt, or NAME.txt"}
 
 
 def under(tool: str, module: Any, options: argparse.Namespace) -> str:
@@ -48,13 +49,13 @@ def main() -> None:
         module = importlib.import_module(f"bench_{name}")
         one = choose.add_parser(name, help=(module.__doc__ or "").splitlines()[0])
         one.add_argument("--tool", choices=("time", "cprofile", "lines"), default="time")
-        one.add_argument("--record", action="store_true", help="write the result to profiling/results/")
+        one.add_argument("--record", **RECORD)
         module.arguments(one)
     campaigns = sorted(path.stem for path in CAMPAIGNS.glob("*.py") if path.stem != "run")
     for name in campaigns:
         title = (ast.get_docstring(ast.parse((CAMPAIGNS / f"{name}.py").read_text())) or "").splitlines()[0]
         one = choose.add_parser(name, help=title, add_help=False)  # the campaign prints its own
-        one.add_argument("--record", action="store_true")
+        one.add_argument("--record", **RECORD)
         one.set_defaults(tool="time")
     options, more = parser.parse_known_args()
     if options.name in campaigns:
@@ -64,11 +65,13 @@ def main() -> None:
     else:
         printed = heading() + under(options.tool, importlib.import_module(f"bench_{options.name}"), options)
     print(printed)
-    if options.record:
+    if options.record is not None:
         kind = "" if options.tool == "time" else f"_{options.tool}"
         (HERE / "results").mkdir(exist_ok=True)
         # no paths of this machine
-        (HERE / "results" / f"{options.name}{kind}.txt").write_text(printed.replace(f"{HERE.parent}/", ""))
+        (HERE / "results" / f"{options.record or options.name}{kind}.txt").write_text(
+            printed.replace(f"{HERE.parent}/", "")
+        )
 
 
 if __name__ == "__main__":
