@@ -6,14 +6,13 @@ capture that ran such a function is not kept.
 
 from __future__ import annotations
 
-import dis
 import os
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 
 from autopar.cache.refused import NotCached
-from autopar.capture.guards.imported import modules_named
+from autopar.capture.guards.bytecode import instructions, modules_named, names_in, own_names
 
 ENVIRONMENT = frozenset({"environ", "getenv"})
 OUTSIDE = frozenset({  # names of functions and values of the standard library, NumPy and torch
@@ -57,48 +56,46 @@ def values_of(names: Sequence[str]) -> list[str | None]:
 
 def _outside(code: types.CodeType, space: Mapping[str, object]) -> str:
     """Return a name by which code reads a file, a clock, a generator or the like; "" if there is none."""
-    if read := sorted(OUTSIDE.intersection(code.co_names)):
+    names = own_names(code)
+    if read := sorted(OUTSIDE & names.names):
         return read[0]
-    if "getattr" in code.co_names and (read := sorted((OUTSIDE | ENVIRONMENT).intersection(_texts(code)))):
+    if "getattr" in names.names and (read := sorted((OUTSIDE | ENVIRONMENT) & names.texts)):
         return read[0]
-    for name in code.co_names:
+    for name in sorted(names.names):
         value = space.get(name)
         if value is sys.argv or value is getattr(os, "environb", sys.argv):
             return name
         if not isinstance(value, CALLABLE) or value is os.getenv:
             continue
         if value is os or value is os.path:
-            if read := sorted((set(dir(value)) - ALLOWED).intersection(code.co_names)):
+            if read := sorted((set(dir(value)) - ALLOWED) & names.names):
                 return f"{name}.{read[0]}"
             continue
         module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
         of_files = module in OF_FILES and not isinstance(value, types.ModuleType)
         if module in MODULES or of_files or getattr(value, "__name__", "") in OUTSIDE:
             return name
-    return next(iter(sorted(MODULES.intersection(modules_named(code, "")))), "")
-
-
-def _texts(code: types.CodeType) -> set[str]:
-    return {constant for constant in code.co_consts if isinstance(constant, str)}
+    return next(iter(sorted(MODULES.intersection(modules_named(names_in(code), "")))), "")
 
 
 def _variables(code: types.CodeType, space: Mapping[str, object]) -> Iterator[str]:
     """Yield the environment variables that code names, also where ``environ`` or ``getenv`` has another name."""
-    environment = {name for name in code.co_names if space.get(name) is os.environ or space.get(name) is os.getenv}
-    environment |= ENVIRONMENT.intersection(code.co_names)
+    names = own_names(code).names
+    environment = {name for name in names if space.get(name) is os.environ or space.get(name) is os.getenv}
+    environment |= ENVIRONMENT & names
     if not environment:
         return
-    instructions = [each for each in dis.get_instructions(code) if each.opname not in SKIPPED]
-    for at, instruction in enumerate(instructions):
-        if instruction.argval not in environment or instruction.opname.startswith(("STORE_", "DELETE_")):
+    named = [(op, value) for op, value in instructions(code) if op not in SKIPPED]
+    for at, (op, value) in enumerate(named):
+        if value not in environment or op.startswith(("STORE_", "DELETE_")):
             continue
         behind = at + 1
-        while behind < len(instructions) and instructions[behind].argval in BETWEEN:
+        while behind < len(named) and named[behind][1] in BETWEEN:
             behind += 1
-        named = instructions[behind] if behind < len(instructions) else instruction
-        if named.opname != "LOAD_CONST" or not isinstance(named.argval, str):
-            raise _refused(code, str(instruction.argval))
-        yield named.argval
+        op, name = named[behind] if behind < len(named) else (op, value)
+        if op != "LOAD_CONST" or not isinstance(name, str):
+            raise _refused(code, str(value))
+        yield name
 
 
 def _refused(code: types.CodeType, name: str) -> NotCached:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dis
 import importlib
 import sys
 import textwrap
+import types
+import typing
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import torch
 
 import autopar
 from autopar import Mesh
-from autopar.capture.guards.imported import modules_named
+from autopar.capture.guards.bytecode import instructions, modules_named, names_in
 
 IMPORTING = {
     "import": "import {m}; return x * {m}.K",
@@ -47,14 +50,28 @@ def test_a_module_that_forward_imports(way: str, loaded: bool, tmp_path: Path, m
     monkeypatch.delitem(sys.modules, name)
 
 
+def imported(source: str, package: str = "") -> list[str]:
+    return list(modules_named(names_in(compile(source, "<test>", "exec")), package))
+
+
 def test_names_of_imported_modules() -> None:
-    code = compile("from . import a\nfrom ..b import c\nimport d.e, f\nfrom g import *\n", "<test>", "exec")
-    assert list(modules_named(code, "p.q")) == [
+    assert imported("from . import a\nfrom ..b import c\nimport d.e, f\nfrom g import *\n", "p.q") == [
         "p", "p.q", "p.q.a", "p", "p.b", "p.b.c", "d", "d.e", "f", "g", "g.*",
     ]  # fmt: skip
     many = "".join(f"x = {k}.5\n" for k in range(300))  # numbers of constants beyond a byte
-    assert "late" in list(modules_named(compile(f"{many}from late import K\n", "<test>", "exec"), ""))
-    assert "late.K" in list(modules_named(compile(f"{many}from late import K\n", "<test>", "exec"), ""))
+    assert imported(f"{many}from late import K\n") == ["late", "late.K"]
     for refused in ("from . import a\n", "from ...b import a\n"):  # in no package, and beyond the outermost
-        assert list(modules_named(compile(refused, "<test>", "exec"), "p" * ("..." in refused))) == []
-    assert list(modules_named(compile("x = 'sys'\n", "<test>", "exec"), "")) == []
+        assert imported(refused, "p" * ("..." in refused)) == []
+    assert imported("x = 'sys'\n") == []
+
+
+def test_names_are_those_of_dis() -> None:
+    """Instructions of each Python have other numbers."""
+    codes = [
+        value.__code__ for value in {**vars(dis), **vars(typing)}.values() if isinstance(value, types.FunctionType)
+    ]
+    assert len(codes) > 50
+    for code in codes:
+        theirs = [(each.opname, each.argval) for each in dis.get_instructions(code) if each.opcode in dis.hasname]
+        ours = [(op, value) for op, value in instructions(code) if dis.opmap[op] in dis.hasname]
+        assert [value for _, value in ours] == [value for _, value in theirs]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
 import torch
 from torch.autograd import Function
 
+from autopar.capture.guards.bytecode import modules_named, names_in
 from autopar.capture.guards.closures import function_of, functions_of
-from autopar.capture.guards.imported import modules_named
-from autopar.capture.guards.namespaces import Namespaces, is_own, is_users_file, names_of
+from autopar.capture.guards.namespaces import Namespaces, is_own, is_users_file
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.guards.values import FOREIGN, FUNCTIONS, frozen, is_container, is_named, is_scalar
 
@@ -161,7 +161,7 @@ class Functions:
             self.code[id(code)] = code
             self._defaults(function)
             self._globals(code, function.__globals__)
-            self._methods(names_of(code), cls)
+            self._methods(names_in(code).names, cls)
             if vars(function):
                 self.namespaces.add(function)
 
@@ -182,7 +182,7 @@ class Functions:
     def _globals(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         self.namespaces.add_names(code)
         self._imported(code, namespace)
-        names = set(names_of(code))
+        names = names_in(code).names
         for name in sorted(names & namespace.keys()):
             value = namespace[name]
             self._note(
@@ -199,14 +199,14 @@ class Functions:
         if id(code) in self._importing:
             return
         self._importing[id(code)] = code
-        for name in modules_named(code, str(namespace.get("__package__") or "")):
+        for name in modules_named(names_in(code), str(namespace.get("__package__") or "")):
             module = sys.modules.get(name)
             if module is None:
                 self._unloaded.add(name)
             elif is_own(module):
                 self._follow(module, name)
 
-    def _attributes(self, owner: Any, names: set[str]) -> None:
+    def _attributes(self, owner: Any, names: Set[str]) -> None:
         """Note the values of a library's module or class that a function can read by these names."""
         for base in owner.__mro__ if isinstance(owner, type) else (owner,):
             root = base.__module__ if isinstance(base, type) else base.__name__

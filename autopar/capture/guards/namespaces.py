@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from autopar.capture.guards.bytecode import names_in
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.guards.values import FOREIGN
 from autopar.capture.provenance import is_users
@@ -52,7 +53,8 @@ class Namespaces:
 
     def add_names(self, code: types.CodeType) -> None:
         """Add the names that a function's code contains."""
-        new = set(names_of(code, strings=True)) - self._names
+        found = names_in(code)
+        new = {*found.names, *filter(str.isidentifier, found.texts)} - self._names
         self._names |= new
         for owner, _, _ in list(self._known.values()):
             self._look_for(new, owner)
@@ -62,19 +64,6 @@ class Namespaces:
         for name in sorted(names & attributes.keys()):
             if not name.startswith("__"):
                 self._note(GuardedPlace(attributes, name, f"{words}.{name}", owner=owner), attributes[name])
-
-
-def names_of(code: types.CodeType, strings: bool = False) -> Iterable[str]:
-    """Yield the names of globals and attributes in code and in the functions inside of it.
-
-    With ``strings`` it also yields constants that can be names.
-    """
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from names_of(constant, strings)
-        elif strings and isinstance(constant, str) and constant.isidentifier():
-            yield constant
 
 
 def is_users_file(filename: str) -> bool:
