@@ -61,7 +61,7 @@ def _outside(code: types.CodeType, space: Mapping[str, object]) -> str:
         return read[0]
     if "getattr" in names.names and (read := sorted((OUTSIDE | ENVIRONMENT) & names.texts)):
         return read[0]
-    for name in sorted(names.names):
+    for name in sorted(names.loaded):
         value = space.get(name)
         if value is sys.argv or value is getattr(os, "environb", sys.argv):
             return name
@@ -80,9 +80,9 @@ def _outside(code: types.CodeType, space: Mapping[str, object]) -> str:
 
 def _variables(code: types.CodeType, space: Mapping[str, object]) -> Iterator[str]:
     """Yield the environment variables that code names, also where ``environ`` or ``getenv`` has another name."""
-    names = own_names(code).names
-    environment = {name for name in names if space.get(name) is os.environ or space.get(name) is os.getenv}
-    environment |= ENVIRONMENT & names
+    names = own_names(code)
+    environment = {name for name in names.loaded if space.get(name) is os.environ or space.get(name) is os.getenv}
+    environment |= ENVIRONMENT & names.names
     if not environment:
         return
     named = [(op, value) for op, value in instructions(code) if op not in SKIPPED]

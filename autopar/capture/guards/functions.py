@@ -62,6 +62,7 @@ class Functions:
         # code that ran and whose function was not found; whether it closes over values
         self._unfound: dict[int, tuple[types.CodeType, bool]] = {}
         self._open: list[tuple[Any, type | None, str]] | None = None
+        self._of_module: set[int] = set()  # code of methods of modules that ran
         self._importing: dict[int, types.CodeType] = {}  # code whose imports are known
         self._unloaded: set[str] = set()  # modules that a function may import, and that nobody has loaded yet
 
@@ -93,13 +94,15 @@ class Functions:
         if not is_users_file(code.co_filename) or str(frame.f_globals.get("__name__")).partition(".")[0] in FOREIGN:
             return  # the generated methods of other libraries' dataclasses have no file
         self.code[id(code)] = code
+        if _is_method(code, type(frame.f_locals[code.co_varnames[0]]) if code.co_argcount else None):
+            self._of_module.add(id(code))
         waiting = self._waiting.pop(id(code), [])
         for function, cls in waiting:
             self.look_into(function, cls)
         if (running := function_of(frame)) is not None:
             self.look_into(running)
             return
-        self._globals(code, frame.f_globals)
+        self._globals(code, frame.f_globals, id(code) in self._of_module)
         closed = any(_is_guarded(frame.f_locals[name]) for name in code.co_freevars if name in frame.f_locals)
         if closed or (
             not waiting
@@ -160,7 +163,7 @@ class Functions:
         if users:
             self.code[id(code)] = code
             self._defaults(function)
-            self._globals(code, function.__globals__)
+            self._globals(code, function.__globals__, id(code) in self._of_module or _is_method(code, cls))
             self._methods(names_in(code).names, cls)
             if vars(function):
                 self.namespaces.add(function)
@@ -179,11 +182,11 @@ class Functions:
         if function.__kwdefaults__:
             self._note(GuardedPlace(function, "__kwdefaults__", words, computed=True), function.__kwdefaults__)
 
-    def _globals(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
-        self.namespaces.add_names(code)
+    def _globals(self, code: types.CodeType, namespace: dict[str, Any], of_module: bool) -> None:
+        found = names_in(code)
+        self.namespaces.add_names(found, of_module)
         self._imported(code, namespace)
-        names = names_in(code).names
-        for name in sorted(names & namespace.keys()):
+        for name in sorted(found.loaded & namespace.keys()):
             value = namespace[name]
             self._note(
                 GuardedPlace(namespace, name, f"the global {name} of {namespace.get('__name__', 'the program')}"), value
@@ -192,7 +195,7 @@ class Functions:
                 isinstance(value, type)
                 or (isinstance(value, types.ModuleType) and is_users_file(getattr(value, "__file__", None) or ""))
             ) and not is_own(value):
-                self._attributes(value, names)
+                self._attributes(value, found.attributes | found.own)
 
     def _imported(self, code: types.CodeType, namespace: Mapping[str, Any]) -> None:
         """Follow the user's modules that a function imports. Those that it loads first are followed at the end."""
@@ -254,3 +257,11 @@ def _is_guarded(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return type(value) in TENSORS
     return not (is_named(value) or isinstance(value, torch.nn.Module))
+
+
+def _is_method(code: types.CodeType, cls: type | None) -> bool:
+    """Return whether code is that of a method of a class of modules."""
+    if cls is None or not issubclass(cls, torch.nn.Module):
+        return False
+    found = (vars(base).get(code.co_name) for base in cls.__mro__)
+    return any(isinstance(each, types.FunctionType) and each.__code__ is code for each in found)

@@ -1,6 +1,6 @@
 """Note which attributes of classes, Python modules and functions forward may read; Python cannot record these reads.
 
-Each name in the code of the user's functions is looked up in each namespace that the model, its globals or its closures
+Each attribute in the code of the user's functions is looked up in each namespace that the model, its globals or its closures
 lead to. ``self.cfg.beta`` reads ``Cfg.beta`` if ``self.cfg`` is the class ``Cfg``, and ``getattr(self.cfg, "beta")``
 may too.
 """
@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autopar.capture.guards.bytecode import names_in
+from autopar.capture.guards.bytecode import CodeNames
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.guards.values import FOREIGN
 from autopar.capture.provenance import is_users
@@ -51,10 +51,14 @@ class Namespaces:
             if of_user:
                 self._look_for(self._names, space)
 
-    def add_names(self, code: types.CodeType) -> None:
-        """Add the names that a function's code contains."""
-        found = names_in(code)
-        new = {*found.names, *filter(str.isidentifier, found.texts)} - self._names
+    def add_names(self, found: CodeNames, of_module: bool) -> None:
+        """Add the attributes that a function reads, and the texts that it contains.
+
+        Args:
+            of_module: whether the function's first argument is a module, whose attributes are recorded as they are read.
+        """
+        own = () if of_module else found.own
+        new = {*found.attributes, *own, *filter(str.isidentifier, found.texts)} - self._names
         self._names |= new
         for owner, _, _ in list(self._known.values()):
             self._look_for(new, owner)
