@@ -375,7 +375,7 @@ def test_what_is_changed_is_captured_anew(cases: list[str]) -> None:
 
 
 REFUSED = {
-    "a module's function that reads its global": "guards_imported.BETA is 5.0, it was 2.0",
+    "a module's function that reads its global": "the global BETA of guards_imported is 5.0, it was 2.0",
     "a class as config": "Cfg.beta is 3.0, it was 2.0",
     "the class of a module": "module 2 of the model is a Tanhshrink, it was a Identity",
     "a default": "the defaults of with_default is (5.0), it was (2.0)",

@@ -1,8 +1,8 @@
 """Note which attributes of classes, Python modules and functions forward may read; Python cannot record these reads.
 
-Each attribute in the code of the user's functions is looked up in each namespace that the model, its globals or its closures
-lead to. ``self.cfg.beta`` reads ``Cfg.beta`` if ``self.cfg`` is the class ``Cfg``, and ``getattr(self.cfg, "beta")``
-may too.
+Each attribute in the code of the user's functions is looked up in each namespace that the model, its globals or its
+closures lead to. ``self.cfg.beta`` reads ``Cfg.beta`` if ``self.cfg`` is the class ``Cfg``, and
+``getattr(self.cfg, "beta")`` may too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Namespaces:
         """Add the attributes that a function reads, and the texts that it contains.
 
         Args:
-            of_module: whether the function's first argument is a module, whose attributes are recorded as they are read.
+            of_module: whether the first argument is a module, whose attributes are recorded as they are read.
         """
         own = () if of_module else found.own
         new = {*found.attributes, *own, *filter(str.isidentifier, found.texts)} - self._names
