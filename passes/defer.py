@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import fx
 
 from autopar.ir.edit import Edit, Value
@@ -14,8 +13,9 @@ from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
+from autopar.torch_private import aten
 
-ADD = torch.ops.aten.add.Tensor
+ADD = aten.add.Tensor
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import fx
 
 from autopar.ir.edit import Edit, Value
@@ -16,8 +15,9 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
 from autopar.plan.usable_rules import usable_rule
+from autopar.torch_private import aten
 
-ADD = torch.ops.aten.add.Tensor
+ADD = aten.add.Tensor
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import fx
 
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.passes.manager import Pass
+from autopar.torch_private import aten
 
-ADD = torch.ops.aten.add.Tensor
+ADD = aten.add.Tensor
 APART = "weight_gradients"
 
 

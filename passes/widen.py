@@ -14,9 +14,10 @@ from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType
 from autopar.passes.manager import Pass
 from autopar.rules.pointwise import CASTS
+from autopar.torch_private import aten
 
 (CAST,) = CASTS
-ADDED = (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor)  # these ops widen operands of low precision themselves
+ADDED = (aten.add.Tensor, aten.sub.Tensor)  # these ops widen operands of low precision themselves
 LOW = (torch.bfloat16, torch.float16)
 
 

@@ -28,7 +28,7 @@ from autopar.ir.record import Record, Result, TensorType, ValueType
 from autopar.ir.structure import Structure, unflatten
 from autopar.ir.text.tokens import RESERVED
 from autopar.ir.text.tree import tree_fragments
-from autopar.torch_private import default_generator, rename, storage_of
+from autopar.torch_private import aten, default_generator, rename, storage_of
 
 
 @dataclass
@@ -185,7 +185,7 @@ class _GraphBuilder:
         traced, checked = self.traced, list(returned)
         tensors = [*traced.buffers.values(), *traced.arguments.tensors]
         real = dict(zip(placeholders[len(traced.parameters) :], tensors, strict=False))
-        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
             target, value = node.args[:2]
             if target not in real or record_of(target).role != "input" or not changes_nothing(value, target, real):
                 continue
@@ -204,7 +204,7 @@ class _GraphBuilder:
         """
         next_values: dict[fx.Node, fx.Node] = {}
         for node in list(graph.nodes):
-            if node.target is not torch.ops.aten.copy_.default:
+            if node.target is not aten.copy_.default:
                 continue
             target, value = node.args[:2]
             if target not in placeholders or record_of(target).role != "buffer":

@@ -35,6 +35,7 @@ from autopar.torch_private import (
     DATA_DEPENDENT,
     TorchDispatchMode,
     as_functional,
+    aten,
     autograd_sequence_number,
     draws_random,
     get_proxy_mode,
@@ -52,7 +53,7 @@ _PASSES = os.path.join(os.path.dirname(os.path.dirname(_OURS)), "passes") + os.s
 _LIBRARY = os.path.dirname(os.path.abspath(contextlib.__file__)) + os.sep
 _SITE = os.path.join(_LIBRARY, "site-packages") + os.sep
 
-LIFTED = torch.ops.aten.lift_fresh_copy.default  # makes a constant of the trace functional by itself
+LIFTED = aten.lift_fresh_copy.default  # makes a constant of the trace functional by itself
 LINE = 100  # characters of a user's line that are quoted
 
 

@@ -21,8 +21,9 @@ from torch import fx
 from autopar.ir.nodes import behind, is_getitem, make_node, map_operands, operands, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Result, TensorType
+from autopar.torch_private import aten
 
-ADDITIONS = {torch.ops.aten.add.Tensor}
+ADDITIONS = {aten.add.Tensor}
 
 
 def specialize(program: Program, with_tangent: frozenset[int], device: torch.device) -> Program:
@@ -92,7 +93,7 @@ class _Specialized:
         while name in self.names:
             name += "_"
         self.names.add(name)
-        zero = make_node(self.graph, name, "call_function", torch.ops.aten.full.default, (list(type.shape), 0),
+        zero = make_node(self.graph, name, "call_function", aten.full.default, (list(type.shape), 0),
                          {"dtype": type.dtype, "device": self.device})  # fmt: skip
         set_record(zero, Record(type, phase=user.phase, module=user.module, source=user.source))
         return zero

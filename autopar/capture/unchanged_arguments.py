@@ -13,9 +13,8 @@ import torch
 from torch import fx
 
 from autopar.ir.ops import assumptions  # noqa: F401  # it registers the op
-from autopar.torch_private import FakeTensor, draws_random, mutates, without_function_modes, without_modes
+from autopar.torch_private import FakeTensor, aten, draws_random, mutates, without_function_modes, without_modes
 
-aten = torch.ops.aten
 ASSUMED = torch.ops.autopar.assumed.default
 MOST = 1000  # ops that the written values may be computed with
 

@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from torch import fx
 
 from autopar.costs.calls import EXCHANGE, kind_of
@@ -26,8 +25,9 @@ from autopar.costs.program_price import node_prices
 from autopar.ir import transfers
 from autopar.ir.nodes import is_getitem, name_of, operands, tensor_type
 from autopar.ir.program import Program
+from autopar.torch_private import aten
 
-ADD = torch.ops.aten.add.Tensor
+ADD = aten.add.Tensor
 
 
 @dataclass(frozen=True)

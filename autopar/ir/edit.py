@@ -29,7 +29,7 @@ from autopar.ir.program_data import ProgramData
 from autopar.ir.record import Record, Requirement, TensorType, ValueType
 from autopar.ir.text.printer import print_type
 from autopar.ir.text.tokens import can_name
-from autopar.torch_private import is_erased
+from autopar.torch_private import aten, is_erased
 
 NOT_BEGUN = "this edit has not begun; call its operations inside its block: with program.edit() as edit:"
 OVER = "this edit is over; begin another one with program.edit()"
@@ -202,9 +202,7 @@ class Edit:
                 f"concat needs pieces that differ only in dim {dim}, got {', '.join(map(print_type, types))}"
             )
         needs = tuple(Requirement(t.layout, t.dtype) for t in types if t.layout is not None)
-        return self.insert(
-            torch.ops.aten.cat.default, (list(xs), dim), before=before, type=joined, phase=phase, uses=needs
-        )
+        return self.insert(aten.cat.default, (list(xs), dim), before=before, type=joined, phase=phase, uses=needs)
 
     def replace_use(self, user: Value, old: Value, new: Value, *, index: int | None = None) -> None:
         """Make ``user`` read ``new`` where it read ``old``: at every occurrence, or at operand ``index`` alone."""

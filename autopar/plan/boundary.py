@@ -31,9 +31,10 @@ from autopar.ir.nodes import name_of, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Result, TensorType
 from autopar.ir.value_names import LOSS, gradient_parameter
+from autopar.torch_private import aten
 
 OPEN: Dim = ((None, (UNDECIDED,)),)  # a dim that a constraint leaves open
-ADDITIONS = {torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor}
+ADDITIONS = {aten.add.Tensor, aten.sub.Tensor}
 
 
 class UserConstraints(dict[str, DistAttr]):

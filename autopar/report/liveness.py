@@ -11,7 +11,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import fx
 
 from autopar.ir import transfers
@@ -19,9 +18,7 @@ from autopar.ir.nodes import element_of, is_getitem, name_of, operands, record_o
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType, ValueType
 from autopar.ir.value_names import gradient_name, gradient_parameter
-from autopar.torch_private import OpOverload, returns_alias
-
-aten = torch.ops.aten
+from autopar.torch_private import OpOverload, aten, returns_alias
 
 KINDS = ("parameters", "gradients", "optimizer state", "buffers", "inputs", "under way", "activations", "transfers")
 OF_ROLE = {"param": "parameters", "buffer": "buffers", "state": "buffers", "tangent": "activations"}  # others: inputs

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from autopar.rules.dims import sized
-from autopar.rules.registry import overload, rule
+from autopar.rules.registry import rule
+from autopar.torch_private import aten
 
 rule(
     "... -> ...",
@@ -86,6 +87,6 @@ def _widens(x, *, dtype=None, **_) -> str:
     return "0" if dtype is None or torch.promote_types(x.dtype, dtype) == dtype else ""
 
 
-CASTS = frozenset({overload("_to_copy")})
+CASTS = frozenset({aten._to_copy.default})
 
 rule("... -> ...", "_to_copy", linear=_widens)

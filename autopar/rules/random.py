@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from autopar.ir.ops.seeded_random import twin_of, with_seed
-from autopar.rules.registry import RULES, Rule, op_name, overload
+from autopar.rules.registry import RULES, Rule, op_name
+from autopar.torch_private import op_named
 
 
 def _alike(count: int = 1, results: int = 1) -> Callable[..., str]:
@@ -56,5 +57,6 @@ for pattern, ops, sizes in (
     (_multinomial, "multinomial", {}),
 ):  # fmt: skip
     for name in ops.split():
-        twin = twin_of(overload(name))
-        RULES[twin] = Rule(op_name(twin), with_seed(pattern), sizes=sizes)
+        if op := op_named(name):
+            twin = twin_of(op)
+            RULES[twin] = Rule(op_name(twin), with_seed(pattern), sizes=sizes)

@@ -17,8 +17,10 @@ from autopar.rules.work import check_work, parse_work
 from autopar.torch_private import (
     OpOverload,
     OpOverloadPacket,
+    find_op,
     is_seeded,
     mutates,
+    op_named,
     overload_of,
     tensor_arguments,
     tensor_results,
@@ -97,7 +99,8 @@ def rule(
         parse_pattern(pattern)
     _check_work(work, pattern)
     for name in ops.split():
-        RULES[overload(name)] = Rule(name, pattern, linear, sizes or {}, view, empty, work)
+        if op := op_named(name):
+            RULES[op] = Rule(name, pattern, linear, sizes or {}, view, empty, work)
 
 
 def _check_work(work: str | Callable[..., str], pattern: str | Callable[..., Any]) -> None:
@@ -220,15 +223,13 @@ def _counts(op: OpOverload) -> tuple[int | None, int | None]:
 
 def overload(name: str) -> OpOverload:
     """Return ``torch.ops.aten.add.Tensor`` for ``add.Tensor``."""
+    if op := find_op(name):
+        return op
     space, _, path = name.rpartition("::")
-    packet, _, overload_name = path.partition(".")
-    try:
-        op_packet = getattr(getattr(torch.ops, space or "aten"), packet)
-    except (AttributeError, RuntimeError):
-        op_packet = None
+    op_packet = getattr(getattr(torch.ops, space or "aten"), path.partition(".")[0], None)
     if not isinstance(op_packet, OpOverloadPacket):
         raise RuleError(f"torch has no op {name!r}; write it as 'add.Tensor' or 'library::op'")
-    return _member(op_packet, overload_name or "default")
+    return _member(op_packet, path.partition(".")[2] or "default")
 
 
 def _member(packet: OpOverloadPacket, name: str) -> OpOverload:

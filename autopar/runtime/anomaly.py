@@ -34,6 +34,7 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_op, target_name
 from autopar.optimizers import IN_PLACE
+from autopar.torch_private import aten
 
 LEFT = (
     "its initialisation, a checkpoint or an earlier step left it there; go back to a state without NaN, and run on "
@@ -182,9 +183,7 @@ def _outgoing_values(program: Program) -> set[fx.Node]:
         phase = record_of(node).phase
         for user in node.users:
             sent = user.target in (transfers.send, transfers.recv) or bool(_axes(user))
-            added = (
-                user in leaving and user.target is torch.ops.aten.add.Tensor and operands(user)[0].op == "placeholder"
-            )
+            added = user in leaving and user.target is aten.add.Tensor and operands(user)[0].op == "placeholder"
             other = record_of(user).phase
             handed = phase == other == "backward" and _call(user) != _call(node)
             if user.op == "output" or sent or added or handed or (other == "update" != phase):

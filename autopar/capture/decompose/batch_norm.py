@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-aten = torch.ops.aten
+from autopar.torch_private import aten, present
 
 
 def wide(x):
@@ -135,17 +135,19 @@ def _of_a_kernel(x, gradient, weight, running_mean, running_var, mean, scale, ep
     )
 
 
-BATCH_NORM: dict[Any, Callable[..., Any]] = {
-    aten.native_batch_norm.default: batch_norm,
-    aten._native_batch_norm_legit.default: batch_norm,
-    aten._native_batch_norm_legit.no_stats: _no_stats,
-    aten._native_batch_norm_legit_no_training.default: _evaluated,
-    aten._batch_norm_with_update.default: _trained,
-    aten._batch_norm_no_update.default: lambda x, *args: (*_evaluated(x, *args), _reserved(x)),
-    aten.cudnn_batch_norm.default: _with_reserve,
-    aten.miopen_batch_norm.default: batch_norm,
-    aten.native_batch_norm_backward.default: batch_norm_backward,
-    aten.batch_norm_backward.default: lambda *args: batch_norm_backward(*args[:-1]),
-    aten.cudnn_batch_norm_backward.default: _of_a_kernel,
-    aten.miopen_batch_norm_backward.default: _of_a_kernel,
-}
+BATCH_NORM: dict[Any, Callable[..., Any]] = present(
+    {
+        aten.native_batch_norm.default: batch_norm,
+        aten._native_batch_norm_legit.default: batch_norm,
+        aten._native_batch_norm_legit.no_stats: _no_stats,
+        aten._native_batch_norm_legit_no_training.default: _evaluated,
+        aten._batch_norm_with_update.default: _trained,
+        aten._batch_norm_no_update.default: lambda x, *args: (*_evaluated(x, *args), _reserved(x)),
+        aten.cudnn_batch_norm.default: _with_reserve,
+        aten.miopen_batch_norm.default: batch_norm,
+        aten.native_batch_norm_backward.default: batch_norm_backward,
+        aten.batch_norm_backward.default: lambda *args: batch_norm_backward(*args[:-1]),
+        aten.cudnn_batch_norm_backward.default: _of_a_kernel,
+        aten.miopen_batch_norm_backward.default: _of_a_kernel,
+    }
+)

@@ -17,8 +17,9 @@ from autopar.ir.edit import Edit
 from autopar.ir.nodes import element_of, map_operands, operands, record_of
 from autopar.ir.record import Requirement, ValueType
 from autopar.rules.binding import typed
+from autopar.torch_private import aten
 
-ARANGE = torch.ops.aten.arange.default
+ARANGE = aten.arange.default
 CPU = torch.device("cpu")
 
 

@@ -22,10 +22,8 @@ from autopar.capture.decompose.batch_norm import wide
 from autopar.capture.decompose.table import SUM
 from autopar.ir.ops import sharded_lookup
 from autopar.rules.binding import bind_node, typed
-from autopar.rules.registry import overload
 from autopar.rules.strategies import Bound
-
-aten = torch.ops.aten
+from autopar.torch_private import aten, op_named
 
 
 @dataclass(frozen=True)
@@ -187,8 +185,8 @@ def _classes(position):
 
 
 EXPANSIONS: dict[Any, Expansion] = {
-    overload(op): Expansion(*row)
-    for op, *row in (
+    op: Expansion(*row)
+    for name, *row in (
         ("_softmax", softmax, _argument(1), 0, 8),
         ("_log_softmax", log_softmax, _argument(1), 0, 8),
         ("_softmax_backward_data", softmax_backward, _argument(2), 0, 8),
@@ -211,6 +209,7 @@ EXPANSIONS: dict[Any, Expansion] = {
             _is_causal(7),
         ),
     )
+    if (op := op_named(name))
 }
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autopar.rules.registry import overload
-from autopar.torch_private import OpOverload
+from autopar.torch_private import OpOverload, op_named, present
 
 UNARY = """
     abs acos asin atan ceil clone cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max neg reciprocal
@@ -47,23 +46,23 @@ def _with_value(op: OpOverload) -> Callable[..., list[Any]]:
 
 
 def _lists() -> dict[OpOverload, Callable[..., Any]]:
-    table: dict[str, Callable[..., Any]] = {op: _each(overload(op), 1) for op in UNARY.split()}
+    table: dict[str, Callable[..., Any]] = {op: _each(op_named(op), 1) for op in UNARY.split()}
     for name, (of_lists, of_number, of_tensor) in BINARY.items():
-        table[f"{name}.List"] = _each(overload(of_lists), 2)
-        table[f"{name}.Scalar"] = _each(overload(of_number), 1)
-        table[f"{name}.ScalarList"] = _each(overload(of_number), 2)
+        table[f"{name}.List"] = _each(op_named(of_lists), 2)
+        table[f"{name}.Scalar"] = _each(op_named(of_number), 1)
+        table[f"{name}.ScalarList"] = _each(op_named(of_number), 2)
         if of_tensor:
-            table[f"{name}.Tensor"] = _each(overload(of_tensor), 1)
+            table[f"{name}.Tensor"] = _each(op_named(of_tensor), 1)
     for name in ("addcmul", "addcdiv"):
-        table[f"{name}.Scalar"] = table[f"{name}.ScalarList"] = _with_value(overload(name))
-    table["lerp.List"] = _each(overload("lerp.Tensor"), 3)
-    table["lerp.Scalar"] = _each(overload("lerp.Scalar"), 2)
-    table["lerp.ScalarList"] = _each(overload("lerp.Scalar"), 3)
-    table["copy"] = _each(overload("copy"), 2)
-    power, norm = overload("pow.Scalar"), overload("linalg_vector_norm")
+        table[f"{name}.Scalar"] = table[f"{name}.ScalarList"] = _with_value(op_named(name))
+    table["lerp.List"] = _each(op_named("lerp.Tensor"), 3)
+    table["lerp.Scalar"] = _each(op_named("lerp.Scalar"), 2)
+    table["lerp.ScalarList"] = _each(op_named("lerp.Scalar"), 3)
+    table["copy"] = _each(op_named("copy"), 2)
+    power, norm = op_named("pow.Scalar"), op_named("linalg_vector_norm")
     table["pow.ScalarAndTensor"] = lambda base, exponents: [power(base, x) for x in exponents]
     table["norm.Scalar"] = lambda xs, order=2, dtype=None: [norm(x, order, dtype=dtype) for x in xs]
-    return {overload(f"_foreach_{name}"): apart for name, apart in table.items()}
+    return present({op_named(f"_foreach_{name}"): apart for name, apart in table.items()})
 
 
 LISTS = _lists()

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from autopar.errors import CaptureError
-
-aten = torch.ops.aten
+from autopar.torch_private import aten, present
 
 
 def _order(size: Sequence[int], stride: Sequence[int]) -> list[int]:
@@ -85,8 +84,10 @@ def as_strided_scatter(x, source, size, stride, offset=None):
     return _back(aten.index_put.default(flat, [_places(x, size, stride, start)], flat_source), x.shape, order)
 
 
-STRIDES: dict[Any, Callable[..., Any]] = {
-    aten.as_strided.default: as_strided,
-    aten.as_strided_copy.default: as_strided,
-    aten.as_strided_scatter.default: as_strided_scatter,
-}
+STRIDES: dict[Any, Callable[..., Any]] = present(
+    {
+        aten.as_strided.default: as_strided,
+        aten.as_strided_copy.default: as_strided,
+        aten.as_strided_scatter.default: as_strided_scatter,
+    }
+)

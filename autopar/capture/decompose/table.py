@@ -16,8 +16,8 @@ from autopar.capture.decompose.batch_norm import BATCH_NORM
 from autopar.capture.decompose.batch_norm import wide as _wide
 from autopar.capture.decompose.lists import LISTS
 from autopar.capture.decompose.strides import STRIDES
+from autopar.torch_private import aten, present
 
-aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for a loss's reduction
 
 
@@ -318,7 +318,7 @@ def split(x, size, dim=0):
     )
 
 
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+_TABLE: dict[Any, Callable[..., Any]] = {
     aten.mean.default: mean,
     aten.mean.dim: mean_dim,
     aten.var.correction: var,
@@ -367,23 +367,24 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.dist.default: lambda x, y, order=2: aten.linalg_vector_norm.default(aten.sub.Tensor(x, y), order),
 }
 for op in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
-    DECOMPOSITIONS[op] = _nll_loss_forward(op)
+    _TABLE[op] = _nll_loss_forward(op)
 for op in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default):
-    DECOMPOSITIONS[op] = _nll_loss_backward(op)
+    _TABLE[op] = _nll_loss_backward(op)
 for forward, backward, position in (  # the position of the argument ``reduction``
     (aten.smooth_l1_loss, aten.smooth_l1_loss_backward, 2),
     (aten.huber_loss, aten.huber_loss_backward, 2),
     (aten.soft_margin_loss, aten.soft_margin_loss_backward, 2),
     (aten.binary_cross_entropy, aten.binary_cross_entropy_backward, 3),
 ):
-    DECOMPOSITIONS[forward.default] = _per_element(forward.default, position)
-    DECOMPOSITIONS[backward.default] = _per_element_backward(backward.default, position + 1)
+    _TABLE[forward.default] = _per_element(forward.default, position)
+    _TABLE[backward.default] = _per_element_backward(backward.default, position + 1)
 logits_loss = aten.binary_cross_entropy_with_logits.default
-DECOMPOSITIONS[logits_loss] = _per_element(logits_loss, 4)
+_TABLE[logits_loss] = _per_element(logits_loss, 4)
+DECOMPOSITIONS = present(_TABLE)
 
 # ops that return their operand, or equal a view: dropped or renamed at capture
 IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
-SYNONYMS = {aten._unsafe_view.default: aten.view.default}
+SYNONYMS = present({aten._unsafe_view.default: aten.view.default})
 TRANSPOSE = aten.t.default  # twice, it is the value itself
 COPY, ZEROS, FULL = aten.copy.default, aten.zeros_like.default, aten.full.default
 INDEX, SQUEEZE, ARANGE, ARANGE_FROM = aten.index.Tensor, aten.squeeze.dims, aten.arange.default, aten.arange.start

@@ -20,10 +20,13 @@ from autopar.torch_private import (
     FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
+    aten,
     draws_random,
     functional_name,
     is_seeded,
     mutates,
+    present,
+    prims,
     pytree,
     returns_alias,
     torch_decompositions,
@@ -33,7 +36,6 @@ from autopar.torch_private import (
 Decomposition = Callable[..., Any]
 
 MOST = 40  # ops that one op may become; more cost more than they save
-aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def _where(condition, a, b):
@@ -53,21 +55,23 @@ UNARY = (
     "log10 log1p log2 neg reciprocal round rsqrt sign signbit sin sinh sqrt tan tanh trunc"
 )
 BINARY = "add sub mul eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor fmod remainder"
-PRIMS: dict[Any, Decomposition] = {
-    **{getattr(prims, name).default: getattr(aten, name).default for name in UNARY.split()},
-    **{getattr(prims, name).default: getattr(aten, name).Tensor for name in BINARY.split()},
-    prims.maximum.default: aten.maximum.default,
-    prims.minimum.default: aten.minimum.default,
-    prims.atan2.default: aten.atan2.default,
-    prims.pow.default: aten.pow.Tensor_Tensor,
-    prims.where.default: _where,
-    # the prim rounds integers
-    prims.div.default: lambda x, y: aten.div.Tensor(x, y) if x.is_floating_point() else NotImplemented,
-    prims.convert_element_type.default: lambda x, dtype: aten.to.dtype(x, dtype),
-    prims.sum.default: lambda x, dims, *, output_dtype=None: aten.sum.dim_IntList(x, dims, dtype=output_dtype),
-    prims.amax.default: lambda x, dims, **_: aten.amax.default(x, dims),
-    prims.amin.default: lambda x, dims, **_: aten.amin.default(x, dims),
-}
+PRIMS: dict[Any, Decomposition] = present(
+    {
+        **{getattr(prims, name).default: getattr(aten, name).default for name in UNARY.split()},
+        **{getattr(prims, name).default: getattr(aten, name).Tensor for name in BINARY.split()},
+        prims.maximum.default: aten.maximum.default,
+        prims.minimum.default: aten.minimum.default,
+        prims.atan2.default: aten.atan2.default,
+        prims.pow.default: aten.pow.Tensor_Tensor,
+        prims.where.default: _where,
+        # the prim rounds integers
+        prims.div.default: lambda x, y: aten.div.Tensor(x, y) if x.is_floating_point() else NotImplemented,
+        prims.convert_element_type.default: lambda x, dtype: aten.to.dtype(x, dtype),
+        prims.sum.default: lambda x, dims, *, output_dtype=None: aten.sum.dim_IntList(x, dims, dtype=output_dtype),
+        prims.amax.default: lambda x, dims, **_: aten.amax.default(x, dims),
+        prims.amin.default: lambda x, dims, **_: aten.amin.default(x, dims),
+    }
+)
 
 
 def decomposition_table() -> Mapping[Any, Decomposition]:

@@ -30,17 +30,16 @@ from autopar.ir.nodes import make_node, record_of, set_record
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
 from autopar.ir.text.tokens import can_name
-
-aten = torch.ops.aten
+from autopar.torch_private import aten, present
 
 # op that takes a number → the position of the number, and the op that takes a tensor there
-OPERANDS: dict[Any, tuple[int, Any]] = {
+OPERANDS: dict[Any, tuple[int, Any]] = present({
     aten.mul.Tensor: (1, aten.mul.Tensor), aten.mul.Scalar: (1, aten.mul.Tensor), aten.div.Tensor: (1, aten.div.Tensor),
     aten.div.Scalar: (1, aten.div.Tensor), aten.add.Tensor: (1, aten.add.Tensor), aten.add.Scalar: (1, aten.add.Tensor),
     aten.sub.Tensor: (1, aten.sub.Tensor), aten.sub.Scalar: (1, aten.sub.Tensor),
     aten.gt.Scalar: (1, aten.gt.Tensor), aten.ge.Scalar: (1, aten.ge.Tensor), aten.lt.Scalar: (1, aten.lt.Tensor),
     aten.le.Scalar: (1, aten.le.Tensor), aten.rsub.Scalar: (1, aten.sub.Tensor),
-}  # fmt: skip
+})  # fmt: skip
 REVERSED = {aten.rsub.Scalar}
 COMPARISONS = {aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar}
 # as torch's kernels take a number

@@ -33,15 +33,16 @@ from autopar.torch_private import (
     OpOverload,
     PythonMod,
     SymbolicSizes,
+    aten,
     enable_python_dispatcher,
     size_expression,
     size_hint,
 )
 
-SLICE = torch.ops.aten.slice.Tensor
-SLICE_BACKWARD = torch.ops.aten.slice_backward.default
-CONVOLUTION = torch.ops.aten.convolution.default
-CONVOLUTIONS = frozenset({CONVOLUTION, torch.ops.aten.convolution_backward.default})
+SLICE = aten.slice.Tensor
+SLICE_BACKWARD = aten.slice_backward.default
+CONVOLUTION = aten.convolution.default
+CONVOLUTIONS = frozenset({CONVOLUTION, aten.convolution_backward.default})
 # what a size may consist of: all else has no text
 PARTS = (sympy.Symbol, sympy.Integer, sympy.Add, sympy.Mul, sympy.Pow, FloorDiv, PythonMod, sympy.Max, sympy.Min)
 

@@ -20,7 +20,15 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from autopar.torch_private import OpOverload, default_generator, operator_schema, pytree, with_defaults
+from autopar.torch_private import (
+    OpOverload,
+    default_generator,
+    op_named,
+    operator_schema,
+    present,
+    pytree,
+    with_defaults,
+)
 
 Random = Literal["parallel", "single"]  # whose random numbers a step draws: each piece its own, or a single device's
 RANDOM: tuple[Random, ...] = get_args(Random)
@@ -40,12 +48,7 @@ RRELU = "rrelu_with_noise"  # writes into its second operand, and returns anothe
 REJECTING = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", RRELU})
 
 
-def _aten(name: str) -> OpOverload:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
-
-
-FILLING = {_aten(new): _aten(filling) for filling, new in FUNCTIONAL.items()}
+FILLING = present({op_named(new): op_named(filling) for filling, new in FUNCTIONAL.items()})
 
 _TWINS: dict[OpOverload, OpOverload] = {}
 _SOURCES: dict[OpOverload, OpOverload] = {}
@@ -185,7 +188,9 @@ _MARK = 0x61757470617200  # a range of seeds that models do not set
 
 
 # twins that use only the shape of their first operand
-SHAPED = frozenset(twin_of(_aten(FUNCTIONAL[name])) for name in FUNCTIONAL if name != "bernoulli_.Tensor")
+SHAPED = frozenset(
+    twin_of(op) for name, new in FUNCTIONAL.items() if name != "bernoulli_.Tensor" and (op := op_named(new))
+)
 
 
 class Streams:
@@ -214,12 +219,12 @@ class Streams:
         """Call the twin of a random op, and write the result to the tensor that the op would fill."""
         name = op.name().removeprefix("aten::")
         if name == RRELU:
-            result, noise = self._draw(_aten(f"{RRELU}_functional"), args, kwargs, order=None)
+            result, noise = self._draw(op_named(f"{RRELU}_functional"), args, kwargs, order=None)
             args[1].copy_(noise)
             return result
         if name in FUNCTIONAL:
             return args[0].copy_(
-                self._draw(_aten(FUNCTIONAL[name]), *with_defaults(op, args, kwargs), order=_memory_order(args[0]))
+                self._draw(op_named(FUNCTIONAL[name]), *with_defaults(op, args, kwargs), order=_memory_order(args[0]))
             )
         return self._draw(op, args, kwargs, order=_memory_order(args[0]) if "_like" in name else None)
 

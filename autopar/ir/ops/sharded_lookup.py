@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from autopar.torch_private import FLASH_FOR_CPU, assert_without_sync
+from autopar.torch_private import FLASH_FOR_CPU, assert_without_sync, aten
 
 LIBRARY = torch.library.Library("autopar", "DEF")
 
@@ -76,7 +76,7 @@ def look_up_backward(gradient: torch.Tensor, index: torch.Tensor, held: torch.Te
     if not held.numel():
         return gradient.new_zeros(0, gradient.shape[-1])
     positions, is_held = _positions_in(index, held, size)
-    return torch.ops.aten.embedding_dense_backward(
+    return aten.embedding_dense_backward(
         gradient.masked_fill(~is_held.unsqueeze(-1), 0), positions, held.numel(), -1, False
     )
 

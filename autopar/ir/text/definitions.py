@@ -15,7 +15,7 @@ from autopar.ir.record import ROLES
 from autopar.ir.text.overloads import misplaced
 from autopar.ir.text.tokens import WORDS, Cursor
 from autopar.ir.text.types import Placed, read_dtype, read_placed
-from autopar.torch_private import OpOverload
+from autopar.torch_private import OpOverload, find_op
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,13 +241,7 @@ def _target(name: str) -> Any:
     """Return the op or transfer of a name; ``None`` if there is none."""
     if name in transfers.TRANSFERS:
         return transfers.TRANSFERS[name].function
-    space, _, rest = name.rpartition("::")
-    packet, _, overload = rest.partition(".")
-    try:
-        op = getattr(getattr(getattr(torch.ops, space or "aten"), packet), overload or "default")
-    except AttributeError:
-        return None
-    return op if isinstance(op, OpOverload) else None
+    return find_op(name)
 
 
 _signature = cache(inspect.signature)

@@ -15,18 +15,23 @@ import torch
 
 from autopar.model.dtensor_parameters import is_dtensor, local_of
 from autopar.runtime.dtensors import full_tensor
-from autopar.torch_private import OpOverload, StorageReference, TorchDispatchMode, pytree, storage_of, written_arguments
+from autopar.torch_private import (
+    OpOverload,
+    StorageReference,
+    TorchDispatchMode,
+    aten,
+    packets,
+    pytree,
+    storage_of,
+    written_arguments,
+)
 
-aten = torch.ops.aten
-
-OVERWRITES = frozenset({  # ops that do not read the old values of the tensor that they write
-    aten.fill_, aten.zero_, aten.copy_, aten.normal_, aten.uniform_, aten.random_, aten.bernoulli_, aten.exponential_,
-    aten.cauchy_, aten.log_normal_, aten.geometric_,
-})  # fmt: skip
-EXACT = frozenset({  # elementwise ops, with the same bits on a piece as on the whole tensor
-    aten.fill_, aten.zero_, aten.mul_, aten.add_, aten.sub_, aten.div_, aten.neg_, aten.clamp_, aten.clamp_min_,
-    aten.clamp_max_, aten.erfinv_,
-})  # fmt: skip
+# ops that do not read the old values of the tensor that they write
+OVERWRITES = packets(
+    "fill_ zero_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_"
+)
+# elementwise ops, with the same bits on a piece as on the whole tensor
+EXACT = packets("fill_ zero_ mul_ add_ sub_ div_ neg_ clamp_ clamp_min_ clamp_max_ erfinv_")
 SAME_TENSOR = frozenset({aten.detach.default, aten.alias.default})
 
 

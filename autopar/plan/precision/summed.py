@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import fx
 
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.record import TensorType
-from autopar.torch_private import OpOverload
+from autopar.torch_private import OpOverload, aten
 
-ADD: OpOverload = torch.ops.aten.add.Tensor
-SUB: OpOverload = torch.ops.aten.sub.Tensor
+ADD: OpOverload = aten.add.Tensor
+SUB: OpOverload = aten.sub.Tensor
 
 
 @dataclass

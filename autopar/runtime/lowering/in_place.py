@@ -12,6 +12,7 @@ from autopar.ir.nodes import called_op, map_operands, operands, tensor_type
 from autopar.optimizers import IN_PLACE, OFFLOADED
 from autopar.runtime.lowering.body import Body
 from autopar.scheduling.programs.donated import ADDING, Donated, overwritten, updated_together
+from autopar.torch_private import aten
 
 
 def adds_product(body: Body, donated: Donated, node: fx.Node) -> bool:
@@ -30,7 +31,7 @@ def write_sum(body: Body, donated: Donated, node: fx.Node) -> None:
         return
     value, dtype = body.values[addend], tensor_type(node).dtype
     if sum not in donated.zeros:
-        value = body.call(node, node.name, torch.ops.aten.add_.Tensor, (body.values[sum], value))
+        value = body.call(node, node.name, aten.add_.Tensor, (body.values[sum], value))
     elif not body.is_last_of(addend) or tensor_type(addend).dtype != dtype:
         value = body.call(node, node.name, own_copy, (value, dtype))
     body.values[node] = value

@@ -23,9 +23,7 @@ from autopar.runtime.lowering import bucket_collectives as buckets
 from autopar.runtime.lowering import collectives, local_transfers
 from autopar.runtime.lowering.lower import Lowered
 from autopar.runtime.lowering.side_streams import started_by
-from autopar.torch_private import OpOverload, returns_alias
-
-aten = torch.ops.aten
+from autopar.torch_private import OpOverload, aten, returns_alias
 
 
 class LoweredMemory(NamedTuple):

@@ -38,6 +38,7 @@ from autopar.runtime.measuring.operands import Operands
 from autopar.runtime.measuring.ready import ready_compute, ready_exchange, ready_small_exchange
 from autopar.runtime.modes import as_captured
 from autopar.runtime.processes.job import Job
+from autopar.torch_private import aten
 
 ALONE = "one process is alone; under torchrun, all processes time them together"
 COLD_BYTES, MOST_SETS = 64 << 20, 16  # of the sets of operands over which a call takes turns
@@ -255,4 +256,4 @@ class _Measuring:
     def smallest(self) -> Call:
         """Return the call of an op on one number."""
         one = torch.ones((), device=self.clock.device)
-        return partial(torch.ops.aten.add.Tensor, one, one)
+        return partial(aten.add.Tensor, one, one)

@@ -27,7 +27,7 @@ from autopar.runtime import current_op
 from autopar.runtime.lowering.packing import Packing, new_piece, packing, take
 from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, RankPosition, chunk
 from autopar.runtime.simulation.in_flight import InFlight, Ticket
-from autopar.torch_private import OpOverload
+from autopar.torch_private import OpOverload, aten
 
 Values = dict[str, Any]
 
@@ -53,7 +53,7 @@ WAIT = "wait"  # for a collective that was started
 
 
 # a piece may have other strides than the whole value had at capture
-ANY_STRIDES: dict[OpOverload, Callable[..., Any]] = {torch.ops.aten.view.default: torch.reshape}
+ANY_STRIDES: dict[OpOverload, Callable[..., Any]] = {aten.view.default: torch.reshape}
 
 
 class _Name(str):

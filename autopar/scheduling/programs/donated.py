@@ -18,7 +18,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-import torch
 from torch import fx
 
 from autopar.ir import transfers
@@ -26,15 +25,12 @@ from autopar.ir.nodes import called_op, element_of, is_getitem, node_at, operand
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE, SHARED
 from autopar.scheduling.programs.memory_readers import MemoryReaders
-from autopar.torch_private import OpOverload
+from autopar.torch_private import OpOverload, aten, present
 from autopar.verify.subject import Subject
 
-ADD = torch.ops.aten.add.Tensor
+ADD = aten.add.Tensor
 # product → the op that adds it to a sum, in place
-ADDING: dict[Any, OpOverload] = {
-    torch.ops.aten.mm.default: torch.ops.aten.addmm_.default,
-    torch.ops.aten.bmm.default: torch.ops.aten.baddbmm_.default,
-}
+ADDING: dict[Any, OpOverload] = present({aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm_.default})
 SHARED_BY_UPDATES = 3  # their last operands: the rate, the scale of gradients and the flag of an overflow
 
 

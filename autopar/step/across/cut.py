@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import fx
 
 from autopar.ir import transfers
@@ -21,8 +20,9 @@ from autopar.ir.program import Program
 from autopar.ir.states import next_values_by_name
 from autopar.ir.value_names import ValueRole, before_name, gradient_parameter, roles_in
 from autopar.scheduling.programs.functions import is_collective, runs
+from autopar.torch_private import aten
 
-ADD = torch.ops.aten.add.Tensor
+ADD = aten.add.Tensor
 
 
 @dataclass

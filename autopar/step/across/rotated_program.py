@@ -36,8 +36,9 @@ from autopar.scheduling.programs.functions import runs
 from autopar.step.across.cut import Cut
 from autopar.step.compiling.graph_builder import GraphBuilder
 from autopar.step.compiling.hoisted_counts import hoist_counts
+from autopar.torch_private import aten
 
-ADD = torch.ops.aten.add.Tensor
+ADD = aten.add.Tensor
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class _Rotation:
 
     def _own(self, piece: fx.Node) -> fx.Node:
         """Copy a piece of a gathered parameter, so that the update may write to it: the step returns the whole."""
-        new: fx.Node = self.builder.inline(torch.ops.aten.clone.default, piece, name=f"{piece.name}_own")
+        new: fx.Node = self.builder.inline(aten.clone.default, piece, name=f"{piece.name}_own")
         type = tensor_type(piece)
         set_record(new, record_of(piece)._replace(uses=(Requirement(type.layout, type.dtype),)))
         return new

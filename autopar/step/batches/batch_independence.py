@@ -28,8 +28,8 @@ from autopar.plan.propagation import LayoutPropagation, PropagationOptions
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import op_name
 from autopar.step.compiling.graph_builder import GraphBuilder, type_of
+from autopar.torch_private import aten
 
-aten = torch.ops.aten
 FILLED = {
     aten.full.default,
     aten.ones.default,

@@ -22,8 +22,7 @@ from autopar.ir.record import Record, TensorType
 from autopar.ir.value_names import batch_input_name, total_name
 from autopar.step.batches.terms import Terms
 from autopar.step.compiling.graph_builder import GraphBuilder, type_of
-
-aten = torch.ops.aten
+from autopar.torch_private import aten
 
 
 def count_program(program: Program, terms: Terms, microbatches: int, device: torch.device) -> Program:

@@ -20,8 +20,7 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.step.batches.batch_independence import BatchIndependence
 from autopar.step.batches.batches import COUNTED
-
-aten = torch.ops.aten
+from autopar.torch_private import aten
 
 DIVISION, PRODUCTS, SHIFTS = aten.div.Tensor, (aten.mul.Tensor,), (aten.add.Tensor, aten.sub.Tensor)
 BY_NUMBER = {aten.div.Scalar: lambda c: c, aten.mul.Scalar: lambda c: 1 / c}

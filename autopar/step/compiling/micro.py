@@ -37,9 +37,7 @@ from autopar.step.batches.counts import counted_as
 from autopar.step.batches.terms import Terms, terms_of
 from autopar.step.compiling.graph_builder import GraphBuilder, type_of
 from autopar.step.compiling.outputs import Output, outputs_of
-from autopar.torch_private import returns_alias
-
-aten = torch.ops.aten
+from autopar.torch_private import aten, returns_alias
 
 
 @dataclass(frozen=True)

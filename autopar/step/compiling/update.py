@@ -47,6 +47,7 @@ from autopar.optimizers import AVERAGED
 from autopar.optimizers.update import COUNTED, RATE, Update
 from autopar.plan.loss_scaling import LossScaling, updated_scale
 from autopar.step.compiling.graph_builder import GraphBuilder
+from autopar.torch_private import aten
 
 NOWHERE = Record(None)  # of ops that belong to no parameter
 
@@ -307,7 +308,7 @@ class _Update:
     def _added(self, values: Sequence[fx.Node]) -> fx.Node:
         total, *rest = values
         for value in rest:
-            total = self.builder.inline(torch.ops.aten.add.Tensor, total, value, name="squares")
+            total = self.builder.inline(aten.add.Tensor, total, value, name="squares")
         return total
 
     def _state(self, name: str, type: TensorType, attr: DistAttr, about: Record) -> fx.Node:
@@ -328,7 +329,7 @@ class _Update:
         for k, type in enumerate(self.staged.foreign.get(t.name, ()) if self.staged else ()):
             self.builder.about = t.about
             other = self._sum_of(foreign_name(t.name, k), type, t.state, t.about)
-            total = self.builder.inline(torch.ops.aten.add.Tensor, total, other, name=f"{total.name}_all")
+            total = self.builder.inline(aten.add.Tensor, total, other, name=f"{total.name}_all")
         return total
 
     def _sum_of(self, name: str, type: TensorType, reduced: DistAttr, about: Record = NOWHERE) -> fx.Node:

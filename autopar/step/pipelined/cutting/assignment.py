@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from autopar.errors import PlanError, at_line
@@ -25,9 +24,9 @@ from autopar.ir.nodes import called_op, is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.value_names import sums_in
 from autopar.rules.registry import rule_of
+from autopar.torch_private import aten
 
 DETERMINED = ("input", "buffer", "seed")  # the roles of placeholders that all stages have
-aten = torch.ops.aten
 CASTS = {aten._to_copy.default}
 
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from autopar.ir.nodes import is_getitem, operands
 from autopar.rules.registry import rule_of
+from autopar.torch_private import aten
 
-aten = torch.ops.aten
 ADD, CAST = aten.add.Tensor, aten._to_copy.default
 
 

@@ -35,6 +35,7 @@ from autopar.ir.value_names import LOSS, gradient_name, gradient_parameter, rece
 from autopar.step.compiling.graph_builder import GraphBuilder, type_of
 from autopar.step.pipelined.cutting.assignment import Assignment
 from autopar.step.pipelined.cutting.gradient_parts import Part, emit, gradient_parts
+from autopar.torch_private import aten
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ class _Stage:
         record = record_of(part.node)
         self.builder.phase, self.builder.about = record.phase, record
         added = emit(part, self.values, copy)
-        return self.builder.inline(torch.ops.aten.add.Tensor, sum, added, name=f"{home.name}_sum")
+        return self.builder.inline(aten.add.Tensor, sum, added, name=f"{home.name}_sum")
 
     def _finish(
         self, next_values: Mapping[fx.Node, fx.Node], from_before: dict[str, str], from_behind: dict[str, str]

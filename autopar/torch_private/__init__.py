@@ -25,8 +25,6 @@ from torch import fx
 from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass  # 2.13: ignores subclasses of tensors
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher  # 2.13: kernels in Python
 from torch._guards import Source  # tried on 2.13: where a symbol comes from
-from torch._ops import OpOverload as OpOverload  # tried on 2.13: the class of torch.ops.aten.mm.default
-from torch._ops import OpOverloadPacket as OpOverloadPacket  # tried on 2.13: the class of torch.ops.aten.mm
 from torch._prims_common import infer_size  # tried on 2.13: the sizes of a view, with -1 replaced
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException  # 2.13: .item()
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException  # 2.13: nonzero()
@@ -44,6 +42,17 @@ from torch.utils import _pytree as pytree  # tried on 2.13: flattens user struct
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # tried on 2.13
 from torch.utils._sympy.functions import FloorDiv as FloorDiv  # tried on 2.13: a // b, simplified
 from torch.utils._sympy.functions import PythonMod as PythonMod  # tried on 2.13: a % b, simplified
+
+from autopar.torch_private.ops import LACKING as LACKING
+from autopar.torch_private.ops import LackingOp as LackingOp
+from autopar.torch_private.ops import OpOverload as OpOverload
+from autopar.torch_private.ops import OpOverloadPacket as OpOverloadPacket
+from autopar.torch_private.ops import aten as aten
+from autopar.torch_private.ops import find_op as find_op
+from autopar.torch_private.ops import op_named as op_named
+from autopar.torch_private.ops import packets as packets
+from autopar.torch_private.ops import present as present
+from autopar.torch_private.ops import prims as prims
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
@@ -63,8 +72,8 @@ profiler_is_on: Callable[[], bool] = functools.partial(
 NO_DIMS = torch.Size()
 
 FLASH_FOR_CPU = (  # tried on 2.13: attention on CPU, and its backward
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 )
 GLOBAL_HOOKS = tuple(
     hooks
@@ -524,10 +533,10 @@ def saved_by_min_cut(joint: fx.GraphModule, outputs: int) -> frozenset[str]:
 # tried on 2.13, on CPU: the step of many parameters in one kernel. It reads the tensors of a parameter in memory order,
 # one element after the other, whatever their strides are; it divides the gradients in place; it reads lr as a float32
 # on CUDA
-FUSED_ADAM = torch.ops.aten._fused_adam_.tensor_lr
-FUSED_ADAMW = torch.ops.aten._fused_adamw_.tensor_lr
-FUSED_SGD = torch.ops.aten._fused_sgd_.tensor_lr
-FUSED_ADAGRAD = torch.ops.aten._fused_adagrad_.tensor_lr
+FUSED_ADAM = aten._fused_adam_.tensor_lr
+FUSED_ADAMW = aten._fused_adamw_.tensor_lr
+FUSED_SGD = aten._fused_sgd_.tensor_lr
+FUSED_ADAGRAD = aten._fused_adagrad_.tensor_lr
 
 assert_without_sync = (
     torch._assert_async
@@ -542,7 +551,9 @@ interpolate_each = (
 @functools.cache
 def has_kernel(op: OpOverload, device: str) -> bool:
     """Return whether an overload runs on devices of a type. Tried on 2.13."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C._dispatch_key_for_device(device))
+    return isinstance(op, OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        op.name(), torch._C._dispatch_key_for_device(device)
+    )
 
 
 def steps_as(kind: type[torch.optim.Optimizer], base: type[torch.optim.Optimizer]) -> bool:
