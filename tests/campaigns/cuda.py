@@ -29,6 +29,7 @@ from cuda_cases import CASES
 
 SUPPORT = Path(__file__).parents[1] / "support"
 RIGHT = ("equal", "ran")  # verdicts: with values, and without
+TOGETHER = 8  # ranks at once of cases of several: ranks that share a GPU wait for the turns of all the others
 PATIENCE = 10.0  # seconds for the other ranks, after one has failed
 OWN_MACHINE = {  # ranks that share a GPU are hosts of their own, else NCCL refuses the second one
     "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1",
@@ -38,7 +39,7 @@ OWN_MACHINE = {  # ranks that share a GPU are hosts of their own, else NCCL refu
 EVERYWHERE = {
     "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "AUTOPAR_CACHE": "",
     "PYTHONUNBUFFERED": "1", "CUDA_MODULE_LOADING": "LAZY", "GLOO_SOCKET_IFNAME": "lo",
-    "TORCH_FR_BUFFER_SIZE": "20000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "20000",
+    "TORCH_FR_BUFFER_SIZE": "20000",
 }  # fmt: skip
 
 
@@ -206,14 +207,14 @@ def gpus(device: str) -> int:
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
-    """The names of the cases, those of more processes first, so that they do not wait for the last ones."""
+    """The names of the cases, the long ones first: those that compile, and those of more processes."""
     names = [] if options.table else options.names or list(CASES)
     if options.part:
         part, _, parts = options.part.partition("/")
         if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
             sys.exit(f"--part {options.part} is not K/N, as in 1/3")
         names = names[int(part) - 1 :: int(parts)]
-    return sorted(names, key=lambda name: -CASES[name].ranks)
+    return sorted(names, key=lambda name: ("compile" not in name, -CASES[name].ranks))
 
 
 def rows_of(names: list[str], device: str, environment: Mapping[str, str], options: Any) -> Iterator[Row]:
@@ -223,8 +224,7 @@ def rows_of(names: list[str], device: str, environment: Mapping[str, str], optio
         try:
             while names or running:
                 for name in list(names):
-                    busy = sum(CASES[each.name].ranks for each in running)
-                    if not running or busy + CASES[name].ranks <= options.jobs:
+                    if has_room(CASES[name].ranks, [CASES[each.name].ranks for each in running], options.jobs):
                         names.remove(name)
                         running.append(Running(name, device, Path(folder), environment))
                         running[-1].start()
@@ -239,6 +239,12 @@ def rows_of(names: list[str], device: str, environment: Mapping[str, str], optio
         finally:
             for each in running:
                 each.end()
+
+
+def has_room(ranks: int, running: list[int], jobs: int) -> bool:
+    """Whether a case of so many ranks can start beside those that run."""
+    several = sum(each for each in running if each > 1)
+    return not running or (sum(running) + ranks <= jobs and (ranks == 1 or several + ranks <= TOGETHER))
 
 
 def run(options: argparse.Namespace) -> str:

@@ -38,11 +38,11 @@ def prepare(device: str, ranks: int) -> None:
 
 
 def read_zeros() -> None:
-    """Numbers that are read from the device are zero, so that all ranks read the same."""
+    """Numbers that are read from the device are zero, and conditions hold: all ranks read the same, and loops end."""
     tensor: Any = torch.Tensor
-    for name, kind in {"__float__": float, "__int__": int, "__bool__": bool, "item": float}.items():
+    for name, value in {"__float__": 0.0, "__int__": 0, "__bool__": True, "item": 0}.items():
         true = getattr(tensor, name)
-        setattr(tensor, name, lambda x, true=true, kind=kind: kind(0) if x.is_cuda else true(x))
+        setattr(tensor, name, lambda x, true=true, value=value: value if x.is_cuda else true(x))
 
 
 def collectives() -> dict[str, list[str]]:
