@@ -15,6 +15,7 @@ from autopar.capture.model_state import ModelState
 from autopar.errors import CaptureError, class_of
 from autopar.ir.dense import require_dense
 from autopar.ir.structure import Structure, flatten_with_path, unflatten
+from autopar.torch_private import DisableTorchFunctionSubclass
 
 
 @dataclass
@@ -153,11 +154,13 @@ def signature_of(state: ModelState, arguments: Arguments) -> Signature:
     first: dict[int, str] = {}
     for name, tensor in named:
         first.setdefault(id(tensor), name)
+    with DisableTorchFunctionSubclass():
+        facts = tuple((name, _facts(tensor), first[id(tensor)]) for name, tensor in named)
     return Signature(
         arguments.spec,
         tuple(map(_facts, arguments.tensors)),
         tuple((type(v), repr(v)) for v in arguments.flat if not isinstance(v, torch.Tensor)),
-        tuple((name, _facts(tensor), first[id(tensor)]) for name, tensor in named),
+        facts,
         tuple(state.training),
         (
             torch.is_grad_enabled(),

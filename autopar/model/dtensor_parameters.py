@@ -77,14 +77,17 @@ def move_parameters(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh:
                 continue
             assert is_dtensor(parameter)
             if parameter.placements != placements:
-                parameter.grad = None
-                moved = torch.nn.Parameter(
-                    redistribute(parameter.detach(), placements), requires_grad=parameter.requires_grad
-                )
-                vars(moved).update(vars(parameter))
-                torch.utils.swap_tensors(parameter, moved)
+                put_in_place(parameter, redistribute(parameter.detach(), placements))
     finally:
         refer_weakly(model, True)
+
+
+def put_in_place(parameter: torch.Tensor, value: torch.Tensor) -> None:
+    """Let a parameter be a DTensor on another mesh, or with other placements. It loses its gradient."""
+    parameter.grad = None
+    new = torch.nn.Parameter(value, requires_grad=parameter.requires_grad)
+    vars(new).update(vars(parameter))
+    torch.utils.swap_tensors(parameter, new)
 
 
 def is_dtensor(value: object) -> TypeGuard[DTensor]:

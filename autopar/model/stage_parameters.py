@@ -17,12 +17,12 @@ from autopar.ir.dtensor import attr_of, layout_of_dtensor, mesh_of, placements_o
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.transfers import Ends
-from autopar.model.dtensor_parameters import is_dtensor, local_of
-from autopar.runtime.dtensors import redistribute
+from autopar.model.dtensor_parameters import is_dtensor, local_of, put_in_place
+from autopar.runtime.dtensors import dtensor_of_piece, redistribute
 from autopar.runtime.lowering.packing import packing
 from autopar.runtime.lowering.point_to_point import exchange_between_stages
 from autopar.runtime.processes.job import Job
-from autopar.torch_private import dtensor_around, refer_weakly
+from autopar.torch_private import refer_weakly
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -51,11 +51,7 @@ def move_to_stages(module: torch.nn.Module, homes: Mapping[str, Layout], job: Jo
             placements = placements_of(home.attr, home.mesh, tuple(parameter.shape))
             if parameter.device_mesh == device_mesh and parameter.placements == placements:
                 continue
-            new = torch.nn.Parameter(
-                placed_on(parameter.detach(), device_mesh, placements, job), requires_grad=parameter.requires_grad
-            )
-            vars(new).update(vars(parameter))
-            torch.utils.swap_tensors(parameter, new)
+            put_in_place(parameter, placed_on(parameter.detach(), device_mesh, placements, job))
     finally:
         refer_weakly(module, True)
 
@@ -75,7 +71,7 @@ def placed_on(value: torch.Tensor, device_mesh: DeviceMesh, placements: Sequence
     target = Layout(mesh, attr_of(placements, mesh, shape))
     piece = _piece(value, target, job)
     stride = torch.empty(shape, device="meta").stride()
-    return dtensor_around(piece, device_mesh, placements, shape, stride)
+    return dtensor_of_piece(piece, device_mesh, placements, shape, stride)
 
 
 def is_on_a_stage(value: torch.Tensor, job: Job) -> bool:

@@ -1,6 +1,7 @@
-"""Redistribute DTensors with autopar's gather, because DTensor uses the coalesced gather of gloo.
+"""Make DTensors of pieces, and redistribute them.
 
-See ``start_gather``. Both functions are differentiable, as DTensor's methods are.
+They are redistributed with autopar's gather, because DTensor uses the coalesced gather of gloo: see ``start_gather``.
+``redistribute`` and ``full_tensor`` are differentiable, as DTensor's methods are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autopar.torch_private import FUNCTIONAL, TorchDispatchMode, start_gather
+from autopar.torch_private import FUNCTIONAL, TorchDispatchMode, dtensor_around, start_gather
 
 
 class _SingleGathers(TorchDispatchMode):
@@ -21,8 +22,23 @@ class _SingleGathers(TorchDispatchMode):
         return replaced(*args, **(kwargs or {}))
 
 
+def dtensor_of_piece(
+    piece: torch.Tensor, device_mesh: Any, placements: Sequence[Any], shape: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
+    """Return the DTensor whose piece on this rank is ``piece``, which is empty on a rank outside of the mesh.
+
+    It, and what is computed from it, is on the piece's device on all ranks.
+    """
+    from autopar.runtime.elsewhere import Elsewhere  # needs DTensor, which is slow to import
+
+    kind = Elsewhere if device_mesh.get_coordinate() is None else None
+    return dtensor_around(piece, device_mesh, placements, shape, stride, kind)
+
+
 def redistribute(tensor: Any, placements: Sequence[Any]) -> Any:
     """Return a DTensor with other placements on its mesh."""
+    if tensor.device_mesh.get_coordinate() is None:  # nothing moves
+        return dtensor_of_piece(tensor.to_local(), tensor.device_mesh, placements, tensor.shape, tensor.stride())
     with _SingleGathers():
         return tensor.redistribute(placements=placements)
 

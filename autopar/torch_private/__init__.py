@@ -687,16 +687,20 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def dtensor_around(
-    piece: torch.Tensor, device_mesh: Any, placements: Sequence[Any], shape: Sequence[int], stride: Sequence[int]
-) -> torch.Tensor:
-    """Make a DTensor whose local tensor is ``piece``, on the piece's device. Tried on 2.13."""
+    piece: torch.Tensor, device_mesh: Any, placements: Sequence[Any], shape: Sequence[int], stride: Sequence[int],
+    kind: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    """Make a DTensor whose local tensor is ``piece``, on the piece's device. Tried on 2.11 to 2.14.
+
+    ``kind``: a subclass of DTensor.
+    """
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # tried on 2.13
 
     spec = DTensorSpec(
         device_mesh, tuple(placements), tensor_meta=TensorMeta(torch.Size(shape), tuple(stride), piece.dtype)
     )
-    return DTensor(piece, spec, requires_grad=False)
+    return (kind or DTensor)(piece, spec, requires_grad=False)
 
 
 def device_mesh_of_others(device_type: str, ranks: torch.Tensor, names: tuple[str, ...]) -> Any:

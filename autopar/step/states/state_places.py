@@ -12,9 +12,8 @@ from autopar.ir.mesh import Mesh
 from autopar.model.dtensor_parameters import is_dtensor, local_of
 from autopar.model.stage_parameters import holds_part_of, is_on_a_stage, placed_on
 from autopar.optimizers import HOST
-from autopar.runtime.dtensors import full_tensor, redistribute
+from autopar.runtime.dtensors import dtensor_of_piece, full_tensor, redistribute
 from autopar.runtime.processes.job import Job
-from autopar.torch_private import dtensor_around
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -99,7 +98,7 @@ class StatePlaces:
             return local
         shape = parameter.shape if alike else piece.shape
         stride = parameter.stride() if alike else torch.empty(shape, device="meta").stride()
-        return dtensor_around(
+        return dtensor_of_piece(
             local, _device_mesh(parameter), self._placements(parameter, attr, shape), tuple(shape), stride
         )
 
