@@ -356,7 +356,7 @@ CASES: dict[str, Case] = {
     "dp-reports": checked("dp: step.ranks, timeline, rank_report, profile", ranks_reported, 2),
     "fsdp": of("zero=3, blocks", Training({"dp": 2}, "fsdp", {"zero": 3, "recompute": "blocks"})),
     "fsdp-streams": of(
-        "zero=3, two-streams", Training({"dp": 2}, "fsdp", {"zero": 3}, {"overlap": "two-streams"}, model=L)
+        "zero=3, two-streams", Training({"dp": 2}, "fsdp", {"zero": 3}, {"overlap": "two-streams"})
     ),
     "tp": of("tp, split sequence, clip", Training({"tp": 2}, "megatron+sp", CLIP)),
     "tp-generate": checked("tp: tokens of a Llama", generated({"tp": 2}, "megatron"), 2, tolerance=0.0),
