@@ -23,16 +23,16 @@ from edited_program import TEXT, base
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar import torch_private
 from autopar.errors import EditError, VerifyError
 from autopar.ir import edit as edits
 from autopar.ir.edit import HALF_DONE, OPEN, Edit
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
+from autopar.torch_private import graphs as torch_graphs
 from autopar.torch_private import inputs_of
 
 MODULES = (
-    torch_private,
+    torch_graphs,
     *(
         import_module(f"autopar.ir.{name}")
         for name in ("edit", "commit", "uses", "undo", "nodes", "program_data", "program")

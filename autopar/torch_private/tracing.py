@@ -1,0 +1,123 @@
+"""Trace programs on fake tensors, and read or leave the modes that are active."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+# tried on 2.11 to 2.15: ignores subclasses of tensors
+from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
+
+# tried on 2.11 to 2.15: kernels in Python
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+
+# tried on 2.11 to 2.15: .item()
+from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
+
+# tried on 2.11 to 2.15: nonzero()
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # tried on 2.11 to 2.15
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # tried on 2.11 to 2.15
+from torch.fx.experimental.proxy_tensor import get_proxy_mode as get_proxy_mode  # experimental; tried on 2.11 to 2.15
+from torch.fx.experimental.proxy_tensor import get_proxy_slot  # experimental; tried on 2.11 to 2.15
+from torch.fx.experimental.proxy_tensor import make_fx as make_fx  # experimental; tried on 2.11 to 2.15
+from torch.fx.experimental.symbolic_shapes import (  # experimental; tried on 2.11 to 2.15: sizes that are symbols
+    GuardOnDataDependentSymNode,  # tried on 2.11 to 2.15: control flow on an unknown size
+)
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # tried on 2.11 to 2.15
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
+def autograd_sequence_number() -> int:
+    """Return the number of the newest autograd node: in a dispatch mode, that of the op being called.
+
+    Tried on 2.11 to 2.15.
+    """
+    return torch.autograd._get_sequence_nr() - 1
+
+
+def running_backward_of() -> int | None:
+    """Return the number of the autograd node whose backward is running; ``None`` in forward. Tried on 2.11 to 2.15."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+@contextlib.contextmanager
+def single_threaded_backward() -> Iterator[None]:
+    """Run backward on the calling thread, where the tracing modes are active. Public; here for its reason."""
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+@contextlib.contextmanager
+def failed_ops_unlogged() -> Iterator[None]:
+    """Keep fake tensors from logging the stack of an op that fails, because its error is raised, too.
+
+    Tried on 2.11 to 2.15.
+    """
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def keeps(record: logging.LogRecord) -> bool:
+        return record.msg != "failed while attempting to run meta for %s"
+
+    logger.addFilter(keeps)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keeps)
+
+
+def node_of(tensor: torch.Tensor) -> fx.Node | None:
+    """Return the node that makes a tensor in the running trace, or ``None``. Tried on 2.11 to 2.15."""
+    mode = get_proxy_mode()
+    slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
+def are_saved_tensors_hooked() -> bool:
+    """Return whether someone, such as a checkpoint, has hooks on the tensors that autograd saves.
+
+    Tried on 2.11 to 2.15.
+    """
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def as_functional(tensor: torch.Tensor) -> torch.Tensor:
+    """Wrap a tensor like the arguments of ``torch.func.functionalize``: copies may be written.
+
+    Tried on 2.11 to 2.15.
+    """
+    level = torch._C._functorch.current_level()
+    return torch._C._functorch._wrap_functional_tensor(tensor, level)
+
+
+def without_modes() -> contextlib.AbstractContextManager[Any]:
+    """Disable all dispatch modes in a block: a running trace does not see its ops. Tried on 2.11 to 2.15."""
+    from torch.utils._python_dispatch import _disable_current_modes  # a context
+
+    return _disable_current_modes()
+
+
+def without_function_modes() -> contextlib.AbstractContextManager[Any]:
+    """Disable all function modes in a block. Tried on 2.11 to 2.15."""
+    return torch._C.DisableTorchFunction()
+
+
+def below_autograd() -> contextlib.AbstractContextManager[None]:
+    """Skip the autograd kernels of ops in a block, where nothing needs a gradient. Tried on 2.11 to 2.15.
+
+    That of ``wait_tensor`` is Python, and takes longer than the wait for a small message that is there.
+    """
+    return cast(contextlib.AbstractContextManager[None], torch._C._AutoDispatchBelowAutograd())
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a torch.func wrapper, or has a forward-mode tangent. Tried on 2.11 to 2.15."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return wrapped or torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
