@@ -45,6 +45,7 @@ from autopar.torch_private.modules import IncompatibleKeys as IncompatibleKeys
 from autopar.torch_private.modules import have_gradient_hooks as have_gradient_hooks
 from autopar.torch_private.modules import refer_weakly as refer_weakly
 from autopar.torch_private.ops import LACKING as LACKING
+from autopar.torch_private.ops import LackingOp as LackingOp
 from autopar.torch_private.ops import OpOverload as OpOverload
 from autopar.torch_private.ops import OpOverloadPacket as OpOverloadPacket
 from autopar.torch_private.ops import aten as aten

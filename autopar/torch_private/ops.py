@@ -19,7 +19,8 @@ from torch._ops import OpOverloadPacket as OpOverloadPacket  # tried on 2.11 to 
 
 from autopar.errors import RuleError
 
-Key, Row = TypeVar("Key"), TypeVar("Row")
+Key = TypeVar("Key")
+Row = TypeVar("Row")
 
 LACKING: set[str] = set()  # the ops that autopar has asked for, and this torch does not have
 

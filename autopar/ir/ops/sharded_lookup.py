@@ -76,7 +76,7 @@ def look_up_backward(gradient: torch.Tensor, index: torch.Tensor, held: torch.Te
     if not held.numel():
         return gradient.new_zeros(0, gradient.shape[-1])
     positions, is_held = _positions_in(index, held, size)
-    return aten.embedding_dense_backward(
+    return aten.embedding_dense_backward.default(
         gradient.masked_fill(~is_held.unsqueeze(-1), 0), positions, held.numel(), -1, False
     )
 
