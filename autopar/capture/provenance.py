@@ -29,7 +29,7 @@ from autopar.capture.kernel_dtypes import check_dtypes
 from autopar.errors import CaptureError, at_line
 from autopar.ir.dense import met_in
 from autopar.ir.nodes import node_at
-from autopar.ir.ops.seeded_random import FUNCTIONAL, REJECTING, RRELU, Random, Streams
+from autopar.ir.ops.seeded_random import FUNCTIONAL, FUSED_DROPOUT, REJECTING, RRELU, Random, Streams
 from autopar.ir.record import Call
 from autopar.torch_private import (
     DATA_DEPENDENT,
@@ -291,11 +291,14 @@ class Recorder(TorchDispatchMode):
                 "draws from a generator of the model's own",
                 "draw without generator=, after torch.manual_seed; or pass the random tensor in",
             )
-        elif "attention" in name or "rnn" in name:
+        elif name in FUSED_DROPOUT and self.random == "single":
             why, remedy = (
-                "draws its dropout inside one kernel",
-                "set its dropout to 0, or choose torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
+                "draws its dropout inside one kernel, whose numbers depend on the whole operands",
+                'leave random="parallel"; or choose torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or set its '
+                "dropout to 0",
             )
+        elif "rnn" in name:
+            why, remedy = "draws its dropout inside one kernel", "set its dropout to 0"
         elif mutates(op) and name not in FUNCTIONAL and name != RRELU:
             why, remedy = "draws random numbers into its argument", "use the op that returns a new tensor"
         elif self.streams is not None and self.streams.seeded_by_the_model():

@@ -21,7 +21,8 @@ from autopar.plan.pending_reads import common_layout
 from autopar.plan.pending_sums import PendingSums
 from autopar.plan.usable_rules import usable_rule
 from autopar.rules.binding import bind_node
-from autopar.rules.strategies import axes_of
+from autopar.rules.drawn import drawn_alike, splits_in_common
+from autopar.rules.strategies import Bound, Strategy, axes_of
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class LayoutPropagation:
         self.strict, self.expanding, self.machine = wanted.strict, expanding, wanted.machine
         self.boundary = Boundary(program, wanted.mesh, wanted.constraints, wanted.whole)
         self.sums = PendingSums(program, self.boundary.additions_to_sums)
+        self.drawn_alike = drawn_alike(program.nodes)
         self.split: dict[fx.Node, Dim] = {}
         self.types: dict[fx.Node, ValueType] = {}
         self.read_types: dict[fx.Node, TensorType] = {}  # value → the type that all its readers read, if it is another
@@ -186,10 +188,20 @@ class LayoutPropagation:
         homes = tuple(attr_before_cast(value, dtype) for value, dtype in zip(values, required, strict=True))
         dtypes = tuple(value.dtype for value in values)
         waits = self.sums.passing_operands(node, homes, self.types)
-        needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node), waits,
-                                self.machine)  # fmt: skip
+        if node in self.drawn_alike:
+            needs, gives = bound.place(self.strategy_like(self.drawn_alike[node], bound), self.mesh)
+        else:
+            needs, gives = cheapest(bound, homes, dtypes, staying, self.mesh, self.aims.get(node), self.opened(node),
+                                    waits, self.machine)  # fmt: skip
         uses = tuple(requirement_of(self.mesh, a, dtype) for a, dtype in zip(needs, required, strict=True))
         return self.with_layouts(record.type, gives), uses
+
+    def strategy_like(self, other: fx.Node, bound: Bound) -> Strategy:
+        """Return the strategy that splits an op as the one that draws the same random numbers."""
+        type, of_other = self.types[other], bind_node(other)
+        needs = [use.placed.attr for use in self.uses[other] if use is not None]
+        gives = [None if part is None else part.attr for part in (type if isinstance(type, tuple) else (type,))]
+        return Strategy(splits_in_common(of_other, of_other.splits(needs, gives, self.mesh), bound, self.mesh))
 
     def opened(self, node: fx.Node) -> Opened:
         """Return the factors that must be whole unless the op is expanded, each with the fewest elements for that."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar import rules
+from autopar.ir.ops.seeded_random import LIBRARY
 from autopar.rules.by_schema import BY_SCHEMA
 from autopar.rules.registry import RULES, Rule
 
@@ -21,7 +22,8 @@ How each op of ATen can be split over ranks. [README.md](README.md) explains the
     {COMMAND}
 
 **Factors** are the loops of an op, as in einsum: `m k, k n -> m n`. A factor `k!` stays whole, `(a b)` is a merged dim, `...` any leading dims,
-which broadcast, `1` a dim of size one, `()` a tensor without dims. Where a result lacks a factor that is split, that result is a partial sum, or,
+which broadcast, `1` a dim of size one, `()` a tensor without dims. A result that is `own` is no data: each rank has its own, which is never moved, and
+only the op's backward reads it. Where a result lacks a factor that is split, that result is a partial sum, or,
 after `by`, another partial reduction. Where the factors depend on a call's arguments, words say how: `open` dims can be split, `whole` ones cannot,
 `part` has another size, `kept` is removed or of size one, `gone` is removed.
 
@@ -60,9 +62,7 @@ class RuleRow:
 def rows() -> list[RuleRow]:
     """Return all rules of the tables in ``autopar/rules``."""
     return [
-        RuleRow(
-            rule.op, _factors(rule).replace("`", ""), _sums(rule), title.partition("\n")[0], rule.op not in BY_SCHEMA
-        )
+        RuleRow(rule.op, _factors(rule).replace("`", ""), _sums(rule), title.partition("\n")[0], not _by_schema(rule))
         for title, table in _families()
         for rule in table
     ]
@@ -88,9 +88,13 @@ def _families() -> Iterator[tuple[str, list[Rule]]]:
 def _family(title: str, table: list[Rule]) -> str:
     rows: dict[tuple[str, str], list[str]] = {}
     for rule in table:
-        rows.setdefault((_factors(rule), _sums(rule)), []).append(f"`{rule.op}`" + "†" * (rule.op in BY_SCHEMA))
+        rows.setdefault((_factors(rule), _sums(rule)), []).append(f"`{rule.op}`" + "†" * _by_schema(rule))
     lines = [f"| {', '.join(ops)} | {factors} | {sums} |" for (factors, sums), ops in rows.items()]
     return "\n".join([f"\n## {title}\n", "| op | factors | sums |", "| --- | --- | --- |", *lines])
+
+
+def _by_schema(rule: Rule) -> bool:
+    return rule.op.removeprefix(f"{LIBRARY.ns}::") in BY_SCHEMA
 
 
 def _factors(rule: Rule) -> str:

@@ -6,13 +6,11 @@ A query ``q`` is ``b h s d!``, ``k`` is ``b h t! d!``, ``v`` is ``b h t! e!``, `
 
 from __future__ import annotations
 
+from autopar.ir.ops.seeded_random import FUSED_DROPOUT
 from autopar.rules import forms as to
-from autopar.rules.registry import rule
+from autopar.rules.registry import add_twin, overload, rule
 
-FLASH = "_scaled_dot_product_flash_attention"
-EFFICIENT = "_scaled_dot_product_efficient_attention"
-CUDNN = "_scaled_dot_product_cudnn_attention"
-OTHER = "_scaled_dot_product_fused_attention_overrideable"
+FLASH, EFFICIENT, CUDNN, OTHER = FUSED_DROPOUT
 
 
 def kernel(op: str, sides: str, causal: int, mask: int | str | None = None, rows: bool = True) -> None:
@@ -29,15 +27,17 @@ kernel(f"{FLASH}_for_cpu", "q, k, v, mask -> o, row", 4, "attn_mask")
 kernel(f"{FLASH}_for_cpu_backward", "o, q, k, v, o, row, mask -> q, k, v", 7, "attn_mask")
 
 # kernels of accelerators, by their schema: after the rows come lengths of ragged batches, largest lengths, the state of
-# a random generator, a mask. A result that is equal on all ranks, such as that state, is written as their maximum
-kernel(FLASH, "q, k, v -> o, row, (), (), (), (), seed!, (), none! by max", 4)
-kernel(f"{FLASH}_backward", "o, q, k, v, o, row, (), (), seed!, () -> q, k, v", 11)
-kernel(EFFICIENT, "q, k, v, mask -> o, row, (), () by max", 6, 3, rows=False)
-kernel(f"{EFFICIENT}_backward", "o, q, k, v, mask, o, row, (), () -> q, k, v, mask", 11, 4, rows=False)
-kernel(CUDNN, "q, k, v, mask -> o, column, (), (), (), (), (), (), none! by max", 6, 3)
-kernel(f"{CUDNN}_backward", "o, q, k, v, o, column, (), (), mask, (), () -> q, k, v", 14, 8)
-kernel(OTHER, "q, k, v, mask -> o, row, (), (), (), (), (), (), none! by max", 5, 3)
-kernel(f"{OTHER}_backward", "o, q, k, v, mask, o, row, (), (), (), () -> q, k, v, mask", 13, 4)
+# a random generator, a mask for debugging. None of these is data: the kernel's backward reads them on the same rank
+kernel(FLASH, "q, k, v -> o, row, own, own, own, own, own, own, own", 4)
+kernel(f"{FLASH}_backward", "o, q, k, v, o, row, own, own, own, own -> q, k, v", 11)
+kernel(EFFICIENT, "q, k, v, mask -> o, row, own, own", 6, 3, rows=False)
+kernel(f"{EFFICIENT}_backward", "o, q, k, v, mask, o, row, own, own -> q, k, v, mask", 11, 4, rows=False)
+kernel(CUDNN, "q, k, v, mask -> o, column, own, own, own, own, own, own, own", 6, 3)
+kernel(f"{CUDNN}_backward", "o, q, k, v, o, column, own, own, mask, own, own -> q, k, v", 14, 8)
+kernel(OTHER, "q, k, v, mask -> o, row, own, own, own, own, own, own, own", 5, 3)
+kernel(f"{OTHER}_backward", "o, q, k, v, mask, o, row, own, own, own, own -> q, k, v, mask", 13, 4)
+for name in FUSED_DROPOUT:
+    add_twin(overload(name))
 
 # a causal attention with the positions of its queries can be split along them (``autopar.ir.ops.sharded_lookup``); its
 # kernel computes all scores, and masks them

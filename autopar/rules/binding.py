@@ -14,7 +14,7 @@ from torch import fx
 from autopar.errors import RuleError, shown
 from autopar.ir.nodes import record_of
 from autopar.ir.record import TensorType
-from autopar.rules.notation import ELLIPSIS, DimPattern, Pattern, parse_pattern
+from autopar.rules.notation import ELLIPSIS, OWN_DIMS, DimPattern, Pattern, parse_pattern
 from autopar.rules.registry import Rule, find_rule, parse_linear, rule_of
 from autopar.rules.strategies import Bound, Dims
 from autopar.rules.unknown import discovered
@@ -122,7 +122,11 @@ def _bind(call: _Call) -> Bound:
     result_shapes = tuple(None if r is None else r.shape for r in results)
     rows = [(pattern.operands[k], shape) for k, shape in zip(present, operand_shapes, strict=True)]
     rows += [(p, shape) for p, shape in zip(pattern.results, result_shapes, strict=True) if shape is not None]
-    expanded = [_expand(dims, len(shape), rule, text, shape) for dims, shape in rows]
+    expanded = [
+        tuple((f"own{k}.{d}",) for d in range(len(shape))) if dims == OWN_DIMS
+        else _expand(dims, len(shape), rule, text, shape)
+        for k, (dims, shape) in enumerate(rows)
+    ]  # fmt: skip
     shapes = [shape for _, shape in rows]
     sizes = _sizes(rule, text, expanded, shapes, dict(sizes))
     narrowed = [
@@ -139,9 +143,13 @@ def _bind(call: _Call) -> Bound:
         for alternative in parse_linear(linear)
         if all(slot in present for slot in alternative)
     )
+    own = (
+        frozenset(n for n, k in enumerate(present) if pattern.operands[k] == OWN_DIMS),
+        frozenset(k for k, dims in enumerate(pattern.results) if dims == OWN_DIMS),
+    )
     return Bound(rule, pattern, sizes, operands, outs, operand_shapes, result_shapes, alternatives,
                  _carried(operands, outs, alternatives), why, _work(rule, pattern, sizes, args, kwargs)
-                 if work else ())  # fmt: skip
+                 if work else (), own)  # fmt: skip
 
 
 def _work(

@@ -11,9 +11,11 @@ of the op, as in einsum: equal names are one factor.
 ``...``         any number of leading dims, aligned at the right; a size-one dim in them broadcasts
 ``by max``      at the end: results that lack a split factor are pending max instead of pending sum
 ``()``          an operand or result without dims: ``b c!, b -> (), ()`` has two scalar results
+``own``         a result that is no data, and an operand that reads it: each rank has its own
 ==============  ====================================================================================
 
-A split factor that a result lacks leaves that result *pending*.
+A split factor that a result lacks leaves that result *pending*. What is ``own`` is never pending and never moved: the
+state of a generator, a workspace, a debug mask. Only the op's own backward reads it, on the rank that made it.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from dataclasses import dataclass
 from functools import cache
 
 ELLIPSIS = "..."
+OWN = "own"
 KINDS = ("sum", "max", "min", "prod", "avg")
 
 DimPattern = tuple[str, ...]  # factor names, major first; (ELLIPSIS,) or () for a size-one dim
+OWN_DIMS: tuple[DimPattern, ...] = ((OWN,),)  # stands for all dims of a tensor that is each rank's own
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,9 @@ def parse_pattern(text: str) -> Pattern:
 def _side(text: str, side: str, whole: set[str], bare: set[str]) -> tuple[tuple[DimPattern, ...], ...]:
     if not side.strip():
         return ()
+    alone = {"()": (), OWN: OWN_DIMS}
     return tuple(
-        () if tensor_text.strip() == "()" else _tensor(text, tensor_text, whole, bare)
+        alone[name] if (name := tensor_text.strip()) in alone else _tensor(text, tensor_text, whole, bare)
         for tensor_text in side.split(",")
     )
 
@@ -92,6 +97,8 @@ def _tensor(text: str, tensor_text: str, whole: set[str], bare: set[str]) -> tup
         if name:
             if name in names:
                 raise _wrong(text, f"factor {name!r} occurs twice in {tensor_text.strip()!r}")
+            if name == OWN:
+                raise _wrong(text, f"'own' is a tensor of its own, not a dim, in {tensor_text.strip()!r}")
             names.add(name)
             (whole if match["whole"] else bare).add(name)
             if group is None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from autopar.errors import RuleError, shown
 from autopar.ir.ops.seeded_random import source_of, twin_of, with_seed
-from autopar.rules.notation import Pattern, parse_pattern
+from autopar.rules.notation import OWN, Pattern, parse_pattern
 from autopar.rules.work import check_work, parse_work
 from autopar.torch_private import (
     OpOverload,
@@ -152,10 +152,21 @@ def register_rule(
     _check_work(work, pattern)
     made = Rule(op_name(op_overload), pattern, linear, sizes or {}, work=work)
     RULES[op_overload] = REGISTERED[str(op_overload)] = made
-    if is_seeded(op_overload):  # capture replaces it by its twin
-        twin = twin_of(op_overload)
-        RULES[twin] = Rule(op_name(twin), with_seed(pattern), linear if isinstance(linear, str) else "", sizes or {},
-                           work=_without_seed(work) if callable(work) else work)  # fmt: skip
+    if is_seeded(op_overload):
+        add_twin(op_overload)
+
+
+def add_twin(op: OpOverload) -> None:
+    """Give the twin of a random op, which capture puts in its place, the same rule with one operand more: the seed."""
+    made, twin = RULES[op], twin_of(op)
+    assert made.pattern is not None
+    RULES[twin] = replace(
+        made,
+        op=op_name(twin),
+        pattern=with_seed(made.pattern),
+        linear=made.linear if isinstance(made.linear, str) else "",
+        work=_without_seed(made.work) if callable(made.work) else made.work,
+    )
 
 
 def _without_seed(work: Callable[..., str]) -> Callable[..., str]:
@@ -194,7 +205,7 @@ def _check_counts(text: str, op: OpOverload) -> None:
 
 
 def _check_results(pattern: Pattern, sizes: Mapping[int, Size]) -> None:
-    known = {factor for dims in pattern.operands for dim in dims for factor in dim} | pattern.whole
+    known = {factor for dims in pattern.operands for dim in dims for factor in dim} | pattern.whole | {OWN}
     new = sorted({factor for dims in pattern.results for dim in dims for factor in dim} - known)
     if new and not sizes:
         raise RuleError(

@@ -42,6 +42,7 @@ class Bound:
         carried: factor → operands that must be pending when it is split (the bias of ``addmm`` when ``k`` is).
         why: for an op without a rule, why no rule was found.
         terms: the floating point operations in factors.
+        own: positions of operands, and those of results, that are no data but each rank's own; their dims are whole.
     """
 
     rule: Rule
@@ -55,16 +56,21 @@ class Bound:
     carried: dict[str, frozenset[int]]
     why: str = ""
     terms: Work = ()
+    own: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
 
-    @property
+    @cached_property
     def whole(self) -> frozenset[str]:
-        return self.pattern.whole
+        rows = [(self.operands[k]) for k in self.own[0]] + [self.results[k] or () for k in self.own[1]]
+        return self.pattern.whole.union(*(dim for dims in rows for dim in dims))
 
     @cached_property
     def _lacking(self) -> tuple[frozenset[str], ...]:
         """For each result the factors that operands have and it lacks: if one is split, the result is pending."""
         read = {factor for operand in self.operands for dim in operand for factor in dim}
-        return tuple(frozenset(read.difference(*dims)) if dims else frozenset(read) for dims in self.results)
+        return tuple(
+            frozenset() if k in self.own[1] else frozenset(read.difference(*dims)) if dims else frozenset(read)
+            for k, dims in enumerate(self.results)
+        )
 
     @property
     def sums(self) -> bool:
@@ -160,11 +166,12 @@ def _place(bound: Bound, strategy: Strategy, mesh: Mesh) -> tuple[tuple[DistAttr
             if factor in split and position in positions:
                 pending.update(dict.fromkeys(axes_of(split[factor]), "sum"))
         operands.append(_attr(bound, dims, bound.operand_shapes[position], split, pending, mesh))
-    for made, size, lacking in zip(bound.results, bound.result_shapes, bound._lacking, strict=True):
+    made_of = zip(bound.results, bound.result_shapes, bound._lacking, strict=True)
+    for number, (made, size, lacking) in enumerate(made_of):
         if made is None or size is None:
             results.append(None)
             continue
-        pending = dict.fromkeys(dict(passing), "sum")
+        pending = {} if number in bound.own[1] else dict.fromkeys(dict(passing), "sum")
         for factor, dim in strategy.split:
             if factor in lacking:
                 pending.update(dict.fromkeys(axes_of(dim), bound.pattern.kind))

@@ -214,7 +214,8 @@ class Simulated:
         counts = self.counts(micro, run, inputs, full)
         copies = self.copies(micro, run, full)
         pieces_of = {
-            rank: {**cut_pieces(run, {**full, **state}, rank), **zero_sums(run, rank), **copies[rank]} for rank in ranks
+            rank: {**cut_pieces(run, {**full, **state}, rank), **zero_sums(run, rank, full), **copies[rank]}
+            for rank in ranks
         }
         outputs: list[list[torch.Tensor]] = []
         for k, values in enumerate(inputs, 1):
@@ -327,12 +328,14 @@ def cut_pieces(run: SimulatedRun, tensors: Mapping[str, torch.Tensor], rank: int
     }
 
 
-def zero_sums(run: SimulatedRun, rank: int) -> Pieces:
-    """Return the zeros that sums begin with on one rank."""
-    mesh = run.interface.mesh
+def zero_sums(run: SimulatedRun, rank: int, tensors: Mapping[str, torch.Tensor]) -> Pieces:
+    """Return the zeros that sums begin with on one rank, on the device of the model's ``tensors``."""
+    mesh, device = run.interface.mesh, next((tensor.device for tensor in tensors.values()), None)
     types = {of: run.interface.types[of] for of in map(run.named.__getitem__, run.sums)}
     return {
-        of: torch.zeros(type.attr.local_shape(type.shape, mesh, mesh.coordinates(rank)), dtype=type.dtype)
+        of: torch.zeros(
+            type.attr.local_shape(type.shape, mesh, mesh.coordinates(rank)), dtype=type.dtype, device=device
+        )
         for of, type in types.items()
     }
 

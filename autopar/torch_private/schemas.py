@@ -29,6 +29,8 @@ def draws_random(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | Non
         return False
     if is_composite(op):
         return False  # the ops that it consists of decide: dropout in evaluation draws nothing
+    if op._schema.name.endswith("_backward"):
+        return False  # it draws again from the state that its forward returned
     call_arguments = {
         a.name: args[k] if k < len(args) else a.default_value for k, a in enumerate(op._schema.arguments)
     } | dict(kwargs or {})

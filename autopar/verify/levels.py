@@ -12,14 +12,15 @@ from autopar.ir.program import Program
 from autopar.ir.record import Record
 from autopar.verify.every_level import check_header, check_record
 from autopar.verify.layouts import check_dtypes, check_placed, check_rule, check_untransferred
+from autopar.verify.own import check_drawn, check_own
 from autopar.verify.pieces import check_local
 from autopar.verify.streams import check_stream, check_unstreamed, check_waited
 from autopar.verify.subject import Subject
 
 CHECKS: dict[str, tuple[Callable[[Subject, fx.Node, Record], None], ...]] = {  # level → the checks of each node
     "traced": (check_record, check_dtypes, check_untransferred, check_unstreamed),
-    "placed": (check_record, check_placed, check_rule, check_untransferred, check_unstreamed),
-    "explicit": (check_record, check_placed, check_rule, check_unstreamed),
+    "placed": (check_record, check_placed, check_own, check_rule, check_drawn, check_untransferred, check_unstreamed),
+    "explicit": (check_record, check_placed, check_own, check_rule, check_drawn, check_unstreamed),
     "local": (check_record, check_local, check_unstreamed),
     "scheduled": (check_record, check_local, check_stream),
 }

@@ -13,6 +13,7 @@ from autopar.ir.nodes import has_record, record_of
 from autopar.ir.program import Program
 from autopar.ir.states import started_states
 from autopar.ir.text.printer import print_node
+from autopar.rules.drawn import drawn_alike
 
 
 @dataclass
@@ -34,6 +35,11 @@ class Subject:
     waited: dict[str, list[fx.Node]] = field(default_factory=dict)
     last_message: tuple[str, bool] = ("", False)
     right: set[tuple[Layout, tuple[int, ...]]] = field(default_factory=set)
+
+    @cached_property
+    def drawn_alike(self) -> dict[fx.Node, fx.Node]:
+        """Op → an earlier op whose random numbers it draws again."""
+        return drawn_alike(self.program.nodes)
 
     @cached_property
     def started_before(self) -> dict[fx.Node, fx.Node]:

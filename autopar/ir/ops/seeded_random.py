@@ -47,6 +47,12 @@ RRELU = "rrelu_with_noise"  # writes into its second operand, and returns anothe
 # advance
 REJECTING = frozenset({"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", RRELU})
 
+# kernels that draw their dropout themselves, and return the state from which their own backward draws it again
+FUSED_DROPOUT = (
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
+)  # fmt: skip
+
 
 FILLING = present({op_named(new): op_named(filling) for filling, new in FUNCTIONAL.items()})
 
@@ -150,6 +156,8 @@ def with_seed(pattern: str | Callable[..., Any]) -> Callable[..., Any]:
         text = f"{operands.strip()}, () -> {results.strip()}" if operands.strip() else f"() -> {results.strip()}"
         return (text, *sizes) if sizes else text
 
+    if callable(pattern) and pattern.__doc__:
+        bound.__doc__ = pattern.__doc__.replace(" ->", ", () ->", 1)
     return bound
 
 

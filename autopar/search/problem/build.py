@@ -19,6 +19,7 @@ from autopar.plan.boundary import Boundary, required_dtypes
 from autopar.plan.shared_transfers import computed, turning_block
 from autopar.plan.usable_rules import usable_rule
 from autopar.report.progress import doing
+from autopar.rules.drawn import drawn_alike, splits_in_common
 from autopar.rules.strategies import Bound
 from autopar.search.problem.constrained_reads import allowed_states
 from autopar.search.problem.cuts import CutSearch
@@ -124,6 +125,8 @@ class _Builder:
             allowed = allowed_states(self.problem, self.boundary)
         for node, equal in self._ties().items():
             self._tie_tangent(node, equal)
+        for node, other in drawn_alike(nodes).items():
+            self._tie_drawn((other, node), (bounds[other], bounds[node]))
         for (phase, size), sharing in self._numbering.items():
             if len(sharing) == PAIR:
                 charge_pair(self.problem, phase, size, [self.problem.variables[node] for node in sharing])
@@ -284,6 +287,16 @@ class _Builder:
         variable, value = self.problem.variables[node], self.problem.value(self.boundary.tangents[node])
         count = len(self.problem.homes[variable])
         self.graph.add_edge(value.variable, variable, equal, np.arange(count), self.payments.equal(count))
+
+    def _tie_drawn(self, ops: tuple[fx.Node, fx.Node], bounds: tuple[Bound, Bound]) -> None:
+        """Split two ops alike that draw the same random numbers."""
+        one, two = (self.problem.variables[node] for node in ops)
+        rows, columns = (
+            [splits_in_common(bound, dict(placed.split), other, self.mesh) for placed in self.problem.placed[variable]]
+            for variable, bound, other in zip((one, two), bounds, reversed(bounds), strict=True)
+        )
+        differs = np.array([[self.payments.penalty * (row != column) for column in columns] for row in rows])
+        self.graph.add_edge(one, two, np.arange(len(rows)), np.arange(len(columns)), self.graph.intern(differs))
 
     # -- the end of the step -------------------------------------------------------------------------------------
 

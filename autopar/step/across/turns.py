@@ -178,7 +178,7 @@ class SimulatedTurns:
         tensors |= state
         held = {  # rank → what its micro-batches hand on, by the user's names
             rank: {
-                **{run.names[of]: piece for of, piece in zero_sums(run, rank).items()},
+                **{run.names[of]: piece for of, piece in zero_sums(run, rank, tensors).items()},
                 **{copy_name(taken.names[of]): piece for of, piece in copies.get(rank, {}).items()},
             }
             for rank in calls.mesh.ranks

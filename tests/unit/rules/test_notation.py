@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.rules.notation import ELLIPSIS, KINDS, Pattern, parse_pattern
+from autopar.rules.notation import ELLIPSIS, KINDS, OWN_DIMS, Pattern, parse_pattern
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ from autopar.rules.notation import ELLIPSIS, KINDS, Pattern, parse_pattern
         ("b c!, b -> (), ()", ((("b",), ("c",)), (("b",),)), ((), ()), "c", "sum"),
         ("m k -> m by max", ((("m",), ("k",)),), ((("m",),),), "", "max"),
         ("-> n", (), ((("n",),),), "", "sum"),
+        ("m, own -> m, own", ((("m",),), OWN_DIMS), ((("m",),), OWN_DIMS), "", "sum"),
         ("()->()", ((),), ((),), "", "sum"),
         ("  b  (h! d!)->b h!,d! by  min ", ((("b",), ("h", "d")),), ((("b",), ("h",)), (("d",),)), "dh", "min"),
     ],
@@ -55,6 +56,8 @@ def test_patterns(text: str, operands: tuple, results: tuple, whole: str, kind: 
         ("a b) -> a", "')' without '(' in 'a b)'"),
         ("(a b -> a", "'(' is not closed in '(a b'"),
         ("m () -> m", "'()' is a tensor of its own, not a dim, in 'm ()'; a size-one dim is '1'"),
+        ("m own -> m", "'own' is a tensor of its own, not a dim, in 'm own'"),
+        ("m -> own!", "'own' is a tensor of its own, not a dim, in 'own!'"),
         ("... m ... -> m", "'...' stands once in a tensor, outside parentheses: '... m ...'"),
         ("(... m) -> m", "'...' stands once in a tensor, outside parentheses: '(... m)'"),
     ],

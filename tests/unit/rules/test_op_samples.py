@@ -12,7 +12,6 @@ from op_samples import Samples, sampled
 from rule_calls import TABLE
 
 from autopar.errors import ProofError, RuleError
-from autopar.ir.layout import DistAttr
 from autopar.ir.record import TensorType
 from autopar.rules import RULES, Rule, find_rule
 from autopar.rules.binding import bind
@@ -172,25 +171,20 @@ def test_every_rule_by_the_schema_has_calls() -> None:
     assert {name for name, _ in KERNELS} == BY_SCHEMA
 
 
-def test_what_every_rank_has_is_no_sum() -> None:
-    """The state of a generator is the same on all ranks: the maximum of theirs, and not their sum."""
-    args = KERNELS[0][1]
-    op = overload(KERNELS[0][0])
-    types = [TensorType(a, torch.float32) if isinstance(a, tuple) else a for a in args]
-    bound = bind(op, types, {}, _run(op, args))
-    _, gives = bound.place(Strategy(split=(("h", SPLIT),)), MESHES[0])
-    assert [attr and attr.pending for attr in gives] == [
-        (),
-        (),
-        None,
-        None,
-        None,
-        None,
-        (("p", "max"),),
-        (("p", "max"),),
-        (("p", "max"),),
-    ]
-    assert isinstance(gives[0], DistAttr)
+def test_what_is_no_data_is_each_ranks_own() -> None:
+    """The state of a generator is whole and never pending, whatever is split; the backward takes it so."""
+    for name, args in KERNELS:
+        types = [TensorType(a, torch.float32) if isinstance(a, tuple) else a for a in args]
+        bound = bind(overload(name), types, {}, _run(overload(name), args))
+        for factor in bound.sizes.keys() - bound.whole:
+            needs, gives = bound.place(Strategy(split=((factor, SPLIT),)), MESHES[0])
+            own = [needs[k] for k in bound.own[0]] + [gives[k] for k in bound.own[1]]
+            assert all(attr is None or attr.is_replicated for attr in own), (name, factor)
+        kept = {"flash": 3, "efficient": 2, "cudnn": 3, "overrideable": 3} if "attention" in name else {}
+        expected = next((count for kernel, count in kept.items() if kernel in name), 0)
+        assert (len(bound.own[0]), sum(gives[k] is not None for k in bound.own[1])) == (
+            (2 * bool(expected), 0) if name.endswith("backward") else (0, expected)
+        ), name
 
 
 def test_heads_may_share_keys() -> None:

@@ -20,6 +20,7 @@ MACHINERY = {
     "registry",
     "work",
     "binding",
+    "drawn",
     "strategies",
     "dims",
     "regroup",
