@@ -13,6 +13,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.rank_groups import ranks_by_group
 from autopar.ir.streams import DEFAULT, Ranks, Stream
 from autopar.runtime.processes.one_rank import alone
+from autopar.runtime.wire.wire_groups import backend_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +31,7 @@ class Key(NamedTuple):
 DATA = "data"  # the collectives of programs and of DTensors
 CONTROL = "control"  # what ranks compare beside a step
 CHECKPOINT = "checkpoint"  # saves that are written in a thread
-ON_THE_HOST = frozenset({CONTROL, CHECKPOINT})  # these use gloo; data uses the backend of the default group
+ON_THE_HOST = frozenset({CONTROL, CHECKPOINT})  # these use gloo; data uses the backends of the default group, and gloo
 
 
 class ProcessGroups:
@@ -79,7 +80,7 @@ class ProcessGroups:
             keys = [key for key in keys if rank in key.ranks]
         for key in keys:
             if key not in self._groups:
-                backend = "gloo" if key.purpose in ON_THE_HOST and alone() is None else None
+                backend = "gloo" if key.purpose in ON_THE_HOST and alone() is None else _backends_of_data()
                 self._groups[key] = distributed.new_group(
                     list(key.ranks), backend=backend, use_local_synchronization=False
                 )
@@ -99,7 +100,7 @@ class ProcessGroups:
 
         ``taken``: as in ``take``.
         """
-        mesh, whole = with_an_axis(mesh), self._whole_world(device_type)
+        mesh, whole = with_an_axis(mesh), self.whole(self._whole_world(device_type), taken)
         ranks = distributed.get_world_size()
         groups: list[distributed.ProcessGroup] = []
         for axis, size in mesh.axes:
@@ -116,6 +117,25 @@ class ProcessGroups:
             every = Mesh({"rank": distributed.get_world_size()})
             self._whole[device_type] = device_mesh_of(every, device_type).get_group(0)
         return self._whole[device_type]
+
+    def whole(self, given: distributed.ProcessGroup | None, taken: list[Key]) -> distributed.ProcessGroup:
+        """Return a group of all ranks that serves tensors on the CPU, too: the given one, or one of autopar's.
+
+        A user's ``init_process_group("nccl")`` serves a GPU alone. ``taken``: as in ``take``.
+        """
+        if given is not None and backend_of(given, "cpu"):
+            return given
+        return self.take(DATA, [tuple(range(distributed.get_world_size()))], taken)
+
+
+def _backends_of_data() -> str | None:
+    """Return the backends of a data group: those of the default group, and one for tensors on the CPU.
+
+    ``None`` where the default group, whose backends a new group has, has one for the CPU.
+    """
+    if backend_of(None, "cpu"):
+        return None
+    return f"cpu:gloo,{distributed.get_backend_config()}"
 
 
 def groups_over(mesh: Mesh, axes: Sequence[str]) -> list[Ranks]:

@@ -210,9 +210,7 @@ def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken:
         else:
             continue
         names[group_key(mesh.group(rank, axes), DEFAULT)] = group.group_name
-    world = distributed.group.WORLD
-    assert world is not None
-    names[group_key(mesh.ranks, DEFAULT)] = world.group_name
+    names[group_key(mesh.ranks, DEFAULT)] = groups.whole(distributed.group.WORLD, taken).group_name
     return names
 
 
@@ -263,9 +261,11 @@ def _initialize(device: torch.device, timeout: float) -> None:
 
     Their time-out is longer than the watch's, because the watch explains more than they do.
     """
-    if device.type == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    backend = (BACKEND if EMULATED else "gloo") if device.type == "cpu" else None
+    if device.type == "cpu":
+        backend = BACKEND if EMULATED else "gloo"
+    else:
+        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", 0)))
+        backend = f"cpu:gloo,{device.type}:{distributed.get_default_backend_for_device(device)}"
     patience = datetime.timedelta(seconds=2 * timeout + 60)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         distributed.init_process_group(backend, timeout=patience)

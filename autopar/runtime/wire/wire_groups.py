@@ -1,4 +1,4 @@
-"""Register the process groups of this process that are on the emulated wire, and the backends that complete in order.
+"""Say which backend a process group has, which groups are on the emulated wire, and which complete in order.
 
 A group completes in order if its collectives end in the order of issue, so that a simulation with one queue for each
 group is exact.
@@ -25,13 +25,22 @@ WIRE_GROUPS: dict[str, OnTheWire] = {}  # by the name of the group
 EMULATED: list[Any] = []  # none or one: the wire that new groups are on
 
 
+def backend_of(group: distributed.ProcessGroup | None, device_type: str) -> str:
+    """Return the backend that a group has for a type of device, ``""`` if it has none. ``None``: the default group.
+
+    A group has one for each type; what ``get_backend`` says is "undefined" where a group was made without a name.
+    """
+    pairs = (pair.partition(":") for pair in distributed.get_backend_config(group).split(","))
+    return {device: backend for device, _, backend in pairs}.get(device_type, "")
+
+
 def check_default_group() -> None:
     """Raise ``RuntimeError`` if a wire is emulated, and the default process group was made beside it."""
     world = distributed.group.WORLD
     if EMULATED and world is not None and world.group_name not in WIRE_GROUPS:
         raise RuntimeError(
             f"autopar.emulate was called, but the default process group has the backend "
-            f"{distributed.get_backend()!r}; call init_process_group without a backend, or with {BACKEND!r}"
+            f"{backend_of(world, 'cpu')!r}; call init_process_group without a backend, or with {BACKEND!r}"
         )
 
 

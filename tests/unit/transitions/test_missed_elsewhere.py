@@ -270,6 +270,7 @@ def test_all_ranks_create_groups_in_one_order(ranks: Sequence[int], monkeypatch:
 
         monkeypatch.setattr(distributed, "new_group", new_group)
         monkeypatch.setattr(distributed, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(distributed, "get_backend_config", lambda group=None: "cpu:gloo")
         monkeypatch.setattr(distributed, "group", SimpleNamespace(WORLD=SimpleNamespace(group_name="world")))
         along = SimpleNamespace(get_group=lambda axis: SimpleNamespace(group_name=axis))
         found[rank] = job.groups_of(mesh, along, ProcessGroups(), [])
