@@ -24,7 +24,7 @@ from autopar import Mesh
 from autopar.runtime.wire.clock import now
 from autopar.runtime.wire.emulate import Wire, present
 from autopar.runtime.wire.prices import machine_of, seconds
-from autopar.runtime.wire.wire_groups import BACKEND, WIRE_GROUPS, completes_in_order
+from autopar.runtime.wire.wire_groups import BACKEND, WIRE_GROUPS, backend_of, completes_in_order
 
 LATENCY, BANDWIDTH = 2e-3, 1e8
 LONG = 0.25  # seconds, against which the work of a test is short
@@ -265,9 +265,9 @@ def killed_rank(how: str) -> None:
 def in_order() -> None:
     group = distributed.group.WORLD
     assert group is not None
-    assert completes_in_order(group.group_name, distributed.get_backend())
+    assert backend_of(group, "cpu") == BACKEND and completes_in_order(group.group_name, BACKEND)
     gloo = distributed.new_group(backend="gloo")
-    assert not completes_in_order(gloo.group_name, distributed.get_backend(gloo))
+    assert not completes_in_order(gloo.group_name, backend_of(gloo, "cpu"))
     distributed.destroy_process_group(gloo)
     assert BACKEND in distributed.get_backend_config()
 

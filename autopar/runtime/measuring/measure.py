@@ -38,6 +38,7 @@ from autopar.runtime.measuring.operands import Operands
 from autopar.runtime.measuring.ready import ready_compute, ready_exchange, ready_small_exchange
 from autopar.runtime.modes import as_captured
 from autopar.runtime.processes.job import Job
+from autopar.runtime.wire.wire_groups import backend_of
 from autopar.torch_private import aten
 
 ALONE = "one process is alone; under torchrun, all processes time them together"
@@ -130,7 +131,7 @@ def measure(
     meshes = {str(placed.program.mesh) for placed in programs.values()}
     assert len(meshes) == 1, "the programs of a step are on one mesh, or on meshes of stages, which are alike"
     return Profile(
-        machine=machine, device=name, backend=distributed.get_backend() if together else "",
+        machine=machine, device=name, backend=backend_of(None, device.type) if together else "",
         ranks=distributed.get_world_size() if together else 1, threads=torch.get_num_threads(), torch=torch.__version__,
         mesh=meshes.pop(), programs={name: program_digest(placed.program) for name, placed in programs.items()},
         launch=launch, interference=slower, rows={row.call: row for row in rows},

@@ -22,8 +22,8 @@ from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, 
 from autopar.runtime.processes.hosts import hosts_of
 from autopar.runtime.processes.one_rank import alone
 from autopar.runtime.processes.start import store_of_start
-from autopar.runtime.wire.wire_groups import BACKEND, EMULATED, check_default_group, completes_in_order
-from autopar.torch_private import forget_groups
+from autopar.runtime.wire.wire_groups import BACKEND, EMULATED, backend_of, check_default_group, completes_in_order
+from autopar.torch_private import forget_groups, group_named
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -83,8 +83,9 @@ class Job:
     @property
     def in_order(self) -> bool:
         """Whether the groups of this rank end their collectives in the order in which these are started."""
-        backend = distributed.get_backend()
-        return all(completes_in_order(name, backend) for name in self.groups.values())
+        return all(
+            completes_in_order(name, backend_of(group_named(name), self.device.type)) for name in self.groups.values()
+        )
 
 
 def job_of(
