@@ -33,7 +33,9 @@ from autopar.plan.constraints import layouts_without_search
 from autopar.plan.plan import of_the_batch
 from autopar.report.passes import PassReport
 from autopar.runtime.processes.agreement import Agreement
+from autopar.runtime.processes.dtensor_ops import take_dtensor_ops
 from autopar.runtime.processes.job import Job, Membership
+from autopar.runtime.processes.replicas import Replicas
 from autopar.runtime.seeds import step_seed
 from autopar.search.devices.stages import Pipelined
 
@@ -72,6 +74,9 @@ class Calls:
         self.agreement = CallAgreement(None if compiler.context is None else compiler.context.agreement)
         self.membership = Membership(job, self.agreement.ranks)
         self.tensors = LocalTensors(self.module, self.mesh, job, compiler.whole)
+        if self.agreement.ranks is not None:
+            take_dtensor_ops()
+            self.agreement.ranks.replicas = Replicas(self.tensors.parameters)
         self.captures: Captures[Compiled] = Captures()
         self.latest: Compiled | None = None
         self.unfinished: dict[int, Callable[[], None]] = {}

@@ -39,11 +39,14 @@ class LocalTensors:
         module: the model, with parameters that are DTensors on processes.
         job: the processes; ``None`` in a process that is alone.
         whole: whether the model returns plain tensors of their global shapes.
+
+    Attributes:
+        parameters: name → parameter, as of the latest call.
     """
 
     def __init__(self, module: torch.nn.Module, mesh: Mesh, job: Job | None, whole: bool) -> None:
         self.mesh, self.job, self._whole = mesh, job, whole
-        self._parameters = dict[str, torch.Tensor](module.named_parameters())
+        self.parameters = dict[str, torch.Tensor](module.named_parameters())
 
     def pieces(self, inputs: CallInputs, state: ModelState, interface: Interface, rank: int) -> Pieces:
         """Return this rank's pieces of the parameters, the buffers and the inputs of a call."""
@@ -72,7 +75,7 @@ class LocalTensors:
         A DTensor may be replaced by one with the same placements.
         """
         for name, tensor in named:
-            known = self._parameters.get(name)
+            known = self.parameters.get(name)
             if tensor is known:
                 continue
             if known is None or (is_dtensor(known) and getattr(tensor, "placements", None) != known.placements):
@@ -80,7 +83,7 @@ class LocalTensors:
                     f"the parameter {name} was {'added' if known is None else 'replaced'} after parallelize; change "
                     f"the model first, then parallelize it"
                 )
-            self._parameters[name] = tensor
+            self.parameters[name] = tensor
 
     def returned(self, piece: torch.Tensor, type: TensorType) -> torch.Tensor:
         """Return the user's tensor for a returned piece: mostly a DTensor. ``type``: its global type.

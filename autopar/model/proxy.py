@@ -114,6 +114,11 @@ class ModelProxy(PretrainedModel):
         self.module.train(mode)
         return self
 
+    def apply(self, fn: Callable[[torch.nn.Module], None]) -> Any:
+        """Apply a function to the model and to each of its modules, as of their own classes."""
+        self.module.apply(fn)
+        return self
+
     @property
     def device(self) -> torch.device:
         """The device of this process's pieces of the parameters."""

@@ -1,4 +1,4 @@
-"""Make DTensors of pieces, and redistribute them.
+"""Make DTensors of pieces, redistribute them, and cut pieces of wholes.
 
 They are redistributed with autopar's gather, because DTensor uses the coalesced gather of gloo: see ``start_gather``.
 ``redistribute`` and ``full_tensor`` are differentiable, as DTensor's methods are.
@@ -47,3 +47,12 @@ def full_tensor(tensor: Any) -> torch.Tensor:
     """Return a whole DTensor, as a plain tensor on each rank."""
     with _SingleGathers():
         return tensor.full_tensor()
+
+
+def piece_of_whole(like: Any, whole: torch.Tensor) -> torch.Tensor | None:
+    """Return this rank's piece of a whole plain tensor, cut as a DTensor is; ``None`` where the rank has none."""
+    from torch.distributed.tensor import distribute_tensor
+
+    if like.device_mesh.get_coordinate() is None:
+        return None
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()

@@ -12,8 +12,10 @@ from autopar.torch_private.compiling import profiler_is_on as profiler_is_on
 from autopar.torch_private.compiling import saved_by_min_cut as saved_by_min_cut
 from autopar.torch_private.compiling import set_onednn as set_onednn
 from autopar.torch_private.dtensors import FullStateDicts as FullStateDicts
+from autopar.torch_private.dtensors import add_dtensor_methods as add_dtensor_methods
 from autopar.torch_private.dtensors import device_mesh_of_others as device_mesh_of_others
 from autopar.torch_private.dtensors import dtensor_around as dtensor_around
+from autopar.torch_private.dtensors import dtensor_handlers as dtensor_handlers
 from autopar.torch_private.dtensors import dtensor_like as dtensor_like
 from autopar.torch_private.dtensors import forget_groups as forget_groups
 from autopar.torch_private.dtensors import full_state_dicts as full_state_dicts
@@ -82,6 +84,7 @@ from autopar.torch_private.schemas import mutates as mutates
 from autopar.torch_private.schemas import operator_schema as operator_schema
 from autopar.torch_private.schemas import overload_of as overload_of
 from autopar.torch_private.schemas import pytree as pytree
+from autopar.torch_private.schemas import random_ops as random_ops
 from autopar.torch_private.schemas import returns_alias as returns_alias
 from autopar.torch_private.schemas import tensor_arguments as tensor_arguments
 from autopar.torch_private.schemas import tensor_results as tensor_results
@@ -99,6 +102,7 @@ from autopar.torch_private.tensors import default_generator as default_generator
 from autopar.torch_private.tensors import storage_of as storage_of
 from autopar.torch_private.tensors import tensor_dict as tensor_dict
 from autopar.torch_private.tensors import version_of as version_of
+from autopar.torch_private.tensors import versions_of as versions_of
 from autopar.torch_private.tracing import DATA_DEPENDENT as DATA_DEPENDENT
 from autopar.torch_private.tracing import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from autopar.torch_private.tracing import FakeTensor as FakeTensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol, TypeGuard
@@ -129,3 +129,22 @@ def forget_groups(device_mesh: Any) -> None:
 
     device_mesh._pg_registry.clear()
     _clear_sharding_prop_cache()
+
+
+def dtensor_handlers() -> dict[Any, Callable[..., Any]]:
+    """Return DTensor's table of ops that a function computes in its place. Tried on 2.13.
+
+    The function gets the op, its arguments and its keyword arguments.
+    """
+    from torch.distributed.tensor import DTensor
+
+    return DTensor._op_dispatcher._custom_op_handlers
+
+
+def add_dtensor_methods(methods: Mapping[str, Callable[..., Any]]) -> None:
+    """Give DTensor methods where it has only torch.Tensor's, which refuse it. Tried on 2.13."""
+    from torch.distributed.tensor import DTensor
+
+    for name, method in methods.items():
+        if name not in vars(DTensor):
+            setattr(DTensor, name, method)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -52,3 +53,8 @@ def tensor_dict() -> Any:
 def version_of(tensor: torch.Tensor) -> int:
     """Return how often a tensor's memory was written to; 0 for an inference tensor. Tried on 2.11 to 2.15."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return how often the memory of each tensor was written to; 0 for an inference tensor. Tried on 2.13."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]

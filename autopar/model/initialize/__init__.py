@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from autopar.model.initialize.storage import StorageSlot, device_for, materializ
 from autopar.model.initialize.writes import Writes
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
+from autopar.runtime.seeds import first_ranks_generator, generators_of
 
 Init = Callable[[torch.nn.Module], Any]
 
@@ -88,7 +88,7 @@ def _check_draws(job: Job | None, device: torch.device) -> None:
     """Raise ``RuntimeError`` if ranks drew different random numbers: their pieces would belong to different values."""
     if job is None:
         return
-    state = b"".join(generator.get_rng_state().numpy().tobytes() for generator in _generators(device))
+    state = b"".join(generator.get_state().numpy().tobytes() for generator in generators_of(device))
     digests: list[bytes] = [b""] * job.control.size()
     distributed.all_gather_object(digests, hashlib.sha256(state).digest(), job.control)
     if differing := [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]:
@@ -139,34 +139,6 @@ def _tie(slots: list[StorageSlot], writes: Writes) -> None:
             if slot.now is not latest:
                 slot.replacement = latest
                 slot.hold(latest)
-
-
-@contextlib.contextmanager
-def first_ranks_generator(job: Job | None, device: torch.device) -> Iterator[None]:
-    """Let all ranks draw with the first rank's generator state. Other ranks get their own state back afterwards."""
-    if job is None:
-        yield
-        return
-    generators = _generators(device)
-    states = [generator.get_rng_state() for generator in generators]
-    for generator, state in zip(generators, states, strict=True):
-        first = state.clone()
-        distributed.broadcast(first, int(job.device_mesh.mesh.flatten()[0]), group=job.control)
-        generator.set_rng_state(first)
-    unchanged = [
-        torch.equal(generator.get_rng_state(), state) for generator, state in zip(generators, states, strict=True)
-    ]
-    try:
-        yield
-    finally:
-        for generator, state, is_unchanged in zip(generators, states, unchanged, strict=True):
-            if not is_unchanged:
-                generator.set_rng_state(state)
-
-
-def _generators(device: torch.device) -> list[Any]:
-    """Return the modules with ``get_rng_state``: the device's, and the CPU's."""
-    return [torch] if device.type == "cpu" else [torch.get_device_module(device), torch]
 
 
 def agree(agreement: Agreement | None, call: str) -> None:

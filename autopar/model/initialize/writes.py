@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from autopar.model.dtensor_parameters import is_dtensor, local_of
-from autopar.runtime.dtensors import full_tensor
+from autopar.runtime.dtensors import full_tensor, piece_of_whole
+from autopar.runtime.processes.dtensor_ops import OVERWRITES
 from autopar.torch_private import (
     OpOverload,
     StorageReference,
@@ -26,10 +27,6 @@ from autopar.torch_private import (
     written_arguments,
 )
 
-# ops that do not read the old values of the tensor that they write
-OVERWRITES = packets(
-    "fill_ zero_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_"
-)
 # elementwise ops, with the same bits on a piece as on the whole tensor
 EXACT = packets("fill_ zero_ mul_ add_ sub_ div_ neg_ clamp_ clamp_min_ clamp_max_ erfinv_")
 SAME_TENSOR = frozenset({aten.detach.default, aten.alias.default})
@@ -156,13 +153,10 @@ class Writes(TorchDispatchMode):
         """Copy this rank's piece out of the written whole tensor; ``written`` may be a view of it."""
         if not is_dtensor(target) or storage_of(written) == _identity(target):
             return
-        from torch.distributed.tensor import distribute_tensor
-
         stride = torch.empty(target.shape, device="meta").stride()
-        whole = written.as_strided(target.shape, stride, 0)
-        local_of(target).copy_(
-            local_of(distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None))
-        )
+        piece = piece_of_whole(target, written.as_strided(target.shape, stride, 0))
+        if piece is not None:
+            local_of(target).copy_(piece)
 
     def _note(self, func: Any, target: torch.Tensor) -> None:
         key = _identity(target)

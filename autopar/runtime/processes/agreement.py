@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import distributed
 from autopar.ir.mesh import Mesh
 from autopar.runtime import current_op
 from autopar.runtime.current_slot import waiting_for
+from autopar.runtime.processes.replicas import Replicas
 from autopar.runtime.waited import add_wait
 
 KINDS = 3  # tensors sharded over so many different sets of axes have a checksum for each set
@@ -73,19 +75,27 @@ class Agreement:
     Attributes:
         pace: this rank's, which goes to the others with each call.
         paces: those of all ranks, as they were at the latest comparison.
+        replicas: the parameters whose writes between calls are compared; ``None`` for none.
     """
 
     def __init__(self, control: distributed.ProcessGroup, mesh: Mesh) -> None:
         self._control, self._mesh = control, mesh
         self._others = tuple(rank for rank in mesh.ranks if rank != distributed.get_rank())
         self._pending: _Sent | None = None
+        _every.add(self)
         self.pace, self.paces = UNKNOWN, list[Pace]()
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """Forget all calls. A call that was refused on all ranks does not count in the digests that follow."""
+        self.replicas: Replicas | None = None
         self._history = hashlib.blake2b(digest_size=6)  # exact as a float
         self._counts: dict[str, int] = {}
+
+    def _begin_anew(self) -> None:
+        """Forget all calls. A call that was refused on all ranks does not count in the digests that follow.
+
+        Nor in those of other models, of which another rank may have made the call.
+        """
+        for other in [self, *_every]:
+            if other is self or getattr(other, "_control", None) is self._control:
+                other._history, other._counts = hashlib.blake2b(digest_size=6), {}
 
     def begin(
         self, call: str, brought: Sequence[Brought] = (), kind: str = "", fact: float = 0.0, remedy: str = ""
@@ -104,8 +114,9 @@ class Agreement:
         is_compared = count <= FIRST or (
             sum(b.piece.nbytes for b in brought) <= SMALL and all(b.piece.device.type == "cpu" for b in brought)
         )
-        row = torch.zeros(1 + 2 * KINDS + 2, dtype=torch.float64)
+        row = torch.zeros(1 + 2 * KINDS + 3, dtype=torch.float64)
         row[0], row[1] = int.from_bytes(self._history.digest(), "little"), fact
+        row[-3] = 0.0 if self.replicas is None else self.replicas.mark()
         row[-2], row[-1] = self.pace
         by_axes: dict[tuple[str, ...], list[Brought]] = {}
         for tensor in brought if is_compared else ():
@@ -216,6 +227,8 @@ class Agreement:
         self.paces = [(row[-2], row[-1]) for row in rows]
         if len({row[0] for row in rows}) > 1:
             self._refuse_calls(sent.call, sent.remedy)
+        if any(row[-3] for row in rows) and self.replicas is not None:
+            self.replicas.compare(self.gathered, [row[-3] for row in rows])
         for k, (axes, names_of_axes) in enumerate(sent.names.items()):
             first: dict[tuple[int, ...], int] = {}
             for rank, row in enumerate(rows):
@@ -246,6 +259,8 @@ class Agreement:
             f'with inputs="global" the same batch, with inputs="local" pieces that differ in the number of rows alone'
         )
 
+
+_every: weakref.WeakSet[Agreement] = weakref.WeakSet()
 
 current_op.register(Agreement.finish.__code__, {Agreement.finish.__code__.co_firstlineno: COMPARISON}, is_call=True)
 

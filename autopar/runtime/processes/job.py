@@ -51,6 +51,7 @@ class Job:
         made_mesh: whether the device mesh is autopar's, and not the user's.
         models: how many models use it that are not closed.
         stages: torch's meshes of the stages that ``device_meshes`` has made.
+        surface: compares what the user calls on tensors of the mesh, besides models; ``None`` if there is one rank.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class Job:
     made_mesh: bool = False
     models: int = 0
     stages: dict[Mesh, DeviceMesh] = field(default_factory=dict)
+    surface: Agreement | None = None
 
     def device_meshes(self, meshes: Iterable[Mesh]) -> dict[Mesh, DeviceMesh]:
         """Return torch's mesh of each mesh: of the whole one, or of a stage. All ranks call it alike.
@@ -136,6 +138,14 @@ def _job_in_world(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | No
     return jobs[key]
 
 
+def job_with(device_mesh: DeviceMesh) -> Job | None:
+    """Return the job whose mesh, or a stage of it, this is; ``None`` where no other rank has a part of its tensors."""
+    for job in _worlds[0].jobs.values() if _worlds else ():
+        if job.surface is not None and any(device_mesh is own for own in (job.device_mesh, *job.stages.values())):
+            return job
+    return None
+
+
 @dataclass
 class _World:
     """The jobs of one ``init_process_group``: one for each mesh. They share a watch, with the first time-out."""
@@ -154,6 +164,8 @@ class _World:
         if job.models == 0:
             self.jobs = {key: other for key, other in self.jobs.items() if other is not job}
             process_groups().release(job.taken)
+            if job.surface is not None:
+                job.surface.close()
             del job.control  # the group's threads end when nothing refers to it, and models keep the job
             for device_mesh in (*job.stages.values(), *([job.device_mesh] if job.made_mesh else [])):
                 forget_groups(device_mesh)
@@ -189,7 +201,10 @@ def _join(mesh: Mesh, device: torch.device, theirs: DeviceMesh | None) -> Job:
     hosts = hosts_of(Agreement(control, mesh)) if only is None else only.hosts
     if only is None and _worlds[0].watch is not None:
         _worlds[0].watch.hosts = hosts
-    return Job(distributed.get_rank(), device_mesh, names, known, device, control, hosts, tuple(taken), theirs is None)
+    return Job(
+        distributed.get_rank(), device_mesh, names, known, device, control, hosts, tuple(taken), theirs is None,
+        surface=None if only is not None or mesh.size == 1 else Agreement(control, mesh),
+    )  # fmt: skip
 
 
 def groups_of(mesh: Mesh, device_mesh: DeviceMesh, groups: ProcessGroups, taken: list[Key]) -> dict[GroupKey, str]:

@@ -1,0 +1,160 @@
+"""Give the user's own ops on DTensors of a job the values of one device: numbers that are read, and random numbers.
+
+DTensor reads a number from this rank's piece, even of a partial sum, and on CPU draws the random numbers of each piece
+by itself. Here both run on whole tensors. They communicate, so the ranks first agree that all of them make the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from autopar.capture.provenance import user_line
+from autopar.runtime.dtensors import full_tensor, piece_of_whole
+from autopar.runtime.processes.job import Job, job_with
+from autopar.runtime.seeds import first_ranks_generator
+from autopar.torch_private import (
+    OpOverload,
+    add_dtensor_methods,
+    aten,
+    draws_random,
+    dtensor_handlers,
+    packets,
+    pytree,
+    random_ops,
+    written_arguments,
+)
+
+# ops that do not read the old values of the tensor that they write
+OVERWRITES = packets(
+    "fill_ zero_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_ eye"
+)
+ON_WHOLES = (aten.eye.m_out,)  # DTensor gives its ``out`` the shape of a piece
+READ = "read a number of a tensor that is split or pending over ranks"
+ON_ALL = "{line}\n  it takes the values of all ranks; call it on all of them, and use the result where you want"
+
+TRANSPOSED = (
+    "t_() turns a tensor on the mesh around in place, as torch.nn.init.orthogonal_ does for more columns than rows\n"
+    "    {line}\n  write parameters with parallel.initialize(init), a function of a module as for apply, or before "
+    "parallelize"
+)
+
+
+def take_dtensor_ops() -> None:
+    """Let DTensor ask here first, for tensors on the meshes of jobs; those on other meshes are torch's own."""
+    handlers = dtensor_handlers()
+    handlers[aten._local_scalar_dense.default] = _read
+    for op in (*random_ops(), *ON_WHOLES):
+        handlers[op] = _on_wholes
+    handlers[aten.t_.default] = _transposed
+    add_dtensor_methods({"tolist": _tolist, "numpy": _numpy, "__format__": _format})
+
+
+def _tolist(tensor: Any) -> Any:
+    return torch.Tensor.tolist(tensor if job_with(tensor.device_mesh) is None else _values(tensor))
+
+
+def _numpy(tensor: Any, **options: Any) -> Any:
+    return torch.Tensor.numpy(tensor if job_with(tensor.device_mesh) is None else _values(tensor), **options)
+
+
+def _format(tensor: Any, form: str) -> str:
+    return object.__format__(tensor, form) if tensor.dim() else format(tensor.item(), form)
+
+
+def _read(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return op(_values(args[0]))
+
+
+def _values(tensor: Any) -> torch.Tensor:
+    """Return the whole tensor. All ranks call it, unless each rank has it."""
+    job = job_with(tensor.device_mesh)
+    if job is None:
+        return tensor.to_local()
+    everywhere = tensor.device_mesh.size() == job.device_mesh.size()
+    if everywhere and all(placement.is_replicate() for placement in tensor.placements):
+        return tensor.to_local()
+    _agree(job, READ)
+    if everywhere:
+        return full_tensor(tensor)
+    # ranks of other stages have nothing of it
+    here = tensor.device_mesh.get_coordinate() is not None
+    value = full_tensor(tensor.detach()).cpu() if here else None
+    assert job.surface is not None
+    values = job.surface.gathered(value)
+    return next(value for value in values if value is not None).to(job.device)
+
+
+def _on_wholes(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run an op on whole tensors, with the first rank's generator, and give this rank its pieces of the results."""
+    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_dtensor(leaf)]
+    job = next((job for leaf in leaves if (job := job_with(leaf.device_mesh)) is not None), None)
+    random = op not in ON_WHOLES
+    if job is None or (random and not draws_random(op, args, kwargs)):
+        return _by_dtensor(op, args, kwargs)
+    _agree(job, f"{op.overloadpacket.__name__} of a tensor on the mesh")
+    written: list[Any] = list(written_arguments(op, args, dict(kwargs)))
+    unread = {id(tensor) for tensor in written} if op.overloadpacket in OVERWRITES else set()
+    wholes = {id(leaf): _whole(leaf, id(leaf) not in unread) for leaf in leaves}
+
+    def replaced(leaf: Any) -> Any:
+        return wholes.get(id(leaf), leaf)
+
+    generator = kwargs.get("generator")
+    with first_ranks_generator(job, job.device, [generator] if generator is not None else None):
+        result = op(*pytree.tree_map(replaced, args), **pytree.tree_map(replaced, dict(kwargs)))
+    for tensor in written:
+        if id(tensor) in wholes and (piece := piece_of_whole(tensor, wholes[id(tensor)])) is not None:
+            tensor.to_local().copy_(piece)
+    given = {id(whole): leaf for leaf in leaves for whole in [wholes[id(leaf)]]}
+    return pytree.tree_map(lambda leaf: given.get(id(leaf)) if id(leaf) in given else _like(leaf, leaves), result)
+
+
+def _transposed(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return _by_dtensor(op, args, kwargs)
+    except NotImplementedError:
+        raise NotImplementedError(TRANSPOSED.format(line=user_line())) from None
+
+
+def _agree(job: Job, call: str) -> None:
+    """Check that all ranks make this call; ``RuntimeError`` names the line otherwise."""
+    ranks = job.surface
+    assert ranks is not None
+    ranks.begin(call, remedy=ON_ALL.format(line=user_line()))
+    ranks.finish()
+
+
+def _by_dtensor(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    handlers = dtensor_handlers()
+    ours = handlers.pop(op)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        handlers[op] = ours
+
+
+def _is_dtensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and hasattr(leaf, "device_mesh")
+
+
+def _whole(tensor: Any, values: bool) -> torch.Tensor:
+    if values and tensor.device_mesh.get_coordinate() is not None:
+        return full_tensor(tensor.detach()).contiguous()
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.to_local().device)
+
+
+def _like(value: Any, leaves: Sequence[Any]) -> Any:
+    """Return a whole result as a DTensor: split as the first operand of its shape is, or else whole on each rank."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    like = next((leaf for leaf in leaves if leaf.shape == value.shape), leaves[0])
+    placements = [
+        placement if like.shape == value.shape and not placement.is_partial() else Replicate()
+        for placement in like.placements
+    ]
+    return distribute_tensor(value, like.device_mesh, placements, src_data_rank=None)

@@ -1,0 +1,76 @@
+"""Numbers that are read from DTensors, and values that are written to them, are those of one device, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import values_on_ranks
+from processes import ranks
+from values_on_ranks import PAIR
+
+MESHES = [({"dp": 2}, "fsdp"), ({"tp": 2}, PAIR), ({"dp": 2}, "ddp")]
+CALL = "call (x float64[4, 8]) in train"
+DIFFERENT = (
+    "the ranks make different calls\n    rank 0: {}\n    rank 1: {}\n  values_on_ranks.py:{}\n  it takes the values of "
+    "all ranks; call it on all of them, and use the result where you want"
+)
+DIFFER = (
+    "ranks 0 and 1 hold different values of {}, which must be equal on these ranks: it was written since the last "
+    "call{}\n  write the same on all ranks: functions of torch.nn.init draw one device's numbers if all ranks call "
+    "them, parallel.load_state_dict and parallel.initialize() set the same values, and so does what is written to the "
+    "model before parallelize"
+)
+
+
+@pytest.mark.parametrize(("sizes", "plan"), MESHES, ids=str)
+def test_numbers_that_are_read(sizes: dict[str, int], plan: object) -> None:
+    ranks(2).run(values_on_ranks.read, sizes, plan)
+
+
+@pytest.mark.parametrize(("sizes", "plan"), MESHES, ids=str)
+def test_random_numbers_that_are_written(sizes: dict[str, int], plan: object) -> None:
+    (said, _) = ranks(2).run(values_on_ranks.drawn, sizes, plan)
+    assert without_line(said) == (
+        "t_() turns a tensor on the mesh around in place, as torch.nn.init.orthogonal_ does for more columns than "
+        "rows\n    values_on_ranks.py:  said = refused(NotImplementedError, lambda: nn.init.orthogonal_(wide))\n  "
+        "write parameters with parallel.initialize(init), a function of a module as for apply, or before parallelize"
+    )
+
+
+def test_two_axes() -> None:
+    ranks(4).run(values_on_ranks.read, {"dp": 2, "tp": 2}, PAIR)
+    ranks(4).run(values_on_ranks.drawn, {"dp": 2, "tp": 2}, PAIR)
+
+
+def test_values_on_stages() -> None:
+    ranks(2).run(values_on_ranks.on_stages)
+
+
+def without_line(said: str) -> str:
+    """The text without the number of the quoted line."""
+    before, name, after = said.partition("values_on_ranks.py:")
+    return before + name + after.lstrip("0123456789")
+
+
+def test_a_number_that_one_rank_reads() -> None:
+    every = ranks(2).run(values_on_ranks.read_on_one_rank)
+    line = "  said = refused(RuntimeError, lambda: norm.item())"
+    said = DIFFERENT.format("read a number of a tensor that is split or pending over ranks", CALL, line)
+    assert [without_line(text) for text in every] == [said, said]
+
+
+def test_writes_between_calls() -> None:
+    every = ranks(2).run(values_on_ranks.written, "ddp")
+    line = "  said.append(refused(RuntimeError, lambda: bias.normal_()))"
+    said = [
+        DIFFER.format("0.up.bias", ""),
+        DIFFER.format("0.up.bias", ""),
+        DIFFER.format("0.down.weight", ", on rank 0 alone"),
+        DIFFER.format("0.up.bias", ", on rank 1 alone"),
+        DIFFER.format("0.up.weight", ", on rank 1 alone"),
+        DIFFERENT.format("normal_ of a tensor on the mesh", CALL, line),
+    ]
+    assert [[without_line(text) for text in texts] for texts in every] == [said, said]
+
+
+def test_nothing_is_exchanged_without_a_write() -> None:
+    assert ranks(2).run(values_on_ranks.exchanges) == [[0, 2, 0]] * 2

@@ -1,0 +1,212 @@
+"""What a user reads from the DTensors of a model on a mesh, and writes to them, in a plain loop beside one device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from error_texts import refused
+from models import COLUMN_ROW, Block
+from torch import distributed, nn
+from torch.distributed.tensor import distribute_tensor
+
+import autopar
+from autopar.runtime.processes.agreement import Agreement
+
+PAIR = {name.removeprefix("*."): layout for name, layout in COLUMN_ROW.items()}
+READS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda g: g.norm().item(),
+    "norm of another order": lambda g: g.norm(1).item(),
+    "float": lambda g: float(g.sum()),
+    "largest": lambda g: float(g.max()),
+    "int": lambda g: int((g > 0).sum()),
+    "bool": lambda g: bool((g > g.max() - 1e-3).any()),
+    "f-string": lambda g: f"{g.square().mean():.4f} {g.norm()}"[:12] + f"{g}"[:0],
+    "tolist": lambda g: g.tolist(),
+    "numpy": lambda g: g.sum(-1).numpy().round(9).tolist(),
+    "an element": lambda g: g.flatten()[-1].item(),
+}
+
+
+class Scored(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
+
+
+def _pair(mesh: autopar.Mesh, plan: Any) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    model = Scored(Block()).double()
+    kept = copy.deepcopy(model)
+    if isinstance(plan, dict):
+        plan = {f"0.{name}": layout for name, layout in plan.items()}
+    return kept, autopar.parallelize(model, mesh, plan)
+
+
+def _x() -> torch.Tensor:
+    return torch.linspace(-1, 2, 32, dtype=torch.float64).reshape(4, 8)
+
+
+def read(sizes: dict[str, int], plan: Any) -> None:
+    single, parallel = _pair(autopar.Mesh(sizes), plan)
+    for model in (single, parallel):
+        model(_x()).backward()
+    for name, parameter in parallel.named_parameters():
+        for what, reading in READS.items():
+            one, here = reading(single.get_parameter(name).grad), reading(parameter.grad)
+            if isinstance(one, (float, list)):
+                one, here = torch.tensor(one), torch.tensor(here)
+                torch.testing.assert_close(here, one, msg=lambda said, at=(name, what): f"{at}: {said}")
+            else:
+                assert here == one, (name, what, one, here)
+    norms = [torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) for model in (single, parallel)]
+    assert f"{norms[0]:.6f}" == f"{norms[1]:.6f}"
+    with torch.no_grad():  # a NaN in the piece of one rank
+        parallel.get_parameter("0.up.weight").grad.copy_(
+            distribute_tensor(
+                torch.full((12, 8), 1.0, dtype=torch.float64).index_fill(0, torch.tensor([11]), torch.nan),
+                *(getattr(parallel.get_parameter("0.up.weight"), of) for of in ("device_mesh", "placements")),
+            )
+        )
+    assert bool(parallel.get_parameter("0.up.weight").grad.isnan().any())
+
+
+def read_on_one_rank() -> str:
+    _, parallel = _pair(autopar.Mesh(dp=2), "fsdp")
+    parallel(_x()).backward()
+    norm = parallel.get_parameter("0.up.weight").grad.norm()
+    if distributed.get_rank() == 0:
+        said = refused(RuntimeError, lambda: norm.item())
+    else:
+        said = refused(RuntimeError, lambda: parallel(_x()))
+    parallel(_x())  # all ranks go on
+    return said
+
+
+DRAWS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "normal_": nn.init.normal_,
+    "trunc_normal_": lambda p: nn.init.trunc_normal_(p, std=0.1),
+    "kaiming_uniform_": nn.init.kaiming_uniform_,
+    "orthogonal_": lambda p: nn.init.orthogonal_(p) if p.shape[0] > p.shape[1] else p,
+    "eye_": nn.init.eye_,
+    "exponential_": lambda p: p.exponential_(2.0),
+    "bernoulli_": lambda p: p.bernoulli_(0.5),
+    "random_": lambda p: p.random_(5),
+    "noise": lambda p: p.add_(torch.randn_like(p), alpha=0.1),
+    "mask": lambda p: p.mul_(torch.bernoulli(torch.ones_like(p) * 0.5)),
+    "dropout": lambda p: p.copy_(nn.functional.dropout(p, 0.5)),
+    "data": lambda p: p.data.normal_(),
+    "a generator": lambda p: p.normal_(generator=torch.Generator().manual_seed(int(p[0, 0] * 0) + 3)),
+}
+
+
+@torch.no_grad()
+def drawn(sizes: dict[str, int], plan: Any) -> str:
+    """Ranks have other seeds; the numbers are those of one device with the first rank's. Returns what is refused."""
+    single, parallel = _pair(autopar.Mesh(sizes), plan)
+    for what, draw in DRAWS.items():
+        for name in ("0.up.weight", "0.down.weight"):
+            torch.manual_seed(7)
+            draw(single.get_parameter(name))
+            torch.manual_seed(7 + distributed.get_rank())
+            draw(parallel.get_parameter(name))
+            here = parallel.get_parameter(name).full_tensor()
+            assert torch.equal(here, single.get_parameter(name)), (what, name)
+    wide = parallel.get_parameter("0.down.weight")
+    said = refused(NotImplementedError, lambda: nn.init.orthogonal_(wide))
+    for model in (single, parallel):
+        torch.manual_seed(7 if model is single else 7 + distributed.get_rank())
+        model.apply(lambda part: part.reset_parameters() if isinstance(part, nn.Linear) else None)
+    for name, parameter in parallel.named_parameters():
+        assert torch.equal(parameter.full_tensor(), single.get_parameter(name)), name
+    torch.testing.assert_close(parallel(_x()), single(_x()))
+    return said
+
+
+def written(plan: str) -> list[str]:
+    """What is said of writes that differ, each mended afterwards; what is equal passes."""
+    _, parallel = _pair(autopar.Mesh(dp=2), plan)
+    rank, said = distributed.get_rank(), list[str]()
+    bias, weight = parallel.get_parameter("0.up.bias"), parallel.get_parameter("0.down.weight")
+
+    def again() -> Any:
+        return parallel(_x())
+
+    with torch.no_grad():
+        bias.mul_(2)
+        again()
+        bias.fill_(rank)
+        said.append(refused(RuntimeError, again))
+        said.append(refused(RuntimeError, again))  # it stays so
+        bias.fill_(1)
+        again()
+        if rank == 0:
+            weight.mul_(2)
+        said.append(refused(RuntimeError, again))
+        if rank == 1:
+            weight.mul_(2)
+        again()
+    if rank == 1:
+        nn.init.zeros_(bias)
+        said.append(refused(RuntimeError, again))
+    else:
+        said.append(refused(RuntimeError, again))
+    nn.init.zeros_(bias)
+    again().sum().backward()
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    if rank == 1:
+        optimizer.step()
+    said.append(refused(RuntimeError, again))
+    if rank == 0:
+        optimizer.step()
+    again()
+    if rank == 0:
+        with torch.no_grad():
+            said.append(refused(RuntimeError, lambda: bias.normal_()))
+    else:
+        said.append(refused(RuntimeError, again))
+    again()
+    return said
+
+
+def exchanges() -> list[int]:
+    """How often ranks exchange more than their calls: in steps of an optimizer, and after a write."""
+    _, parallel = _pair(autopar.Mesh(dp=2), "ddp")
+    optimizer = torch.optim.AdamW(parallel.parameters())
+    counts, gathered = [0], Agreement.gathered
+
+    def counting(self: Agreement, value: Any) -> list[Any]:
+        counts[-1] += 1
+        return gathered(self, value)
+
+    with torch.no_grad():
+        parallel(_x())
+    parallel(_x())
+    Agreement.gathered = counting  # type: ignore[method-assign]
+    try:
+        for _ in range(3):
+            parallel(_x()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            counts.append(0)
+            parallel.get_parameter("0.up.bias").mul_(2)
+            parallel(_x())
+            counts.append(0)
+            parallel(_x())
+    finally:
+        Agreement.gathered = gathered  # type: ignore[method-assign]
+    return counts
+
+
+def on_stages() -> None:
+    """Parameters on stages have values on the ranks of one stage alone, and all ranks read them."""
+    single, parallel = _pair(autopar.Mesh(pp=2), None)
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.0), microbatches=2, schedule="1f1b")
+    step(_x())
+    for name, parameter in parallel.named_parameters():
+        assert parameter.device_mesh.size() == 1, name
+        one = single.get_parameter(name).detach()
+        assert parameter.detach().norm().item() == one.norm().item(), name
+        assert parameter.detach().tolist() == one.tolist(), name
