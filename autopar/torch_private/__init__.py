@@ -52,6 +52,7 @@ from autopar.torch_private.ops import OpOverload as OpOverload
 from autopar.torch_private.ops import OpOverloadPacket as OpOverloadPacket
 from autopar.torch_private.ops import aten as aten
 from autopar.torch_private.ops import find_op as find_op
+from autopar.torch_private.ops import names_present as names_present
 from autopar.torch_private.ops import op_named as op_named
 from autopar.torch_private.ops import packets as packets
 from autopar.torch_private.ops import present as present

@@ -3,7 +3,7 @@
     aten.mm.default          torch.ops.aten.mm.default, or a ``LackingOp``
     op_named("add.Tensor")   the same by its printed name
     present({op: row, …})    the rows whose ops this torch has
-    packets("fill_ zero_")   {torch.ops.aten.fill_, torch.ops.aten.zero_}
+    packets("fill_ zero_")   {torch.ops.aten.fill_, torch.ops.aten.zero_}; names_present: {"aten::fill_", …}
 
 A test compares ``LACKING`` with what each version is known to lack, so that a misspelt name is not a skipped line.
 """
@@ -65,9 +65,14 @@ def present(table: Mapping[Key, Row]) -> dict[Key, Row]:
 
 def packets(names: str) -> frozenset[OpOverloadPacket]:
     """Return the packets ``torch.ops.aten.fill_`` of these names, separated by spaces, that this torch has."""
-    found = {name: getattr(torch.ops.aten, name, None) for name in names.split()}
-    LACKING.update(f"aten::{name}" for name, packet in found.items() if packet is None)
-    return frozenset(packet for packet in found.values() if packet is not None)
+    return frozenset(getattr(torch.ops.aten, name.removeprefix("aten::")) for name in names_present(names))
+
+
+def names_present(names: str) -> frozenset[str]:
+    """Return ``aten::fill_`` for each of these names, separated by spaces, that this torch has."""
+    found = {f"aten::{name}": hasattr(torch.ops.aten, name) for name in names.split()}
+    LACKING.update(name for name, is_there in found.items() if not is_there)
+    return frozenset(name for name, is_there in found.items() if is_there)
 
 
 def _lacks(row: object) -> bool:

@@ -1,18 +1,14 @@
 """List the ops of ``torch.autocast`` by the names that they have in a captured program.
 
 torch's own lists (``ATen/autocast_mode.h`` and the dispatcher's kernels for ``AutocastCPU`` and ``AutocastCUDA``, torch
-2.13; documented as "CPU Ops that autocast to …", "CUDA Ops that …") name ops as models call them. A captured program
-has the ops that these consist of: ``linear`` is ``addmm`` or ``mm``, ``conv2d`` is ``convolution``,
+2.11 to 2.15; documented as "CPU Ops that autocast to …", "CUDA Ops that …") name ops as models call them. A captured
+program has the ops that these consist of: ``linear`` is ``addmm`` or ``mm``, ``conv2d`` is ``convolution``,
 ``cross_entropy_loss`` is ``_log_softmax`` and ``nll_loss_forward``. Overloads are not distinguished.
 """
 
 from __future__ import annotations
 
-
-def named(text: str) -> frozenset[str]:
-    """Return the full names of ops: ``"mm bmm"`` → ``aten::mm``, ``aten::bmm``."""
-    return frozenset(f"aten::{name}" for name in text.split())
-
+from autopar.torch_private import names_present as named
 
 _PRODUCTS = """
     mm addmm bmm baddbmm addbmm mv addmv dot _addmm_activation convolution conv_tbc _prelu_kernel
@@ -25,15 +21,16 @@ _LOSSES = """
     multilabel_margin_loss_forward binary_cross_entropy_with_logits binary_cross_entropy
     _cdist_forward
 """
+_MATRICES = "linalg_matrix_sqrth "  # since 2.14
 _COMPLEX = "complex polar view_as_complex "  # complex dtypes have no low precision
 
 LOW: dict[str, frozenset[str]] = {  # in low precision
     "cpu": named(_PRODUCTS + "mkldnn_rnn_layer"),
-    "cuda": named(_PRODUCTS + "addr _thnn_fused_lstm_cell _thnn_fused_gru_cell"),
+    "cuda": named(_PRODUCTS + "addr _thnn_fused_lstm_cell _thnn_fused_gru_cell _cudnn_rnn"),
 }
 
 F32: dict[str, frozenset[str]] = {  # in float32
-    "cpu": named(_LOSSES + _COMPLEX + """
+    "cpu": named(_LOSSES + _COMPLEX + _MATRICES + """
         avg_pool3d _adaptive_avg_pool3d adaptive_max_pool3d max_pool3d_with_indices fractional_max_pool2d
         fractional_max_pool3d max_unpool2d max_unpool3d reflection_pad1d reflection_pad2d replication_pad1d
         replication_pad2d replication_pad3d grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback _ctc_loss
@@ -42,7 +39,7 @@ F32: dict[str, frozenset[str]] = {  # in float32
         linalg_inv_ex linalg_lstsq linalg_qr _linalg_solve_ex linalg_lu_factor_ex linalg_lu_solve lu_solve _lu_with_info
         geqrf orgqr ormqr triangular_solve linalg_solve_triangular
     """),
-    "cuda": named(_LOSSES + _COMPLEX + """
+    "cuda": named(_LOSSES + _COMPLEX + _MATRICES + """
         acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus
         native_layer_norm native_group_norm rms_norm _fused_rms_norm norm linalg_vector_norm dist _pdist_forward renorm
         logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d

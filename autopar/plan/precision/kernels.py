@@ -13,8 +13,8 @@ from autopar.ir.nodes import called_op, is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import DTYPE_NAMES
 from autopar.ir.text.printer import print_node
-from autopar.plan.precision.autocast import named
 from autopar.plan.precision.dtypes import Dtypes
+from autopar.torch_private import names_present as named
 
 _NEITHER = named("""
     _cdist_forward _cdist_backward _pdist_forward _pdist_backward _fft_r2c _linalg_det _linalg_eigh _linalg_slogdet

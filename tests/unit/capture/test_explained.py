@@ -59,12 +59,13 @@ CASES = {
     "cached during selective activation checkpoint has been mutated": selective,
     "use_reentrant": lambda x: torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=True),
     "modified by an inplace operation": written_over,
-    "Expected inputs of BF16 type": experts,
     ".numpy() is not supported": lambda x: x * float(x.detach().numpy().sum()),
     "data is not allocated yet": lambda x: x * torch.tensor([x.detach().sum(), 1.0])[0],
     "no fake impl registered": shapeless,
     "output has alias annotations": doubled,
 }
+if torch.__version__ < "2.14":  # then it takes float32
+    CASES["Expected inputs of BF16 type"] = experts
 
 
 @pytest.mark.parametrize("piece", CASES)

@@ -209,9 +209,9 @@ def test_the_work_of_other_products_is_that_of_equal_ones(name: str) -> None:
 def test_the_work_of_an_outer_product_and_of_systems() -> None:
     a, b, columns = t(2, 6, 6), t(2, 6), t(2, 6, 5)
     assert work(aten.addr.default, t(3, 4), t(3), t(4)) == 12
-    assert work(aten.cholesky.default, a) == 2 * 6**3 // 3
-    assert work(aten.linalg_inv_ex.default, a) == 2 * 2 * 6**3
     info = t(2, dtype=torch.int32), t(2, 6, dtype=torch.int32)
+    assert work(aten.linalg_cholesky_ex.default, a, results=(a, info[0])) == 2 * 6**3 // 3
+    assert work(aten.linalg_inv_ex.default, a) == 2 * 2 * 6**3
     assert work(aten.linalg_solve_triangular.default, a, columns, upper=True) == 2 * 6**2 * 5
     solved = work(aten._linalg_solve_ex.default, a, columns, results=(columns, a, info[1], info[0]))
     assert solved == 2 * (2 * 6**3 // 3 + 2 * 6**2 * 5)

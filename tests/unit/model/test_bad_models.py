@@ -272,6 +272,7 @@ def test_a_shared_buffer_that_one_owner_replaces() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on the way to jvp
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # torch.func.jvp, torch 2.15
 def test_transforms_are_refused() -> None:
     model = Block().requires_grad_(False)
     parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))

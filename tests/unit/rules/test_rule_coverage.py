@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from autopar import rules
 from autopar.capture.decompose.table import DECOMPOSITIONS
 from autopar.report.rules import COMMAND, page
 from autopar.rules import RULES
-from autopar.torch_private import OpOverload, is_seeded, mutates
+from autopar.torch_private import LACKING, OpOverload, is_seeded, mutates
 
 FOLDER = Path(rules.__file__).parent
 MACHINERY = {
@@ -76,7 +77,13 @@ def test_tables_are_short_and_cover_much() -> None:
 
 
 def test_the_page_is_what_the_tables_say() -> None:
-    assert (FOLDER / "TABLE.md").read_text() == page(), f"renew it: {COMMAND}"
+    """The page has the ops of torch 2.13. Without those that this torch lacks, it is what the tables say."""
+    recorded = (FOLDER / "TABLE.md").read_text()
+    lacking = [name.removeprefix("aten::") for name in LACKING if f"`{name.removeprefix('aten::')}`" in recorded]
+    for name in lacking:
+        recorded = recorded.replace(f"`{name}`, ", "")
+    count = int(re.search(r"^(\d+) overloads", recorded, re.MULTILINE)[1])
+    assert recorded.replace(f"{count} overloads", f"{count - len(lacking)} overloads") == page(), f"renew it: {COMMAND}"
 
 
 def test_making_the_page_leaves_the_tables_alone() -> None:
