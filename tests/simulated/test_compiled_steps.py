@@ -9,6 +9,7 @@ from typing import Any
 import compiled_steps
 import pytest
 import torch
+from reported_inputs import RIGHT, SETTINGS, together, trained
 from torch import nn
 
 import autopar
@@ -39,6 +40,15 @@ def test_steps_and_calls() -> None:
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-10, atol=0)
     for p, q in zip(step.parallel.parameters(), other.parallel.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-10, atol=1e-14)
+
+
+def test_low_precision() -> None:
+    """Inductor computes in the dtypes that amp says; it rounds less often between them."""
+    compiled_steps.alike({"dp": 1}, "ddp", torch.float32, 2e-2, amp="bf16-O1")
+
+
+def test_inputs_of_reports() -> None:
+    trained(together(RIGHT), SETTINGS["compile"])
 
 
 TWICE = """\

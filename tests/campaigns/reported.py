@@ -1,0 +1,49 @@
+"""Inputs on which comparable systems were wrong, in settings in which they were not tried: the result of each.
+
+An input is a part of a small model (tests/support/reported_inputs.py), which trains for three steps in float64 on a
+mesh of three axes, with ``across=True`` there, on stages, in micro-batches, compiled, and with a piece of the batch on
+each of two processes. "equal": losses and parameters are those of one device.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+
+from processes import ranks
+from reported_inputs import INPUTS, SETTINGS, verdicts
+
+HELD = {  # by these tests, in which the inputs of one result train together
+    "equal": "test_reported.py: test_values_of_one_device, test_compiled; processes: test_reported_on_ranks.py",
+    "refused": "test_reported.py: test_refused",
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--names", nargs="+", choices=INPUTS, default=list(INPUTS))
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+
+
+def run(options: argparse.Namespace) -> str:
+    found: dict[str, dict[str, str]] = {}
+    for setting in options.settings:
+        count = SETTINGS[setting].ranks
+        found[setting] = (
+            ranks(count).run(verdicts, options.names, setting)[0] if count else verdicts(options.names, setting)
+        )
+    return table(options.names, found)
+
+
+def table(names: list[str], found: Mapping[str, Mapping[str, str]]) -> str:
+    """One line an input, one column a setting; below it the words of what is not equal, once for all settings."""
+    lines = [f"{'kind':>4}  {'input':48} " + " ".join(f"{setting:>13}" for setting in found)]
+    words: list[str] = []
+    for name in names:
+        one = INPUTS[name]
+        cells = [each[name].partition(":")[0] for each in found.values()]
+        lines.append(f"{one.kind:4}  {one.what:48} " + " ".join(f"{cell:>13}" for cell in cells))
+        for setting, each in found.items():
+            if ":" in each[name]:
+                words.append(f"{one.what}, {setting}: {each[name]}")
+    held = [f"{result} is held by {tests}" for result, tests in HELD.items()]
+    return "\n".join([*lines, "", *held, "", *words]) + "\n"
