@@ -51,9 +51,9 @@ def main() -> None:
         one.add_argument("--tool", choices=("time", "cprofile", "lines"), default="time")
         one.add_argument("--record", **RECORD)
         module.arguments(one)
-    campaigns = sorted(path.stem for path in CAMPAIGNS.glob("*.py") if path.stem != "run")
-    for name in campaigns:
-        title = (ast.get_docstring(ast.parse((CAMPAIGNS / f"{name}.py").read_text())) or "").splitlines()[0]
+    campaigns = {path.stem.rstrip("_"): path for path in sorted(CAMPAIGNS.glob("*.py")) if path.stem != "run"}
+    for name, path in campaigns.items():
+        title = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0]
         one = choose.add_parser(name, help=title, add_help=False)  # the campaign prints its own
         one.add_argument("--record", **RECORD)
         one.set_defaults(tool="time")

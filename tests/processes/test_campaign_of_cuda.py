@@ -35,13 +35,18 @@ sys.stdin.read()
 
 @pytest.fixture
 def campaign() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("campaign_of_cuda", CAMPAIGNS / "cuda.py")
+    spec = importlib.util.spec_from_file_location("campaign_of_cuda", CAMPAIGNS / "cuda_.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclasses look there
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]
+
+
+def test_no_campaign_hides_a_package() -> None:
+    """Their folder comes first on the path of what they start: torch imports ``cuda.bindings``, where it is."""
+    assert not {"cuda", "numpy", "torch"} & {path.stem for path in CAMPAIGNS.iterdir()}
 
 
 def options(module: ModuleType, *words: str) -> argparse.Namespace:

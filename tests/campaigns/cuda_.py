@@ -4,6 +4,8 @@ One rank, and two or four ranks of NCCL, which may share a GPU. "equal": losses 
 eager's, up to the tolerance of their dtype, and all ranks have sent their collectives in one order. Without a GPU,
 ``--stand-in PATH`` is preloaded, a library that answers in the place of CUDA and computes nothing (tests/README.md says
 what it must answer): "ran" means that nothing crashed, and that the ranks agree on the order.
+
+The name of this file ends with an underscore because torch imports a package ``cuda``.
 """
 
 from __future__ import annotations
