@@ -13,14 +13,18 @@ from autopar.rules.registry import add_twin, overload, rule
 FLASH, EFFICIENT, CUDNN, OTHER = FUSED_DROPOUT
 
 
-def kernel(op: str, sides: str, causal: int, mask: int | str | None = None, rows: bool = True) -> None:
-    """Define a kernel with these operands and results; ``causal`` and ``mask`` are positions of arguments.
+def kernel(
+    op: str, sides: str, causal: int, mask: int | str | None = None, rows: bool = True, longest: int | None = None
+) -> None:
+    """Define a kernel with these operands and results; ``causal``, ``mask`` and ``longest`` are positions of arguments.
 
+    ``longest`` is the number of queries.
     No kernel takes empty pieces; a backward is linear in the gradient, its first operand.
     """
     query = int(op.endswith("_backward"))
     pattern = to.attention(sides, query, causal, mask, rows=rows)
-    rule(pattern, op, linear="0" * query, empty=False, work=to.attention_work(query, causal))
+    sizes = {} if longest is None else {longest: "s"}
+    rule(pattern, op, linear="0" * query, sizes=sizes, empty=False, work=to.attention_work(query, causal))
 
 
 kernel(f"{FLASH}_for_cpu", "q, k, v, mask -> o, row", 4, "attn_mask")
@@ -29,13 +33,13 @@ kernel(f"{FLASH}_for_cpu_backward", "o, q, k, v, o, row, mask -> q, k, v", 7, "a
 # kernels of accelerators, by their schema: after the rows come lengths of ragged batches, largest lengths, the state of
 # a random generator, a mask for debugging. None of these is data: the kernel's backward reads them on the same rank
 kernel(FLASH, "q, k, v -> o, row, own, own, own, own, own, own, own", 4)
-kernel(f"{FLASH}_backward", "o, q, k, v, o, row, own, own, own, own -> q, k, v", 11)
+kernel(f"{FLASH}_backward", "o, q, k, v, o, row, own, own, own, own -> q, k, v", 11, longest=8)
 kernel(EFFICIENT, "q, k, v, mask -> o, row, own, own", 6, 3, rows=False)
 kernel(f"{EFFICIENT}_backward", "o, q, k, v, mask, o, row, own, own -> q, k, v, mask", 11, 4, rows=False)
 kernel(CUDNN, "q, k, v, mask -> o, column, own, own, own, own, own, own, own", 6, 3)
-kernel(f"{CUDNN}_backward", "o, q, k, v, o, column, own, own, mask, own, own -> q, k, v", 14, 8)
+kernel(f"{CUDNN}_backward", "o, q, k, v, o, column, own, own, mask, own, own -> q, k, v", 14, 8, longest=11)
 kernel(OTHER, "q, k, v, mask -> o, row, own, own, own, own, own, own, own", 5, 3)
-kernel(f"{OTHER}_backward", "o, q, k, v, mask, o, row, own, own, own, own -> q, k, v, mask", 13, 4)
+kernel(f"{OTHER}_backward", "o, q, k, v, mask, o, row, own, own, own, own -> q, k, v, mask", 13, 4, longest=10)
 for name in FUSED_DROPOUT:
     add_twin(overload(name))
 

@@ -1,6 +1,8 @@
 """Golden files: one text file a case, the input, ``---``, and what the pass (the folder) makes of it.
 
 ``pytest --update-goldens`` rewrites what stands behind the inputs. ``whole`` is the pipeline from traced to explicit.
+``cuda`` is the same for programs that were captured on CUDA, and what one rank runs: their kernels run on a GPU only, so
+text is all that is compared.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ from goldens import (
     run_pass,
 )
 
+from autopar.ir.ops.seeded_random import FUSED_DROPOUT
 from autopar.ir.program import Program
+from autopar.rules.by_schema import BY_SCHEMA
 from autopar.runtime.localize import localize
 
 EACH = pytest.mark.parametrize("path", CASES, ids=case_name)
+COMPUTED = pytest.mark.parametrize("path", [path for path in CASES if path.parent.name != "cuda"], ids=case_name)
 NOT_RUN = {  # golden file → why its values are not compared
     "localize/random_ops_draw_from_a_seed_of_their_piece": "pieces are drawn from seeds of their own"
 }
@@ -44,7 +49,7 @@ def test_golden(path: Path, update_goldens: bool) -> None:
         assert made == after
 
 
-@EACH
+@COMPUTED
 def test_each_part_computes_the_same(path: Path) -> None:
     """Input and result, on simulated ranks, against the input on a single device; all in float64."""
     if case_name(path) in NOT_RUN:
@@ -87,6 +92,12 @@ def test_localize_leaves_the_explicit_program_alone(path: Path) -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_pass_has_goldens(folder: str) -> None:
     assert len(list((GOLDEN / folder).glob("*.txt"))) >= 6
+
+
+def test_every_kernel_of_accelerators_has_a_golden() -> None:
+    text = "".join(path.read_text() for path in (GOLDEN / "cuda").glob("*.txt"))
+    drawn = {f"drawn::{name}" for name in FUSED_DROPOUT}
+    assert {name for name in BY_SCHEMA | drawn if f"= {name}(" not in text} == set()
 
 
 def test_reasons_name_files() -> None:

@@ -59,7 +59,7 @@ PASSES: dict[str, Callable[[str], Pass]] = {
     "share": lambda text: Share(),
     "levels": lambda text: Levels(machine_with(text)),
 }
-FOLDERS = (*PASSES, "localize", "schedule", "whole")
+FOLDERS = (*PASSES, "localize", "schedule", "whole", "cuda")
 CASES = sorted(path for folder in FOLDERS for path in (GOLDEN / folder).glob("*.txt"))
 
 
@@ -95,15 +95,22 @@ def expected(folder: str, text: str) -> list[str]:
         return [str(local)]
     if folder == "schedule":
         return [str(LocalPrograms(read(text), verify, order_of(text))[rank_of(text)])]
-    if folder == "whole":
+    if folder in ("whole", "cuda"):
         program = read(text)
     else:
         program, _ = run_pass(folder, text)
-    made = [] if folder == "whole" else [str(program)]
-    if folder in ("whole", "amp"):
+    made = [] if folder in ("whole", "cuda") else [str(program)]
+    if folder in ("whole", "amp", "cuda"):
         run_passes(program, pipeline())
         made.append(str(program))
-    return made
+    return [*made, *_of_ranks(program, text)] if folder == "cuda" else made
+
+
+def _of_ranks(program: Program, text: str) -> list[str]:
+    """The local program of the rank that a comment names, if one does; those of all ranks are verified."""
+    programs = LocalPrograms(program, verify)
+    assert programs.every_class
+    return [str(programs[rank_of(text)])] if "# at " in text else []
 
 
 def machine_with(text: str) -> Machine:
