@@ -1,7 +1,7 @@
 """Golden files: one text file a case, the input, ``---``, and what the pass (the folder) makes of it.
 
 ``pytest --update-goldens`` rewrites what stands behind the inputs. ``whole`` is the pipeline from traced to explicit.
-``cuda`` is the same for programs that were captured on CUDA, and what one rank runs: their kernels run on a GPU only, so
+``cuda`` is the same for programs that were captured on CUDA, and what a rank runs: their kernels run on a GPU only, so
 text is all that is compared.
 """
 
