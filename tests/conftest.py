@@ -24,6 +24,13 @@ os.environ["AUTOPAR_CACHE"] = ""
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
 
+# processes that tests start are on CPUs: one that sees a GPU must not fork after a backward, and ranks of tests are
+# forked from processes that have captured. This process keeps the GPU that it has seen
+if torch.cuda.is_available():
+    torch.cuda.init()
+    torch.cuda.device_count()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # no test has a deadline: other processes share the machine
 settings.register_profile("anywhere", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)  # it repeats itself; others look for something new

@@ -123,3 +123,4 @@ from autopar.torch_private.tracing import running_backward_of as running_backwar
 from autopar.torch_private.tracing import single_threaded_backward as single_threaded_backward
 from autopar.torch_private.tracing import without_function_modes as without_function_modes
 from autopar.torch_private.tracing import without_modes as without_modes
+from autopar.torch_private.versions import TRIED as TRIED
