@@ -11,12 +11,12 @@ import argparse
 from collections.abc import Mapping
 
 from processes import ranks
-from reported_inputs import INPUTS, SETTINGS, verdicts
+from reported_inputs import INPUTS, RIGHT, SETTINGS, verdicts
 
-HELD = {  # by these tests, in which the inputs of one result train together
-    "equal": "test_reported.py: test_values_of_one_device, test_compiled; processes: test_reported_on_ranks.py",
-    "refused": "test_reported.py: test_refused",
-}
+HELD = """\
+"held": these train together in tests/simulated/test_reported.py (three axes, across, stages, micro-batches),
+test_compiled_steps.py (compile) and tests/processes/test_reported_on_ranks.py (on three processes).
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,15 +35,15 @@ def run(options: argparse.Namespace) -> str:
 
 
 def table(names: list[str], found: Mapping[str, Mapping[str, str]]) -> str:
-    """One line an input, one column a setting; below it the words of what is not equal, once for all settings."""
-    lines = [f"{'kind':>4}  {'input':48} " + " ".join(f"{setting:>13}" for setting in found)]
+    """One line an input, one column a setting; below it the words of what is not equal, once for each result."""
+    lines = [f"{'kind':>4}  {'input':50} " + " ".join(f"{setting:>13}" for setting in found)]
     words: list[str] = []
     for name in names:
+        results = [each[name] for each in found.values()]
+        cells = [result.partition(":")[0] for result in results]
         one = INPUTS[name]
-        cells = [each[name].partition(":")[0] for each in found.values()]
-        lines.append(f"{one.kind:4}  {one.what:48} " + " ".join(f"{cell:>13}" for cell in cells))
-        for setting, each in found.items():
-            if ":" in each[name]:
-                words.append(f"{one.what}, {setting}: {each[name]}")
-    held = [f"{result} is held by {tests}" for result, tests in HELD.items()]
-    return "\n".join([*lines, "", *held, "", *words]) + "\n"
+        held = "  held" if name in RIGHT else ""
+        lines.append(f"{one.kind:4}  {one.what:50} " + " ".join(f"{cell:>13}" for cell in cells) + held)
+        first = dict(zip(reversed(cells), reversed(results), strict=True))
+        words += [f"{one.what}: {result}" for cell, result in first.items() if cell != "equal"]
+    return "\n".join([*lines, "", HELD, *(["", *words] if words else [])]) + "\n"

@@ -1,4 +1,4 @@
-"""On three gloo ranks: a piece of the batch on each, fewer rows than ranks, and sums in bf16."""
+"""On three gloo ranks: a piece of the batch on each, stages, fewer rows than ranks, and sums in bf16."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Recurrent(nn.Module):
 
 def together_on_ranks() -> None:
     trained(together(RIGHT), Setting({"dp": 3}, "ddp", {"inputs": "local"}, ranks=3))
+    trained(together(RIGHT), Setting({"pp": 3}, None, {}, {"schedule": "1f1b", "microbatches": 2}, ranks=3))
     few_rows()
     low_sums()
 

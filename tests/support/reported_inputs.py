@@ -8,6 +8,7 @@ or it is refused.
 from __future__ import annotations
 
 import copy
+import math
 import random
 import time
 import warnings
@@ -205,6 +206,7 @@ INPUTS: dict[str, Input] = {
     "random": Input(2, "a generator of random", Shuffles),
     "iterator": Input(2, "next of an iterator", Counts),
     "clock": Input(2, "time.time()", Clock),
+    "between": Input(3, "3, 4: values are read and written between calls", nn.Identity),
     "sum": Input(8, "a sum over a count", nn.Identity, Summed),
     "empty": Input(9, "an adapter of rank 0, a parameter without numbers", Empty),
     "mask": Input(10, "h[mask] = token", Masked),
@@ -219,13 +221,18 @@ INPUTS: dict[str, Input] = {
     "complex": Input(14, "a complex factor and divisor", Complex),
     "plain": Input(15, "two layers in pieces over tp, with biases", nn.Identity),
 }
-RIGHT = ("named", "equal")  # those that have the values of one device in all settings; tests train them together
-TENSOR = {"*up.weight": ("tp", None), "*up.bias": ("tp",), "*down.weight": (None, "tp")}
+RIGHT = (
+    "named",
+    "between",
+    "equal",
+)  # those that have the values of one device in all settings; tests train them together
+TENSOR = {"*up.weight": ("tp", None), "*down.weight": (None, "tp")}
+BIAS = {"*up.bias": ("tp",)}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How an input is trained; ``ranks`` of processes, or simulated where it is 0."""
+    """How an input is trained; on as many processes as ``ranks``, or simulated where it is 0."""
 
     mesh: Mapping[str, int]
     plan: Any = None
@@ -236,11 +243,12 @@ class Setting:
 
 AXES = {"pod": 2, "dp": 2, "tp": 2}
 SETTINGS: dict[str, Setting] = {
-    "three axes": Setting(AXES, {"x": (("pod", "dp"), None)} | TENSOR),
+    "three axes": Setting(AXES, {"x": (("pod", "dp"), None)} | TENSOR | BIAS),
     "across": Setting(AXES, {"x": (("pod", "dp"), None)} | TENSOR, {"overlap": "today"}, {"across": True}),
     "stages": Setting({"pp": 2, "dp": 2}, None, {}, {"schedule": "1f1b", "microbatches": 2}),
     "micro-batches": Setting({"dp": 2}, "ddp", {}, {"microbatches": 2}),
     "compile": Setting({"dp": 1}, "ddp", {"compile": True}),
+    "on processes": Setting({"pp": 2}, None, {}, {"schedule": "1f1b", "microbatches": 2}, ranks=2),
     "local": Setting({"dp": 2}, "ddp", {"inputs": "local"}, ranks=2),
 }
 
@@ -261,9 +269,7 @@ def trained(make: Callable[[], nn.Module], setting: Setting) -> Any:
     for k in range(STEPS):
         scale = k
         x = rows(k)
-        mine = x.chunk(setting.ranks)[distributed.get_rank()] if setting.ranks else x
-        own = setting.ranks or parallel.mesh.size == 1
-        loss = (step if own else step.simulate)(mine)
+        loss = _stepped(step, x, setting)
         optimizer.zero_grad()
         wanted = single(x)
         wanted.backward()
@@ -272,11 +278,27 @@ def trained(make: Callable[[], nn.Module], setting: Setting) -> Any:
     step.finish()
     ours = dict((parallel if setting.ranks else model).named_parameters())
     for name, theirs in single.named_parameters():
-        own_piece: Any = ours[name]
-        full = own_piece.full_tensor() if setting.ranks else own_piece
-        assert relative(full, theirs) <= MOST, name
+        assert abs(ours[name].detach().norm().item() - theirs.detach().norm().item()) <= MOST, name
+        assert not bool(ours[name].isnan().any())
+        if not setting.ranks or "pp" not in setting.mesh:  # else a rank may hold nothing of it
+            own: Any = ours[name].detach()
+            whole = own.full_tensor() if setting.ranks else own
+            assert relative(whole, theirs.detach()) <= MOST, name
+    for either in (parallel if setting.ranks else model, single):
+        torch.manual_seed(7)
+        nn.init.normal_(either.get_parameter("up.weight"))
+    assert relative(_stepped(step, x, setting).double(), single(x)) <= MOST, "the loss after a parameter was written"
+    step.finish()
     assert step.captures == 1
     return step
+
+
+def _stepped(step: Any, x: torch.Tensor, setting: Setting) -> torch.Tensor:
+    if setting.options.get("inputs") == "local":
+        x = x.chunk(setting.ranks)[distributed.get_rank()]
+    alone = not setting.ranks and math.prod(setting.mesh.values()) > 1
+    loss: torch.Tensor = (step.simulate if alone else step)(x)
+    return loss.detach()
 
 
 def verdict(name: str, setting: str) -> str:
