@@ -6,7 +6,7 @@
 
 In the ``with`` block of ``recording()``, functions are interpreted line by line instead of called. The results are the
 same, bit for bit; Python takes some microseconds more for each line. A step on the stages of a pipeline records its
-slots instead, and calls its functions.
+slots instead, and calls its functions. On an accelerator the times are those of its events (``marks``).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from autopar.ir.program import Program
 from autopar.pipeline import Task
 from autopar.runtime.lowering.lower import Lowered
 from autopar.runtime.lowering.waits import wait_of
+from autopar.runtime.marks import HostMarks
 from autopar.runtime.simulation.simulate import line_of
 from autopar.runtime.spans import Path, Paths
 
@@ -91,35 +92,46 @@ class RecordedSlot(NamedTuple):
 class Recorder:
     """Keeps what it has recorded, with seconds since it was made. Runs functions line by line.
 
+    While it records, its lines and slots have marks in the place of seconds.
+
     Attributes:
+        marks: those of the device that computes.
         runs: what was run line by line.
         slots: rank → its slots, where the step has stages.
-        begun: when it was made, by the clock of this machine.
         in_slots: whether the functions of slots are run line by line, too.
+        begun: when it was made, by the clock of this machine.
     """
 
     runs: list[RecordedRun] = field(default_factory=list)
     slots: dict[int, list[RecordedSlot]] = field(default_factory=dict)
-    begun: float = field(default_factory=time.perf_counter)
     in_slots: bool = False
+    marks: HostMarks = field(default_factory=HostMarks)
+
+    def __post_init__(self) -> None:
+        self.marks.settle()  # so that the device and the host begin together
+        self.begun, self._origin = time.perf_counter(), self.marks.mark()
 
     def run(self, program: Program, lowered: Lowered, boxed: list[Any]) -> Any:
         """Run a function on its arguments, and empty their list as the function itself does."""
         phases = dict.fromkeys(record_of(node).phase for node in lowered.origins.values())
         self.runs.append(RecordedRun(" ".join(filter(None, phases)), []))
-        return _Lines(program, lowered, self.now, self.runs[-1].lines).boxed_run(boxed)
+        return _Lines(program, lowered, self.marks.mark, self.runs[-1].lines).boxed_run(boxed)
 
-    def now(self) -> float:
-        """Return the seconds since it was made."""
-        return time.perf_counter() - self.begun
+    def settle(self) -> None:
+        """Put seconds in the place of marks, when all of them have passed."""
+        self.marks.settle()
+        for kept in (*(run.lines for run in self.runs), *self.slots.values()):
+            kept[:] = [self._in_seconds(record) for record in kept]  # type: ignore[index, attr-defined]
+
+    def _in_seconds(self, record: Any) -> Any:
+        begin, end = (self.marks.seconds(self._origin, mark) for mark in (record.begin, record.end))
+        return record._replace(begin=begin, end=end)
 
 
 class _Lines(fx.Interpreter):
     """Runs the nodes of a function one by one; values are freed after their last reader."""
 
-    def __init__(
-        self, program: Program, lowered: Lowered, clock: Callable[[], float], lines: list[RecordedLine]
-    ) -> None:
+    def __init__(self, program: Program, lowered: Lowered, clock: Callable[[], Any], lines: list[RecordedLine]) -> None:
         super().__init__(fx.GraphModule(torch.nn.Module(), lowered.graph))
         self._program, self._origins, self._clock, self._lines = program, lowered.origins, clock, lines
         origins = [origin for n in lowered.graph.nodes if (origin := lowered.origins.get(n.name)) is not None]
@@ -134,7 +146,7 @@ class _Lines(fx.Interpreter):
         self._add(n, begin, end)
         return value
 
-    def _add(self, node: fx.Node, begin: float, end: float) -> None:
+    def _add(self, node: fx.Node, begin: Any, end: Any) -> None:
         """Record a line. Consecutive nodes of one line of the program are recorded as one.
 
         A call that belongs to no line of the program, such as the agreement of the ranks, has the name of its function.
@@ -176,13 +188,14 @@ def recorder() -> Recorder | None:
 
 
 @contextmanager
-def recording(in_slots: bool = False) -> Iterator[Recorder]:
-    """Record what this process runs in the ``with`` block. ``in_slots``: as of ``Recorder``."""
-    token = _RECORDER.set(made := Recorder(in_slots=in_slots))
+def recording(in_slots: bool = False, marks: HostMarks | None = None) -> Iterator[Recorder]:
+    """Record what this process runs in the ``with`` block. ``in_slots`` and ``marks``: as of ``Recorder``."""
+    token = _RECORDER.set(made := Recorder(in_slots=in_slots, marks=marks or HostMarks()))
     try:
         yield made
     finally:
         _RECORDER.reset(token)
+    made.settle()
 
 
 def clock_offsets(begun: Sequence[tuple[str, float]]) -> list[float]:

@@ -1,21 +1,34 @@
-"""Count the seconds that this process waits for other ranks.
+"""Mark the waits of this process for other ranks, in the steps that are measured.
 
-Waits on an accelerator are not counted: its host does not wait.
+On an accelerator the host does not wait for data, the stream does. A wait of the host counts there as the time in which
+the device has nothing to do.
 """
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
-_seconds = 0.0
+from autopar.runtime.marks import HostMarks
+
+Waits = list[tuple[Any, Any]]  # the marks of their begins and ends
+
+_measured: list[tuple[HostMarks, Waits]] = []  # none or one: of the step that is measured
 
 
-def waited() -> float:
-    """Return the seconds that this process has waited so far."""
-    return _seconds
+def wait_begins() -> Any:
+    """Return the mark of a wait that begins now."""
+    return _measured[0][0].mark() if _measured else None
 
 
-def add_wait(begun: float) -> None:
-    """Count a wait that ends now. ``begun``: ``time.perf_counter()`` when it began."""
-    global _seconds
-    _seconds += time.perf_counter() - begun
+def wait_ends(begun: Any) -> None:
+    """Keep a wait that ends now, which ``begun`` marks, if a step is measured."""
+    if _measured and begun is not None:
+        marks, waits = _measured[0]
+        waits.append((begun, marks.mark()))
+
+
+def mark_waits(marks: HostMarks | None) -> Waits:
+    """Mark the waits from now on. Returns the list that receives them. ``None``: mark no more."""
+    waits: Waits = []
+    _measured[:] = [] if marks is None else [(marks, waits)]
+    return waits

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from autopar.ir import transfers
 from autopar.runtime.lowering.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
 from autopar.runtime.lowering.reduction import Calls, Reduction
 from autopar.runtime.processes.one_rank import alone
-from autopar.runtime.waited import add_wait
+from autopar.runtime.waited import wait_begins, wait_ends
 from autopar.runtime.wire.wire_groups import WIRE_GROUPS
 from autopar.torch_private import FUNCTIONAL, below_autograd, start_gather
 
@@ -59,10 +58,10 @@ class Exchange:
 
 def wait(started: torch.Tensor) -> torch.Tensor:
     """Wait for a collective, and return its result."""
-    begun = time.perf_counter()
+    begun = wait_begins()
     with below_autograd():
         result = FUNCTIONAL.wait_tensor(started)
-    add_wait(begun)
+    wait_ends(begun)
     return result
 
 

@@ -18,7 +18,6 @@ These are plain sends and receives. torch's functional ones never free what they
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ from torch import distributed
 
 from autopar.runtime.lowering.packing import Packing, as_bytes, from_bytes, new_piece, size_of, take
 from autopar.runtime.lowering.tags import UNTAGGED
-from autopar.runtime.waited import add_wait
+from autopar.runtime.waited import wait_begins, wait_ends
 from autopar.torch_private import group_named
 
 
@@ -64,10 +63,10 @@ class Handle:
         """Wait for all messages, and let go of their memory. Returns what was received."""
         if _under_way.pop(id(self), None) is None:
             raise RuntimeError("these messages have been waited for; each handle is waited for once")
-        begun = time.perf_counter()
+        begun = wait_begins()
         for work in self._works:
             work.wait()
-        add_wait(begun)
+        wait_ends(begun)
         received, self._messages, self._works = self.received, (), ()
         return received
 

@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 
+from autopar.runtime.waited import wait_begins, wait_ends
 from autopar.torch_private import FUNCTIONAL
 
 Start = Callable[..., torch.Tensor]
@@ -71,10 +72,11 @@ class SideStreams:
 
     def wait_aside(self, started: torch.Tensor, group: str) -> None:
         """Let the calling stream wait for a collective, through the side stream. The host does not wait."""
-        side, calling = self.of(group), self.cuda.current_stream()
+        side, calling, begun = self.of(group), self.cuda.current_stream(), wait_begins()
         with self.cuda.stream(side):
             FUNCTIONAL.wait_tensor(started)  # the next one finds nothing to wait for
         calling.wait_stream(side)
+        wait_ends(begun)
         started.record_stream(calling)
 
     def of(self, group: str) -> Any:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import distributed
+
+from autopar.runtime.marks import marks_of
 
 Call = Callable[[], object]
 
@@ -67,23 +68,13 @@ class Clock:
         """Begin with all ranks, and return the seconds of each call on this one."""
         if self.group is not None:
             distributed.barrier(self.group)
-        if self.device.type == "cpu":
-            marks = [time.perf_counter()]
-            for _ in range(count):
-                call()
-                marks.append(time.perf_counter())
-            return [end - start for start, end in itertools.pairwise(marks)]
-        return self._on_accelerator(call, count)
-
-    def _on_accelerator(self, call: Call, count: int) -> list[float]:
-        with torch.get_device_module(self.device).device(self.device):
-            events = [torch.Event(self.device, enable_timing=True) for _ in range(count + 1)]
-            events[0].record()
-            for event in events[1:]:
-                call()
-                event.record()
-            events[-1].synchronize()
-        return [start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(events)]
+        marks = marks_of(self.device)
+        passed = [marks.mark()]
+        for _ in range(count):
+            call()
+            passed.append(marks.mark())
+        marks.settle()
+        return [marks.seconds(begin, end) for begin, end in itertools.pairwise(passed)]
 
     def agreed(self, seconds: list[float]) -> list[float]:
         """Return for each number the largest of all ranks."""

@@ -9,7 +9,6 @@ runs while the step computes; the result is compared before the step's first col
 from __future__ import annotations
 
 import hashlib
-import time
 import weakref
 import zlib
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from autopar.ir.mesh import Mesh
 from autopar.runtime import current_op
 from autopar.runtime.current_slot import waiting_for
 from autopar.runtime.processes.replicas import Replicas
-from autopar.runtime.waited import add_wait
+from autopar.runtime.waited import wait_begins, wait_ends
 
 KINDS = 3  # tensors sharded over so many different sets of axes have a checksum for each set
 SMALL = 2**20  # up to so many bytes every call on CPU is compared; other calls only the first ``FIRST`` times
@@ -219,10 +218,10 @@ class Agreement:
         if self._pending is None:
             return
         sent, self._pending = self._pending, None
-        begun = time.perf_counter()
+        begun = wait_begins()
         with waiting_for(self._others, COMPARISON, is_collective=True):
             sent.work.wait()
-        add_wait(begun)
+        wait_ends(begun)
         rows = [row.tolist() for row in sent.rows]
         self.paces = [(row[-2], row[-1]) for row in rows]
         if len({row[0] for row in rows}) > 1:

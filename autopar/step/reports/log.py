@@ -196,7 +196,7 @@ def _writer(folder: Any) -> Any:
 
 def _peak_bytes(device: torch.device) -> int:
     """Return the most bytes that this process has had on its device."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if device.type != "cpu":
+        return torch.accelerator.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

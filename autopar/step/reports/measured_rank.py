@@ -20,7 +20,7 @@ def measured_rank(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     calls = step._calls
     rank = calls.context(" and call parallelize in each, or use autopar.one_rank(mesh, rank)").rank
     step._recorded(*args, **kwargs)  # it makes the functions and the optimizer's state
-    made = peak_bytes(lambda: step(*args, **kwargs))
+    made = peak_bytes(lambda: step(*args, **kwargs), calls.device)
     recorder, _ = step._recorded(*args, **kwargs)
     memory, state, parts = step.memory(rank), model_state(calls.module), step._parts()
     tensors = [tensor for _, tensor in (*state.parameters, *state.buffers)]

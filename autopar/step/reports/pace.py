@@ -1,7 +1,8 @@
 """Compare how fast the ranks of a job are: how long each computes in a step, and what it spends between two steps.
 
 All ranks end a step together, because they exchange gradients. A slow rank shows only in that it waits less than the
-others. So each rank counts its waits, and sends what is left of its step with the comparison of the next call.
+others. So each rank counts its waits, and sends what is left of its step with the comparison of the next call. On an
+accelerator events mark the waits of each eighth step; they are read before the next such step, without waiting.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -21,8 +23,9 @@ from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.model.calls import Calls
 from autopar.notebook import TableReport
 from autopar.report.passes import PassReport, Reports
+from autopar.runtime.marks import HostMarks, marks_of
 from autopar.runtime.processes.agreement import UNKNOWN, Agreement, Pace
-from autopar.runtime.waited import waited
+from autopar.runtime.waited import Waits, mark_waits
 
 STEPS = 64  # the latest, of which a report has medians
 SLOWER = 1.2  # times the median of the other ranks, from which a rank is called slow …
@@ -31,7 +34,10 @@ SHOWN = 16  # ranks at most, the slowest ones
 
 NO_HOSTS = Hosts((), ())
 KINDS = ("computes", "spends between two steps")  # the two numbers of a pace
-UNMEASURED = "nothing is known of the ranks: they compare their steps from the third one on, on CPUs and on processes\n"
+UNMEASURED = (
+    "nothing is known of the ranks: they compare their steps from the third one on, and on accelerators each eighth "
+    "one, on processes\n"
+)
 
 
 @dataclass(frozen=True)
@@ -97,37 +103,69 @@ class RankPaces(TableReport):
 
 
 @dataclass
+class _Measured:
+    """A step that is measured.
+
+    Attributes:
+        between: the seconds of the host between the step before and this one.
+        begin, end: its marks.
+        waits: the marks of its waits.
+    """
+
+    between: float
+    begin: Any
+    waits: Waits
+    end: Any = None
+
+    def computed(self, marks: HostMarks) -> float:
+        """Return the seconds without waits. All marks have passed."""
+        return max(0.0, marks.seconds(self.begin, self.end) - sum(marks.seconds(*wait) for wait in self.waits))
+
+
+@dataclass
 class RankClock:
     """Measures this rank's steps, and keeps the paces of all ranks in the latest steps.
 
     Args:
         ranks: compares the calls of the ranks.
         mesh, hosts: those of the job.
+        marks: those of the device that computes.
     """
 
     ranks: Agreement
     mesh: Mesh
     hosts: Hosts
+    marks: HostMarks = field(default_factory=HostMarks)
     _steps: deque[list[Pace]] = field(default_factory=lambda: deque(maxlen=STEPS))
-    _begun: float = 0.0
-    _waited: float = 0.0
+    _count: int = 0  # of the steps that have ended
     _ended: float | None = None
+    _measured: _Measured | None = None  # the latest step that is measured, and not read yet
 
     def begin(self) -> None:
         """Begin a step."""
-        self._begun, self._waited = time.perf_counter(), waited()
+        if not self._is_due():
+            return
+        between = 0.0 if self._ended is None else time.perf_counter() - self._ended
+        self._measured = _Measured(max(0.0, between), self.marks.mark(), mark_waits(self.marks))
 
     def end(self, is_first: bool) -> None:
         """End a step. ``is_first``: it was captured, so that its time says nothing."""
         if self.ranks.paces and all(pace != UNKNOWN for pace in self.ranks.paces):
             self._steps.append(self.ranks.paces)
-        now = time.perf_counter()
-        if is_first or self._ended is None:
-            self.ranks.pace = UNKNOWN
-        else:
-            computed = now - self._begun - (waited() - self._waited)
-            self.ranks.pace = max(0.0, computed), max(0.0, self._begun - self._ended)
-        self._ended = now
+        step = self._measured
+        if step is not None and step.end is None:
+            mark_waits(None)
+            step.end = self.marks.mark()
+            self._measured = None if is_first or self._ended is None else step
+        self._count, self._ended, self.ranks.pace = self._count + 1, time.perf_counter(), UNKNOWN
+        if self._measured is not None and self._is_due():  # after the same step on all ranks
+            step, self._measured = self._measured, None
+            if self.marks.have_passed(step.end):
+                self.ranks.pace = step.computed(self.marks), step.between
+
+    def _is_due(self) -> bool:
+        """Whether the next step is measured."""
+        return self._count % self.marks.every == 1 % self.marks.every
 
     def paces(self) -> RankPaces:
         """Return the medians of the latest steps, and the slow ranks."""
@@ -174,7 +212,7 @@ def _outliers(seconds: Mapping[int, float], kind: str, hosts: Hosts) -> Iterator
 
 
 def clock_of(calls: Calls) -> RankClock | None:
-    """Return what compares the ranks' steps; ``None`` where nobody waits, or an accelerator waits by itself."""
-    if calls.job is None or calls.agreement.ranks is None or calls.device.type != "cpu":
+    """Return what compares the ranks' steps; ``None`` where nobody waits."""
+    if calls.job is None or calls.agreement.ranks is None:
         return None
-    return RankClock(calls.agreement.ranks, calls.mesh, calls.job.hosts)
+    return RankClock(calls.agreement.ranks, calls.mesh, calls.job.hosts, marks_of(calls.device))

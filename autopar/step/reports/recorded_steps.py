@@ -10,6 +10,7 @@ from typing import Any, overload
 from autopar.errors import shown
 from autopar.model.calls import Calls
 from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.marks import marks_of
 from autopar.runtime.recording import Recorder, clock_offsets, recording
 from autopar.scheduling.programs.communication import Communication
 from autopar.step.reports.measured_rank import measured_rank
@@ -70,11 +71,8 @@ class RecordedSteps:
         """Run one step and record when each line begins and ends on each rank, beside the simulated step.
 
         All ranks call it, as they call the step: parameters change. ``print`` shows a table, and ``.save(path)`` writes
-        a trace for Perfetto.
-
-        Raises:
-            RuntimeError: the model is on an accelerator, where lines end later than Python calls them; use
-                ``torch.profiler`` there.
+        a trace for Perfetto. On an accelerator the times are those of events on the stream that computes: a start takes
+        no time there, and a wait is what the stream waits. Where the device waits for the host, a line has that, too.
         """
         runs = self._recorded(*args, **kwargs)[0].runs
         return Timeline(self.communication, tuple(self._gathered(runs)))
@@ -86,8 +84,7 @@ class RecordedSteps:
         process is needed; on the processes of a job, all ranks call it. Parameters change, as by any step.
 
         Raises:
-            RuntimeError: this process simulates all ranks; or the model is on an accelerator, whose memory and times
-                are seen by ``torch.profiler``.
+            RuntimeError: this process simulates all ranks.
         """
         return measured_rank(self, args, kwargs)
 
@@ -119,8 +116,8 @@ class RecordedSteps:
         Raises:
             ValueError: ``steps`` is no number above 0, or the iterator has fewer batches.
             OSError: the file cannot be written; this is found before a step runs.
-            RuntimeError: as of ``timeline``; the next steps are recorded already; without a batch, where ranks are
-                simulated, before a capture.
+            RuntimeError: the next steps are recorded already; without a batch, where ranks are simulated, before a
+                capture.
         """
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ValueError(f"steps={shown(steps)} is not a number of steps above 0")
@@ -137,7 +134,6 @@ class RecordedSteps:
             if simulates:
                 following.profile = self._profile_of((), steps, path)
             else:
-                self._refuse_accelerator()
                 self._next_steps = following
             return following
         for each in batches[:1] if simulates else batches:
@@ -184,21 +180,13 @@ class RecordedSteps:
         """Return the programs that a step runs, by the names of the parts of its communication."""
         raise NotImplementedError
 
-    def _refuse_accelerator(self) -> None:
-        if self._calls.device.type != "cpu":
-            raise RuntimeError(
-                f"a timeline needs lines that have ended when Python goes on, and {self._calls.device.type} runs them "
-                "later; use torch.profiler there"
-            )
-
     def _recorded(self, *args: Any, in_slots: bool = False, **kwargs: Any) -> tuple[Recorder, Any]:
         """Run one step. Returns what was recorded on this rank, and what the step returned."""
-        self._refuse_accelerator()
         self.capture(*args, **kwargs)  # type: ignore[attr-defined]
         together = self._calls.agreement.ranks
         if together is not None:
             together.agree("record a timeline")  # then the clocks of all ranks begin
-        with recording(in_slots) as recorder:
+        with recording(in_slots, marks_of(self._calls.device)) as recorder:
             returned = self(*args, **kwargs)  # type: ignore[operator]
         return recorder, returned
 

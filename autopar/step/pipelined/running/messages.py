@@ -5,7 +5,6 @@ A slot launches its messages together. A rank waits for each message at its read
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict, deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,7 +20,7 @@ from autopar.runtime.lowering.point_to_point import Handle, start
 from autopar.runtime.lowering.point_to_point import Message as End
 from autopar.runtime.simulation.simulate import Until
 from autopar.runtime.spans import span
-from autopar.runtime.waited import add_wait
+from autopar.runtime.waited import wait_begins, wait_ends
 from autopar.step.pipelined.running.functions import slot_of
 from autopar.torch_private import group_named, profiler_is_on
 
@@ -185,10 +184,10 @@ class ProcessMessages:
 
     def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
         vectors = [torch.empty_like(vector) for _ in ranks]
-        begun = time.perf_counter()
+        begun = wait_begins()
         with waiting_for(tuple(ranks), NUMBERS, is_collective=True):
             distributed.all_gather(vectors, vector, group=group_named(self._group))
-        add_wait(begun)
+        wait_ends(begun)
         return vectors
         yield
 

@@ -23,7 +23,7 @@ from autopar.step.pipelined.running.messages import NUMBERS, Message, Messages, 
 def recorded(messages: Messages, rank: int) -> Messages:
     """Return the messages of a rank, which are recorded inside of ``recording()``."""
     found = recorder()
-    return messages if found is None else RecordedMessages(messages, found.now, found.slots.setdefault(rank, []))
+    return messages if found is None else RecordedMessages(messages, found.marks.mark, found.slots.setdefault(rank, []))
 
 
 class RecordedMessages:
@@ -31,16 +31,16 @@ class RecordedMessages:
 
     Args:
         messages: the messages.
-        now: the clock.
+        now: marks a moment.
         slots: receives what is recorded, in the order in which it ends.
     """
 
-    def __init__(self, messages: Messages, now: Callable[[], float], slots: list[RecordedSlot]) -> None:
+    def __init__(self, messages: Messages, now: Callable[[], Any], slots: list[RecordedSlot]) -> None:
         self.device = messages.device
         self._messages, self._now, self._slots = messages, now, slots
         self._words: dict[object, str] = {}  # of the messages that nothing has waited for
         self._peers: dict[object, tuple[int, ...]] = {}  # task → the ranks at the other ends of its messages
-        self._waited = 0.0  # when the last wait has ended
+        self._waited: Any = None  # when the last wait has ended in the present block
 
     def buffer(self, bytes: int) -> torch.Tensor:
         return self._messages.buffer(bytes)
@@ -71,17 +71,19 @@ class RecordedMessages:
     @contextmanager
     def _timed(self, where: Where) -> Iterator[None]:
         """Record a block. A pass begins when it has what it waits for."""
-        begin = self._now()
+        begin, before, self._waited = self._now(), self._waited, None
         with self._messages.during(where):
             yield
         launches = isinstance(where, tuple) and not isinstance(where, Task)
         tasks = () if isinstance(where, str) else where if launches else (where,)
-        self._add(words_of(where), "start" if launches else "compute", max(begin, self._waited), tasks)
+        ready = begin if self._waited is None else self._waited
+        self._waited = before if self._waited is None else self._waited
+        self._add(words_of(where), "start" if launches else "compute", ready, tasks)
 
     def during(self, where: Where) -> AbstractContextManager[object]:
         return self._timed(where)
 
-    def _add(self, words: str, kind: LineKind, begin: float, tasks: tuple[Any, ...]) -> None:
+    def _add(self, words: str, kind: LineKind, begin: Any, tasks: tuple[Any, ...]) -> None:
         end = self._now()
         if kind == "wait":
             self._waited = end
