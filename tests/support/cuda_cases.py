@@ -250,7 +250,7 @@ def ranks_reported() -> float:
     """The same on two ranks: how long each computes, and its timeline, profile and report."""
     parallel, batch = put(decoder(), {"dp": 2}), rows()
     step = parallel.train_step(optimizer_of(parallel, {}))
-    for _ in range(6):
+    for _ in range(12):  # every eighth is measured
         step(**batch)
     assert step.ranks.paces, str(step.ranks)
     print(step.ranks, step.timeline(**batch), step.rank_report(**batch))
