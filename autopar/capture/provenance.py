@@ -262,7 +262,8 @@ class Recorder(TorchDispatchMode):
             with self.kernels(func, args) if self.kernels else contextlib.nullcontext():
                 result = draw(*args, **(kwargs or {}))
         except DATA_DEPENDENT as error:
-            self.dependent = self.dependent or (self.current, error)
+            origin = Origin(self.current.module, self.current.source or user_line())
+            self.dependent = self.dependent or (origin, error)
             raise
         self._check_dense(func, (), result if isinstance(result, (list, tuple)) else (result,))
         mode = get_proxy_mode()

@@ -281,7 +281,7 @@ class Tracer:
             with self.recorder:
                 yield
         except DATA_DEPENDENT as error:
-            self.recorder.dependent = self.recorder.dependent or (self.recorder.current, error)
+            self.recorder.dependent = self.recorder.dependent or (self.recorder.origin_of(error), error)
         except Exception as error:
             origin = self.recorder.origin_of(error)
             known = number_of_rows(error, origin) if self.reads_values else None

@@ -27,10 +27,12 @@ class KnownValues:
 
     def __init__(self, real: Mapping[torch.Tensor, torch.Tensor], buffers: Mapping[torch.Tensor, torch.Tensor]) -> None:
         self._values: Any = tensor_dict()
+        self._of_given: Any = tensor_dict()  # what was computed from ``real``
         self._lost: set[int] = set()  # storages that something unknown has been written into
         self._given: set[int] = set()  # storages of the caller
         with without_modes(), without_function_modes():
             for stand_in, tensor in real.items():
+                self._of_given[stand_in] = True
                 if not tensor.is_meta and not isinstance(tensor, FakeTensor):
                     self._values[stand_in] = value = tensor.detach()
                     if tensor.numel() <= COPIED:
@@ -47,6 +49,14 @@ class KnownValues:
             return None
         with without_modes(), without_function_modes():
             return value.item()
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the values of a tensor; ``None`` if they are not known."""
+        return self._value(tensor)
+
+    def is_given(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor was computed from what stand-ins stand for, and not from constants alone."""
+        return tensor in self._of_given
 
     def follow(self, function: Any, args: Any, kwargs: Any, result: Any, writes: bool) -> None:
         """Compute what forward has computed, if its operands are known and it draws no random numbers."""
@@ -67,6 +77,8 @@ class KnownValues:
         for made, value in zip(pytree.tree_leaves(result), pytree.tree_leaves(done), strict=True):
             if isinstance(made, torch.Tensor):
                 self._values[made] = value
+                if any(operand in self._of_given for operand in operands):
+                    self._of_given[made] = True
 
     def forget(self, tensor: Any) -> None:
         """Forget a tensor that something unknown is written into, and all that share its memory."""
@@ -76,4 +88,6 @@ class KnownValues:
 
     def _value(self, tensor: Any) -> torch.Tensor | None:
         value = self._values.get(tensor) if isinstance(tensor, torch.Tensor) else None
+        if value is None and type(tensor) is torch.Tensor and not tensor.is_meta:
+            value = tensor  # a constant of the model, which is guarded
         return None if value is None or storage_of(value) in self._lost else value

@@ -77,17 +77,6 @@ def with_positions(mode: Keeper, index: Any, mask: torch.Tensor) -> Any:
     return tuple(part for one in index for part in (rows if one is mask else (one,)))
 
 
-def filled(mode: Keeper, x: torch.Tensor, mask: torch.Tensor, value: Any) -> tuple[Any] | None:
-    """Put rows of a plain tensor at the positions of a mask, in order: their number must be that of the positions."""
-    if not isinstance(value, torch.Tensor) or value.dim() <= x.dim() - mask.dim() or value.shape[0] == 1:
-        return None
-    mode.unchecked(user_line())
-    mode.sums.finish_all()
-    whole = mask.reshape(*mask.shape, *(1 for _ in range(x.dim() - mask.dim()))).expand_as(x)
-    mode.plain(torch.Tensor.copy_, (x, x.masked_scatter(whole, value.to(x.dtype))), {})
-    return (None,)
-
-
 def turns(mode: Keeper, rows: Rows) -> Iterator[Any]:
     """Run a loop over the positions of a mask: a turn for each, under the condition that it counts."""
     sizes, frame = rows.domain.sizes, users_frame()

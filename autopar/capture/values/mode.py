@@ -12,12 +12,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from autopar.capture.provenance import Recorder, user_line
+from autopar.capture.values.classes import counted_classes
 from autopar.capture.values.conditions import Conditions
 from autopar.capture.values.domain import Domain, widened
 from autopar.capture.values.known import KnownValues
 from autopar.capture.values.later import Evaluator, Later
 from autopar.capture.values.lines import statement_at, users_frame
-from autopar.capture.values.masks import filled, mask_in, nonzero, turns
+from autopar.capture.values.filled import filled
+from autopar.capture.values.indexed import by_numbers, known_positions
+from autopar.capture.values.masks import mask_in, nonzero, turns
 from autopar.capture.values.rows import Count, Element, Rows, Sizes
 from autopar.capture.values.rowwise import MADE, RANDOM, ROWWISE, name_of
 from autopar.capture.values.sums import Sums
@@ -80,7 +83,8 @@ class ValuesInGraph(TorchFunctionMode):
             return on_rows(self, func, tuple(args), dict(kwargs))
         self.sums.finish(leaves)
         if name in ("__getitem__", "__setitem__"):
-            args = (args[0], self.truths.with_bounds(args[1]), *args[2:])
+            args = by_numbers(self, name, (args[0], self.truths.with_bounds(args[1]), *args[2:]))
+            args = (args[0], self._with_known(args[1]), *args[2:])
         if name in TAKE_SIZES:
             args, kwargs = self.truths.with_sizes(args, kwargs)
         special = self.of_values(name, func, args, kwargs)
@@ -102,12 +106,35 @@ class ValuesInGraph(TorchFunctionMode):
             return self.truths.number(args[0], NUMBERS[name])
         if name in ("nonzero", "where", "argwhere") and len(args) + len(kwargs) - ("as_tuple" in kwargs) == 1:
             mask = args[0] if args else next(iter(kwargs.values()))
+            if mask.dim() and (known := known_positions(self, self.known[1], mask)) is not None:
+                as_tuple = name == "where" or bool(kwargs.get("as_tuple"))
+                return (known if as_tuple else torch.stack(known, -1),)
             return (nonzero(self, mask, name == "where" or bool(kwargs.get("as_tuple"))),)
         if name == "__getitem__" and mask_in(args[1]) is not None:
             return (on_rows(self, func, (args[0], args[1]), {}),)
-        if name == "__setitem__" and (mask := mask_in(args[1])) is not None and args[1] is mask:
-            return filled(self, args[0], mask, args[2])
+        if name == "__setitem__" and filled(self, *args) is not None:
+            return (None,)
+        if name in ("index_put", "index_put_") and not kwargs and len(args) in (3, 4):
+            into = args[0] if name == "index_put_" else self.plain(torch.Tensor.clone, args[:1], {})
+            entries = tuple(slice(None) if entry is None else entry for entry in args[1])
+            done = filled(self, into, entries, *args[2:])
+            return None if done is None else (done,)
+        if name in ("one_hot", "bincount"):
+            return counted_classes(self, self.known[1], name, args, kwargs)
         return None
+
+    def _with_known(self, index: Any) -> Any:
+        """Replace a mask in an index by its positions, where these are known."""
+        mask = mask_in(index)
+        known = None if mask is None else known_positions(self, self.known[1], mask)
+        if known is None:
+            return index
+        entries = index if isinstance(index, tuple) else (index,)
+        return tuple(part for entry in entries for part in (known if entry is mask else (entry,)))
+
+    def assume(self, broken: torch.Tensor, line: str) -> None:
+        """Let the step raise an error for this line where a whole number is not 0."""
+        self.truths.assumed.append((broken, line))
 
     def _any_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the mask of which a tensor says whether it is true anywhere, if it is one."""
@@ -190,9 +217,11 @@ class ValuesInGraph(TorchFunctionMode):
         self.conditions.close_all()
         self.conditions.check(leaves)
         if any(isinstance(leaf, (Rows, Count, Element, Sizes)) for leaf in leaves):
+            line = next((leaf.domain.line for leaf in leaves if isinstance(leaf, (Rows, Count))), "")
             raise self.refuse(
                 "returns rows that a mask selects, and their number is a value",
                 "return the mask and all rows; select them outside of forward",
+                line,
             )
         self.sums.finish_all()
 

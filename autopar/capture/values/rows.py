@@ -43,6 +43,8 @@ class Keeper(Protocol):
 
     def turns(self, rows: Rows) -> Iterator[Any]: ...
 
+    def assume(self, broken: torch.Tensor, line: str) -> None: ...
+
 
 REMEDY = "compute with all rows, and choose with torch.where"
 

@@ -55,12 +55,26 @@ TRAILING = _names("""
 MAYBE_IN_PLACE = _names("""
     relu relu6 silu mish elu celu selu leaky_relu hardtanh hardsigmoid hardswish
 """)
+LOSSES = _names("""
+    mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy binary_cross_entropy_with_logits
+""")  # of each element
 RANDOM = frozenset({"dropout"})
 MADE = _names("""
     arange bincount eye empty_like flatten full linspace meshgrid new_full new_ones new_zeros ones pad repeat roll
     scalar_tensor tensor tile tril triu unfold zeros
 """)  # functions that draw no random numbers, beside those below
-ROWWISE = POINTWISE | VIEWS | PRODUCTS | REDUCTIONS | ALONG | TRAILING
+REMEDIES = {  # of functions that mix rows
+    "softmax": "fill the other rows before it: h.masked_fill(~mask[:, None], -math.inf).softmax(0)",
+    "log_softmax": "fill the other rows before it: h.masked_fill(~mask[:, None], -math.inf).log_softmax(0)",
+    "cumsum": "fill the other rows with zeros before it: h.masked_fill(~mask[:, None], 0).cumsum(0)",
+    "var": "compute it of sums: the mean of h[mask].square() minus that of h[mask], squared",
+    "std": "compute it of sums: the mean of h[mask].square() minus that of h[mask], squared",
+    "max": "take the values alone: h[mask].amax(0)",
+    "min": "take the values alone: h[mask].amin(0)",
+    "einsum": "write it as a product: h[mask].t() @ g[mask]",
+    "": "compute with all rows, and choose with torch.where",
+}
+ROWWISE = POINTWISE | VIEWS | PRODUCTS | REDUCTIONS | ALONG | TRAILING | LOSSES | {"batch_norm"}
 
 
 class Result(NamedTuple):
@@ -89,6 +103,8 @@ def results(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
     in_place = kwargs.get("inplace") or (name in MAYBE_IN_PLACE and len(args) > 1 and args[-1] is True)
     if name not in ROWWISE or in_place or (name == "embedding" and isinstance(args[1], Rows)):
         raise Mixed
+    if name == "batch_norm" and (kwargs.get("training") or len(args) > 5):
+        raise Mixed
     (first, spec), (second, _) = (_probed(function, args, kwargs, rows) for rows in PROBES)
     found = [_result(a, b) for a, b in zip(first, second, strict=True)]
     operands = [value for value in pytree.tree_leaves((args, dict(kwargs))) if isinstance(value, Rows)]
@@ -115,6 +131,12 @@ def results(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
         if operands[0].at >= operands[0].dim() - len(shape):
             raise Mixed
     return spec, found
+
+
+def probed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Return what a call returns for two numbers of rows, on meta; raises ``Mixed`` where it fails."""
+    first, second = (_probed(function, args, kwargs, rows)[0] for rows in PROBES)
+    return first, second
 
 
 def _probed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int) -> tuple[list[Any], Any]:

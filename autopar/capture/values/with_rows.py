@@ -12,7 +12,8 @@ from autopar.capture.values.later import Later
 from autopar.capture.values.lines import adds_at, users_frame
 from autopar.capture.values.masks import mask_in, positions, with_positions
 from autopar.capture.values.rows import Count, Element, Keeper, Rows, Sizes
-from autopar.capture.values.rowwise import RANDOM, Mixed, name_of, results
+from autopar.capture.values.reduced import batch_normed, reduced, without_reduction
+from autopar.capture.values.rowwise import RANDOM, REMEDIES, Mixed, name_of, results
 from autopar.capture.values.selected import gathered
 from autopar.capture.values.split import pieces, put_together
 from autopar.capture.values.written import written
@@ -50,6 +51,13 @@ def on_rows(mode: Keeper, function: Any, args: tuple[Any, ...], kwargs: dict[str
         return gathered(mode, args[0], args[1])
     if (done := written(mode, name, args, kwargs)) is not None:
         return done[0]
+    if name == "batch_norm" and kwargs.get("training") and isinstance(args[0], Rows):
+        return batch_normed(mode, *args, **kwargs)
+    if (how := without_reduction(function, args, kwargs)) is not None:
+        each = rowwise(mode, function, args, {**kwargs, "reduction": "none"}, rows)
+        return on_rows(mode, torch.Tensor.sum if how == "sum" else torch.Tensor.mean, (each,), {})
+    if (whole := reduced(mode, function, args, kwargs)) is not None:
+        return whole
     if name == "__getitem__" and (column := _column(*args)) is not None:
         return positions(mode, rows[0].domain, column)
     if name in ("squeeze", "flatten", "view", "reshape") and rows[0].coordinates and rows[0].sizes == (None, 1):
@@ -88,7 +96,7 @@ def rowwise(mode: Keeper, function: Any, args: Any, kwargs: Any, rows: list[Rows
     except Mixed:
         raise mode.refuse(
             f"computes {name.strip('_')} of the rows that a mask selects, and it may mix rows",
-            "compute with all rows, and choose with torch.where",
+            REMEDIES.get(name, REMEDIES[""]),
         ) from None
     support = tuple(sorted({d for one in rows for d in one.support}))
     domain = rows[0].domain

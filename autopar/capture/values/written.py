@@ -91,6 +91,9 @@ def _put_rows(mode: Keeper, x: torch.Tensor, index: Any, value: Any) -> None:
     index = index if isinstance(index, tuple) else (index,)
     rows = [entry for entry in index if isinstance(entry, Rows)]
     plain = [entry for entry in index if not isinstance(entry, Rows)]
+    if plain and index[: len(rows)] == tuple(rows) and all(type(entry) in (int, slice) for entry in plain):
+        x = mode.plain(torch.Tensor.__getitem__, (x, (*(slice(None) for _ in rows), *plain)), {})
+        plain = []
     if not rows or plain or any(row.coordinates is None or len(row.sizes) != 1 for row in rows):
         raise mode.refuse(
             "writes at rows that a mask selects in a way that is not known", "use out.index_add_(0, rows, values)"
@@ -148,6 +151,7 @@ def _added(mode: Keeper, x: torch.Tensor, along: tuple[int, ...], value: Any) ->
         or not isinstance(old, Later)
         or old.function is not taken
         or not isinstance(new, Later)
+        or new.function is None  # a plain tensor, the same for all rows
     ):
         return None
     source = old.args[0]

@@ -233,7 +233,7 @@ ALL = "compute with all rows, and choose with torch.where"
 REFUSED: dict[Function, tuple[str, str]] = {
     last_of_several: ("forward writes rows that a mask selects, perhaps several at one place", "out.index_add_"),
     returned: ("forward returns rows that a mask selects, and their number is a value", RETURN),
-    mixed: ("forward computes softmax of the rows that a mask selects, and it may mix rows", ALL),
+    mixed: ("forward computes softmax of the rows that a mask selects, and it may mix rows", "fill the other rows"),
     kept_mean: ("forward computes the mean of rows that a mask selects, with keepdim or dtype", ALL),
     two_masks: ("forward combines rows that different masks select, with add", "select them by one mask"),
     counted: ("forward computes with the number of rows that a mask selects, which is a value", ALL),
