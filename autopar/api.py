@@ -15,6 +15,7 @@ import autopar.runtime.discovery  # noqa: F401  # it registers itself with the r
 from autopar.cache.cache import Cache, on_all_ranks
 from autopar.cache.folder import folder_of
 from autopar.capture.exported import exported_module, is_exported
+from autopar.capture.guards import FIRST_VALUES, FirstValues
 from autopar.costs.machine import Machine, machine_from, machine_of
 from autopar.costs.on_hosts import on_hosts
 from autopar.errors import PlanError, class_of, shown
@@ -54,6 +55,7 @@ def parallelize(
     recapture: bool = True,
     dynamic: Dynamic = None,
     random: Random = "parallel",
+    first_values: FirstValues = "refuse",
     strict: bool = False,
     timeout: float = 60.0,
     machine: Machine | str | Path | None = None,
@@ -102,6 +104,10 @@ def parallelize(
             numbers, and ranks with the same piece draw the same; ``torch.manual_seed`` before a call repeats them on
             this mesh. ``"single"``: the numbers that a single device draws; each rank draws all of them, so it is for
             comparisons.
+        first_values: what forward draws in Python (``random``, NumPy, a generator of its own), takes from an iterator,
+            reads from a clock, or changes and reads, has another value in each call of the model, and a captured step
+            has one. ``"refuse"``: such a call is refused. ``"keep"``: the step keeps the value of the capture, and the
+            report says so; each process has its own.
         strict: whether ops without a sharding rule are refused. Else autopar looks for a rule by running the op on
             small pieces. If it finds none, each rank computes the whole op, and the report says so.
         machine: the machine whose seconds decide: its name, as ``torch.cuda.get_device_name`` prints it, the path of a
@@ -145,7 +151,7 @@ def parallelize(
         return _on_best_mesh(
             model, mesh, plan, example, inputs, strict=strict, machine=machine, time_limit=time_limit, memory=memory,
             timeout=timeout, outputs=outputs, recapture=recapture, dynamic=dynamic, random=random, overlap=overlap,
-            compile=compile, verify=verify, cache=cache,
+            compile=compile, verify=verify, cache=cache, first_values=first_values,
         )  # fmt: skip
     device_mesh: DeviceMesh | None = None
     if is_device_mesh(mesh):
@@ -158,6 +164,7 @@ def parallelize(
     _check_choice("inputs", inputs, INPUTS)
     _check_choice("outputs", outputs, OUTPUTS)
     _check_choice("random", random, RANDOM)
+    _check_choice("first_values", first_values, FIRST_VALUES)
     _check_switch("recapture", recapture)
     if dynamic is not None:
         _check_switch("dynamic", dynamic)
@@ -188,7 +195,8 @@ def parallelize(
     parallel = Parallel(
         model, mesh, layers, job=job, strict=strict, inputs=inputs, outputs=outputs, recapture=recapture,
         random=random, machine=on, time_limit=time_limit, memory=memory, given=given, overlap=overlap, dynamic=dynamic,
-        pipelined=pipelined, compile=compile, cache=None if folder is None else Cache(folder),
+        pipelined=pipelined, compile=compile, first_values=first_values,
+        cache=None if folder is None else Cache(folder),
     )  # fmt: skip
     if given is not None:
         parallel.compiler.planner.notes.extend(about_machine(given, None if machine is None else on))
@@ -196,13 +204,14 @@ def parallelize(
         args, kwargs = split_example(example)
         parallel.capture(*args, **kwargs)
         if verify:
-            _verify_numbers(parallel, model, layers, given, args, kwargs, strict=strict, inputs_of=inputs, machine=on)
+            _verify_numbers(parallel, model, layers, given, args, kwargs, strict=strict, inputs_of=inputs, machine=on,
+                            first_values=first_values)  # fmt: skip
     return parallel
 
 
 def _verify_numbers(
     parallel: Parallel, model: torch.nn.Module, plan: Any, given: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any],
-    *, strict: bool, inputs_of: Inputs, machine: Machine | None,
+    *, strict: bool, inputs_of: Inputs, machine: Machine | None, first_values: FirstValues,
 ) -> None:  # fmt: skip
     """Compare a scaled-down copy with a single device, and report what was compared.
 
@@ -220,7 +229,9 @@ def _verify_numbers(
         layouts = layouts_in(parallel.program) if given is not None or searches(plan) else plan
 
         def parallelized(model: torch.nn.Module, mesh: Mesh, example: Any) -> Parallel:
-            made = Parallel(model, mesh, layouts, strict=strict, machine=machine, dynamic=False)
+            made = Parallel(
+                model, mesh, layouts, strict=strict, machine=machine, dynamic=False, first_values=first_values
+            )
             made.capture(*example[0], **example[1])
             return made
 
@@ -272,7 +283,10 @@ def _on_best_mesh(
     on = on_hosts(on, None if job is None else job.hosts)
     agreement = None if job is None or devices.count == 1 else Agreement(job.control, row)
     folder = folder_of(cache)
-    choice = MeshChoice(devices, model, args, kwargs, on, outputs == "global", strict, time_limit, memory)
+    choice = MeshChoice(
+        devices, model, args, kwargs, on, outputs == "global", strict, time_limit, memory,
+        options["first_values"] == "keep",
+    )  # fmt: skip
     usable, _ = on_all_ranks(None if folder is None else Cache(folder), agreement)
     (solution, note, _), report = choice.best(agreement, usable)
     parallel = parallelize(

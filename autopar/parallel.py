@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from autopar.cache.cache import Cache, on_all_ranks
-from autopar.capture.guards import Original
+from autopar.capture.guards import FirstValues, Original
 from autopar.capture.model_state import model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.costs.machine import Machine, machine_of
@@ -88,7 +88,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
                  time_limit: float = 60.0, memory: float | None = None,
                  given: Solution | None = None, dynamic: Dynamic = None, overlap: Given = "longest-tail",
                  pipelined: Pipelined | None = None, compile: bool = False,
-                 cache: Cache | None = None) -> None:  # fmt: skip
+                 cache: Cache | None = None, first_values: FirstValues = "refuse") -> None:  # fmt: skip
         lone = job is None or mesh.size == 1 or alone() is not None  # without others to agree with
         agreement = None if job is None or lone else Agreement(job.control, mesh)
         context = None
@@ -117,7 +117,8 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         cache, off = on_all_ranks(cache, agreement)
         compiler = Compiler(
             module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
-            overlap=overlap_of(overlap, issue), sizes=SizedCaptures(dynamic), cache=cache,
+            overlap=overlap_of(overlap, issue), cache=cache,
+            sizes=SizedCaptures(dynamic, first_values == "keep"),
         )  # fmt: skip
         calls = Calls(compiler, mesh, job, inputs, recapture, layouts, original)
         calls.pipelined = pipelined

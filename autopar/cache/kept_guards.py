@@ -37,9 +37,9 @@ def guards_to_json(guards: Guards, model: torch.nn.Module) -> dict[str, Any]:
         raise NotCached(f"a float of the model is an input of the program: {guards.numbers[0].words}")
     if not guards.ran.seen:
         raise NotCached("a profiler runs, so that the functions that ran are not known")
+    variables = variables_of(guards.ran.codes, modules_by_file())
     if guards.ran.changed:
         raise NotCached(f"forward reads and changes {', '.join(guards.ran.changed)}")
-    variables = variables_of(guards.ran.codes, modules_by_file())
     modules = [module for _, module in model.named_modules(remove_duplicate=False)]
     descriptions = Descriptions(modules, _of_the_model(model), set(map(id, guards.ran.codes)))
     forget_classes()

@@ -34,6 +34,7 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     random: Random = "parallel",
     numbers: Sequence[GuardedPlace] = (),
+    keep: bool = False,
 ) -> Captured:
     """Trace ``model(*args, **kwargs)`` and its backward.
 
@@ -44,23 +45,28 @@ def capture(
     Args:
         random: as in ``parallelize``.
         numbers: places that hold floats. Those that can be inputs of the program become inputs.
+        keep: whether the first value is kept of what forward draws, advances, reads from a clock, or reads and changes.
 
     Raises:
         CaptureError: the step has control flow on the values of tensors, or a random op whose numbers cannot come from
-            a stream; an argument cannot be flattened; or forward writes or keeps a tensor in a place that capture
-            cannot follow.
+            a stream; it does in Python what a captured step does not repeat; an argument cannot be flattened; or
+            forward writes or keeps a tensor in a place that capture cannot follow.
     """
-    return capture_call(model, bind_arguments(model, args, kwargs or {}), random, numbers)
+    return capture_call(model, bind_arguments(model, args, kwargs or {}), random, numbers, keep)
 
 
 def capture_call(
-    model: torch.nn.Module, arguments: Arguments, random: Random = "parallel", numbers: Sequence[GuardedPlace] = ()
+    model: torch.nn.Module,
+    arguments: Arguments,
+    random: Random = "parallel",
+    numbers: Sequence[GuardedPlace] = (),
+    keep: bool = False,
 ) -> Captured:
     """``capture`` of a call whose arguments are bound already."""
     with ONE_AT_A_TIME, gc_paused():
 
         def assembled(inputs: Collection[tuple[int, str]] = ()) -> Captured:
-            tracer = Tracer(model, arguments, random, inputs)
+            tracer = Tracer(model, arguments, random, inputs, keep)
             with doing(tracer.doing):
                 return assemble(tracer.run(), random)
 
@@ -75,7 +81,9 @@ def capture_call(
             alike = repr(other.leaves) == repr(captured.leaves) and repr(other.draws) == repr(captured.draws)
             return taken_by(captured.program, other.program, book) if alike else None
 
-        captured = replace(assembled(), at_sizes=at_sizes(arguments, lambda a: capture_call(model, a, random).program))
+        captured = replace(
+            assembled(), at_sizes=at_sizes(arguments, lambda a: capture_call(model, a, random, keep=keep).program)
+        )
         places = [place for place in numbers if can_be_input(place) and taken([place]) is not None]
         taken_numbers = taken(places) if places else None
         if taken_numbers is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from autopar.capture.guards import Reads
+from autopar.capture.guards.unrepeated import Unrepeated
 from autopar.capture.provenance import user_line
 from autopar.errors import CaptureError
 from autopar.ir.ops.sharded_lookup import within
@@ -25,11 +26,13 @@ class PythonEffects:
     Attributes:
         unchecked: the user's lines that only check the values of tensors.
         drawn: names of the Python or NumPy generators that forward draws from.
+        unrepeated: what a captured step does not repeat.
     """
 
     def __init__(self) -> None:
         self.unchecked: list[str] = []
         self.drawn: list[str] = []
+        self.unrepeated: list[Unrepeated] = []
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -38,14 +41,20 @@ class PythonEffects:
             yield
         self.drawn = [name for name, state in _generators().items() if state != before[name]]
 
-    def warn(self) -> None:
-        """Warn of generators outside of torch: each call of the model draws from them, and a captured step does not."""
-        if self.drawn:
-            warnings.warn(
-                f"forward draws numbers from {' and '.join(self.drawn)}, and a captured step keeps the numbers of the "
-                f"first call\n  draw them with torch, or before the call, and pass them to forward",
-                stacklevel=2,
-            )
+    def refuse(self, reads: Reads, changed: Mapping[str, str], keep: bool) -> None:
+        """Refuse what a captured step does not repeat, or note it where the first values are to be kept.
+
+        Args:
+            changed: what forward reads and changes: in words → the name alone.
+
+        Raises:
+            CaptureError: forward draws in Python, advances an iterator, reads a clock, or reads what it changes.
+        """
+        found = [Unrepeated.drawn(name, reads.line_of("random")) for name in self.drawn]
+        found += [Unrepeated.changed(words, reads.line_of(name)) for words, name in changed.items()]
+        self.unrepeated = [*found, *reads.watch.found()]
+        if self.unrepeated and not keep:
+            raise CaptureError(str(self.unrepeated[0]))
 
     def notes(self) -> list[str]:
         checks = [
@@ -53,8 +62,8 @@ class PythonEffects:
             for line in dict.fromkeys(self.unchecked)
         ]
         return checks + [
-            f"forward draws numbers from {name}; the captured step keeps the numbers of the first call"
-            for name in self.drawn
+            f"forward {each.does}; the captured step keeps the value of the first call\n    {each.line}"
+            for each in self.unrepeated
         ]
 
 

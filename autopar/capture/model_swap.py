@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from autopar.capture.guards.values import frozen, is_scalar
 from autopar.errors import CaptureError
 
 CONTAINERS = (list, dict, set, collections.deque)
@@ -69,7 +70,8 @@ class ModelSwap:
             for module, name in self._names.items():
                 self._take_buffers(module, content[id(module._buffers)], owners)
                 for key, value in vars(module).items():
-                    if value is not stand_in_attributes[module].get(key, _MISSING):
+                    before = stand_in_attributes[module].get(key, _MISSING)
+                    if value is not before and not _is_equal(value, before):
                         self._note_changed(f"{name}.{key}".lstrip("."), [value], owners)
             for key, (container, name, _) in containers.items():
                 if not name.endswith("_buffers") and not _same(container, content[key]):
@@ -127,6 +129,11 @@ class ModelSwap:
 
 
 _MISSING = object()
+
+
+def _is_equal(value: Any, before: Any) -> bool:
+    """Return whether a value is a number or a text that equals the one before."""
+    return is_scalar(value) and is_scalar(before) and bool(frozen(value) == frozen(before))
 
 
 def _containers(value: Any, containers: dict[int, Any] | None = None) -> list[Any]:

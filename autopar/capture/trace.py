@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from autopar.capture.decompose.unknown import decomposition_table
 from autopar.capture.explained import ReadsValues, explained, number_of_rows, values_read
 from autopar.capture.guards import Guards, Reads
 from autopar.capture.guards.places import Guard
+from autopar.capture.guards.unrepeated import settings_of
 from autopar.capture.model_swap import ModelSwap
 from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
@@ -77,12 +77,13 @@ class Tracer:
         arguments: Arguments,
         random: Random = "parallel",
         inputs: Collection[tuple[int, str]] = (),
+        keep: bool = False,
     ) -> None:
         self.model = model
         self.arguments = arguments
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
-        self.random = random
+        self.random, self.keep = random, keep
         self.model_swap = ModelSwap(model)
         self.beside = PythonEffects()
         self._note_anew()
@@ -106,23 +107,31 @@ class Tracer:
         fakes = [self._fake(t) for t in tensors]
         seed = self._fake(torch.empty((), dtype=torch.int64))
         try:
-            tangents = self._probe(fakes, seed)
-            self.module = self._trace(fakes, tangents, seed)
+            tangents = self._run(fakes, seed)
         except ReadsValues:
             self.reads_values = True
             self._note_anew()
-            tangents = self._probe(fakes, seed)
-            self.module = self._trace(fakes, tangents, seed)
+            tangents = self._run(fakes, seed)
         named, guards = list(self.model.named_modules(remove_duplicate=False)), self.reads.guards()
-        self.guards = Guards(named, guards, ran=replace(self.reads.ran, changed=self._read_and_changed(guards)))
-        self._warn_of_changes()
-        self.beside.warn()
+        used, unread = self._read_and_changed(guards)
+        self.beside.refuse(self.reads, used, self.keep)
+        guards = [guard for guard in guards if guard.place.words not in unread]
+        changed = tuple(each.words for each in self.beside.unrepeated)
+        self.guards = Guards(named, guards, ran=replace(self.reads.ran, changed=changed))
         assert self.recorder.streams is not None
         self.draws = tuple(self.recorder.streams.draws)
         self.calls, self.rows = self.recorder.calls, self.recorder.rows
         if any(mutates(node.target) or node.target in STRIDES for node in self.module.graph.nodes):
             self.module = self._functionalize(self.module, [*fakes, *tangents, seed])
         return self
+
+    def _run(self, fakes: Sequence[torch.Tensor], seed: torch.Tensor) -> list[torch.Tensor]:
+        settings = settings_of(self.model)
+        tangents = self._probe(fakes, seed)
+        for setting in settings:  # the trace draws the numbers of the first call
+            setting()
+        self.module = self._trace(fakes, tangents, seed)
+        return tangents
 
     def doing(self) -> str:
         """Name the phase, and the module whose forward or backward runs."""
@@ -150,26 +159,16 @@ class Tracer:
             *about_assumptions(self.assumed),
         )
 
-    def _read_and_changed(self, guards: Sequence[Guard]) -> tuple[str, ...]:
-        """Return the values, in words, that forward changes and reads in its next call."""
+    def _read_and_changed(self, guards: Sequence[Guard]) -> tuple[dict[str, str], set[str]]:
+        """Return what forward changes: in words → the name of what its next call reads, and all that no call reads."""
         read = {guard.place.words for guard in guards}
-        return (
-            *(name for name in self.model_swap.changed if name in read and self.reads.uses(name.rpartition(".")[2])),
-            *self.reads.changed,
-        )
-
-    def _warn_of_changes(self) -> None:
-        """Warn of values that forward changes and reads in its next call.
-
-        The captured step keeps their first values.
-        """
-        if changed := self.guards.ran.changed:
-            warnings.warn(
-                f"forward reads and changes {', '.join(changed)}, and a captured step keeps the values of the first "
-                f"call\n"
-                f"  change them outside of forward, before the call: then they are captured anew; or make them buffers",
-                stacklevel=2,
-            )
+        changed = {words: words.rpartition(".")[2] for words in self.model_swap.changed if words in read}
+        used = {
+            words: name
+            for words, name in {**changed, **self.reads.changed}.items()
+            if self.reads.uses(name) and not self.reads.is_written_first(words)
+        }
+        return used, changed.keys() - used.keys()
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         device = self.device if tensor.is_meta else tensor.device

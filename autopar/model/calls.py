@@ -105,7 +105,7 @@ class Calls:
         if context is not None and context.agreement is not None:
             assert self.job is not None
             context = replace(context, agreement=Agreement(self.job.control, self.mesh))
-        sizes = SizedCaptures(self.compiler.sizes.dynamic)
+        sizes = SizedCaptures(self.compiler.sizes.dynamic, self.compiler.sizes.keep)
         compiler = replace(self.compiler, model=module, context=context, sizes=sizes)
         copied = Calls(compiler, self.mesh, self.job, self.passed, self.recapture, self._layouts)
         copied.homes, copied.pipelined = self.homes, self.pipelined
@@ -118,7 +118,7 @@ class Calls:
         Tensors are global where they are passed, and come back in pieces.
         """
         beside = copy.copy(self)
-        sizes = SizedCaptures(self.compiler.sizes.dynamic)
+        sizes = SizedCaptures(self.compiler.sizes.dynamic, self.compiler.sizes.keep)
         beside.compiler = replace(self.compiler, model=module, whole=False, sizes=sizes)
         beside.module, beside.passed = module, "global"
         beside.tensors = LocalTensors(module, self.mesh, self.job, False)

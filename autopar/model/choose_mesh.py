@@ -55,6 +55,7 @@ class MeshChoice:
         strict: whether ops without a rule are refused.
         time_limit: seconds for all meshes.
         memory: the most bytes that a rank may use; by default the capacity of the machine.
+        keep: whether the first value is kept of what a captured step does not repeat.
     """
 
     devices: Devices
@@ -66,6 +67,7 @@ class MeshChoice:
     strict: bool = False
     time_limit: float = 60.0
     memory: float | None = None
+    keep: bool = False
 
     def best(
         self, agreement: Agreement | None = None, cache: Cache | None = None
@@ -116,7 +118,7 @@ class MeshChoice:
         return ChosenMesh(from_json(json.loads(text)), note, guards)
 
     def _searched(self, check: Check | None) -> ChosenMesh:
-        captured = capture(self.model, self.args, self.kwargs)
+        captured = capture(self.model, self.args, self.kwargs, keep=self.keep)
         if check is not None:
             check(captured)
         program = captured.program

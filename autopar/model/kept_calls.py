@@ -88,7 +88,8 @@ def captured_here(compiler: Compiler, inputs: CallInputs, content: Any, program:
     whole, model, random = inputs.whole(), compiler.model, compiler.random
     captured = captured_of(content, program, guards)
     compiler.sizes.took(model, whole, random, guards)
-    return replace(captured, at_sizes=at_sizes(whole, lambda a: capture_call(model, a, random).program))
+    keep = compiler.sizes.keep
+    return replace(captured, at_sizes=at_sizes(whole, lambda a: capture_call(model, a, random, keep=keep).program))
 
 
 def found_to_json(found: Solution | None) -> Any:

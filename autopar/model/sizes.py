@@ -55,10 +55,11 @@ class SizedCaptures:
 
     Attributes:
         dynamic: the option of ``parallelize``.
+        keep: whether first values are kept, as ``first_values`` of ``parallelize`` says.
     """
 
-    def __init__(self, dynamic: Dynamic = False) -> None:
-        self.dynamic = dynamic
+    def __init__(self, dynamic: Dynamic = False, keep: bool = False) -> None:
+        self.dynamic, self.keep = dynamic, keep
         self._known: dict[Any, _Known] = {}
 
     @property
@@ -87,7 +88,7 @@ class SizedCaptures:
             CaptureError: as for ``autopar.capture.capture``.
         """
         if self.dynamic is False or numbers:
-            return capture_call(model, arguments, random, numbers), []
+            return capture_call(model, arguments, random, numbers, self.keep), []
         known, found = self._look(model, arguments, random)
         if isinstance(found, _Served):
             note = f"sizes {values_text(found.values)} of a capture with {found.capture.about}; nothing was traced"
@@ -102,7 +103,7 @@ class SizedCaptures:
                 for misfit in found:
                     misfit.guard.recaptures += 1
                 return captured, notes
-        captured = capture_call(model, arguments, random)
+        captured = capture_call(model, arguments, random, keep=self.keep)
         if not known.refused:
             known.numbers.append((captured.guards, _shapes(arguments)))
         return captured, notes
@@ -125,7 +126,7 @@ class SizedCaptures:
         if known.refused:
             return None, [known.refused]
         try:
-            made = capture_with_symbols(model, arguments, random)
+            made = capture_with_symbols(model, arguments, random, self.keep)
         except Exception as error:  # the capture with numbers decides whether the call can be captured at all
             lines = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
             known.refused = f"each size is captured by itself, because {error}{lines}"
@@ -140,7 +141,7 @@ class SizedCaptures:
         return self._at(_Served(made, made.validity.values), model, arguments, random), notes
 
     def _at(self, found: _Served, model: torch.nn.Module, arguments: Arguments, random: Random) -> Captured:
-        sizes = at_sizes(arguments, lambda a: capture_call(model, a, random).program)
+        sizes = at_sizes(arguments, lambda a: capture_call(model, a, random, keep=self.keep).program)
         return found.capture.at(found.values, sizes)
 
     def _look(

@@ -20,7 +20,7 @@ from torch import nn
 from transformers_models import bert, float64, gpt2, llama
 
 import autopar
-from autopar import Mesh
+from autopar import CaptureError, Mesh
 from autopar.capture.guards.variants import KEPT
 
 d = torch.float64
@@ -385,8 +385,7 @@ def test_attributes_are_set_through_what_is_returned() -> None:
 
 
 def test_what_forward_counts_up_is_said() -> None:
-    """A number that forward changes and uses is warned of, is not captured anew, and is captured where the user changes
-    it."""
+    """A number that forward changes and uses is refused; with its first value kept it is not captured anew."""
 
     class Warming(nn.Module):
         def __init__(self) -> None:
@@ -398,12 +397,9 @@ def test_what_forward_counts_up_is_said() -> None:
             return self.l(x) * min(self.calls / 10, 1.0)
 
     model, x = Warming(), torch.randn(4, 4, dtype=d)
-    with pytest.warns(UserWarning) as caught:
-        parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))
-    assert str(caught[0].message) == (
-        "forward reads and changes calls, and a captured step keeps the values of the first call\n"
-        "  change them outside of forward, before the call: then they are captured anew; or make them buffers"
-    )
+    with pytest.raises(CaptureError, match=r"^forward reads and changes calls, and a captured step keeps the value"):
+        autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))
+    parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,), first_values="keep")
     for _ in range(3):
         parallel.simulate(x)
     assert (parallel.captures, model.calls) == (1, 0)
@@ -421,7 +417,7 @@ class OnOneLine(nn.Module):
 
 
 def test_statements_on_one_line_are_told_apart() -> None:
-    with pytest.warns(UserWarning, match="^forward reads and changes count, and"):
+    with pytest.raises(CaptureError, match=r"^forward reads and changes count, and"):
         autopar.parallelize(OnOneLine(), Mesh(dp=2), "ddp", example=(torch.randn(4, 4),))
 
 

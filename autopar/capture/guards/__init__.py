@@ -5,6 +5,17 @@ from autopar.capture.guards.look import Guards
 from autopar.capture.guards.original import Original
 from autopar.capture.guards.places import GuardedChange
 from autopar.capture.guards.reads import Reads
+from autopar.capture.guards.unrepeated import FIRST_VALUES, FirstValues
 from autopar.capture.guards.variants import GuardedCall, Variants
 
-__all__ = ["AttributesOfModule", "GuardedCall", "GuardedChange", "Guards", "Original", "Reads", "Variants"]
+__all__ = [
+    "FIRST_VALUES",
+    "AttributesOfModule",
+    "FirstValues",
+    "GuardedCall",
+    "GuardedChange",
+    "Guards",
+    "Original",
+    "Reads",
+    "Variants",
+]

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autopar.capture.guards.places import GuardedPlace
+from autopar.capture.provenance import is_users
 from autopar.torch_private import TorchDispatchMode
 
 Show = Callable[[types.FrameType], None]
+Called = Callable[[types.FrameType | None, Any, Any], None]  # the caller, the function, its first argument
 TOOLS = (4, 3, 5)  # tool numbers of sys.monitoring that are not reserved
 
 
@@ -29,7 +31,8 @@ class Ran:
     Attributes:
         codes: the code of the user's functions.
         seen: whether each function was seen; ``False`` under a profiler that cannot be shared.
-        changed: the values, in words, that forward both reads and changes; they are not guarded.
+        changed: the values, in words, that forward both reads and changes, draws or reads from a clock, and whose first
+            ones the step keeps.
         named: the functions, classes and Python modules of libraries that functions name, with their places. They are
             not guarded in this process, but another one may have others there.
     """
@@ -41,42 +44,60 @@ class Ran:
 
 
 @contextlib.contextmanager
-def running_shown(show: Show) -> Iterator[bool]:
+def running_shown(show: Show, called: Called) -> Iterator[bool]:
     """Call ``show`` once for each function that begins on this thread while the ``with`` block runs.
+
+    ``called`` is called for each call that the user's code makes: before Python 3.12, of functions in C alone.
 
     Yields ``False``, and reports nothing, if another profiler runs that cannot be shared, such as cProfile before
     Python 3.12.
     """
     monitoring = getattr(sys, "monitoring", None)
     tool = next((k for k in TOOLS if monitoring.get_tool(k) is None), None) if monitoring is not None else None
-    with _shown_by_monitoring(monitoring, tool, show) if tool is not None else _shown_by_profiling(show) as shown:
+    if tool is not None:
+        shown_by = _shown_by_monitoring(monitoring, tool, show, called)
+    else:
+        shown_by = _shown_by_profiling(show, called)
+    with shown_by as shown:
         yield shown
 
 
 @contextlib.contextmanager
-def _shown_by_monitoring(monitoring: Any, tool: int, show: Show) -> Iterator[bool]:
-    thread, begins = threading.get_ident(), monitoring.events.PY_START
+def _shown_by_monitoring(monitoring: Any, tool: Any, show: Show, called: Called) -> Iterator[bool]:
+    thread, begins, calls = threading.get_ident(), monitoring.events.PY_START, monitoring.events.CALL
+    watched: list[types.CodeType] = []  # the user's code, whose calls are reported
 
     def begin(code: types.CodeType, offset: int) -> Any:
         if threading.get_ident() != thread:
             return None
+        if is_users(code.co_filename):
+            watched.append(code)
+            monitoring.set_local_events(tool, code, calls)
         show(sys._getframe(1))
         return monitoring.DISABLE
 
+    def call(code: types.CodeType, offset: int, function: Any, first: Any) -> None:
+        if threading.get_ident() == thread:
+            called(sys._getframe(1), function, first)
+
     monitoring.use_tool_id(tool, "autopar")
     monitoring.register_callback(tool, begins, begin)
+    monitoring.register_callback(tool, calls, call)
     monitoring.set_events(tool, begins)
     monitoring.restart_events()  # also for functions that an earlier capture has switched off
     try:
         yield True
     finally:
         monitoring.set_events(tool, 0)
+        for code in watched:
+            monitoring.set_local_events(tool, code, 0)
         monitoring.register_callback(tool, begins, None)
+        monitoring.register_callback(tool, calls, None)
         monitoring.free_tool_id(tool)
 
 
 @contextlib.contextmanager
-def _shown_by_profiling(show: Show) -> Iterator[bool]:
+def _shown_by_profiling(show: Show, called: Called) -> Iterator[bool]:
     before = sys.getprofile()
     if before is not None and not callable(before):  # a profiler in C could not be restored
         yield False
@@ -87,6 +108,8 @@ def _shown_by_profiling(show: Show) -> Iterator[bool]:
         if event == "call" and id(frame.f_code) not in shown:
             shown[id(frame.f_code)] = frame.f_code
             show(frame)
+        elif event == "c_call":
+            called(frame, arg, None)
         if before is not None:
             before(frame, event, arg)
 

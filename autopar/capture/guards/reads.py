@@ -17,6 +17,7 @@ from autopar.capture.guards.functions import WRAPPED, Functions
 from autopar.capture.guards.namespaces import is_own, is_users_file
 from autopar.capture.guards.places import MISSING, UNKNOWN, Guard, GuardedPlace
 from autopar.capture.guards.ran import Ran, running_shown
+from autopar.capture.guards.unrepeated import Watch
 from autopar.capture.guards.values import (
     DEEPEST,
     FUNCTIONS,
@@ -27,7 +28,7 @@ from autopar.capture.guards.values import (
     is_users_object,
     members,
 )
-from autopar.capture.provenance import user_line
+from autopar.capture.provenance import is_users, quoted, user_line
 
 HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks")
 SKIPPED = frozenset(  # structure, flags and hooks, which are compared separately; and the machinery of a call
@@ -44,7 +45,7 @@ class Reads:
     """Records what one forward of one model reads.
 
     Attributes:
-        changed: the values, in words, that forward both reads and changes; they are not guarded.
+        changed: the values that forward both reads and changes; they are not guarded: in words → the name alone.
 
     Args:
         inputs: identities of the places whose floats are inputs of the trace.
@@ -59,9 +60,11 @@ class Reads:
         self._made: dict[int, torch.nn.Module] = {}  # id → a module that forward has made, as a slice of a ModuleList
         self._inputs = inputs
         self._functions = Functions(self._follow, self.skipped, inputs)
-        self._replaced: dict[Any, Any] = {}
+        self._replaced: dict[tuple[Any, str], Any] = {}  # class, name of a method → its own method before, if any
+        self._written: set[tuple[int, str]] = set()  # owner, name of what forward writes before it reads it
+        self.watch = Watch()
         self._thread = 0
-        self.changed: list[str] = []
+        self.changed: dict[str, str] = {}
 
     def skipped(self, value: Any) -> bool:
         """Return whether a value is a parameter or buffer of the model, which are compared elsewhere."""
@@ -76,7 +79,7 @@ class Reads:
         self._thread = threading.get_ident()
         self._record_reads_of(torch.nn.Module)
         try:
-            with running_shown(self._functions.begins) as self._functions.watched:
+            with running_shown(self._begins, self.watch.called) as self._functions.watched:
                 for hook in (
                     hook for module in self._modules for name in HOOKS for hook in vars(module)[name].values()
                 ):
@@ -84,11 +87,11 @@ class Reads:
                 yield
             self._functions.end()
         finally:
-            for cls, original in self._replaced.items():
+            for (cls, name), original in self._replaced.items():
                 if original is None:
-                    del cls.__getattribute__
+                    delattr(cls, name)
                 else:
-                    cls.__getattribute__ = original
+                    setattr(cls, name, original)
             self._replaced = {}
 
     def guards(self) -> list[Guard]:
@@ -114,7 +117,7 @@ class Reads:
             if first.get(identity, UNKNOWN) in (UNKNOWN, guard.frozen) or guard.value is MISSING:
                 guards.append(guard)
             elif identity not in restored:  # in a restored place, forward has written the value before it read it
-                self.changed.append(place.words)
+                self.changed[place.words] = place.key
         return guards
 
     @property
@@ -123,17 +126,34 @@ class Reads:
         functions = self._functions
         return Ran(tuple(functions.code.values()), functions.watched, named=tuple(functions.named.values()))
 
-    def uses(self, attribute: str) -> bool:
-        """Return whether a function of the user reads an attribute, other than to write it back.
+    def is_written_first(self, words: str) -> bool:
+        """Return whether forward gives an attribute of a module a value before it reads it."""
+        path, _, name = words.rpartition(".")
+        owners = (owner for owner, known in self._paths.items() if known == path)
+        return any((owner, name) in self._written for owner in owners)
 
-        ``self.calls += 1`` reads and writes it in one statement, and does not count.
+    def line_of(self, attribute: str) -> str:
+        """Return the first line of the user's functions that names an attribute or a global."""
+        for code in self._functions.code.values():
+            at = code.co_firstlineno
+            for instruction in dis.get_instructions(code):
+                at = _line_at(instruction) or at
+                if instruction.argval == attribute and is_users(code.co_filename):
+                    return quoted(code.co_filename, at)
+        return ""
+
+    def uses(self, attribute: str) -> bool:
+        """Return whether a function of the user reads an attribute or a global, other than to write it back.
+
+        ``self.calls += 1`` and ``self.hits[k] += 1`` read and write in one statement, and ``self.seen.append(1)`` only
+        writes; they do not count.
         """
         return any(_uses(code, attribute) for code in self._functions.code.values())
 
     # -- while forward runs --------------------------------------------------------------------------------------------
 
     def _record_reads_of(self, cls: Any) -> None:
-        if cls in self._replaced or any(base in self._replaced for base in cls.__mro__):
+        if any((base, "__getattribute__") in self._replaced for base in cls.__mro__):
             return
         original: Callable[[Any, str], Any] = cls.__getattribute__
         record, thread = self._record, threading.get_ident
@@ -149,12 +169,24 @@ class Reads:
                 record(owner, name, value)
             return value
 
-        before = vars(cls).get("__getattribute__")
-        try:
-            cls.__getattribute__ = recorded
-        except TypeError:  # a class of an extension
-            return
-        self._replaced[cls] = before
+        set_original = cls.__setattr__
+
+        def written(owner: Any, name: str, value: Any) -> None:
+            if thread() == self._thread and (id(owner), name) not in self._read:
+                self._written.add((id(owner), name))
+            set_original(owner, name, value)
+
+        for name, method in (("__getattribute__", recorded), ("__setattr__", written)):
+            before = vars(cls).get(name)
+            try:
+                setattr(cls, name, method)
+            except TypeError:  # a class of an extension
+                return
+            self._replaced[cls, name] = before
+
+    def _begins(self, frame: types.FrameType) -> None:
+        self.watch.begins(frame)
+        self._functions.begins(frame)
 
     def _record(self, owner: Any, name: str, value: Any) -> None:
         if name in SKIPPED or name.startswith("__") or (id(owner), name) in self._read:
@@ -178,6 +210,9 @@ class Reads:
                 return
         cls = type(owner)
         self._functions.namespaces.add(cls)
+        if (id(owner), name) in self._written:  # what forward has made itself
+            self.watch.skip(value)
+        self.watch.see(value, f"{self._words(owner)}{name}")
         if isinstance(value, FUNCTIONS):
             self._functions.look_into(value, cls)
         elif isinstance(static := inspect.getattr_static(cls, name, None), property):
@@ -196,12 +231,14 @@ class Reads:
     def _follow(self, value: Any, words: str, depth: int = 0) -> None:
         """Record attribute reads of an object from now on, and of objects in a container; examine a function."""
         if isinstance(value, (*FUNCTIONS, *WRAPPED)):
+            self.watch.see(value, words)
             self._functions.look_into(value, words=words)
         elif isinstance(value, (type, types.ModuleType)):
             self._functions.namespaces.add(value)
             if isinstance(value, type) and issubclass(value, torch.autograd.Function) and is_own(value):
                 self._functions.look_into_class(value)
         elif not is_scalar(value):
+            self.watch.see(value, words)
             if is_container(value) and depth <= DEEPEST:
                 for k, member in enumerate(itertools.islice(members(value), LARGEST)):
                     if not isinstance(member, torch.Tensor):
@@ -247,19 +284,38 @@ class Reads:
 
 # the instructions with which a statement ends
 ENDS = ("STORE_", "DELETE_", "RETURN_", "POP_", "YIELD_", "RAISE_")
+LOADS = ("LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
+STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME", "STORE_DEREF")
+ADDING = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "clear"})  # methods that only write
+COPIES = ("COPY", "DUP_TOP_TWO")  # of ``hits[k] += 1``, directly behind ``hits`` and ``k``
 
 
-def _uses(code: types.CodeType, attribute: str) -> bool:
-    """Return whether a statement reads an attribute and does not end with writing it."""
-    read = False
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_ATTR" and instruction.argval == attribute:
-            read = True
-        elif instruction.opname == "STORE_ATTR" and instruction.argval == attribute:
+def _uses(code: types.CodeType, name: str) -> bool:
+    """Return whether a statement reads an attribute or a global and does not end with writing it."""
+    read = adds = False
+    found = list(dis.get_instructions(code))
+    for k, instruction in enumerate(found):
+        op, value = instruction.opname, instruction.argval
+        if op in LOADS and value == name:
+            after = found[k + 1 : k + 3]
+            method = bool(after) and after[0].opname in ("LOAD_METHOD", "LOAD_ATTR") and after[0].argval in ADDING
+            if method or (len(after) == 2 and after[0].opname.startswith("LOAD_") and after[1].opname in COPIES):
+                adds = True
+            else:
+                read = True
+        elif op in STORES and value == name:
             read = False
-        elif read and instruction.opname.startswith(ENDS):
-            return True
+        elif op.startswith(ENDS):
+            if read or (adds and op not in ("POP_TOP", "STORE_SUBSCR")):
+                return True
+            adds = False
     return read
+
+
+def _line_at(instruction: dis.Instruction) -> int | None:
+    starts: Any = instruction.starts_line  # from Python 3.13 on this is a truth
+    line: int | None = getattr(instruction, "line_number", None) if isinstance(starts, bool) else starts
+    return line
 
 
 def _dict_of(owner: Any) -> dict[str, Any] | None:

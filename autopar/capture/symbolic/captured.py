@@ -69,7 +69,9 @@ class SymbolicCapture:
         return ", ".join(places.values())
 
 
-def capture_with_symbols(model: torch.nn.Module, arguments: Arguments, random: Random = "parallel") -> SymbolicCapture:
+def capture_with_symbols(
+    model: torch.nn.Module, arguments: Arguments, random: Random = "parallel", keep: bool = False
+) -> SymbolicCapture:
     """Capture a call with symbols for the lengths of its inputs.
 
     Raises:
@@ -77,7 +79,7 @@ def capture_with_symbols(model: torch.nn.Module, arguments: Arguments, random: R
         Exception: as for ``capture``, and whatever torch raises where it needs a number.
     """
     with ONE_AT_A_TIME, gc_paused():
-        tracer = SymbolicTracer(model, arguments, random)
+        tracer = SymbolicTracer(model, arguments, random, keep)
         with doing(tracer.doing):
             captured = assemble(tracer.run(), random)
         made = SymbolicCapture(captured, tracer.validity())

@@ -58,8 +58,10 @@ class SymbolicTracer(Tracer):
     of several inputs, are one symbol; dims of one input are not. Lengths 0 and 1 are numbers.
     """
 
-    def __init__(self, model: torch.nn.Module, arguments: Arguments, random: Random = "parallel") -> None:
-        super().__init__(model, arguments, random)
+    def __init__(
+        self, model: torch.nn.Module, arguments: Arguments, random: Random = "parallel", keep: bool = False
+    ) -> None:
+        super().__init__(model, arguments, random, keep=keep)
         self.symbols = SymbolicSizes(self._line)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.symbols)
         self.recorder.kernels = self._kernels

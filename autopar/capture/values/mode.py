@@ -15,11 +15,11 @@ from autopar.capture.provenance import Recorder, user_line
 from autopar.capture.values.classes import counted_classes
 from autopar.capture.values.conditions import Conditions
 from autopar.capture.values.domain import Domain, widened
+from autopar.capture.values.filled import filled
+from autopar.capture.values.indexed import by_numbers, known_positions
 from autopar.capture.values.known import KnownValues
 from autopar.capture.values.later import Evaluator, Later
 from autopar.capture.values.lines import statement_at, users_frame
-from autopar.capture.values.filled import filled
-from autopar.capture.values.indexed import by_numbers, known_positions
 from autopar.capture.values.masks import mask_in, nonzero, turns
 from autopar.capture.values.rows import Count, Element, Rows, Sizes
 from autopar.capture.values.rowwise import MADE, RANDOM, ROWWISE, name_of

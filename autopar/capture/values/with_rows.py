@@ -11,8 +11,8 @@ from autopar.capture.values.domain import Domain
 from autopar.capture.values.later import Later
 from autopar.capture.values.lines import adds_at, users_frame
 from autopar.capture.values.masks import mask_in, positions, with_positions
-from autopar.capture.values.rows import Count, Element, Keeper, Rows, Sizes
 from autopar.capture.values.reduced import batch_normed, reduced, without_reduction
+from autopar.capture.values.rows import Count, Element, Keeper, Rows, Sizes
 from autopar.capture.values.rowwise import RANDOM, REMEDIES, Mixed, name_of, results
 from autopar.capture.values.selected import gathered
 from autopar.capture.values.split import pieces, put_together
