@@ -25,6 +25,7 @@ from autopar.ir.structure import part_at, take_over
 from autopar.model.calls import Calls
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import sharded
+from autopar.model.first_step import FirstStep
 from autopar.model.generation import GeneratingModel
 from autopar.model.inputs import Inputs, describe
 from autopar.model.paged import STAGED, subject_of_call
@@ -122,6 +123,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         )  # fmt: skip
         calls = Calls(compiler, mesh, job, inputs, recapture, layouts, original)
         calls.pipelined = pipelined
+        calls.first_step = FirstStep(model, module, job is None or job.rank == mesh.ranks[0])
         if off:
             calls.notes.append(PassReport("cache", 0.0, notes=(off,)))
         super().__init__(calls)
@@ -451,6 +453,8 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         from autopar.step.train_step import TrainStep
 
         made = options_of(options)
+        if self._calls.first_step is not None:
+            self._calls.first_step.settle()  # the step itself compares the optimizer's parameters with the model's
         chosen = self._calls.pipelined
         if chosen is not None and made.schedule is None:
             count = made.microbatches if "microbatches" in options else chosen.microbatches

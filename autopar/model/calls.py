@@ -21,6 +21,7 @@ from autopar.model.call_agreement import CallAgreement
 from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import move_parameters
+from autopar.model.first_step import FirstStep
 from autopar.model.inputs import CallInputs, CallKey, Inputs, Shapes, call_inputs
 from autopar.model.kept_calls import compiled_by_cache
 from autopar.model.local_tensors import LocalTensors, refuse_without_values
@@ -60,6 +61,7 @@ class Calls:
         generation: what generates tokens, once it was asked to.
         traced: the traced program of an example, on a mesh with stages.
         pipelined: the pipeline that the plan has chosen; ``None`` if it has none.
+        first_step: looks at the first step of an optimizer of the model; ``None`` for a copy.
 
     Args:
         inputs: the option of ``parallelize``.
@@ -86,6 +88,7 @@ class Calls:
         self.traced: Program | None = None
         self.notes: list[PassReport] = []  # what was verified beside captures
         self.pipelined: Pipelined | None = None
+        self.first_step: FirstStep | None = None
         self.passed, self._layouts, self._original = inputs, dict(layouts), original
         self._input_layouts: dict[Any, Mapping[str, DistAttr]] = {}  # by names and shapes of inputs
         self._of_the_batch: dict[Any, Mapping[str, bool]] = {}  # by names and numbers of dims of inputs
