@@ -36,7 +36,8 @@ class Search(LayoutPass):
     Attributes:
         time_limit: seconds, after which the best plan so far is taken.
         memory: the most bytes that a rank may use; by default the capacity of the machine, if it is known.
-        find: another search in the place of ``autopar.search.search``; it may take a plan that is known already.
+        find: another search in the place of ``autopar.search.search``; it may take a plan that is known already. Who
+            gives it says what the whole call or step costs, which has more in it than this program.
         device: the device of tensors that expansions create; ``None``: the CPU.
         Others are as in ``LayoutPass``; placeholders without a constraint are searched too.
     """
@@ -58,7 +59,8 @@ class Search(LayoutPass):
         with program.edit() as edit:
             write(edit, program, found.types, found.uses, found.inside, self.device or CPU)
         notes = [*notes_without_rule(program), *_about_idle(found.idle_axes(boundary.mesh))]
-        return [*notes, *found.about_machine, *found.about_memory, found.certificate]
+        certificate = [found.certificate] if isinstance(self.find, bool) else []
+        return [*notes, *found.about_machine, *found.about_memory, *certificate]
 
 
 def _about_idle(axes: list[str]) -> list[str]:

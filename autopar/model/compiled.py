@@ -39,7 +39,7 @@ from autopar.plan.constraints import constraints
 from autopar.plan.plan import Plan, searches
 from autopar.report.hosts import crosses_hosts
 from autopar.report.memory import memory_of
-from autopar.report.passes import PassReport, Reports
+from autopar.report.passes import PRICE, PassReport, Reports
 from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis
 from autopar.runtime.localize import LocalPrograms
@@ -117,7 +117,7 @@ class Compiled:
         """The plan with the times of modules, if it was searched."""
         if self.found is None:
             return None
-        return priced(timed(self.found, self.program), [(1, self.program)], self.captured.at_sizes)
+        return priced(timed(self.found, [(self.program, 1)]), [(1, self.program)], self.captured.at_sizes)
 
     def reports_now(self) -> Reports:
         """The reports, with the crossovers that are known by now and that the sizes of the call are beyond."""
@@ -378,7 +378,7 @@ class Compiler:
             # parts of the backward keep the layouts of parameters and inputs
             kept = [node for node in program.placeholders if record_of(node).role != "tangent"]
             attrs = {**attrs, **{node.name: tensor_type(node).attr for node in kept}}
-            reports.append(PassReport("price", 0.0, notes=(found.certificate,)))
+            reports.append(PassReport(PRICE, 0.0, notes=(found.certificate,)))
         special: dict[frozenset[int], Compiled] = {}
 
         def specialized(positions: frozenset[int]) -> Compiled:

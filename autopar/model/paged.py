@@ -9,7 +9,7 @@ from autopar.costs.machine import Machine, machine_from
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import record_of
 from autopar.model.compiled import Compiled
-from autopar.page.subject import Part, RankUse, Subject
+from autopar.page.subject import Part, RankUse, Subject, batch_text
 from autopar.report.liveness import Lifetimes
 from autopar.report.memory import PhasePeak, memory_of
 from autopar.scheduling.programs.communication import Communication
@@ -31,9 +31,11 @@ def subject_of_call(
         if any(record_of(n).phase == "backward" for n in compiled.program.nodes)
         else "a call"
     )
+    batch = f" of {inputs}" if (inputs := batch_text(compiled.program)) else ""
     return Subject(
-        f"{name} on {mesh}: {what}", mesh, machine_from(machine), [Part("call", compiled.program)], compiled.reports,
-        use_of(memory, memory.peak, memory.lifetimes), solution=compiled.solution, communication=communication,
+        f"{name} on {mesh}: {what}{batch}", "a call", mesh, machine_from(machine), [Part("call", compiled.program)],
+        compiled.reports, use_of(memory, memory.peak, memory.lifetimes), solution=compiled.solution,
+        communication=communication,
     )  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from autopar.page.transfer_rows import transfer_rows
 def figures_of(subject: Subject, tree: ModuleNode | None = None) -> dict[str, Any]:
     """Return the figures of one call or step. ``tree``: its modules, if they are known already.
 
-    ``seconds``: its price on the machine, of a pipelined step the simulated seconds. ``bound``: no plan takes less;
+    ``title``: what has these figures, and of which batch. ``seconds``: its price on the machine, its ops and transfers
+    added up; of a pipelined step the simulated seconds. ``bound``: no plan takes less;
     ``gap``: how much dearer than the bound the plan is, relative to the bound; both are ``None`` where nothing was
     searched. ``memory``: bytes of a rank at the peak. ``transfers``: a row for equal transfers of all layers, with
     ``transfer axis phase module source times bytes seconds`` and the program they are in, ``part``. ``modules``: a row
@@ -29,6 +30,7 @@ def figures_of(subject: Subject, tree: ModuleNode | None = None) -> dict[str, An
     solution, tree = subject.solution, tree or module_tree(subject.parts, subject.machine)
     searched = solution is not None and solution.machine == subject.machine
     return {
+        "title": subject.title,
         "seconds": subject.seconds if subject.seconds is not None else (tree.ops + tree.transfers) / 1e9,
         "bound": solution.bound if searched and solution is not None else None,
         "gap": _finite(solution.gap) if searched and solution is not None else None,

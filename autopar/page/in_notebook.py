@@ -10,7 +10,7 @@ from autopar.page.subject import Subject
 TEMPLATE = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(
     """<p><b>{{ title }}</b>: {{ "%.3f" | format(seconds * 1e3) }} ms on {{ machine.name }},
 {{ "{:,}".format(memory) }} bytes of a rank at the peak
-{% if bound is not none %}, bound {{ "%.3f" | format(bound * 1e3) }} ms{% endif %}</p>
+{%- if bound is not none %}, bound {{ "%.3f" | format(bound * 1e3) }} ms{% endif %}</p>
 <table><thead><tr><th>module</th><th>parameters</th><th>result</th><th>ops ms</th><th>transfers ms</th></tr></thead>
 <tbody>
 {% for row in modules %}
@@ -25,4 +25,4 @@ TEMPLATE = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(
 
 def modules_as_html(subject: Subject) -> str:
     """Return the table as HTML."""
-    return TEMPLATE.render(title=subject.title, **figures_of(subject))
+    return TEMPLATE.render(**figures_of(subject))

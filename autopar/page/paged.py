@@ -65,7 +65,7 @@ class Paged:
     def figures(self, machine: Machine | str | Path | None = None) -> dict[str, Any]:
         """Return the figures of the page as data that JSON can hold.
 
-        The keys are ``seconds bound gap memory transfers modules machine``. Times are in seconds, sizes in bytes.
+        The keys are ``title seconds bound gap memory transfers modules machine``. Times are in seconds, sizes in bytes.
 
         Raises:
             RuntimeError: nothing has been captured yet.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.costs.machine import Machine
 from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
+from autopar.ir.text.printer import print_type
 from autopar.pipeline.simulation_data import SimulationData
 from autopar.report.liveness import Lifetimes
 from autopar.report.passes import Reports
@@ -85,12 +87,23 @@ class Messages:
     seconds: float
 
 
+SHOWN = 3  # inputs that a title names
+
+
+def batch_text(program: Program) -> str:
+    """Return the inputs of a program with their whole shapes: ``ids i64[8 64], labels i64[8 64]``."""
+    inputs = [n for n in program.placeholders if record_of(n).role == "input" and not name_of(n).startswith(".")]
+    words = [f"{name_of(node)} {print_type(replace(tensor_type(node), layout=None))}" for node in inputs[:SHOWN]]
+    return ", ".join(words) + ", …" * (len(inputs) > SHOWN)
+
+
 @dataclass(frozen=True)
 class Subject:
     """What a page shows. ``Parallel`` and ``TrainStep`` make it.
 
     Attributes:
-        title: the name of the model, and what runs.
+        title: the name of the model, what runs, and of which batch.
+        runs: what has the price, in words: ``a call``, ``a step of 2 micro-batches``.
         mesh: the whole mesh.
         machine: the machine whose seconds are added up.
         parts: the explicit programs, in the order in which they run.
@@ -108,6 +121,7 @@ class Subject:
     """
 
     title: str
+    runs: str
     mesh: Mesh
     machine: Machine
     parts: Sequence[Part]

@@ -64,7 +64,7 @@ def _drawn(subject: Subject, modules: ModuleNode, figures: dict[str, Any]) -> di
     grids = Grids()
     tree = _tree(modules, grids)
     return {
-        "title": subject.title,
+        "title": subject.title, "runs": subject.runs,
         "mesh": [list(axis) for axis in subject.mesh.axes],
         "tree": tree,
         "grids": grids.rows,

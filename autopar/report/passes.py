@@ -12,6 +12,8 @@ from rich.table import Column, Table
 from autopar.errors import shown
 from autopar.notebook import TableReport
 
+PRICE = "price"  # the report of what a searched plan costs, and how far it is from the best
+
 
 @dataclass(frozen=True)
 class PassReport:

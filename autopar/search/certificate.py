@@ -77,11 +77,16 @@ class Certificate:
         return f"no {plan} is more than {at_most(1 - self.least / self.nanoseconds)} cheaper"
 
     @property
+    def runs(self) -> str:
+        """What has the price, in words."""
+        return "a call"
+
+    @property
     def certificate(self) -> str:
         """The price, and how much cheaper a plan could be at most, in a sentence."""
         within = "" if self.memory is None else f" within {bytes_text(self.memory)} a rank"
         digits = 3 if self.nanoseconds >= 10_000 or not self.nanoseconds else 6
-        price = f"{self.nanoseconds / 1e6:,.{digits}f} ms a step on {self.machine.name}{within}"
+        price = f"{self.nanoseconds / 1e6:,.{digits}f} ms {self.runs} on {self.machine.name}{within}"
         why = f"; {self.reason}" * (not self.exact and bool(self.reason))
         return f"searched in {self.search_seconds:.1f} s: {price}, and {self.proof}{why}"
 

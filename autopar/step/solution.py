@@ -41,7 +41,7 @@ def solution_of(found: Solution, step: Step, words: str) -> Solution:
             found = replace(found, least=0.0, reason=OF_ANOTHER_STEP.format(update.differs_from(before)))
         found = repriced(found, nanoseconds)
     constrained = found.constrained or _has_given_stage(found.step)
-    return timed(replace(found, alike=alike, constrained=constrained, update=update), step.micro)
+    return timed(replace(found, alike=alike, constrained=constrained, update=update), list(step.runs.values()))
 
 
 def _has_given_stage(choice: StepChoice | None) -> bool:

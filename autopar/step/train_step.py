@@ -25,7 +25,7 @@ from autopar.model.inputs import CallInputs, Inputs, describe
 from autopar.model.wrappers import never_traced
 from autopar.page.paged import Paged
 from autopar.page.subject import Subject
-from autopar.report.passes import Reports
+from autopar.report.passes import PRICE, PassReport, Reports
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.spans import span
@@ -52,6 +52,7 @@ from autopar.step.reports.pace import RankPaces, clock_of
 from autopar.step.reports.paged import subject_of_step
 from autopar.step.reports.recorded_steps import RecordedSteps
 from autopar.step.runs import OnProcess, Returned, Simulated
+from autopar.step.shown import Shown
 from autopar.step.solution import solution_of
 from autopar.step.states.average import Averages
 from autopar.step.states.optimizer_state import OptimizerState
@@ -97,6 +98,7 @@ class TrainStep(RecordedSteps, Paged):
         )
         self.averages = None if options.ema is None else Averages(self.optimizer_state, calls.device)
         self._choices = StepChoices(calls, options, self._way)
+        self._shown = Shown(self._choices.latest)
         self._described_options = describe_options(options)
         self._here, self._simulated = self._runs()
         self._crossing = Crossing(calls, self.optimizer_state) if options.across else None
@@ -132,7 +134,7 @@ class TrainStep(RecordedSteps, Paged):
     @property
     def program(self) -> Step:
         """The explicit programs, in which every transfer is an op. ``RuntimeError`` before a capture."""
-        return step_of(*self._current(), self._choices.latest.options.count)
+        return self._programs(*self._current(), self._shown.way)
 
     @property
     def reports(self) -> Reports:
@@ -140,7 +142,9 @@ class TrainStep(RecordedSteps, Paged):
 
         ``RuntimeError`` before a capture.
         """
-        return self.ranks.after(Reports((*reports_of(*self._current()), *self._calls.about_cache)))
+        found = self.solution
+        cost = () if found is None else (PassReport(PRICE, 0.0, notes=(found.certificate,)),)
+        return self.ranks.after(Reports((*reports_of(*self._current()), *cost, *self._calls.about_cache)))
 
     @property
     def ranks(self) -> RankPaces:
@@ -168,8 +172,8 @@ class TrainStep(RecordedSteps, Paged):
         micro, step = self._current()[0], self.program
         if micro.found is None:
             return None
-        count, found = step.microbatches, replace(micro.found, step=self._choices.latest.choice(micro))
-        programs = [(count if name == "micro" else 1, program) for name, program in step.programs.items()]
+        count, found = step.microbatches, replace(micro.found, step=self._shown.way.choice(micro))
+        programs = [(times, program) for program, times in step.runs.values()]
         words = f"{type(self.optimizer).__name__}{self._described_options}"
         return priced(solution_of(found, step, words), programs, micro.captured.at_sizes, count)
 
@@ -183,7 +187,7 @@ class TrainStep(RecordedSteps, Paged):
 
         Prints as a table. ``RuntimeError`` before a capture.
         """
-        return self._choices.latest.choice(self._current()[0])
+        return self._shown.way.choice(self._current()[0])
 
     @property
     def communication(self) -> Communication:
@@ -192,14 +196,14 @@ class TrainStep(RecordedSteps, Paged):
         ``RuntimeError`` before a capture.
         """
         job = self._calls.job
-        return communication_of(*self._current(), self._choices.latest.options.count, job is None or job.in_order)
+        return communication_of(*self._current(), self._shown.way.options.count, job is None or job.in_order)
 
     def _running(self) -> dict[str, LocalPrograms]:
         return {name: local for name, (local, _) in self._parts().items()}
 
     def _parts(self) -> dict[str, tuple[LocalPrograms, int]]:
         """Return the programs that a step runs, in order, each with how often it runs."""
-        return running(*self._current(), self._choices.latest.options.count)
+        return running(*self._current(), self._shown.way.options.count)
 
     @property
     def rank_classes(self) -> dict[str, list[RankClass]]:
@@ -209,42 +213,17 @@ class TrainStep(RecordedSteps, Paged):
     def local(self, rank: int) -> RankStep:
         """Return what one rank runs, in the order in which it runs: the first micro-batch, the inner ones, and the last
         one joined with the update."""
-        return rank_step_of(*self._current(), self._choices.latest.options.count, rank)
+        return rank_step_of(*self._current(), self._shown.way.options.count, rank)
 
     def memory(self, rank: int = 0) -> StepMemory:
         """Return the bytes of one rank at the peak of each phase, by liveness. Prints as tables.
 
         The tables also have the largest tensors at each peak.
         """
-        return memory_of_programs(
-            *self._current(), self._choices.latest.options, rank, self._calls.device.type == "cpu"
-        )
-
-    def measure(
-        self, *, machine: Machine | str | Path | None = None, effort: Effort | None = None, interference: bool = False
-    ) -> Profile:
-        """Time each distinct op and collective of the step once, on its own, and return the times. All ranks call it.
-
-        The profile prints as a table, ``.save(path)`` writes it, and it has the durations by which communication is
-        scheduled. Nothing of the model or the optimizer changes. In a process that is alone, the ops of the first rank
-        are timed, and collectives have prices.
-
-        Args:
-            machine: whose prices stand beside the times; by default that of ``parallelize``.
-            effort: how long each call is timed.
-            interference: whether to time also how much slower ops compute while a collective runs.
-
-        Raises:
-            RuntimeError: nothing has been captured yet, or the model is closed.
-            ValueError: ``interference`` in a process that is alone; or there is no such machine.
-        """
-        self._calls.membership.check()
-        self._current()
-        with torch.inference_mode(False):
-            return self._measured(machine, effort, interference)
+        return memory_of_programs(*self._current(), self._shown.way.options, rank, self._calls.device.type == "cpu")
 
     def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
-        programs = placed_programs(*self._current(), self._choices.latest.options.count)
+        programs = placed_programs(*self._current(), self._shown.way.options.count)
         return measured(self._calls, programs, machine, effort, interference)
 
     @property
@@ -260,9 +239,18 @@ class TrainStep(RecordedSteps, Paged):
         return StepCaptures(self._calls, self.optimizer_state, self.averages, batches, options, self._forget)
 
     def _current(self) -> tuple[MicroBatch, StepUpdate]:
-        if self._captured.latest is None:
+        if self._shown.programs is None:
             raise RuntimeError("nothing has been captured yet; run the step once, or call .capture(batch)")
-        return self._captured.latest
+        return self._shown.programs
+
+    def _programs(self, micro: Any, update: Any, way: Chosen) -> Any:
+        """Return the explicit programs of a capture."""
+        return step_of(micro, update, way.options.count)
+
+    def _ran_last(self) -> Any:
+        """Return the explicit programs of the latest call."""
+        assert self._captured.latest is not None
+        return self._programs(*self._captured.latest, self._choices.latest)
 
     def capture(self, *args: Any, **kwargs: Any) -> Step:
         """Capture the step for such a batch and choose its layouts, unless that was done before. All ranks call it.
@@ -272,7 +260,8 @@ class TrainStep(RecordedSteps, Paged):
         self._calls.complete()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             inputs = self._inputs(self._agreed(args, kwargs))[0]
-            self._captured.compiled(inputs, self._captured.call(inputs, model_state(self._calls.module)))
+            call = self._captured.call(inputs, model_state(self._calls.module))
+            self._shown.captured(self._choices.latest, self._captured.compiled(inputs, call))
         return self.program
 
     def _inputs(self, arguments: Arguments) -> list[CallInputs]:
@@ -445,16 +434,19 @@ class TrainStep(RecordedSteps, Paged):
         """
         try:
             self._calls.agreement.wait()
-            self._calls.agreement.compare_programs(self._text(), self._current()[0].captured.guards)
+            assert self._captured.latest is not None
+            self._calls.agreement.compare_programs(self._text(), self._captured.latest[0].captured.guards)
         except RuntimeError:
             self._captured.clear()
+            self._shown.clear()
             self._here.clear()
             self._turns_here.clear()
             raise
 
     def _text(self) -> str:
-        """Return the programs and their order, as text that ranks compare."""
-        return f"{self.program}\n{order_text(*self._current())}"
+        """Return the programs of the latest call and their order, as text that ranks compare."""
+        assert self._captured.latest is not None
+        return f"{self._ran_last()}\n{order_text(*self._captured.latest)}"
 
     def _forget(self, program: Program) -> None:
         """Drop a program that does not run again."""
@@ -487,6 +479,7 @@ class TrainStep(RecordedSteps, Paged):
             self.averages.finish(values.get("found_inf"))
         if self._crossing is not None:
             self._crossing.watch()
+        self._shown.ran(self._choices.latest, (micro, update))
         self.steps += 1
         self.grad_norm, self.skipped = values.get("norm"), values.get("found_inf")
         if self.scaler is not None and (self.scaler[0].is_cpu or self.steps % CHECK_EVERY == 0):

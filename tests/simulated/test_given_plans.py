@@ -136,7 +136,7 @@ def test_another_machine_prices_the_plan_anew(file: Path) -> None:
     assert solution.nanoseconds == autopar.price(parallel.program, SLOW).nanoseconds
     assert (solution.least, solution.exact, solution.memory) == (0.0, False, None)
     assert solution.certificate.endswith(
-        "ms a step on slow, and how much cheaper a plan could be is not known; the plan was searched for fast links, "
+        "ms a call on slow, and how much cheaper a plan could be is not known; the plan was searched for fast links, "
         "so nothing is proven"
     )
     assert sum(row.ops + row.transfers for row in solution.modules) == solution.nanoseconds

@@ -6,6 +6,7 @@ import json
 import operator
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 import autopar
 from autopar.cli.app import app
 from autopar.cli.plan.planning import Planning
-from autopar.cli.plan.rows import PlanRow, cheapest, row_of
+from autopar.cli.plan.rows import PlanRow, _beside, cheapest, row_of
 from autopar.cli.plan.show import time_text
 from autopar.costs.machine import machine
 from autopar.report.memory import memory_of
@@ -86,7 +87,7 @@ def test_the_table_has_the_prices_bytes_and_memory_of_each_plan(model: str) -> N
 def test_hsdp_on_a_mesh_with_two_axes_of_the_batch(model: str) -> None:
     """What it moves over each axis is in the table of transfers, and the preset has a price."""
     status, out, _ = asked(model, "--mesh", "replica=2,shard=2", "--plan", "hsdp", "--machine", H100)
-    assert status == 0 and re.search(r"^hsdp: [\d.]+ µs a step, a rank receives", out, re.M)
+    assert status == 0 and re.search(r"^hsdp: [\d.]+ µs a call, a rank receives", out, re.M)
     for kind, axis in (("all_gather", "shard"), ("reduce_scatter", "shard"), ("all_reduce", "replica")):
         assert re.search(rf"^{kind} +{axis} ", out, re.M), out
 
@@ -104,25 +105,45 @@ def test_a_plan_is_saved_and_taken_again(model: str, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     status, out, _ = asked(model, "--machine", H100, "--save", str(file))
     assert status == 0 and f"{file} has the searched plan" in out
-    assert "parameters → result" in out and re.search(r"^search: [\d.]+ µs a step, a rank receives", out, re.M)
+    assert "parameters → result" in out and re.search(r"^search: [\d.]+ µs a call, a rank receives", out, re.M)
     status, again, _ = asked(model, "--machine", H100, "--plan", str(file))
     assert status == 0
-    price = re.search(r": ([\d.]+ µs a step, a rank receives .*)", out)
-    assert price is not None and again.splitlines()[-1] == f"{file}: {price[1]}"
+    price = re.search(r": ([\d.]+ µs a call, a rank receives .*)", out)
+    assert price is not None and again.splitlines()[-2] == f"{file}: {price[1]}"
     status, own, _ = asked(model, "--plan", str(file))
-    assert status == 0 and own.splitlines()[-1] == again.splitlines()[-1]
+    assert status == 0 and own.splitlines()[-2:] == again.splitlines()[-2:]
     assert f"mesh dp=2 tp=2 of {H100}" in own and "no plan is cheaper" in own
     assert f"{file} brings the machine {H100}; --machine prices the plan on another" in own.splitlines()
     status, other, _ = asked(model, "--machine", "cpu", "--plan", str(file))
     assert status == 0 and f"{file} was searched for {H100}, and is priced on cpu" in other.splitlines()
     assert f"the plan was searched for {H100}, so nothing is proven" in other and "no plan is cheaper" not in other
-    seconds = re.findall(r"([\d.]+) ms a step", other)
+    seconds = re.findall(r"([\d.]+) ms a call", other)
     assert len(seconds) > 1 and len(set(seconds)) == 1
     content = json.loads(file.read_text())
     content["mesh"] = {"a": 4}
     file.write_text(json.dumps(content))
     status, _, error = asked(model, "--plan", str(file))
     assert status == 2 and "the plan is for the mesh (a=4), and this one is (dp=2 tp=2)" in error
+
+
+def test_a_preset_that_finds_nothing_to_add_says_so() -> None:
+    found: dict[str, Any] = {"seconds": 1e-9, "memory": 3, "transfers": [], "modules": [1]}
+    base, other = PlanRow("megatron", 1, found=found), PlanRow("ddp", 1, found=found)
+    added = _beside(PlanRow("megatron+sp", 1, found=found), [other, base])
+    assert (added.note, added.alternative().note) == ("as megatron: it found nothing to add",) * 2
+    changed = PlanRow("megatron+sp", 1, found={**found, "modules": [2]})
+    assert _beside(changed, [base]) is changed and _beside(changed, [other]) is changed
+    assert _beside(changed, [PlanRow("megatron", why="no axis")]) is changed
+
+
+@pytest.mark.parametrize(("layer", "dtype"), [("Embedding(8, 8)", "i64"), ("Linear(8, 8)", "f32")])
+def test_arguments_that_are_missing_have_the_dtype_that_the_model_takes(layer: str, dtype: str, tmp_path: Path) -> None:
+    file = tmp_path / "alone.py"
+    file.write_text(
+        f"from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self): super().__init__(nn.{layer})\n"
+    )
+    status, _, error = asked(f"{file}:Net")
+    assert status == 2 and f"as --inputs input={dtype}[8,64] or --example" in error
 
 
 @pytest.mark.simulated

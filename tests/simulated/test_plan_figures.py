@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import autopar
 from autopar.cli.app import app
+from autopar.cli.plan.planning import Planning
 from autopar.costs.calibrate import OUTSIDE
 from autopar.costs.machine import machine
 
@@ -158,6 +159,19 @@ def test_devices_choose_the_mesh(model: str) -> None:
     assert rows[-1]["seconds"] == found["seconds"] and len(rows) == 7
     step = answered("plan", model, *on, "--optimizer", "sgd")
     assert step["seconds"] > found["seconds"]
+
+
+def test_names_to_explain_are_checked_before_the_search(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def searched(*_: object) -> None:
+        raise AssertionError("it is too late")
+
+    monkeypatch.setattr(Planning, "placed", searched)
+    for name in ("up_proj.weigh", "upp_proj()", "xx"):
+        status, _, error = asked("plan", model, *ON, "--explain", "up_proj.weight", "--explain", name)
+        assert status == 2 and error.startswith(f"autopar: the plan has no value {name!r}; near it: ")
+    for name in ("up_proj.weight", "x", "up_proj()", "up_proj forward aten::mm"):
+        with pytest.raises(AssertionError, match="too late"):
+            asked("plan", model, *ON, "--explain", name)
 
 
 @pytest.mark.long

@@ -278,6 +278,20 @@ def test_generic_figures_are_said_so(model: Loss) -> None:
         autopar.parallelize(model, MESH, machine="a new GPU", example=(X,))
 
 
+def test_a_plan_of_a_step_for_a_call(model: Loss) -> None:
+    parallel = autopar.parallelize(model, MESH, machine=FAST)
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))
+    step.capture(X)
+    given = autopar.parallelize(model, MESH, step.solution, example=(X,))
+    assert any(
+        note.startswith(
+            "the plan is of a training step, and this is a call of the model: parameters have its layouts, and the "
+            "others are searched; parallel.train_step takes the whole plan"
+        )
+        for note in given.reports["plan"].notes
+    )
+
+
 @pytest.mark.parametrize("field", DAMAGE)
 def test_a_damaged_file(solution: Solution, tmp_path: Path, field: str) -> None:
     value, text = DAMAGE[field]

@@ -98,12 +98,18 @@ def _given(options: ModelOptions, values: bool) -> Given:
     if options.inputs is not None:
         example = inputs_of(options.inputs, _device_of(model, device))
     if example is None:
+        first = f"{next(iter(takes(model)), 'x')}={_dtype_of_first(model)}"
         raise Refused(
             f"{name} returns a model alone, and its forward takes {', '.join(takes(model)) or 'nothing'}; give the "
-            f"arguments of a call, as --inputs {next(iter(takes(model)), 'x')}=f32[8,64] or --example "
+            f"arguments of a call, as --inputs {first}[8,64] or --example "
             f"{name.rpartition(':')[0]}:FUNCTION"
         )
     return Given(model, example, notes)
+
+
+def _dtype_of_first(model: torch.nn.Module) -> str:
+    """Return the dtype that the first argument of forward seems to have: integers where the model looks them up."""
+    return "i64" if any(isinstance(m, torch.nn.Embedding) for m in model.modules()) else "f32"
 
 
 def _exported(options: ModelOptions) -> Given:

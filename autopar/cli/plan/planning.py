@@ -58,6 +58,11 @@ class Planning:
     cache: str | bool | None = None
 
     @property
+    def runs(self) -> str:
+        """What is planned, in short."""
+        return "a call" if self.optimizer is None else "a step"
+
+    @property
     def limit(self) -> float | None:
         """The bytes that a rank may use, if there is a limit."""
         return self.memory if self.memory is not None else self.machine.capacity

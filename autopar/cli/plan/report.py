@@ -9,12 +9,12 @@ from autopar.cli.files import check_writable
 from autopar.cli.output import output_of
 from autopar.cli.plan.options import PageOptions, PlannedOptions
 from autopar.cli.plan.planning import Planned, planning_of
-from autopar.cli.plan.show import certified, show_modules, show_request, show_transfers, time_text
+from autopar.cli.plan.show import both_prices, certified, show_modules, show_request, show_transfers, time_text
 from autopar.cli.status import DONE, status_of
 from autopar.parallel import Parallel
 from autopar.report.memory import MemoryReport, memory_of
 from autopar.report.progress import doing
-from autopar.search.certificate import at_most, bytes_text
+from autopar.search.certificate import bytes_text
 from autopar.step.reports.memory import StepMemory
 
 
@@ -44,8 +44,8 @@ def _report(options: PlannedOptions) -> int:
     say(f"\n{memory}", end="")
     say(f"\n{planned.communication}", end="")
     bound = "" if found["bound"] is None else f", the bound is {time_text(found['bound'] * 1e9)}"
-    gap = "" if found["gap"] is None else f", the gap {at_most(found['gap'])}"
-    say(f"\na step takes {time_text(found['seconds'] * 1e9)}{bound}{gap}; a rank needs {bytes_text(memory.peak)}")
+    price = time_text(found["seconds"] * 1e9)
+    say(f"\n{planning.runs} takes {price}{bound}; a rank needs {bytes_text(memory.peak)}\n{both_prices(planned)}")
     passes = [
         {"pass": row.name, "seconds": row.ms / 1e3, "inserted": row.inserted, "removed": row.removed,
          "commits": row.commits, "bytes": row.bytes, "notes": list(row.notes)}

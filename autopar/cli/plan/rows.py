@@ -28,9 +28,11 @@ class PlanRow:
         fits: whether these are within the limit.
         solution: the plan with its certificate, if it was searched.
         reports: what the passes did.
+        note: that the preset adds nothing to the one that it extends; "" otherwise.
         why: why the plan cannot be placed; "" if it can.
         planned: the model on its mesh; ``None`` where it is not needed any more.
         found: its figures.
+        runs: what is planned: ``a call`` or ``a step``.
     """
 
     name: str
@@ -43,6 +45,8 @@ class PlanRow:
     why: str = ""
     planned: Planned | None = None
     found: Mapping[str, Any] = field(default_factory=dict)
+    runs: str = "a step"
+    note: str = ""
 
     def to_json(self) -> Mapping[str, Any]:
         """Return the row as JSON, in seconds and bytes."""
@@ -54,7 +58,7 @@ class PlanRow:
         """Return the row as the page of another plan shows it."""
         if self.nanoseconds is None:
             return Alternative(self.name, None, note=self.why)
-        return Alternative(self.name, self.nanoseconds / 1e9, self.memory, "" if self.fits else "does not fit")
+        return Alternative(self.name, self.nanoseconds / 1e9, self.memory, self.note if self.fits else "does not fit")
 
 
 def row_of(name: str, plan: Plan | Solution, planning: Planning) -> PlanRow:
@@ -70,7 +74,7 @@ def row_of(name: str, plan: Plan | Solution, planning: Planning) -> PlanRow:
     fits = planning.limit is None or found["memory"] <= planning.limit
     return PlanRow(
         name, round(found["seconds"] * 1e9), received, found["memory"], fits, planned.solution, planned.reports,
-        planned=planned, found=found,
+        planned=planned, found=found, runs=planning.runs,
     )  # fmt: skip
 
 
@@ -83,12 +87,21 @@ def rows_of(plans: Sequence[str], planning: Planning) -> list[PlanRow]:
     for name in plans:
         try:
             with doing(f"plan {name}"):
-                rows.append(row_of(name, name, planning))
+                rows.append(_beside(row_of(name, name, planning), rows))
         except (AutoparError, ValueError) as error:
-            rows.append(PlanRow(name, why=str(error).partition("\n")[0]))
+            rows.append(PlanRow(name, runs=planning.runs, why=str(error).partition("\n")[0]))
         best = cheapest(rows)
         rows = [row if row is best or row.solution is not None else replace(row, planned=None) for row in rows]
     return rows
+
+
+def _beside(row: PlanRow, rows: Sequence[PlanRow]) -> PlanRow:
+    """Return the row of a preset with a note where it has found nothing to add to the one that it extends."""
+    base = next((each for each in rows if row.name.startswith(f"{each.name}+")), None)
+    parts = ("seconds", "memory", "transfers", "modules")
+    if base is None or base.nanoseconds is None or any(base.found[part] != row.found[part] for part in parts):
+        return row
+    return replace(row, note=f"as {base.name}: it found nothing to add")
 
 
 def cheapest(rows: Sequence[PlanRow]) -> PlanRow | None:

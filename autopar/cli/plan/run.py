@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from autopar.api import split_example
+from autopar.capture.arguments import bind_arguments
 from autopar.cli.files import check_writable
 from autopar.cli.output import Output, output_of
 from autopar.cli.plan.options import PlanOptions
@@ -19,6 +21,7 @@ from autopar.plan.plan import SEARCH
 from autopar.plan.presets import PRESETS
 from autopar.report.progress import doing
 from autopar.search.certificate import bytes_text
+from autopar.search.solutions.again import no_value
 from autopar.search.solutions.artifact import load
 from autopar.search.solutions.solution import Solution
 from autopar.search.solutions.tables import Explanation
@@ -37,6 +40,7 @@ def _follow(options: PlanOptions) -> int:
     other = None if options.diff is None else load(options.diff)
     output = output_of(options)
     planning, plan = planning_of(options, "autopar plan")
+    _check_explained(options.explain, planning)
     show_request(output, options, planning)
     if isinstance(plan, Solution):
         show_machine(output, options, planning, plan)
@@ -65,6 +69,19 @@ def _follow(options: PlanOptions) -> int:
         output.notes.print(f"{options.html} has the page of the plan {best.name}", soft_wrap=True)
     output.give(found)
     return DONE
+
+
+def _check_explained(names: Sequence[str], planning: Planning) -> None:
+    """Refuse names of parameters, inputs and modules that there are not, before anything is searched.
+
+    Names of other values, as ``up forward aten::mm``, are known after the capture.
+    """
+    model, (args, kwargs) = planning.model, split_example(planning.example)
+    known = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]
+    known += [*bind_arguments(model, args, kwargs).names, *(f"{path}()" for path, _ in model.named_modules() if path)]
+    for name in names:
+        if " " not in name and name not in known:
+            raise Refused(no_value(name, known))
 
 
 def _explained(options: PlanOptions, output: Output, rows: Sequence[PlanRow]) -> list[Explanation]:

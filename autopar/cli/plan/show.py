@@ -13,11 +13,11 @@ from rich.text import Text
 
 from autopar.cli.output import Output
 from autopar.cli.plan.options import PlannedOptions
-from autopar.cli.plan.planning import Planning
+from autopar.cli.plan.planning import Planned, Planning
 from autopar.cli.plan.rows import PlanRow, cheapest
 from autopar.ir.mesh import Mesh
-from autopar.report.passes import PassReport
-from autopar.search.certificate import at_most, bytes_text
+from autopar.report.passes import PRICE, PassReport
+from autopar.search.certificate import bytes_text
 from autopar.search.solutions.solution import Solution
 
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -50,7 +50,7 @@ def show_machine(output: Output, options: PlannedOptions, planning: Planning, pl
 def show_notes(console: Console, reports: Iterable[PassReport]) -> None:
     """Print what the passes decided for the user; the certificate follows with the plan."""
     for report in reports:
-        for note in report.notes[:-1] if report.name == "search" else report.notes:
+        for note in () if report.name == PRICE else report.notes:
             console.print(f"{report.name}: {note}", soft_wrap=True)
 
 
@@ -62,9 +62,20 @@ def show_plan(console: Console, row: PlanRow) -> None:
         console.print(f"\n{certified(row.solution)}", soft_wrap=True, end="")
     assert row.nanoseconds is not None
     console.print(
-        f"\n{row.name}: {time_text(row.nanoseconds)} a step, a rank receives {bytes_text(row.received)} and needs "
-        f"{bytes_text(row.memory)}",
+        f"\n{row.name}: {time_text(row.nanoseconds)} {row.runs}, a rank receives {bytes_text(row.received)} and needs "
+        f"{bytes_text(row.memory)}\n{both_prices(row.planned)}",
         soft_wrap=True,
+    )
+
+
+def both_prices(planned: Planned | None) -> str:
+    """Return the sentence between the price of a plan and the time of its order; "" without a schedule."""
+    made = None if planned is None else planned.communication
+    if made is None:
+        return ""
+    return (
+        f"that price adds up ops and transfers one after the other; in the order in which they run, where "
+        f"communication hides behind computation and may slow it, it is {time_text(made.makespan * 1e9)}"
     )
 
 
@@ -108,7 +119,7 @@ def show_transfers(console: Console, found: Mapping[str, Any]) -> None:
 
 def show_rows(console: Console, rows: Sequence[PlanRow]) -> None:
     """Print a table with a row for each plan; the cheapest is marked."""
-    right = (Column(name, justify="right", no_wrap=True) for name in ("a step", "of best", "received", "memory"))
+    right = (Column(name, justify="right", no_wrap=True) for name in (rows[0].runs, "of best", "received", "memory"))
     table = table_of(Column("plan", no_wrap=True), *right, "")
     best = cheapest(rows)
     for row in rows:
@@ -127,12 +138,12 @@ def show_rows(console: Console, rows: Sequence[PlanRow]) -> None:
 
 def _remark(row: PlanRow, best: PlanRow | None) -> str:
     said = ["← cheapest"] if row is best else []
+    said += [row.note] if row.note else []
     if not row.fits:
         said.append("does not fit")
     if row.solution is not None:
-        bound, gap = time_text(row.solution.least), row.solution.gap
-        proof = f"proven: {row.solution.proof}"
-        said.append(proof if row.solution.exact else f"gap {at_most(gap)} above the bound {bound}")
+        bound = "" if row.solution.exact else f", bound {time_text(row.solution.least)}"
+        said.append(f"proven: {row.solution.proof}{bound}")
     return "; ".join(said)
 
 

@@ -21,7 +21,7 @@ from autopar.cli.train.options import NONE, TrainOptions
 from autopar.cli.train.presets import TRAININGS
 from autopar.elastic.start import Start
 from autopar.elastic.torchrun import restarts_left
-from autopar.report.passes import Reports
+from autopar.report.passes import PRICE, Reports
 from autopar.report.transfers import bytes_per_axis, transfers_of
 from autopar.search.solutions.solution import Solution
 from autopar.step.program import Step as Program
@@ -71,7 +71,7 @@ def show_decisions(console: Console, reports: Reports, step: Program, solution: 
     Of a searched plan, the table by module and the certificate stand in the place of the note with its price.
     """
     for report in reports:
-        for note in report.notes[:-1] if report.name == "search" else report.notes:
+        for note in () if report.name == PRICE else report.notes:
             console.print(f"{report.name}: {note}")
     if solution is not None:
         console.print(f"\n{solution}", soft_wrap=True, end="")

@@ -33,12 +33,21 @@ function section(id, title, ...content) {
   document.getElementById("main").append(element("section", { id }, element("h2", {}, title), ...content));
   document.getElementById("nav").append(element("a", { href: `#${id}` }, title));
 }
+const LONG = 24; // letters of a remark that stands in its row; a longer one stands below it
 function table(columns, rows, classes = []) {
+  const names = Object.keys(columns);
   const numeric = name => (columns[name] === "number" ? { class: "number" } : columns[name] === "line" ? { class: "line" } : {});
-  const head = element("tr", {}, ...Object.keys(columns).map(name => element("th", numeric(name), name)));
-  const body = rows.map((row, k) => element("tr", classes[k] ? { class: classes[k] } : {},
-    ...Object.keys(columns).map((name, c) => element("td", numeric(name), String(row[c] ?? "")))));
-  return element("div", { class: "scroll" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body)));
+  const head = element("tr", {}, ...names.map(name => element("th", numeric(name), name)));
+  const body = rows.flatMap((row, k) => {
+    const below = names.map((name, c) => (columns[name] === "remark" && (row[c] ?? "").length > LONG ? c : -1)).filter(c => c >= 0);
+    const made = element("tr", { class: `${classes[k] ?? ""}${below.length ? " joined" : ""}` },
+      ...names.map((name, c) => element("td", numeric(name), below.includes(c) ? "" : String(row[c] ?? ""))));
+    return [made, ...below.map(c => element("tr", { class: "below" }, element("td", { colspan: names.length }, element("div", {}, row[c]))))];
+  });
+  const scroll = element("div", { class: "scroll" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body)));
+  const hint = element("div", { class: "hint", hidden: "" }, "the table goes on to the right: scroll it");
+  new ResizeObserver(() => { hint.hidden = scroll.scrollWidth <= scroll.clientWidth + 1; }).observe(scroll);
+  return element("div", {}, hint, scroll);
 }
 
 // -- layouts -----------------------------------------------------------------------------------------------------------
@@ -86,9 +95,10 @@ function tree(module, depth, all) {
   if (inside && (all || depth < 2)) own.open = true;
   for (const [label, number] of module.parameters) own.append(value(label, number));
   if (module.result !== null) own.append(value("→", module.result));
-  for (const row of at(module))
-    own.append(element("div", { class: "moved" }, `${row.times} × ${row.transfer}${row.axis ? ` over ${row.axis}` : ""} in ${row.phase}: ` +
-      `${bytes(row.bytes)}, ${time(row.seconds)}`, row.source ? element("span", { class: "soft" }, ` — ${row.source}`) : ""));
+  const lines = Map.groupBy ? Map.groupBy(at(module), row => row.source) : at(module).reduce((so, row) => so.set(row.source, [...(so.get(row.source) ?? []), row]), new Map());
+  for (const [source, rows] of lines) // a line of the user stands once, below its transfers
+    own.append(element("div", { class: "moved" }, ...rows.map(row => element("div", {}, `${row.times} × ${row.transfer}${row.axis ? ` over ${row.axis}` : ""} ` +
+      `in ${row.phase}: ${bytes(row.bytes)}, ${time(row.seconds)}`)), source ? element("div", { class: "soft" }, `— ${source}`) : ""));
   for (const child of module.children) own.append(tree(child, depth + 1, all));
   return own;
 }
@@ -100,8 +110,37 @@ function legend(rows) {
   return element("div", { class: "legend" }, ...rows.map(([name, colour]) =>
     element("span", {}, element("i", { style: `background:${colour}` }), name)));
 }
+function sized(draw) { // a picture in the pixels of the screen, drawn anew when its width changes
+  const frame = element("div", { class: "frame" });
+  let drawnWidth = 0;
+  new ResizeObserver(() => {
+    const width = Math.round(frame.clientWidth);
+    if (width && width !== drawnWidth) { drawnWidth = width; frame.replaceChildren(draw(width)); }
+  }).observe(frame);
+  return frame;
+}
+const phaseColours = { forward: "forward", backward: "backward", update: "weight" };
+const phaseColour = phase => css(phaseColours[phase] ?? "start");
+function phasesOf(points) { // runs of one phase: its name, and its first point
+  return points.flatMap((point, p) => (p && point.phase === points[p - 1].phase ? [] : [[point.phase, p]]));
+}
+function regionsOf(runs, width) { // without the runs of a few ops inside of another phase
+  const regions = [];
+  for (const [phase, begin, end] of runs) {
+    const last = regions.at(-1);
+    if (last && (last[0] === phase || end - begin < width * 0.03)) last[2] = end;
+    else regions.push([phase, begin, end]);
+  }
+  return regions;
+}
 function memoryChart({ kinds, points }) {
-  const width = 1000, height = 260, left = 70, base = height - 22;
+  const tip = element("p", { class: "soft" }, "Point at the picture to read an op.");
+  const phases = [...new Set(points.map(point => point.phase))];
+  return [legend(kinds.map((kind, k) => [kind, STACK[k % STACK.length]])), sized(width => memoryPicture(kinds, points, width, tip)),
+    legend(phases.map(phase => [phase, phaseColour(phase)])), tip];
+}
+function memoryPicture(kinds, points, width, tip) {
+  const height = 260, left = 70, base = height - 30;
   const most = Math.max(...points.map(point => point.bytes.reduce((a, b) => a + b, 0))) || 1;
   const x = k => left + (width - left) * k / Math.max(1, points.length - 1), y = number => base - (base - 10) * number / most;
   const svg = element("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img" },
@@ -117,15 +156,13 @@ function memoryChart({ kinds, points }) {
   const label = (tx, ty, text, anchor = "start") =>
     element("text", { x: tx, y: ty, fill: css("soft"), "font-size": 12, "text-anchor": anchor }, text);
   for (const part of [0, 0.5, 1]) svg.append(label(left - 6, y(most * part) + 4, bytes(most * part), "end"));
-  let free = 0;
-  points.forEach((point, p) => {
-    if (p && point.phase === points[p - 1].phase) return;
-    svg.append(element("line", { x1: x(p), x2: x(p), y1: 10, y2: base, stroke: css("soft"), "stroke-dasharray": "3 3" }));
-    if (x(p) < free || x(p) > width - 60) return; // no room for the word
-    svg.append(label(x(p) + 3, height - 6, point.phase));
-    free = x(p) + 70;
+  const runs = phasesOf(points).map(([phase, p], k, all) => [phase, x(p), k + 1 < all.length ? x(all[k + 1][1]) : width]);
+  for (const [phase, begin, end] of runs) // a strip in the colour of each phase
+    svg.append(element("rect", { x: begin, y: base + 3, width: Math.max(end - begin, 0.5), height: 6, fill: phaseColour(phase) }, element("title", {}, phase)));
+  regionsOf(runs, width).forEach(([phase, begin, end], k) => { // and its name
+    if (k) svg.append(element("line", { x1: begin, x2: begin, y1: 10, y2: base, stroke: css("soft"), "stroke-dasharray": "3 3" }));
+    if (end - begin >= 7 * phase.length) svg.append(label((begin + end) / 2, height - 6, phase, "middle"));
   });
-  const tip = element("p", { class: "soft" }, "Point at the picture to read an op.");
   svg.addEventListener("pointermove", event => {
     const box = svg.getBoundingClientRect();
     const p = Math.round(((event.clientX - box.left) / box.width * width - left) / (width - left) * (points.length - 1));
@@ -133,10 +170,13 @@ function memoryChart({ kinds, points }) {
     tip.textContent = `${point.op} in ${point.module || "the model"}, ${point.phase}: ` +
       kinds.map((kind, k) => [kind, point.bytes[k]]).filter(row => row[1]).map(([kind, n]) => `${kind} ${bytes(n)}`).join(", ");
   });
-  return [legend(kinds.map((kind, k) => [kind, STACK[k % STACK.length]])), svg, tip];
+  return svg;
 }
 function stepsChart(rows) { // the memory of the ranks of a pipeline over time
-  const width = 1000, height = 220, left = 70, base = height - 22;
+  return [legend(rows.map((row, k) => [`position ${row.rank}`, PIECES[k % PIECES.length]])), sized(width => stepsPicture(rows, width))];
+}
+function stepsPicture(rows, width) {
+  const height = 220, left = 70, base = height - 22;
   const end = Math.max(...rows.map(row => row.times.at(-1) ?? 0)) || 1;
   const most = Math.max(...rows.map(row => row.fixed + Math.max(0, ...row.bytes))) || 1;
   const x = t => left + (width - left) * t / end, y = number => base - (base - 10) * number / most;
@@ -152,7 +192,7 @@ function stepsChart(rows) { // the memory of the ranks of a pipeline over time
     svg.append(element("path", { d, fill: "none", stroke: PIECES[k % PIECES.length], "stroke-width": 1.5 }));
   });
   for (const part of [0, 0.5, 1]) svg.append(element("text", { x: left - 6, y: y(most * part) + 4, fill: css("soft"), "font-size": 12, "text-anchor": "end" }, bytes(most * part)));
-  return [legend(rows.map((row, k) => [`position ${row.rank}`, PIECES[k % PIECES.length]])), svg];
+  return svg;
 }
 
 // -- timelines ---------------------------------------------------------------------------------------------------------
@@ -196,9 +236,11 @@ function timelineChart({ names, kinds, tracks }) {
       pen.restore();
     });
     pen.fillStyle = css("soft");
-    for (let k = 0; k <= 4; k++) {
-      const t = from + (to - from) * k / 4, x = left() + (t - from) * scale();
-      pen.textAlign = k === 0 ? "left" : k === 4 ? "right" : "center"; pen.fillText(time(t / 1e6), x, height - 10);
+    const ticks = Math.max(1, Math.min(4, Math.floor((width - left()) / 100))); // as many as have room
+    canvas.dataset.ticks = ticks;
+    for (let k = 0; k <= ticks; k++) {
+      const t = from + (to - from) * k / ticks, x = left() + (t - from) * scale();
+      pen.textAlign = k === 0 ? "left" : k === ticks ? "right" : "center"; pen.fillText(time(t / 1e6), x, height - 10);
     }
     pen.textAlign = "left";
   }
@@ -231,12 +273,14 @@ function timelineChart({ names, kinds, tracks }) {
 
 // -- the page ----------------------------------------------------------------------------------------------------------
 
+const perRun = drawn.runs.split(" of ")[0]; // a call, or a step
 const moved = figures.transfers.reduce((sum, row) => sum + row.bytes, 0);
-const cards = [[time(figures.seconds), `a step on ${figures.machine.name}`], [bytes(figures.memory), "memory of a rank at the peak"],
-  [bytes(moved), drawn.pipeline_memory ? "moved in a step, all stages together" : "received by a rank in a step"]];
-if (figures.bound !== null) cards.splice(1, 0, [time(figures.bound), "bound: no plan takes less"],
-  [figures.gap === null ? "–" : `${(figures.gap * 100).toFixed(2)} %`, "gap between plan and bound"]);
-if (drawn.communication) cards.push([time(drawn.communication.exposed), "exposed communication, computed"]);
+const summed = drawn.pipeline_memory ? "in its slots" : "its ops and transfers added up";
+const cards = [[time(figures.seconds), `${drawn.runs} on ${figures.machine.name}, ${summed}`], [bytes(figures.memory), "memory of a rank at the peak"],
+  [bytes(moved), drawn.pipeline_memory ? "moved in a step, all stages together" : `received by a rank in ${perRun}`]];
+if (figures.bound !== null) cards.splice(1, 0, [time(figures.bound), "bound: no plan adds up to less"]);
+if (drawn.communication) cards.push([time(drawn.communication.makespan), "the same in the order of the timeline"],
+  [time(drawn.communication.exposed), "exposed communication, computed"]);
 document.getElementById("cards").append(...cards.map(([number, words]) => element("div", { class: "card" }, element("b", {}, number), element("span", {}, words))));
 document.getElementById("about").textContent = `mesh ${drawn.mesh.map(axis => axis.join("=")).join(" ")}` +
   (drawn.certificate ? `; ${drawn.certificate}` : "; the plan was not searched, so there is no bound") + (figures.machine.note ? `; ${figures.machine.note}` : "");
@@ -255,17 +299,18 @@ if (drawn.memory || drawn.pipeline_memory || Object.keys(drawn.peaks).length)
 if (drawn.timeline) {
   const made = drawn.communication;
   section("timeline", drawn.pipeline_memory ? "Slots of the pipeline" : "Timeline",
-    made ? element("p", { class: "soft" }, `computed: ${time(made.makespan)}, bound of all orders ${time(made.bound)}, exposed communication ${time(made.exposed)}; durations: ${made.source}`) : "",
+    made ? element("p", { class: "soft" }, `computed: ${time(made.makespan)}, bound of all orders ${time(made.bound)}, exposed communication ${time(made.exposed)}; durations: ${made.source}. ` +
+      `The price of the plan, ${time(figures.seconds)}, adds up its ops and transfers one after the other; here they are in the order in which they run, where communication hides behind computation and may slow it.`) : "",
     ...timelineChart(drawn.timeline));
 }
 if (drawn.certificate || drawn.alternatives.length || drawn.explained.length) {
   const best = Math.min(...drawn.alternatives.map(row => row.seconds ?? Infinity));
   section("plans", "The plan and its alternatives", drawn.certificate ? element("p", {}, drawn.certificate) : "",
-    drawn.alternatives.length ? table({ plan: "", "a step": "number", "of best": "number", memory: "number", remark: "" },
+    drawn.alternatives.length ? table({ plan: "", [perRun]: "number", "of best": "number", memory: "number", remark: "remark" },
       drawn.alternatives.map(row => [row.name, time(row.seconds), row.seconds === null ? "–" : (row.seconds / best).toFixed(2), bytes(row.memory), row.note]),
       drawn.alternatives.map(row => (row.seconds === best ? "best" : ""))) : "",
     ...drawn.explained.flatMap(({ name, rows }) => [element("h3", {}, `other layouts of ${name}, with everything else chosen anew`),
-      table({ layout: "line", "a step": "number", more: "number" }, rows.map(([layout, seconds, chosen]) =>
+      table({ layout: "line", [perRun]: "number", more: "number" }, rows.map(([layout, seconds, chosen]) =>
         [layout + (chosen ? "  ← the plan's" : ""), time(seconds), `+${((seconds / rows[0][1] - 1) * 100).toFixed(2)} %`]),
         rows.map(row => (row[2] ? "best" : "")))]));
 }

@@ -86,13 +86,15 @@ class _Builder:
         self._opened: dict[fx.Node, OpenedStrategies] = {}
         self._numbering: dict[tuple[str, int], list[fx.Node]] = {}  # phase, size → the ops that may number the indices
         self._with: dict[object, tuple[list[Placed], np.ndarray, np.ndarray]] = {}
-        self._at: fx.Node | None = None  # for the progress bar
+        self._at: fx.Node | None = None  # for the progress bar, as is the next
+        self._done = "layouts", 0, 0  # what is done with values, how many, and of how many
         self.payments = Payments(self.graph, self.chains, self.problem.order, self.problem.labels, LEAST_PENALTY)
 
     def doing(self) -> str:
         """Name the step, and the module whose layouts are listed or priced."""
         at = "" if self._at is None else record_of(self._at).module
-        return f"search, layouts of {len(self.problem.variables):,} values: {at}".removesuffix(": ")
+        what, done, count = self._done
+        return f"search, {what} of {done:,} of {count:,} values: {at}".removesuffix(": ")
 
     def build(self, deadline: float, below: float, cheaper: float | None, tables: Tables | None) -> Problem:
         nodes = list(self.program.nodes)
@@ -104,7 +106,7 @@ class _Builder:
         parts = _parts(bounds)
         self._open(bounds, parts)
         for position, node in enumerate(nodes):
-            self._at = node
+            self._at, self._done = node, ("layouts", position, len(nodes))
             if node.op in ("placeholder", "get_attr"):
                 self._add_placeholder(node, position)
             elif node in bounds:
@@ -138,8 +140,8 @@ class _Builder:
         refuse_dearer(self.problem.least_of_ops * self.problem.microbatches, below)
         self.chains.deadline = deadline
         try:
-            for (node, _), value in self.problem.values.items():
-                self._at = node
+            for position, ((node, _), value) in enumerate(self.problem.values.items()):
+                self._at, self._done = node, ("transfers", position, len(self.problem.values))
                 self.payments.pay(value)
             if self.ending is not None:
                 self._end(self.ending)

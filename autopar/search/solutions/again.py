@@ -83,7 +83,7 @@ class Again:
             if not matches:
                 raise PlanError(
                     f"{shown(glob)} matches no parameter, input or other value of the plan; near it: "
-                    f"{_near(glob, named)}"
+                    f"{_near(glob, (each for each, _ in named))}"
                 )
             for name, node in matches:
                 variable, attrs = self._options(node)
@@ -110,7 +110,7 @@ class Again:
         named = self._named()
         nodes = list(dict.fromkeys(node for each, node in named if each == name))
         if not nodes:
-            raise PlanError(f"the plan has no value {shown(name)}; near it: {_near(name, named)}")
+            raise PlanError(no_value(name, [each for each, _ in named]))
         if len(nodes) > 1:
             own = [each for each, node in named if node in nodes and not each.endswith("()")]
             raise PlanError(f"{shown(name)} are {len(nodes)} values; name one of them: {', '.join(own)}")
@@ -167,9 +167,14 @@ class Again:
         return problem.bounded(solve(graph, problem.order, problem.labels, deadline, self.settled))
 
 
-def _near(text: str, named: Sequence[tuple[str, fx.Node]]) -> str:
+def no_value(name: str, known: Iterable[str]) -> str:
+    """Return the error for a name that no value has."""
+    return f"the plan has no value {shown(name)}; near it: {_near(name, known)}"
+
+
+def _near(text: str, known: Iterable[str]) -> str:
     """Return the names that have a text in them, or else those that are like it, or the first."""
-    names, inner = list(dict.fromkeys(name for name, _ in named)), text.strip("*?.")
+    names, inner = list(dict.fromkeys(known)), text.strip("*?.")
     near = [name for name in names if inner and inner in name]
     near = near or difflib.get_close_matches(text, names, n=4, cutoff=0.4) or names
     return ", ".join(near[:4]) + ", …" * (len(near) > 4)

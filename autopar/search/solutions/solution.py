@@ -51,7 +51,7 @@ class Solution(InNotebook, Certificate):
         optimizer_states: parameter → the layout of the optimizer's state, where it was chosen beside the plan.
         step: how the step runs, for a plan of a training step that was compiled.
         start: the preset that the plan is, if it was cheaper than what the search found; else "".
-        modules: what each module takes.
+        modules: what each module takes, without the modules inside of it; together they are the price.
         again: solves the problem again; ``None`` on ranks that did not search, and for a plan from a file.
         alike: nanoseconds of a step that are the same in all plans, which price and bound have and ``again`` has not;
             ``None`` for a call, and before the step is built.
@@ -80,13 +80,23 @@ class Solution(InNotebook, Certificate):
         if not self.modules:
             return f"{self.certificate}\n"
         table = Table("module", "parameters → result", right("ops µs"), right("transfers µs"))
-        for row in self.modules:
-            table.add_row(row.module, row.layouts, f"{row.ops / 1e3:,.1f}", f"{row.transfers / 1e3:,.1f}")
+        ops, moved = sum(row.ops for row in self.modules), sum(row.transfers for row in self.modules)
+        total = ModuleTime(f"together, {self.runs}", "", ops, moved)
+        for row in (*self.modules, total):
+            end = row is self.modules[-1]
+            table.add_row(
+                row.module, row.layouts, f"{row.ops / 1e3:,.1f}", f"{row.transfers / 1e3:,.1f}", end_section=end
+            )
         choice = str(self.step) if self.step is not None and self.step.candidates else ""
         start = (
             f"the plan is the preset {self.start}: the search has found none that is cheaper\n" if self.start else ""
         )
         return f"{printed(table)}{choice}{start}{self.certificate}\n"
+
+    @property
+    def runs(self) -> str:
+        """What has the price, in words: a call, or a step with all of its micro-batches."""
+        return "a call" if self.kind == "call" else runs_of(self.microbatches)
 
     # -- how the step runs -------------------------------------------------------------------------------------------
 
@@ -253,6 +263,11 @@ class Solution(InNotebook, Certificate):
         file.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
 
+def runs_of(microbatches: int) -> str:
+    """Return a step in words: ``a step of 2 micro-batches``."""
+    return "a step" if microbatches == 1 else f"a step of {microbatches} micro-batches"
+
+
 def _row(planned: Planned) -> dict[str, Any]:
     """Return the layouts of a value as JSON."""
     inside = {"inside": [_row(step) for step in planned.inside]} if planned.inside else {}
@@ -281,6 +296,6 @@ def priced(solution: Solution, programs: Sequence[tuple[int, Program]], at_sizes
     return replace(solution, priced=found)
 
 
-def timed(solution: Solution, program: Program) -> Solution:
-    """Return a solution with the times of the modules of its explicit program."""
-    return replace(solution, modules=module_times(program, solution.machine))
+def timed(solution: Solution, programs: Sequence[tuple[Program, int]]) -> Solution:
+    """Return a solution with the times of the modules of its explicit programs, and how often each runs."""
+    return replace(solution, modules=module_times(programs, solution.machine))

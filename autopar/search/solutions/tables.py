@@ -21,7 +21,7 @@ class Explanation(TableReport):
     alternatives: tuple[Alternative, ...]
 
     def __str__(self) -> str:
-        table = Table(self.name, right("ms a step"), right("more"), "")
+        table = Table(self.name, right("ms"), right("more"), "")
         best = self.alternatives[0].nanoseconds
         for row in self.alternatives:
             part = row.nanoseconds / best - 1
@@ -47,7 +47,7 @@ class Difference(TableReport):
         table = Table("value", "this plan", "the other")
         for row in self.rows:
             table.add_row(*row)
-        more = f"{self.nanoseconds / 1e6:,.3f} ms a step, the other {self.others / 1e6:,.3f} ms\n"
+        more = f"{self.nanoseconds / 1e6:,.3f} ms, the other {self.others / 1e6:,.3f} ms\n"
         return (printed(table) if self.rows else "all layouts are the same\n") + more
 
 

@@ -21,6 +21,7 @@ from autopar.runtime.measuring.clock import Effort
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches.batches import MicroBatches
+from autopar.step.choices import Chosen
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.placing.programs import PipelinedMicro
@@ -82,10 +83,8 @@ class PipelinedStep(TrainStep):
         here.refuse_after_failure()
         return super().__call__(*args, **kwargs)
 
-    @property
-    def program(self) -> Any:
-        """The explicit programs of all stages. Prints as text. ``RuntimeError`` before a capture."""
-        return PipelinedPrograms(*self._now())
+    def _programs(self, micro: Any, update: Any, way: Chosen) -> Any:
+        return PipelinedPrograms(micro, update)
 
     @property
     def reports(self) -> Reports:
@@ -129,7 +128,7 @@ class PipelinedStep(TrainStep):
     def choice(self) -> StepChoice:
         """How the step runs: micro-batches, recomputation, ZeRO. ``RuntimeError`` before a capture."""
         micro, _ = self._now()
-        options = self._choices.latest.options
+        options = self._shown.way.options
         zero = {name: kind for stage in micro.stages for name, kind in stages_of(stage.micro).items()}
         return StepChoice(options.count, options.recompute, options.zero, zero, ())
 
@@ -178,6 +177,7 @@ class PipelinedStep(TrainStep):
         return None
 
     def _text(self) -> str:
-        micro, _ = self._now()
+        assert self._captured.latest is not None
+        micro: Any = self._captured.latest[0]
         orders = [stage.local.order.text for stage in micro.stages if stage.local.order is not None]
-        return "\n".join((str(self.program), str(micro.schedule), *orders))
+        return "\n".join((str(self._ran_last()), str(micro.schedule), *orders))

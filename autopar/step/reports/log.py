@@ -59,7 +59,8 @@ def log(
         seconds: of the step, where the time between two calls has something else in it, such as an evaluation.
         machine: the machine whose peak is the whole, as for ``parallelize``; by default that of the model. A machine
             without listed peaks has no MFU.
-        at: the number of the step; by default they are counted from 1.
+        at: the number of the step; by default ``step.steps``, which goes on after a checkpoint was loaded; of the
+            result of ``parallelize`` the calls of this function are counted, from 1.
         values: further numbers, ``loss=loss``, as ``train/loss``.
 
     Raises:
@@ -118,12 +119,14 @@ class StepLog:
         now, self.steps = time.perf_counter(), self.steps + 1
         if seconds is None and self.ended:
             seconds = now - self.ended
+        if at is None:
+            at = self.model.steps if isinstance(self.model, TrainStep) else self.steps
         numbers |= self._of_the_step()
         if seconds:
             numbers |= self._speed(seconds, tokens, self.machine if machine is None else machine_from(machine))
         numbers["memory/peak_bytes"] = _peak_bytes(self.device)
         for tag, number in numbers.items():
-            self.writer.add_scalar(tag, number, self.steps if at is None else at)
+            self.writer.add_scalar(tag, number, at)
         self.ended = time.perf_counter()
 
     def _of_the_step(self) -> dict[str, float]:
@@ -149,7 +152,8 @@ class StepLog:
 
     def _counted(self, machine: Machine) -> tuple[int, ModelWork]:
         """Return the tokens and the work of a step, counted once for each program."""
-        programs = list(_programs(self.model.program))
+        latest = self.model._ran_last() if isinstance(self.model, TrainStep) else self.model.program
+        programs = list(_programs(latest))
         key = [machine, *(program for program, _ in programs)]
         if self._of is None or list(map(id, self._of[0])) != list(map(id, key)):
             work = sum((model_work(program, machine).times(count) for program, count in programs), ModelWork())

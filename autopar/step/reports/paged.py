@@ -9,12 +9,13 @@ import torch
 
 from autopar.costs.machine import Machine, machine_from
 from autopar.ir.mesh import PIPELINE
+from autopar.ir.program import Program
 from autopar.model.calls import Calls
 from autopar.model.paged import use_of
-from autopar.page.subject import Messages, Part, RankUse, Subject
+from autopar.page.subject import Messages, Part, RankUse, Subject, batch_text
 from autopar.report.passes import Reports
 from autopar.scheduling.programs.communication import Communication
-from autopar.search.solutions.solution import Solution
+from autopar.search.solutions.solution import Solution, runs_of
 from autopar.step.options import StepOptions
 
 
@@ -51,7 +52,7 @@ def subject_of_step(step: CapturedStep, calls: Calls, machine: Machine | str | P
     parts = [Part(name, program, times) for name, (program, times) in step.program.runs.items()]
     memory, count = step.memory(calls.mesh.ranks[0] if calls.job is None else calls.job.rank), step.program.microbatches
     return Subject(
-        f"{_name(step, calls)}, {count} micro-batch{'es' * (count != 1)}", calls.mesh,
+        f"{_name(step, calls)}, {_batches(count, step.program.micro)}", runs_of(count), calls.mesh,
         machine_from(machine or planned), parts, step.reports,
         use_of(memory, memory.peak, memory.lifetimes, memory.beside), solution=solution,
         communication=step.communication,
@@ -80,12 +81,20 @@ def subject_of_stages(step: StagedStep, calls: Calls, machine: Machine | str | P
         if (spans := [span for span in simulated.sent if span.op.stage == stage.number and span.op.of == of])
     ]
     return Subject(
-        f"{_name(step, calls)}, {simulated.schedule.title}", mesh,
+        f"{_name(step, calls)}, {simulated.schedule.title}", runs_of(step.program.microbatches), mesh,
         machine_from(machine or step.options.machine or compiler.machine or compiler.planner.machine), parts,
         step.reports, RankUse(most.peak, {"the slots": dict(most.kinds)}), seconds=simulated.makespan,
         pipeline=simulated, messages=sent, notes=[f"the memory is that of rank {most.rank}, which needs most",
                                    "the seconds of a step are those of its slots; the update is not part of them"],
     )  # fmt: skip
+
+
+def _batches(count: int, micro: Program) -> str:
+    """Return the micro-batches of a step with their inputs: ``2 micro-batches, each x f32[8 64]``."""
+    batch = batch_text(micro)
+    return f"{count} micro-batch{'es' * (count != 1)}" + (
+        f"{', each' if count > 1 else ' of'} {batch}" if batch else ""
+    )
 
 
 def _name(step: CapturedStep, calls: Calls) -> str:

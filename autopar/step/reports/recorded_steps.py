@@ -1,16 +1,22 @@
-"""Record steps: the times of each line or slot on each rank, beside what was computed."""
+"""Record steps: the times of each line or slot on each rank, beside what was computed; and measure their ops."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, overload
 
+import torch
+
+from autopar.costs.machine import Machine
+from autopar.costs.profile import Profile
 from autopar.errors import shown
 from autopar.model.calls import Calls
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.marks import marks_of
+from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.recording import Recorder, clock_offsets, recording
 from autopar.scheduling.programs.communication import Communication
 from autopar.step.reports.measured_rank import measured_rank
@@ -65,6 +71,32 @@ class RecordedSteps:
     @property
     def communication(self) -> Communication:
         """How the communication of the step is scheduled."""
+        raise NotImplementedError
+
+    def measure(
+        self, *, machine: Machine | str | Path | None = None, effort: Effort | None = None, interference: bool = False
+    ) -> Profile:
+        """Time each distinct op and collective of the step once, on its own, and return the times. All ranks call it.
+
+        The profile prints as a table, ``.save(path)`` writes it, and it has the durations by which communication is
+        scheduled. Nothing of the model or the optimizer changes. In a process that is alone, the ops of the first rank
+        are timed, and collectives have prices.
+
+        Args:
+            machine: whose prices stand beside the times; by default that of ``parallelize``.
+            effort: how long each call is timed.
+            interference: whether to time also how much slower ops compute while a collective runs.
+
+        Raises:
+            RuntimeError: nothing has been captured yet, or the model is closed.
+            ValueError: ``interference`` in a process that is alone; or there is no such machine.
+        """
+        self._calls.membership.check()
+        self._current()  # type: ignore[attr-defined]
+        with torch.inference_mode(False):
+            return self._measured(machine, effort, interference)
+
+    def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
         raise NotImplementedError
 
     def timeline(self, *args: Any, **kwargs: Any) -> Any:

@@ -37,5 +37,12 @@ def test_a_program_in_a_notebook_is_its_text() -> None:
 @pytest.mark.parametrize("make", [call, step])
 def test_a_model_in_a_notebook_is_the_table_of_its_modules(make: object) -> None:
     text = make()._repr_html_()  # type: ignore[operator]
+    assert "bytes of a rank at the peak</p>" in text
     assert "<td>blocks.0-3.up</td>" in text and "weight <code>f32[64/tp 16]</code>" in text
     assert autopar.parallelize(call().module, autopar.Mesh(dp=2), "ddp")._repr_html_().startswith("<pre")
+
+
+@pytest.mark.simulated
+def test_a_searched_plan_in_a_notebook_has_its_bound() -> None:
+    parallel = call("search", machine="NVIDIA H100 80GB HBM3")
+    assert f"bytes of a rank at the peak, bound {parallel.solution.bound * 1e3:.3f} ms</p>" in parallel._repr_html_()

@@ -12,7 +12,7 @@ from autopar.page.memory_over_time import memory_over_time
 from autopar.report.memory import memory_of
 from autopar.report.transfers import bytes_per_axis, priced
 
-KEYS = ["seconds", "bound", "gap", "memory", "transfers", "modules", "machine"]
+KEYS = ["title", "seconds", "bound", "gap", "memory", "transfers", "modules", "machine"]
 H100 = "NVIDIA H100 80GB HBM3"
 
 

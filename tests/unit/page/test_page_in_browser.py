@@ -16,6 +16,7 @@ import autopar
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium: apt-get install chromium")
 
+REASON = "the plan splits 4096 of blocks.0.up over tp twice, and the mesh has no axis fsdp; name one"
 LOOK = """
 const inside = document.getElementById("page").contentDocument, root = inside.documentElement;
 const wide = [...inside.body.querySelectorAll("*")].filter(e => !e.closest(".scroll, pre, svg, nav")
@@ -25,6 +26,15 @@ const painted = pen ? pen.getImageData(0, 0, canvas.width, canvas.height).data.s
 document.body.dataset.found = JSON.stringify({
   drawn: root.dataset.drawn, wide, painted, scrolls: root.scrollWidth,
   sections: [...inside.querySelectorAll("h2")].map(e => e.textContent),
+  phases: [...inside.querySelectorAll("#memory svg text[text-anchor=middle]")].map(e => e.textContent),
+  letters: Math.min(...[...inside.querySelectorAll("#memory svg text")].map(e => e.getBoundingClientRect().height)),
+  dashes: inside.querySelectorAll("#memory svg line").length,
+  reasons: [...inside.querySelectorAll("#plans tr.below div")].map(
+    e => [e.textContent, e.getBoundingClientRect().width]),
+  hints: [...inside.querySelectorAll("#transfers .hint")].map(e => !e.hidden),
+  sources: [...inside.querySelectorAll(".tree .moved .soft")].map(e => e.textContent),
+  about: [...inside.querySelectorAll("#cards, #timeline")].map(e => e.textContent).join(" "),
+  ticks: Number(canvas?.dataset.ticks),
   rows: inside.querySelectorAll("#transfers tbody tr").length, grids: inside.querySelectorAll("svg.grid").length,
   modules: [...inside.querySelectorAll(".tree .name")].map(e => e.textContent),
 });
@@ -54,12 +64,24 @@ def look(page: Path, width: int) -> dict[str, Any]:
 @pytest.mark.parametrize("width", [1280, 390], ids=["laptop", "phone"])
 def test_a_page_is_drawn_without_errors_and_fits(width: int, tmp_path: Path) -> None:
     made = step(microbatches=2)
-    made.page(tmp_path / "step.html")
+    other = autopar.page.Alternative("fsdp+tp", None, note=REASON)
+    made.page(tmp_path / "step.html", alternatives=[other])
     seen = look(tmp_path / "step.html", width)
     assert seen["drawn"] == "yes" and seen["painted"] is True  # the script has come to its end
     assert seen["wide"] == [] and seen["scrolls"] <= width
     assert seen["rows"] == len(made.figures()["transfers"]) > 0
     assert seen["modules"] == ["the model", "blocks", "0-3", "up", "down"] and seen["grids"] >= 6
+    assert seen["phases"][:2] == ["forward", "backward"] and seen["dashes"] <= 3 and seen["letters"] >= 9
+    ((said, wide),) = seen["reasons"]
+    assert said == REASON and 200 < wide < width
+    assert seen["hints"] == [width == 390]
+    assert seen["ticks"] == (4 if width == 1280 else 2)
+    prices = [f"{seconds * 1e3:.3f} ms" for seconds in (made.figures()["seconds"], made.communication.makespan)]
+    assert f"{prices[0]}a step of 2 micro-batches on cpu, its ops and transfers added up" in seen["about"]
+    assert f"{prices[1]}the same in the order of the timeline" in seen["about"]
+    assert (
+        f"The price of the plan, {prices[0]}, adds up its ops and transfers one after the other; here" in seen["about"]
+    )
     assert {"The model and its layouts", "Transfers", "Memory of a rank", "Timeline", "Passes"} <= {*seen["sections"]}
 
 

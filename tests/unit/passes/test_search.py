@@ -39,7 +39,7 @@ def test_the_report_ends_with_the_certificate() -> None:
     program = traced()
     notes = run_passes(program, pipeline(Mesh(a=2, b=2), search=True, machine=FAST))[1].notes
     assert notes[-1].endswith(
-        f"{price(program, FAST).seconds * 1e3:,.3f} ms a step on fast links, and no plan is cheaper"
+        f"{price(program, FAST).seconds * 1e3:,.3f} ms a call on fast links, and no plan is cheaper"
     )
     assert notes[:-1] == ("fast links has no known capacity, so memory has no limit; memory= gives one, in bytes",)
 

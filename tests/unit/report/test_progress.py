@@ -177,7 +177,7 @@ class Pair(nn.Module):
 def test_a_search_says_how_far_it_is(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said = recorded_texts(terminal, monkeypatch)
     autopar.parallelize(Pair(), Mesh(dp=2, tp=2), example=(torch.randn(512, 64),), machine="cpu")
-    values = re.compile(r"search, layouts of \d+ values(: (up|down))?")
+    values = re.compile(r"search, (layouts|transfers) of \d+ of \d+ values(: (up|down))?")
     assert any(values.fullmatch(text) for text in said), said
     assert any(re.fullmatch(r"search, \d+ values(, gap [\d.]+% above [\d.]+ ms)?", text) for text in said), said
     assert {"reshard", "verify reshard", "schedule", "localize"} <= {*said}

@@ -76,6 +76,18 @@ def test_a_step_is_written_with_its_numbers(writer: Any, tmp_path: Path) -> None
     assert found["memory/peak_bytes"][0][1] > 2**20
 
 
+def test_a_training_that_goes_on_counts_on(writer: Any, tmp_path: Path) -> None:
+    """With the steps of the checkpoint, and with each step, also where only some are written."""
+    step = trained()
+    step(IDS)
+    step.load_state_dict({**step.state_dict(), "step": 5})
+    for _ in range(2):
+        step(IDS)
+        autopar.log(writer, step, loss=step(IDS))
+    writer.flush()
+    assert [at for at, _ in read(tmp_path)["train/loss"]] == [7, 9]
+
+
 def test_the_time_is_that_between_two_calls(tmp_path: Path) -> None:
     """So the first call has no throughput. The folder's writer is kept from call to call, and ``at`` is the step."""
     from autopar.step.reports.log import _LOGS
