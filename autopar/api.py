@@ -36,6 +36,7 @@ from autopar.report.passes import PassReport
 from autopar.runtime.lowering.regions import check_compiler
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import job_of
+from autopar.runtime.processes.watch.traces import refused_once
 from autopar.scheduling.programs.overlap import Given, overlap_of
 from autopar.search.devices.meshes import Devices, meshes
 from autopar.search.search import check_memory, check_time_limit
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+@refused_once()
 def parallelize(
     model: torch.nn.Module | torch.export.ExportedProgram,
     mesh: Mesh | DeviceMesh | Devices,

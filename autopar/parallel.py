@@ -400,9 +400,9 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
                 of tokens. A tensor is cut if its dim 0 is as long as that of the first tensor. A tensor that the plan
                 names is cut if the plan splits its dim 0 over an axis of the batch, so ``{"mask": (None, None)}`` stays
                 whole. ``"search"``: the cheapest number that divides the batch and fits into the memory.
-            amp: mixed precision. ``"bf16-O1"`` and ``"fp16-O1"``: as under ``torch.autocast``. ``"bf16-O2"`` and
-                ``"fp16-O2"``: all ops except norms, losses and similar ones; parameters stay in float32, and forward
-                and backward take low-precision copies of them.
+            amp: mixed precision. ``"bf16-O1"`` and ``"fp16-O1"``, in short ``"bf16"`` and ``"fp16"``: as under
+                ``torch.autocast``. ``"bf16-O2"`` and ``"fp16-O2"``: all ops except norms, losses and similar ones;
+                parameters stay in float32, and forward and backward take low-precision copies of them.
             keep: ops that run in another dtype than ``amp`` chooses, ``{"aten::silu": "f32"}``.
             reduce_dtype: ``torch.float32``: sums of low-precision values over ranks are computed in float32.
             loss_scale: with fp16, the first scale of the loss, or a ``LossScaling``. If gradients overflow, the step

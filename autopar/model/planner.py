@@ -199,6 +199,12 @@ def _about_other(given: Solution, program: Program) -> str:
     """Say why a plan is not taken as a whole."""
     if given.graph == program_digest(program):
         return "constraints want other layouts than the plan: parameters have its layouts, and the others are searched"
+    is_call = any(record_of(node).role == "tangent" for node in program.placeholders)
+    if is_call and given.kind == "step":
+        return (
+            "the plan is of a training step, and this is a call of the model: parameters have its layouts, and the "
+            "others are searched; parallel.train_step takes the whole plan"
+        )
     return (
         f"the plan is of another call ({difference(given, program)}): parameters have its layouts, and the others are "
         f"searched"

@@ -14,10 +14,10 @@ from autopar.capture.model_state import model_state
 from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
 from autopar.model.full_state_dicts import refuse_full_state_dicts
-from autopar.model.initialize import Init, initialize
+from autopar.model.initialize import Init, agree, initialize
 from autopar.model.inputs import Inputs
 from autopar.model.pretrained_model import PretrainedModel
-from autopar.model.state_dicts import fitted_to
+from autopar.model.state_dicts import fitted_to, full_state_dict, of_pieces
 from autopar.model.weights import load_weights
 from autopar.model.weights.pretrained import save_pretrained
 from autopar.model.wrappers import refuse_composable, refuse_ddp
@@ -193,11 +193,27 @@ class ModelProxy(PretrainedModel):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state dict of the model. On processes it has DTensors, and all ranks call it.
 
-        ``torch.distributed.checkpoint`` saves and loads them. A parameter with a merged dim is there in a public
-        layout, as a copy: a state dict that was loaded goes back with ``load_state_dict``.
+        ``torch.distributed.checkpoint`` saves and loads them; ``torch.save`` warns, since one rank has only pieces.
+        A parameter with a merged dim is there in a public layout, as a copy: a state dict that was loaded goes back
+        with ``load_state_dict``.
         """
         self._calls.complete()
-        return self.module.state_dict(*args, **kwargs)
+        return of_pieces(self.module.state_dict(*args, **kwargs))
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Return the model's whole tensors, in host memory, on the first rank, and ``{}`` on the others.
+
+            state = parallel.full_state_dict()  # all ranks call it
+            if rank == 0:
+                torch.save(state, "model.pt")   # model.load_state_dict(torch.load("model.pt")) on one device
+
+        Parameters on the stages of a pipeline come back to the whole mesh before.
+        """
+        self._calls.membership.check()
+        self._calls.complete()
+        self._calls.leave_stages()
+        agree(self._calls.agreement.ranks, "full_state_dict")
+        return full_state_dict(self.module, self.job)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state dict of the model. Full tensors, as of one device, are sharded; DTensors are redistributed."""

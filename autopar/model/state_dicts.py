@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from autopar.capture.provenance import warn_user
 from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.stage_parameters import is_on_a_stage, placed_on
 from autopar.runtime.dtensors import full_tensor, redistribute
@@ -36,6 +39,64 @@ def with_public_placements(state: Any) -> Any:
         public = [Shard(p.dim) if is_strided_shard(p) else p for p in state.placements]
         return redistribute(state.detach(), public)
     return state
+
+
+PIECES = (
+    "this writes the pieces that this rank has of the parameters, and a file of one rank has no others; "
+    "torch.save(parallel.full_state_dict(), path) on the first rank writes whole tensors, which a model on one device "
+    "loads, and autopar.checkpoint.save(folder, state) writes the pieces of all ranks, which any mesh loads"
+)
+
+
+class StateOfPieces(collections.OrderedDict[str, Any]):
+    """A state dict of this rank's pieces. Where it is pickled, as by ``torch.save``, it warns that it is not whole."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        warn_user(PIECES)
+        return self.copy().__reduce_ex__(protocol)
+
+    def copy(self) -> Any:
+        """Return a plain dict of the same, with the versions of the modules."""
+        plain = collections.OrderedDict(self)
+        vars(plain).update(vars(self))
+        return plain
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.copy(), memo)
+
+
+def of_pieces(state: Any) -> Any:
+    """Return a state dict that warns where it is pickled, if it has pieces of tensors."""
+    if type(state) is not collections.OrderedDict or not any(map(_is_piece, state.values())):
+        return state
+    pieces = StateOfPieces(state)
+    vars(pieces).update(vars(state))
+    return pieces
+
+
+def _is_piece(value: Any) -> bool:
+    return is_dtensor(value) and any(not p.is_replicate() for p in value.placements)
+
+
+def full_state_dict(model: torch.nn.Module, job: Job | None) -> dict[str, torch.Tensor]:
+    """Return the whole tensors of a model in host memory, on the first rank; nothing on the others. All ranks call it.
+
+    The other ranks hold one gathered tensor at a time.
+    """
+    keeps = job is None or job.rank == 0
+    return gathered(model.state_dict(keep_vars=True), keeps)
+
+
+def gathered(state: Mapping[str, Any], keeps: bool) -> dict[str, Any]:
+    """Return the full tensors of a state dict, and of tied weights one; nothing unless this rank keeps them."""
+    full: dict[int, Any] = {}
+    for tensor in state.values():
+        if id(tensor) not in full and isinstance(tensor, torch.Tensor):
+            whole = full_tensor(tensor) if is_dtensor(tensor) else tensor
+            full[id(tensor)] = whole.detach().cpu() if keeps else None
+    return {name: full.get(id(value), value) for name, value in state.items()} if keeps else {}
 
 
 def give_public_state_dicts(model: torch.nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -125,6 +125,14 @@ def _contradiction(globs: Mapping[str, Spec], before: Choice, glob: str, names: 
         f"the plan contradicts itself on {both}: {before.glob!r} says {_show(globs[before.glob])}, {glob!r} says "
         f"{_show(globs[glob])}; " + ("make the globs disjoint" if shared else "split it alike under both names")
     )
+
+
+def is_of_parameter(glob: str, names: Iterable[str]) -> bool:
+    """Return whether a glob that matches nothing can mean no input: it ends as names of parameters do, or nearly so."""
+    above, _, last = glob.rpartition(".")
+    if not above or last.endswith("()") or any(letter in last for letter in "*?["):
+        return False
+    return bool(difflib.get_close_matches(last, {name.rpartition(".")[2] for name in names}, cutoff=0.8))
 
 
 def matches(glob: str, name: str) -> bool:

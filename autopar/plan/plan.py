@@ -22,7 +22,7 @@ from autopar.errors import PlanError, class_of, shown
 from autopar.ir.layout import UNDECIDED, DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.plan.batch import batch_axes, data_axes, split_batch
-from autopar.plan.matching import Choice, Layer, Matcher, matches
+from autopar.plan.matching import Choice, Layer, Matcher, is_of_parameter, matches
 from autopar.plan.presets import PRESETS
 from autopar.plan.spec import Spec, axes_of
 from autopar.report.decisions import preset_notes, sharded_note, unmatched_names
@@ -80,7 +80,7 @@ def resolve(
     Args:
         parameters: name → shape, parameters and buffers.
         inputs: name → shape of the tensor inputs; ``None`` if they are not known yet (globs that match no
-            parameter are then accepted).
+            parameter are then accepted, unless they end as the name of one does).
         aliases: other names of a tensor → its listed name; also names with the classes of modules. A glob may
             match any of them; the result has the listed name.
         outputs: ``module()`` → shape of the value that it returns.
@@ -137,7 +137,13 @@ def _match(
     named: set[str] = set()
     for layer in layers:
         misfits: dict[str, str] = {}
-        choices = matcher.choices(layer, misfits, lambda glob: with_inputs and (with_calls or not glob.endswith("()")))
+        choices = matcher.choices(
+            layer,
+            misfits,
+            lambda glob: (
+                (with_inputs and (with_calls or not glob.endswith("()"))) or is_of_parameter(glob, matcher.shapes)
+            ),
+        )
         if not layer.preset:
             named |= choices.keys()
         elif with_inputs:

@@ -39,8 +39,8 @@ def test_ranks_with_different_prompts_all_raise_and_can_go_on() -> None:
         (
             "RuntimeError",
             "ranks 0 and 3 bring different values of input_ids, attention_mask, position_ids, which must be equal on "
-            "these ranks\n  let all ranks have the same (the same batch, sampled with one seed), or pass pieces with "
-            'inputs="local"',
+            "these ranks\n  pass the whole batch on each rank, as autopar.data.sharded gives it (a DistributedSampler "
+            'gives each rank other rows), or let each pass its own rows: parallelize(…, inputs="local")',
         )
     }
 

@@ -40,20 +40,28 @@ def many_steps(count: int) -> tuple[int, int]:
     return more - tensors, grown - bytes_
 
 
+class Rows(torch.utils.data.Dataset[Any]):
+    """The rows of three batches."""
+
+    def __init__(self) -> None:
+        self.batches = [text(step) for step in range(3)]
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        return {name: tensor[row % 4] for name, tensor in self.batches[row // 4].items()}
+
+
 def readme_loop(code: str) -> None:
     """The loop that the README shows, for a Llama: its losses are the single-device loop's."""
     torch.manual_seed(0)
     model = llama()
     eager = copy.deepcopy(model)
-    scope: dict[str, Any] = {
-        "autopar": autopar,
-        "torch": torch,
-        "MyModel": lambda: model,
-        "batches": [text(0), text(1), text(2)],
-    }
-    exec(code, scope)
+    scope: dict[str, Any] = {"autopar": autopar, "torch": torch, "MyModel": lambda: model, "dataset": Rows()}
+    exec(code.replace("batch_size=64", "batch_size=4"), scope)
     optimizer = torch.optim.AdamW(eager.parameters(), lr=1e-3)
-    for batch in scope["batches"]:
+    for batch in autopar.data.sharded(Rows(), Mesh(dp=1), batch_size=4):
         loss = eager(**batch).loss
         loss.backward()
         nn.utils.clip_grad_norm_(eager.parameters(), 1.0)

@@ -81,8 +81,9 @@ def values_that_differ() -> None:
     parallel = autopar.parallelize(model, MESH, COLUMN_ROW, outputs="global")
     said = refused(RuntimeError, lambda: parallel(other))
     assert (
-        "ranks 0 and 2 bring different values of x, which must be equal on these ranks\n  let all ranks have the same"
-        in said
+        "ranks 0 and 2 bring different values of x, which must be equal on these ranks\n  pass the whole "
+        "batch on each rank, as autopar.data.sharded gives it (a DistributedSampler gives each rank other rows), "
+        'or let each pass its own rows: parallelize(…, inputs="local")' in said
     )
     pieces = autopar.parallelize(model, MESH, COLUMN_ROW, inputs="local")
     # as a DistributedSampler over all ranks gives them

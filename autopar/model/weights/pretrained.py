@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from autopar.errors import class_of
-from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.initialize import agree
+from autopar.model.state_dicts import gathered
 from autopar.model.weights.collective import on_all_ranks
-from autopar.runtime.dtensors import full_tensor
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 
@@ -38,17 +36,7 @@ def save_pretrained(
     agree(agreement, "save_pretrained")
     options = {"is_main_process": job is None or job.rank == 0} | options
     state = options.pop("state_dict", None)
-    weights = _gathered(model.state_dict(keep_vars=True) if state is None else state, options["is_main_process"])
+    weights = gathered(model.state_dict(keep_vars=True) if state is None else state, options["is_main_process"])
     with on_all_ranks(job, "save"):
         # on the other ranks too, because it writes to the model's config
         return model.save_pretrained(path, state_dict=weights, **options)
-
-
-def _gathered(state: Mapping[str, Any], keeps: bool) -> dict[str, Any]:
-    """Return the full tensors of a state dict, and of tied weights one; nothing unless this rank keeps them."""
-    full: dict[int, Any] = {}
-    for tensor in state.values():
-        if id(tensor) not in full:
-            whole = full_tensor(tensor) if is_dtensor(tensor) else tensor
-            full[id(tensor)] = whole.detach().cpu() if keeps else None
-    return {name: full[id(tensor)] for name, tensor in state.items()} if keeps else {}

@@ -285,8 +285,8 @@ def other_values(names: Sequence[str], axes: tuple[str, ...], a: int, b: int, me
     said = f"ranks {a} and {b} bring different values of {', '.join(names)}, which must be equal on these ranks"
     if not axes:
         return (
-            f"{said}\n  let all ranks have the same (the same batch, sampled with one seed), or pass pieces with "
-            f'inputs="local"'
+            f"{said}\n  pass the whole batch on each rank, as autopar.data.sharded gives it (a DistributedSampler "
+            f'gives each rank other rows), or let each pass its own rows: parallelize(…, inputs="local")'
         )
     piece = " ".join(f"{axis}={at[axis]}" for axis in axes)
     axis = axes[0]

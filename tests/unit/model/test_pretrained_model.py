@@ -16,7 +16,7 @@ from transformers_models import llama
 
 import autopar
 from autopar import Mesh
-from autopar.model.weights.pretrained import _gathered
+from autopar.model.state_dicts import gathered
 from autopar.parallel import Parallel
 
 MESH = Mesh(dp=2, tp=2)
@@ -100,9 +100,9 @@ def test_the_folder_is_that_of_the_model(model: nn.Module, parallel: Parallel, t
 
 def test_tied_weights_are_gathered_once(model: nn.Module) -> None:
     state = model.state_dict(keep_vars=True)
-    gathered = _gathered(state, True)
-    assert gathered.keys() == state.keys() and gathered["lm_head.weight"] is gathered["model.embed_tokens.weight"]
-    assert _gathered(state, False) == {}
+    whole = gathered(state, True)
+    assert whole.keys() == state.keys() and whole["lm_head.weight"] is whole["model.embed_tokens.weight"]
+    assert gathered(state, False) == {}
 
 
 def test_options_are_those_of_the_models_method(parallel: Parallel, tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed.tensor import Replicate, Shard
 
+import autopar
 from autopar.errors import PlanError, class_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
@@ -187,3 +189,23 @@ def test_whether_dim_0_of_what_a_plan_names_is_the_batch() -> None:
     assert asked({"x": (Replicate(), Shard(-2))}, tp=2, dp=1) == {"x": True}
     assert asked([{"x": ("dp",)}, {"x": (None,)}], dp=2) == {"x": False}  # the later has the last word
     assert asked({"x": (None,), "mask": ("tp",)}, tp=2) == {}  # a mesh without an axis of the batch
+
+
+class Masked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(4, 8)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.up(batch["x"]) * batch["mask"]
+
+
+@pytest.mark.parametrize("glob", ["*.upp.weight", "blocks.*.weight", "*.weigth", "up.biass"])
+def test_a_glob_that_ends_as_a_parameter_does_is_checked_before_a_call(glob: str) -> None:
+    with pytest.raises(PlanError, match=r"the plan's glob '.*' matches no parameter.*; near it: "):
+        autopar.parallelize(Masked(), Mesh(tp=2), {glob: ("tp",)})
+
+
+@pytest.mark.parametrize("glob", ["*.mask", "batch.mask", "weight_of_rows", "*.x", "batch.*"])
+def test_a_glob_that_may_mean_an_input_waits_for_the_call(glob: str) -> None:
+    autopar.parallelize(Masked(), Mesh(tp=2), {glob: ("tp", None)})

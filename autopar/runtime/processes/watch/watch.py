@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import multiprocessing.util
 import os
 import sys
 import threading
 import time
-import traceback
 from types import TracebackType
 from typing import Any
 
@@ -41,6 +41,7 @@ from autopar.runtime.processes.watch.holder import Holder
 from autopar.runtime.processes.watch.job_end import JobEnd
 from autopar.runtime.processes.watch.keepalive import has_several_hosts
 from autopar.runtime.processes.watch.launcher import LauncherWatch
+from autopar.runtime.processes.watch.traces import one_line, short_traceback
 from autopar.runtime.processes.watch.verdict import GRACE, SILENCE, Verdict, judge
 from autopar.runtime.processes.watch.wording import at
 
@@ -254,12 +255,10 @@ class Watch:
         if os.getpid() != self._process.pid or self._thread is None or not self._thread.is_alive():
             self._usual_hook(kind, error, trace)
             return
-        line = f"{kind.__name__}: {error}".strip().partition("\n")[0]  # without its notes
+        line = one_line(error)
         if broke_off(error):
             self._end.failure = (CUT, where_raised(error), line)  # at once, for this thread is at no op any more
-        self._end.unprinted = (
-            "" if kind is KeyboardInterrupt else "".join(traceback.format_exception(kind, error, trace))
-        )
+        self._end.unprinted = "" if kind is KeyboardInterrupt else self._printed(error)
         if not broke_off(error):
             self._end.print_own()
         self._end.failure = (CUT if broke_off(error) else FAILED, where_raised(error), line)
@@ -272,6 +271,19 @@ class Watch:
         self._over.wait(10 * GRACE)  # the thread finds the rank to blame, and ends this process
         self._end.print_own()
         leave()
+
+    def _printed(self, error: BaseException) -> str:
+        """Return the traceback of an error; one line if another rank prints the same."""
+        text = short_traceback(error)
+        if broke_off(error):
+            return text
+        try:
+            key = hashlib.sha256(text.encode(errors="replace")).hexdigest()
+            if self._store.add(f"printed/{key}", 1) > 1:
+                return f"raises the same: {one_line(error)}\n"
+        except RuntimeError:
+            pass  # the store is gone
+        return text
 
     def _child_ends(self) -> None:
         """Report the exception that ends this child of multiprocessing, or stop if there is none."""
