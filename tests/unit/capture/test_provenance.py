@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from torch import nn
 from transformers_models import batch, bert, gpt2, llama
 
 import autopar
-from autopar import Mesh
+from autopar import CaptureError, Mesh
+from autopar.capture.provenance import Origin, Recorder
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
+from autopar.torch_private import draws_random
 
 MESH = Mesh(dp=2, tp=2)
 MODELS = {"llama": lambda: llama(layers=2), "gpt2": gpt2, "bert": bert}
@@ -100,3 +103,43 @@ def test_the_table_of_transfers() -> None:
     assert {axis: count for axis, count in total.items() if count} == parallel.reports["share"].bytes
     text = str(rows)
     assert "layers.*" in text and "test_provenance.py" in text and "[..., 1:]" in text
+
+
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention.default
+REFUSED: dict[str, tuple[Any, str, str, str]] = {
+    "attention": (
+        ATTENTION,
+        "single",
+        "_scaled_dot_product_flash_attention.default draws its dropout inside one kernel, whose numbers depend on the "
+        "whole operands",
+        'leave random="parallel"; or choose torch.nn.attention.sdpa_kernel(SDPBackend.MATH), or set its dropout to 0',
+    ),
+    "a recurrent layer": (
+        torch.ops.aten._cudnn_rnn.default,
+        "parallel",
+        "_cudnn_rnn.default draws its dropout inside one kernel",
+        "set its dropout to 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_dropout_inside_a_kernel_that_is_refused(name: str) -> None:
+    """Of kernels that run on a GPU only; a trace asks this of each op that draws."""
+    op, random, what, remedy = REFUSED[name]
+    recorder = Recorder(nn.Linear(2, 2), random)  # type: ignore[arg-type]
+    recorder.current = Origin("layers.0", "model.py:41  attend(x)")
+    with pytest.raises(CaptureError) as caught:
+        recorder._check_random(op, {})
+    assert str(caught.value) == f"{what}\n    model.py:41  attend(x)   in module layers.0\n  {remedy}"
+
+
+def test_dropout_inside_an_attention_kernel_is_drawn() -> None:
+    """The kernel draws, and its backward draws nothing: it reads the state that the kernel has left."""
+    Recorder(nn.Linear(2, 2), "parallel")._check_random(ATTENTION, {})
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+    draw = [0.0] * 3 + [0.1]
+    assert draws_random(ATTENTION, tuple(draw)) and not draws_random(ATTENTION, (*draw[:3], 0.0))
+    assert not draws_random(backward, (*[None] * 10, 0.1))
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    assert not draws_random(efficient, (*[None] * 9, 0.1))
