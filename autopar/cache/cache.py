@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from autopar.cache.codec import Check, Codec, Planned, Texts, made_digest, opened, texts_of
 from autopar.cache.folder import Folder, Unusable
@@ -29,21 +29,8 @@ REPORT = "cache"
 LONG = 400  # letters; a fact with more is known by its digest
 
 
-class Through(NamedTuple, Generic[T]):
-    """What came of a look into the cache.
-
-    Attributes:
-        made: what was made, or found.
-        report: says which.
-        digest: that of its text; "" if it has none.
-    """
-
-    made: T
-    report: PassReport
-    digest: str
-
-
-class Found(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class Found(Generic[T]):
     """What an entry has, with its texts."""
 
     made: T
@@ -67,7 +54,7 @@ class Cache:
         """How often something was found."""
         return sum(line.startswith("hit") for line in self.lines)
 
-    def through(self, codec: Codec[T], ranks: Agreement | None = None) -> Through[T]:
+    def through(self, codec: Codec[T], ranks: Agreement | None = None) -> tuple[T, PassReport, str]:
         """Return what the codec makes: from an entry if there is one, and the report that says so.
 
         Args:
@@ -81,7 +68,7 @@ class Cache:
         )
         self.lines.append(planned.line)
         report = PassReport(REPORT, (time.perf_counter() - start) * 1e3, notes=(planned.line,))
-        return Through(planned.made, report, "" if planned.texts is None else made_digest(planned.texts))
+        return planned.made, report, "" if planned.texts is None else made_digest(planned.texts)
 
     def planned(self, codec: Codec[T], ranks: Agreement | None, check: Check | None = None) -> Planned[T]:
         """Return what this process finds or makes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -44,7 +44,8 @@ class Codec(Generic[T]):
     read: Callable[[Any, Guards], T]
 
 
-class Planned(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class Planned(Generic[T]):
     """What one process has found or made, with the texts by which others have the same.
 
     Attributes:

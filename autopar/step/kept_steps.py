@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 from autopar.cache.cache import Codec
 from autopar.cache.described import described_options
@@ -37,7 +37,8 @@ class HasCapture(Protocol):
     def captured(self) -> Captured: ...
 
 
-class Form(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class Form(Generic[T]):
     """The form in which something is kept.
 
     Attributes:
