@@ -239,12 +239,19 @@ def test_a_rank_of_devices(path: str) -> None:
 @pytest.mark.long
 def test_a_rank_that_does_not_fit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before anything is allocated."""
-    monkeypatch.setattr(rank_command, "free_memory", lambda: 100)
+    monkeypatch.setattr(rank_command, "free_memory", lambda device: 100)
     monkeypatch.setattr(rank_command, "one_rank", lambda *given: pytest.fail("it has run"))
     status, _, error = asked(f"{path}:Net", *RANK, "--rank", "17")
     assert status == 2 and "--rank 17 needs " in error
     assert "at the peak of a step, and 100 bytes are free here: make the model smaller, as with --set" in error
 
 
-def test_free_memory() -> None:
-    assert 2**20 < free_memory() < 2**50
+def test_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 2**20 < free_memory(torch.device("cpu")) < 2**50
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (300, 1000))
+    assert free_memory(torch.device("cuda")) == 300
+
+
+def test_the_batch_of_a_rank_is_on_its_device() -> None:
+    args, kwargs = rank_command.step_arguments(((torch.ones(4, 2), 3), {"ids": torch.zeros(4)}), torch.device("meta"))
+    assert args[0].is_meta and args[1] == 3 and kwargs["ids"].is_meta and kwargs["ids"].shape == (4,)

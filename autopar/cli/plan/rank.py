@@ -65,7 +65,7 @@ def check_memory(step: TrainStep, rank: int) -> str:
     Raises:
         Refused: more than is free.
     """
-    needed, free = step.memory(rank).peak, free_memory()
+    needed, free = step.memory(rank).peak, free_memory(_device())
     if needed > free:
         raise Refused(
             f"--rank {rank} needs {bytes_text(needed)} at the peak of a step, and {bytes_text(free)} are free here: "
@@ -86,7 +86,7 @@ def of_rank(planning: Planning, plan: Plan | Solution, rank: int) -> RankReport:
         parallel.initialize(only.fill)
         optimizer = OPTIMIZERS[planning.optimizer](parallel.parameters(), 1e-3, 0.0)
         step = parallel.train_step(optimizer, **planning.step)
-        args, kwargs = step_arguments(planning.example)
+        args, kwargs = step_arguments(planning.example, _device())
         return step.rank_report(*args, **kwargs)
 
 
@@ -95,15 +95,20 @@ def is_near(report: RankReport) -> bool:
     return abs(report.apart) <= NEAR or abs(report.measured - report.predicted) <= LITTLE
 
 
-def step_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _device() -> torch.device:
+    """Return the device of the pieces of a model on meta."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def step_arguments(example: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a step with values that take no memory: each is one number, which is expanded."""
     args, kwargs = split_example(example)
     leaves, structure = flatten((args, kwargs))
-    made = [_expanded(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    made = [_expanded(leaf, device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     found: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(made, structure)
     return found
 
 
-def _expanded(tensor: torch.Tensor) -> torch.Tensor:
+def _expanded(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     value = 0.5 if tensor.is_floating_point() or tensor.is_complex() else 0
-    return torch.full((), value, dtype=tensor.dtype).expand(tensor.shape)
+    return torch.full((), value, dtype=tensor.dtype, device=device).expand(tensor.shape)

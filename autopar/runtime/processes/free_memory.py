@@ -1,9 +1,11 @@
-"""Read how much memory this process may still take."""
+"""Read how much memory this process may still take: of the host, or of an accelerator."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+import torch
 
 # of a container: the file of the limit, and the one of what is in use
 LIMITS = (
@@ -12,8 +14,10 @@ LIMITS = (
 )
 
 
-def free_memory() -> int:
-    """Return the bytes of the host's memory that are free, within the limit of a container."""
+def free_memory(device: torch.device) -> int:
+    """Return the bytes of a device's memory that are free; those of the host, within the limit of a container."""
+    if device.type != "cpu":
+        return torch.accelerator.get_memory_info(device)[0]
     return min([_of_host(), *(found for limit, used in LIMITS if (found := _of_container(limit, used)) is not None)])
 
 
