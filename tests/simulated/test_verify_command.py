@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from autopar.cli.app import app
