@@ -56,56 +56,70 @@ def below(x: torch.Tensor, k: int) -> torch.Tensor:
 
 
 X = T(64, 128, 512)
-OPS: list[tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any], str, str]] = [
-    # schema, kernel, arguments, keywords, the pattern that is found, what is linear
-    ("swish(Tensor x) -> Tensor", lambda x: x * x.sigmoid(), (X,), {}, "... -> ...", ""),
-    ("twice(Tensor x) -> Tensor", lambda x: x * 2, (X,), {}, "... -> ...", "0"),
-    ("steps(Tensor x) -> Tensor", torch.ceil, (X,), {}, "... -> ...", ""),
-    ("rows(Tensor x) -> Tensor", lambda x: x.softmax(-1), (X,), {}, "... c! -> ... c!", ""),
+OPS: list[tuple[str, Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = [
+    # schema, kernel, arguments, keywords, the pattern that is found
+    ("swish(Tensor x) -> Tensor", lambda x: x * x.sigmoid(), (X,), {}, "... -> ..."),
+    ("twice(Tensor x) -> Tensor", lambda x: x * 2, (X,), {}, "... -> ..."),
+    ("steps(Tensor x) -> Tensor", torch.ceil, (X,), {}, "... -> ..."),
+    ("rows(Tensor x) -> Tensor", lambda x: x.softmax(-1), (X,), {}, "... c! -> ... c!"),
     ("rows_scaled(Tensor x, Tensor w) -> "
-     "Tensor", lambda x, w: x.softmax(-1) * w, (X, T(512)), {}, "a b c!, c! -> a b c!", "1"),
+     "Tensor", lambda x, w: x.softmax(-1) * w, (X, T(512)), {}, "a b c!, c! -> a b c!"),
     ("product(Tensor x, Tensor w) -> "
-     "Tensor", lambda x, w: x @ w, (T(64, 512), T(512, 256)), {}, "a b, b c -> a c", "0, 1"),
-    ("square(Tensor x, Tensor w) -> Tensor", lambda x, w: x @ w, (T(64, 64), T(64, 64)), {}, "a b, b c -> a c", "0, 1"),
+     "Tensor", lambda x, w: x @ w, (T(64, 512), T(512, 256)), {}, "a b, b c -> a c"),
+    ("square(Tensor x, Tensor w) -> Tensor", lambda x, w: x @ w, (T(64, 64), T(64, 64)), {}, "a b, b c -> a c"),
     ("biased(Tensor x, Tensor w, Tensor? b=None) -> "
-     "Tensor", functional.linear, (X, T(256, 512)), {}, "a b c, d c, () -> a b d", "0, 1"),
-    ("total(Tensor x) -> Tensor", lambda x: x.sum(), (X,), {}, "... -> ()", "0"),
-    ("highest(Tensor x) -> Tensor", lambda x: x.amax(1), (X,), {}, "... b c -> ... c by max", ""),
-    ("lowest(Tensor x) -> Tensor", lambda x: x.amin(1), (X,), {}, "... b c -> ... c by min", ""),
-    ("two(Tensor x) -> (Tensor, Tensor)", lambda x: (x.exp(), x.sum(-1)), (X,), {}, "... c -> ... c, ...", ""),
+     "Tensor", functional.linear, (X, T(256, 512)), {}, "a b c, d c, () -> a b d"),
+    ("total(Tensor x) -> Tensor", lambda x: x.sum(), (X,), {}, "... -> ()"),
+    ("highest(Tensor x) -> Tensor", lambda x: x.amax(1), (X,), {}, "... b c -> ... c by max"),
+    ("lowest(Tensor x) -> Tensor", lambda x: x.amin(1), (X,), {}, "... b c -> ... c by min"),
+    ("two(Tensor x) -> (Tensor, Tensor)", lambda x: (x.exp(), x.sum(-1)), (X,), {}, "... c -> ... c, ..."),
     ("listed(Tensor[] xs, *, Tensor w) -> "
-     "Tensor", lambda xs, w: sum(xs) * w, ([X, X],), {"w": T(512)}, "a b c, a b c, c -> a b c", "2"),
-    ("dense(Tensor x) -> Tensor", contiguous_only, (X,), {}, "... -> ...", ""),
-    ("turned(Tensor x) -> Tensor", lambda x: x.transpose(0, 1).clone(), (X,), {}, "a b c -> b a c", "0"),
-    ("rope(Tensor x, Tensor p) -> Tensor", crossed, (X, T(64, 128, dtype=INDEX)), {}, "... c!, ... -> ... c!", "0"),
+     "Tensor", lambda xs, w: sum(xs) * w, ([X, X],), {"w": T(512)}, "a b c, a b c, c -> a b c"),
+    ("dense(Tensor x) -> Tensor", contiguous_only, (X,), {}, "... -> ..."),
+    ("turned(Tensor x) -> Tensor", lambda x: x.transpose(0, 1).clone(), (X,), {}, "a b c -> b a c"),
+    ("rope(Tensor x, Tensor p) -> Tensor", crossed, (X, T(64, 128, dtype=INDEX)), {}, "... c!, ... -> ... c!"),
     ("split_heads(Tensor x, int heads) -> "
-     "Tensor", lambda x, heads: x.unflatten(-1, (heads, -1)).clone(), (X, 32), {}, "... c! -> ... d! e!", "0"),
-    ("below(Tensor x, int k) -> Tensor", below, (X, 64), {}, "... b! c -> ... b! c", "0"),
+     "Tensor", lambda x, heads: x.unflatten(-1, (heads, -1)).clone(), (X, 32), {}, "... c! -> ... d! e!"),
+    ("below(Tensor x, int k) -> Tensor", below, (X, 64), {}, "... b! c -> ... b! c"),
     ("looked_up(Tensor w, Tensor i) -> "
-     "Tensor", lambda w, i: w[i], (T(1000, 64), T(4, 128, dtype=INDEX)), {}, "a! b, c d -> c d b", "0"),
+     "Tensor", lambda w, i: w[i], (T(1000, 64), T(4, 128, dtype=INDEX)), {}, "a! b, c d -> c d b"),
     ("furthest(Tensor x, Tensor p) -> "
      "Tensor", lambda x, p: x * p[..., None] / p.max(), (X, T(64, 128, dtype=INDEX)), {},
-     "a! b! c, a! b! -> a! b! c", "0"),
+     "a! b! c, a! b! -> a! b! c"),
     ("if_any(Tensor x, Tensor m) -> "
      "Tensor", lambda x, m: torch.where(m.any(), x, -x), (T(64, 32), T(64, 32, dtype=torch.bool)), {},
-     "a b, c! d! -> a b", "0"),
+     "a b, c! d! -> a b"),
     ("causal(Tensor q, Tensor k, Tensor v) -> "
      "Tensor", lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
-     (T(8, 4, 32, 16),) * 3, {}, "... c! d!, ... c! d!, ... c! e -> ... c! e", "2"),
+     (T(8, 4, 32, 16),) * 3, {}, "... c! d!, ... c! d!, ... c! d! -> ... c! d!"),
     ("gradients(Tensor g, Tensor x, Tensor w) -> (Tensor, "
      "Tensor)", lambda g, x, w: (g @ w, g.T @ x), (T(32, 64), T(32, 128), T(64, 128)), {},
-     "a b, a c!, b c! -> a c!, b c!", "0"),
+     "a b, a c!, b c! -> a c!, b c!"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("schema", "compute", "args", "kwargs", "pattern", "linear"), OPS, ids=[row[0].partition("(")[0] for row in OPS]
+    ("schema", "compute", "args", "kwargs", "pattern"), OPS, ids=[row[0].partition("(")[0] for row in OPS]
 )
-def test_what_is_found(
-    schema: str, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: str, linear: str
-) -> None:
+def test_what_is_found(schema: str, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: str) -> None:
+    """No operand is linear: samples do not show that for all values."""
     op = define(schema, compute)
-    assert rule_found(op, *args, **kwargs) == (pattern, linear)
+    assert rule_found(op, *args, **kwargs) == (pattern, "")
+
+
+REACTING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "zeros_unless_finite": lambda x: torch.where(x.isfinite().all(), x, torch.zeros_like(x)),
+    "zeros_if_nan": lambda x: torch.where(x.isnan().any(), torch.zeros_like(x), x),
+    "scaled_when_large": lambda x: torch.where(x.abs().max() > 65504, x * 65504 / x.abs().max(), x),
+    "ones_for_zeros": lambda x: torch.where(
+        (x == 0).all(), torch.arange(x.numel(), dtype=x.dtype, device=x.device).view_as(x), x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REACTING)
+def test_what_reacts_to_values_is_not_split(name: str) -> None:
+    assert found(define(f"{name}(Tensor x) -> Tensor", REACTING[name]), X).rule is None
 
 
 def test_a_bias_is_counted_once() -> None:
@@ -179,10 +193,10 @@ def test_a_kernel_runs_in_a_sandbox() -> None:
 
 
 def test_a_threshold_that_no_call_reaches_is_not_seen() -> None:
-    """The limit that is documented: sizes and values beyond those that are tried."""
-    far = define("far(Tensor x) -> Tensor", lambda x: torch.where(x.abs().max() < 1e9, x, x / x.abs().max()))
+    """The limit that is documented: sizes and values beside those that are tried."""
+    far = define("far(Tensor x) -> Tensor", lambda x: torch.where((x == 7.25).any(), x / x.abs().max(), x))
     near = define("near(Tensor x) -> Tensor", lambda x: torch.where(x.abs().max() < 1e3, x, x / x.abs().max()))
-    assert rule_found(far, X) == ("... -> ...", "0")
+    assert rule_found(far, X) == ("... -> ...", "")
     assert found(near, X).rule is None
 
 

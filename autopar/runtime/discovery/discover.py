@@ -5,9 +5,9 @@ an op that writes, draws random numbers, returns another result the second time,
 precision. The ops run in a sandbox, so an op that ends its process only has no rule, and changes nothing in this
 process.
 
-A discovered rule holds on the calls that were tried. It may be wrong for an op that behaves differently for other sizes
-or values. A registered rule is certain, and ``strict=True`` accepts nothing else. All processes discover the same
-rules.
+A discovered rule holds on the calls that were tried, with an infinity, a NaN, a huge number and all zeros among them.
+It may be wrong for an op that behaves differently for other sizes or values, and claims no linear operand. A registered
+rule is certain, and ``strict=True`` accepts nothing else. All processes discover the same rules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from autopar.runtime.discovery.sandbox import CrashError, SandboxError, isolated
 from autopar.runtime.discovery.scaled import scales
 from autopar.torch_private import OpOverload, is_seeded, mutates, without_modes
 
-Outcome = tuple[str, str, str]  # pattern, linear operands, "" — or "", "", the reason why there is no rule
+Outcome = tuple[str, str]  # the pattern, "" — or "", the reason why there is no rule
 
 _OUTCOMES: dict[Any, Outcome] = {}
 
@@ -59,10 +59,10 @@ def discover(
     if key not in _OUTCOMES:
         with doing(f"proof of {rule.op}"):
             _OUTCOMES[key] = _search_in_sandbox(Search(rule, op, args, kwargs, results))
-    pattern, linear, why = _OUTCOMES[key]
+    pattern, why = _OUTCOMES[key]
     if why:
         return Finding(None, why)
-    discovered = replace(rule, pattern=pattern, linear=linear, empty=False)
+    discovered = replace(rule, pattern=pattern, empty=False)
     try:
         bind(op, args, kwargs, results, discovered)
     except RuleError as error:
@@ -107,16 +107,16 @@ def _search_in_sandbox(search: Search) -> Outcome:
         except CrashError as error:
             why = str(error)
         except SandboxError as error:
-            return "", "", str(error)
-    return "", "", why
+            return "", str(error)
+    return "", why
 
 
 def _outcome(search: Search) -> Outcome:
     try:
         with _quiet():
             rule = search.run()
-        return str(rule.pattern), str(rule.linear), ""
+        return str(rule.pattern), ""
     except NothingError as reason:
-        return "", "", str(reason)
+        return "", str(reason)
     except Exception as error:  # an op may raise anything on other operands
-        return "", "", raised(error)
+        return "", raised(error)

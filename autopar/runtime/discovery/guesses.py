@@ -18,8 +18,8 @@ from autopar.ir.record import TensorType
 from autopar.rules.binding import slots
 from autopar.rules.registry import Rule
 from autopar.runtime.discovery.factors import Dim, Factor, pattern_of
-from autopar.runtime.discovery.proof import TOLERANCE, difference, prove
-from autopar.runtime.discovery.scaled import FILLS, Arguments, Scale, drawn, scales
+from autopar.runtime.discovery.proof import prove
+from autopar.runtime.discovery.scaled import FILLS, REACTED_TO, Arguments, Scale, drawn, scales
 from autopar.torch_private import OpOverload, pytree
 
 GUESSES = 48  # the most guesses that are tested for one call
@@ -56,9 +56,6 @@ class Search:
         arguments = slots(op, args, kwargs)
         self.shapes = [value.shape if isinstance(value, TensorType) else None for value in arguments]
         self.results = [None if result is None else result.shape for result in results]
-        self.floats = [
-            k for k, value in enumerate(arguments) if isinstance(value, TensorType) and value.dtype.is_floating_point
-        ]
         self.tried = 0
 
     def run(self) -> Rule:
@@ -79,27 +76,22 @@ class Search:
                 if not summed and (summed := list(self._summed(influence, factors, other))):
                     kind = other
         factors += summed
-        linear = ", ".join(
-            operands
-            for operands in self._sums()
-            if factors and self._adds(operands) and self._holds(factors, kind, linear=operands)
-        )
-        rule = self._proven(factors, kind, linear)
+        rule = self._proven(factors, kind)
         if rule is None:
-            factors = [factor for factor in factors if self._holds([factor], kind, "", self.calls)]
-            rule = self._proven(factors, kind, linear)
+            factors = [factor for factor in factors if self._holds([factor], kind, self.calls)]
+            rule = self._proven(factors, kind)
         if rule is None:
             raise NothingError(
                 "it cannot be split along all of its dims at once" if factors else "it can be split along no dim"
             )
         return rule
 
-    def _proven(self, factors: Sequence[Factor], kind: str, linear: str) -> Rule | None:
-        """Return the rule that holds on all calls, with linear operands or without; ``None`` if there is no factor."""
-        for more in dict.fromkeys((linear, "")) if factors else ():
-            if self._holds(factors, kind, more, self.calls):
-                return self._rule(factors, kind, more)
-        return None
+    def _proven(self, factors: Sequence[Factor], kind: str) -> Rule | None:
+        """Return the rule that holds on all calls; ``None`` if there is no factor.
+
+        No operand is linear in it: samples cannot show that sums pass through an op for all values.
+        """
+        return self._rule(factors, kind) if factors and self._holds(factors, kind, self.calls) else None
 
     # -- small calls -----------------------------------------------------------------------------------------------
 
@@ -138,6 +130,7 @@ class Search:
         """Return the calls on which a rule is tested; guesses are made from the first."""
         calls = [drawn(scale(self.args, self.kwargs), fill) for fill in FILLS]
         calls += [drawn(other(self.args, self.kwargs), FILLS[1]) for other in (scale.odd(), last) if other != scale]
+        calls += [drawn(scale(self.args, self.kwargs), fill) for fill in REACTED_TO]
         return [call for call in calls if self._takes(call)]
 
     def _takes(self, call: Arguments) -> bool:
@@ -260,42 +253,14 @@ class Search:
                     taken |= set(group)
                     yield factor
 
-    def _adds(self, operands: str) -> bool:
-        """Return whether the op is linear in these operands, ``0`` or ``0+1``.
-
-        If so, its results for two addends sum up to the result for their sum.
-        """
-        call, random = self.calls[0], torch.Generator().manual_seed(1)
-        arguments = slots(self.op, *call)
-        shares = {
-            id(arguments[int(slot)]): torch.randn(arguments[int(slot)].shape, generator=random, dtype=torch.float64)
-            for slot in operands.split("+")
-        }
-        first, second = (
-            self._run(pytree.tree_map(lambda leaf: part(leaf, shares[id(leaf)]) if id(leaf) in shares else leaf, call))  # noqa: B023
-            for part in (lambda x, share: share, torch.sub)
-        )
-        rows = zip(self._run(call), first, second, strict=True)
-        return all(
-            whole is None or (a is not None and b is not None and difference(a + b, whole) < TOLERANCE)
-            for whole, a, b in rows
-        )
-
-    def _sums(self) -> list[str]:
-        """Return the groups of operands through which a pending sum may pass: each operand, and all together."""
-        singles = [str(slot) for slot in self.floats]
-        return singles + (["+".join(singles)] if len(singles) > 1 else [])
-
     # -- the rule --------------------------------------------------------------------------------------------------
 
-    def _holds(
-        self, factors: Sequence[Factor], kind: str = "sum", linear: str = "", calls: Sequence[Arguments] = ()
-    ) -> bool:
+    def _holds(self, factors: Sequence[Factor], kind: str = "sum", calls: Sequence[Arguments] = ()) -> bool:
         """Return whether a rule with these factors can be proven on ``calls``; by default on the first small call."""
         self.tried += not calls
         if not calls and self.tried > GUESSES:
             return False
-        rule = self._rule(factors, kind, linear)
+        rule = self._rule(factors, kind)
         try:
             for args, kwargs in calls or self.calls[:1]:
                 prove(self.op, args, kwargs, rule)
@@ -303,10 +268,8 @@ class Search:
             return False
         return True
 
-    def _rule(self, factors: Sequence[Factor], kind: str, linear: str = "") -> Rule:
-        return replace(
-            self.rule, pattern=pattern_of(factors, self.shapes, self.results, kind), linear=linear, empty=False
-        )
+    def _rule(self, factors: Sequence[Factor], kind: str) -> Rule:
+        return replace(self.rule, pattern=pattern_of(factors, self.shapes, self.results, kind), empty=False)
 
 
 # -- tensors -------------------------------------------------------------------------------------------------------

@@ -171,7 +171,22 @@ def _but_one(shape: Sequence[int], most: Any, exception: float, random: torch.Ge
     return filled
 
 
+def _with_one(exception: float) -> Fill:
+    """Return a fill with one such number: what an op does then, each piece must do, too."""
+
+    def fill(shape: Sequence[int], below: int, random: torch.Generator) -> torch.Tensor:
+        values = _normal(shape, below, random)
+        return values if below else _but_one(shape, values, exception, random)
+
+    return fill
+
+
+def _zeros(shape: Sequence[int], below: int, random: torch.Generator) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.long if below else torch.float64)
+
+
 FILLS: tuple[Fill, ...] = (_normal, _shares, _wide)
+REACTED_TO: tuple[Fill, ...] = (_with_one(math.inf), _with_one(math.nan), _with_one(1e38), _zeros)
 
 
 def drawn(call: Arguments, fill: Fill) -> Arguments:
