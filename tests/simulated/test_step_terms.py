@@ -77,19 +77,29 @@ MEANS: dict[str, Loss] = {  # equal to the whole batch's, and nobody is told any
     "times ones": lambda z, y, m, s: (z * torch.ones(len(z), 1)).mean(),
 }  # fmt: skip
 
-NO_MEANS: dict[str, Loss] = {  # terms that are not divided by what grows with the batch, or by more than that
-    "by a root of a count": lambda z, y, m, s: (each(z) * m).sum() / m.sum().sqrt(),
-    "by a square of a count": lambda z, y, m, s: (each(z) * m).sum() / m.sum() ** 2,
-    "by a count twice": lambda z, y, m, s: (each(z) * m).sum() / m.sum() / m.sum(),
-    "by less than a count": lambda z, y, m, s: (each(z) * m).sum() / (m.numel() - (1 - m).sum()),
-    "a sum by a mean": lambda z, y, m, s: (each(z) * m).sum() / m.mean(),
-    "a sum by a mean, by hand": lambda z, y, m, s: (each(z) * m).sum() / (m.sum() * (1 / len(m))),
-    "by itself": lambda z, y, m, s: ce(z, y) / ce(z, y).detach(),
-    "by another mean": lambda z, y, m, s: ce(z, y) / z.square().mean(),
+SUMS: dict[str, Loss] = {  # the parts of the micro-batches add up, and nobody is told anything
     "a sum": lambda z, y, m, s: z.square().sum(),
     "a sum by a buffer": lambda z, y, m, s: z.square().sum() / s.weight.sum(),
     "a sum by a constant": lambda z, y, m, s: z.square().sum() / torch.tensor(100.0),
     "a sum by a number": lambda z, y, m, s: z.square().sum() / 101,
+    "a sum by a mean": lambda z, y, m, s: (each(z) * m).sum() / m.mean(),
+    "a sum by a mean, by hand": lambda z, y, m, s: (each(z) * m).sum() / (m.sum() * (1 / len(m))),
+    "a sum of means of rows": lambda z, y, m, s: z.repeat(1, 6).square().mean(1).sum(),
+    "two sums": lambda z, y, m, s: ce(z, y, reduction="sum") / s.weight.sum() - 0.3 * z.sum(),
+    "a sum by a buffer, beside a mean": lambda z, y, m, s: z.square().sum() / s.weight.sum() + ce(z, y),
+    "a sum by a buffer, and a penalty": lambda z, y, m, s: z.sum() / s.weight.sum() + s.linear.weight.norm(),
+}  # fmt: skip
+
+NO_MEANS: dict[str, Loss] = {  # terms that are not divided by what grows with the batch, or by more than that
+    "a sum beside a mean": lambda z, y, m, s: z.square().sum() + ce(z, y),
+    "a sum and a penalty": lambda z, y, m, s: z.square().sum() + s.linear.weight.square().sum(),
+    "both by one buffer": lambda z, y, m, s: z.square().sum() / (w := s.weight.sum()) + ce(z, y) / w,
+    "by a root of a count": lambda z, y, m, s: (each(z) * m).sum() / m.sum().sqrt(),
+    "by a square of a count": lambda z, y, m, s: (each(z) * m).sum() / m.sum() ** 2,
+    "by a count twice": lambda z, y, m, s: (each(z) * m).sum() / m.sum() / m.sum(),
+    "by less than a count": lambda z, y, m, s: (each(z) * m).sum() / (m.numel() - (1 - m).sum()),
+    "by itself": lambda z, y, m, s: ce(z, y) / ce(z, y).detach(),
+    "by another mean": lambda z, y, m, s: ce(z, y) / z.square().mean(),
     "shifted by a count": lambda z, y, m, s: ce(z, y) - m.sum(),
     "bent": lambda z, y, m, s: ce(z, y).tanh(),
     "a root": lambda z, y, m, s: z.square().mean().sqrt(),
@@ -159,7 +169,56 @@ def test_means(name: str, microbatches: int) -> None:
     assert off < 1e-9 and not told, (off, told)
 
 
-WHY = "one of its terms is not a sum over the batch that is divided by a count", "the forward mixes rows of the batch"
+@pytest.mark.parametrize("name", SUMS)
+def test_sums(name: str) -> None:
+    off, told = compared(SUMS[name], 2, {"dp": 2})
+    assert off < 1e-9 and not told, (off, told)
+
+
+class Counted(nn.Module):
+    """Its loss is divided by a number that counts over all micro-batches."""
+
+    def __init__(self, beside: bool) -> None:
+        super().__init__()
+        self.up, self.down, self.beside = nn.Linear(4, 6), nn.Linear(6, CLASSES), beside
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        z = self.down(self.up(x).tanh())
+        loss = ce(z, y, reduction="sum") / count
+        return loss + z.square().mean() if self.beside else loss
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [({"dp": 2}, {}), ({"dp": 2}, {"zero": 2, "across": True}), ({"pp": 2}, {"schedule": "1f1b"})],
+    ids=str,
+)
+def test_a_count_that_is_passed_in(sizes: dict[str, int], options: dict[str, Any]) -> None:
+    """Alone, and beside a mean; other counts need no new capture."""
+    for beside in (False, True):
+        torch.manual_seed(0)
+        model = Counted(beside).double()
+        alone = copy.deepcopy(model)
+        parallel = autopar.parallelize(model, Mesh(sizes), preset_of(sizes) if "dp" in sizes else {})
+        step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=1.0), microbatches=2, **options)
+        optimizer = torch.optim.SGD(alone.parameters(), lr=1.0)
+        for count in (8.0, 5.0):
+            x, y = torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % CLASSES
+            ours, expected = step.simulate(x, y, torch.tensor(count)), alone(x, y, torch.tensor(count))
+            optimizer.zero_grad()
+            expected.backward()
+            optimizer.step()
+            torch.testing.assert_close(ours, expected.detach())
+        step.finish() if options.get("across") else None
+        torch.testing.assert_close(dict(model.named_parameters()), dict(alone.named_parameters()))
+        assert step.captures == 1
+
+
+WHY = ("one of its terms is not a sum over the batch that is divided by a count", "the forward mixes rows of the batch")
+BESIDE = (
+    "a sum over the batch, beside others that are not",
+    "divide the sum by a count that forward takes as a tensor, or by the number of its rows, or use microbatches=1",
+)
 
 
 @pytest.mark.parametrize("name", [*NO_MEANS, *MEETINGS])
@@ -169,10 +228,13 @@ def test_what_is_told(name: str) -> None:
     off, told = compared(loss, 2, {"dp": 2})
     assert off > 1e-6, "it is a mean"
     assert len(told) == 1 and "test_step_terms.py" in told[0], told
-    assert WHY[0] in told[0] or (name in MEETINGS and WHY[1] in told[0]), told
+    if name in ("a sum beside a mean", "a sum and a penalty", "both by one buffer", "shifted by a count"):
+        assert BESIDE[0] in told[0] and told[0].endswith(f"\n  {BESIDE[1]}"), told
+    else:
+        assert WHY[0] in told[0] or (name in MEETINGS and WHY[1] in told[0]), told
 
 
-ALONE = ("by a root of a count", "a sum", "shifted by a count", "bent", "each against all", "variance")
+ALONE = ("by a root of a count", "shifted by a count", "bent", "each against all", "variance")
 
 
 @pytest.mark.parametrize(

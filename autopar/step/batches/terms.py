@@ -3,13 +3,17 @@
 The mean of the losses of micro-batches is the loss of the whole batch if each term is a sum over independent rows,
 divided once by a number that grows with the batch. This number is a number of rows, or a count, which is replaced by
 the mean count of all micro-batches (``counts``). A term that is the same for all micro-batches, as a weight penalty,
-may be added. For any other term the step warns.
+may be added.
+
+If all terms are sums over rows that are divided by no such number, the losses of micro-batches add up. Where such a sum
+stands beside a mean, and is divided by a number that is passed in for the whole batch, this number is replaced by its
+share (``counts``). For any other term the step warns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -47,12 +51,16 @@ class Terms:
         divisions: division by a count, of the forward or the backward → the divisor.
         others: terms that are not means over the batch.
         mixings: nodes that mix rows of the batch.
+        adds: whether the losses of micro-batches add up, because all terms are sums over rows.
+        sums: sums over rows beside other terms, which no passed number divides.
     """
 
     counts: dict[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
     divisions: dict[fx.Node, fx.Node] = field(default_factory=dict)
     others: tuple[fx.Node, ...] = ()
     mixings: tuple[fx.Node, ...] = ()
+    adds: bool = False
+    sums: tuple[fx.Node, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,10 +70,21 @@ class _Path:
     Attributes:
         counted: how many of them are counts.
         numbers: those that are constants.
+        passed: those that are the same for all micro-batches.
     """
 
     counted: int = 0
     numbers: tuple[float, ...] = ()
+    passed: tuple[fx.Node, ...] = ()
+
+    def with_number(self, number: float) -> _Path:
+        return replace(self, numbers=(*self.numbers, number))
+
+    def counted_by(self, degree: int) -> _Path:
+        return replace(self, counted=self.counted + degree)
+
+    def passed_by(self, number: fx.Node) -> _Path:
+        return replace(self, passed=(*self.passed, number))
 
 
 def terms_of(program: Program, loss: fx.Node, cut: Collection[str], device: torch.device) -> Terms:
@@ -76,10 +95,9 @@ def terms_of(program: Program, loss: fx.Node, cut: Collection[str], device: torc
     return _Search(program, loss, BatchIndependence(program, [loss], cut, device)).run()
 
 
-def search(program: Program, number: fx.Node, independence: BatchIndependence) -> tuple[Terms, set[fx.Node]]:
-    """Return the terms of a returned number, and those values among them that are sums over rows of the batch."""
-    walk = _Search(program, number, independence)
-    return walk.run(), set(walk.sums)
+def search(program: Program, number: fx.Node, independence: BatchIndependence) -> Terms:
+    """Return the terms of a returned number."""
+    return _Search(program, number, independence).run()
 
 
 class _Search:
@@ -88,6 +106,9 @@ class _Search:
     Attributes:
         from_inputs: the values that are computed from inputs and constants alone.
         sums: the terms that are sums over rows of the batch.
+        added: the sums over rows that nothing divides that grows with the batch, each with what else divides it.
+        fixed: what divides terms that are not added.
+        is_added: whether all terms are added.
         others: the terms that are not means over the batch.
         terms: the nodes between the loss and its terms.
     """
@@ -97,6 +118,9 @@ class _Search:
         self.from_inputs = _of_inputs_alone(program)
         self.result = Terms()
         self.sums: dict[fx.Node, None] = {}
+        self.added: dict[tuple[fx.Node, tuple[fx.Node, ...]], None] = {}
+        self.fixed: set[fx.Node] = set()
+        self.is_added = True
         self.others: dict[fx.Node, None] = {}
         self.terms: set[fx.Node] = set()
 
@@ -110,9 +134,22 @@ class _Search:
                 known.add(term)
                 open_ += self.behind(*term)
         terms = self.result
+        terms.adds = bool(self.added) and self.is_added and not self.others
+        terms.sums = () if terms.adds else tuple(self._without_share())
         terms.divisions = {user: count for count in terms.counts for user in count.users if self._divides(user, count)}
         terms.others, terms.mixings = tuple(self.others), tuple(self.independence.mixing_nodes(self.sums))
         return terms
+
+    def _without_share(self) -> list[fx.Node]:
+        """Let passed numbers be divided among the micro-batches; return the sums that none divides alone."""
+        shared = dict.fromkeys(
+            next((by for by in passed if by not in self.fixed and self._only_divides(by)), None)
+            for _, passed in self.added
+        )
+        left = [term for term, passed in self.added if sum(by in shared for by in passed) != 1]
+        if not left:
+            self.result.counts |= {by: () for by in shared if by is not None}
+        return left
 
     def _terms(self) -> set[fx.Node]:
         """Return the nodes from the loss back to its terms: ops that pass terms on."""
@@ -132,6 +169,7 @@ class _Search:
         """
         values, varying = operands(node), self.independence.varying
         if node not in varying:
+            self._fix(path)
             if path.counted:
                 self.others[node] = None
             return []
@@ -143,8 +181,12 @@ class _Search:
             if number == 0:
                 return []
             by = BY_NUMBER.get(node.target, BY_NUMBER[aten.mul.Scalar])(number)
-            return [(values[0], _Path(path.counted, (*path.numbers, by)))]
+            if self._is_of_one_row(values[0], by):
+                return [(values[0], path)]
+            return [(values[0], path.with_number(by))]
         if node.target in SHIFTS or node.target in SHIFTED_BY_NUMBER:
+            if len(moving) < 2:
+                self._fix(path)
             if path.counted and len(moving) < 2:
                 self.others[node] = None
             return [(value, path) for value in moving]
@@ -154,26 +196,44 @@ class _Search:
             node.target in SUMS and (_is_of_numbers(values[0]) or not self.independence.has_rows(values[0]))
         ):
             return [(value, path) for value in moving]
-        if not self._is_mean(node, path):
+        if not self._is_sum(node):
+            self._fix(path)
             self.others[node] = None
+        elif path.counted == 0 and not any(self._grows(number, self._summed(node)) for number in path.numbers):
+            self.added[node, path.passed] = None
+        else:
+            self._fix(path)
+            if path.counted > 1:
+                self.others[node] = None
         return []
+
+    def _fix(self, path: _Path) -> None:
+        """Note a term of a micro-batch that has the size of the term of the whole batch."""
+        self.is_added = False
+        self.fixed |= {*path.passed}
+
+    def _is_of_one_row(self, value: fx.Node, number: float) -> bool:
+        """Return whether a number divides the sum of so many elements of each row."""
+        if value.target is not aten.sum.dim_IntList or not self.independence.has_rows(value):
+            return False
+        return _elements(operands(value)[0]) == number * _elements(value)
 
     def _divided(self, node: fx.Node, path: _Path) -> list[tuple[fx.Node, _Path]]:
         value = node_at(node)
         by: Any = node.args[1]
         if not isinstance(by, fx.Node):
-            return [(value, _Path(path.counted, (*path.numbers, float(by))))]
+            return [(value, path.with_number(float(by)))]
         if _is_number_of_items(by):
-            return [(value, _Path(path.counted + 1, path.numbers))]
+            return [(value, path.counted_by(1))]
         if by not in self.independence.varying:
-            return [(value, path)]
+            return [(value, path.passed_by(by))]
         counted = self._counted(by)
         if counted is None or value not in self.independence.varying:
             self.others[node] = None
             return []
         sums, degree = counted
         self.result.counts[by] = sums
-        return [(value, _Path(path.counted + degree, path.numbers))]
+        return [(value, path.counted_by(degree))]
 
     def _counted(self, count: fx.Node) -> tuple[tuple[fx.Node, ...], int] | None:
         """Return the sums over the batch that a divisor is computed from, and the degree of its growth.
@@ -181,11 +241,7 @@ class _Search:
         The degree is 1 if it grows with the batch, 0 if it is itself a mean. ``None`` if it is not a count, or if the
         forward uses it for more than dividing terms of the loss.
         """
-        if any(
-            record_of(user).phase == "forward"
-            and not (user in self.terms and user.target is DIVISION and user.args[0] is not count)
-            for user in count.users
-        ):
+        if not self._only_divides(count):
             return None
         sums: dict[fx.Node, None] = {}
         degrees: set[int] = set()
@@ -213,6 +269,14 @@ class _Search:
                 return None
         return (tuple(sums), degrees.pop()) if len(degrees) == 1 and degrees <= {0, 1} else None
 
+    def _only_divides(self, count: fx.Node) -> bool:
+        """Return whether a number has no gradient, and forward uses it for nothing but dividing terms of the loss."""
+        return count in self.from_inputs and all(
+            record_of(user).phase != "forward"
+            or (user in self.terms and user.target is DIVISION and user.args[0] is not count)
+            for user in count.users
+        )
+
     def _degree(self, node: fx.Node) -> int:
         """Return 1 for a product with a number that grows with the batch, -1 for a division by one, else 0."""
         number, elements = node.args[1] if len(node.args) > 1 else None, _elements(node)
@@ -221,21 +285,20 @@ class _Search:
         divisor = 1 / number if node.target in (aten.mul.Scalar, *PRODUCTS) else number
         return self._grows(1 / divisor, elements) - self._grows(divisor, elements)
 
-    def _is_mean(self, node: fx.Node, path: _Path) -> bool:
-        """Return whether a value is a sum over rows, divided once by a number that grows with the batch."""
+    def _is_sum(self, node: fx.Node) -> bool:
+        """Return whether a value is a sum over rows, of which micro-batches have parts."""
         weighted = is_getitem(node) and node_at(node).target in WEIGHTED
-        values = operands(node_at(node)) if weighted else operands(node)
         if (
             not self.independence.sums_rows(node)
             or not (weighted or node.target in SUMS or self.independence.count > 1)
-            or not any(map(self.independence.has_rows, values))
+            or not any(map(self.independence.has_rows, _summands(node)))
         ):
             return False
         self.sums[node] = None
-        elements = max(_elements(value) for value in values)
-        return path.counted == 1 or (
-            path.counted == 0 and any(self._grows(number, elements) for number in path.numbers)
-        )
+        return True
+
+    def _summed(self, node: fx.Node) -> int:
+        return max(_elements(value) for value in _summands(node))
 
     def _grows(self, number: object, elements: int) -> bool:
         """Return whether a number may be the number of rows, or of elements of all rows."""
@@ -271,6 +334,11 @@ def _is_of_numbers(node: fx.Node) -> bool:
     while node.target in PASSED and operands(node):
         node = operands(node)[0]
     return node.op == "call_function" and _is_scalar(node)
+
+
+def _summands(node: fx.Node) -> list[fx.Node]:
+    weighted = is_getitem(node) and node_at(node).target in WEIGHTED
+    return operands(node_at(node)) if weighted else operands(node)
 
 
 def _elements(node: fx.Node) -> int:

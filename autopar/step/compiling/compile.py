@@ -361,20 +361,26 @@ def _rename_inputs(traced: Program) -> dict[str, str]:
     return renamed
 
 
+MEANS = "write it as a mean of terms of one row each"
+SUMS = "divide the sum by a count that forward takes as a tensor, or by the number of its rows"
+
+
 def _about_the_mean(micro: Micro) -> tuple[str, ...]:
     """Say where the mean of the losses of micro-batches is not the loss of the whole batch."""
     kinds = (
-        (micro.terms.others, "one of its terms is not a sum over the batch that is divided by a count"),
+        (micro.terms.others, "one of its terms is not a sum over the batch that is divided by a count", MEANS),
+        (micro.terms.sums, "one of its terms is a sum over the batch, beside others that are not", SUMS),
         (
             micro.terms.mixings,
             "the forward mixes rows of the batch, and each micro-batch has only some of them, as in a loop that "
             "accumulates gradients",
+            MEANS,
         ),
     )
-    reasons = [(why, record_of(nodes[0])) for nodes, why in kinds if nodes]
+    reasons = [(why, remedy, record_of(nodes[0])) for nodes, why, remedy in kinds if nodes]
     return tuple(
         f"the loss is the unweighted mean of the losses of the micro-batches, and not the loss of the whole batch: "
         f"{why}\n"
-        f"{at_line(record.source, record.module)}\n  write it as a mean of terms of one row each, or use microbatches=1"
-        for why, record in reasons[:1]
+        f"{at_line(record.source, record.module)}\n  {remedy}, or use microbatches=1"
+        for why, remedy, record in reasons[:1]
     )

@@ -15,9 +15,9 @@
                                                       mm : f32[8 4] = mm(t, x)
                                                       w_grad_sum : f32[8 4] = add.Tensor(w_grad, mm)
 
-This is the program for two micro-batches: the loss of each counts half. A gradient is added to its sum as soon as it is
-computed, so that no gradient takes memory longer than needed. Other outputs of the model are computed only if the loss
-needs them or the step returns them.
+This is the program for two micro-batches: the loss of each counts half, or wholly if it is a sum over rows. A gradient
+is added to its sum as soon as it is computed, so that no gradient takes memory longer than needed. Other outputs of the
+model are computed only if the loss needs them or the step returns them.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ class _Micro:
         self.position = position
         self.loss = self.returned[self.position]
         self.terms = terms_of(traced, self.loss, cut, device) if microbatches > 1 else Terms()
+        if self.terms.adds:
+            self.share = 1.0
         homes = {node.name: node for node in traced.placeholders}
         self.next = [(homes[result.of], node) for node, result in rows if result.kind == "state"]
         named = [(homes[result.of], node) for node, result in rows if result.kind == "grad"]

@@ -142,13 +142,13 @@ def _output_of(
             if len(dims) == 1 and dims[0][1] == 0 and not independence.mixing_nodes([node])
             else unknown
         )
-    terms, sums = search(program, node, independence)
+    terms = search(program, node, independence)
     if terms.mixings:
         return unknown
     divided = {division for division in terms.divisions if record_of(division).phase == "forward"}
-    if not terms.others and divided <= loss.divisions.keys():
-        return Output(name, "mean")
-    return Output(name, "sum") if not terms.counts and sums and set(terms.others) == sums else unknown
+    if terms.others or terms.sums or not divided <= loss.divisions.keys():
+        return unknown
+    return Output(name, "sum" if terms.adds else "mean")
 
 
 def about_outputs(outputs: Sequence[Output], microbatches: int) -> list[str]:

@@ -13,7 +13,7 @@ from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.transfers import Ends
-from autopar.ir.value_names import sums_in
+from autopar.ir.value_names import sums_in, total_name
 from autopar.model.stage_homes import StageHomes
 from autopar.pipeline import PipelineSchedule
 from autopar.report.passes import PassReport
@@ -137,7 +137,11 @@ class Stage(CutStage):
     @cached_property
     def input_types(self) -> dict[str, TensorType]:
         """The types of what it reads of a micro-batch, by the user's names; its counts may read more."""
-        counted = [] if self.counting is None else self.counting.sums[0].placeholders
+        counted = [] if self.counting is None else [*self.counting.sums[0].placeholders]
+        if self.counting is not None:
+            ends = self.counting.counts[0].placeholders
+            totals = {*map(total_name, range(len(ends)))}
+            counted += [node for node in ends if name_of(node) not in totals]
         return {**{name_of(node): tensor_type(node) for node in counted}, **self.types}
 
 
