@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import weights
+import wrapped
 from models import Residual
 from processes import ranks
 from safetensors.torch import load_file, save_file
@@ -266,3 +267,15 @@ def test_parts(attr: DistAttr) -> None:
             assert all((piece[here] == -1).flatten().tolist())
             piece[here] = whole[there]
         assert torch.equal(piece, _window(whole, Type, attr.local_parts((10, 12), mesh, at)).reshape(piece.shape))
+
+
+@pytest.mark.skipif(not wrapped.HAS_PEFT, reason="PEFT is not installed")
+def test_adapters_with_saved_modules(tmp_path: Path) -> None:
+    for k, (plan, options) in enumerate(
+        [
+            ("ddp", {"modules_to_save": ["lm_head"]}),
+            ("fsdp", {"modules_to_save": ["lm_head", "embed_tokens"]}),
+            ("fsdp", {"modules_to_save": ["input_layernorm"], "bias": "lora_only", "use_dora": True}),
+        ]
+    ):
+        ranks(2).run(wrapped.saved_adapters, str(tmp_path / str(k)), plan, options)

@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from transformers_models import gpt2, llama
 
+import autopar
+
 HAS_PEFT = importlib.util.find_spec("peft") is not None
 
 LLAMA_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -111,3 +113,19 @@ def nested(name: str) -> nn.Module:
     model = nn.Sequential(Block(), Wraps(name, Block()))
     model[0].up = Wraps(name, model[0].up)
     return model
+
+
+def saved_adapters(folder: str, plan: str, options: dict[str, Any]) -> None:
+    """On ranks: PEFT's files of a model on the mesh have the tensors that they have on one device."""
+    from safetensors.torch import load_file
+    from torch import distributed
+
+    torch.manual_seed(0)
+    model = lora_llama(["q_proj"], **options)
+    parallel = autopar.parallelize(model, autopar.Mesh(dp=2), plan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT says that embeddings are saved, too
+        parallel.save_pretrained(folder)
+        model.save_pretrained(alone := f"{folder}/alone{distributed.get_rank()}")
+    ours, one = (load_file(f"{at}/adapter_model.safetensors") for at in (folder, alone))
+    assert ours.keys() == one.keys() and all(torch.equal(ours[name], one[name]) for name in one)

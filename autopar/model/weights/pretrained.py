@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
+
 from autopar.errors import class_of
 from autopar.model.initialize import agree
 from autopar.model.state_dicts import gathered
@@ -36,7 +38,11 @@ def save_pretrained(
     agree(agreement, "save_pretrained")
     options = {"is_main_process": job is None or job.rank == 0} | options
     state = options.pop("state_dict", None)
-    weights = gathered(model.state_dict(keep_vars=True) if state is None else state, options["is_main_process"])
+    state = model.state_dict(keep_vars=True) if state is None else state
+    weights = gathered(state, options["is_main_process"])
+    if hasattr(model, "peft_config") and not weights:
+        # PEFT picks its tensors by their names before it asks whether to write
+        weights = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
     with on_all_ranks(job, "save"):
         # on the other ranks too, because it writes to the model's config
         return model.save_pretrained(path, state_dict=weights, **options)
