@@ -17,9 +17,10 @@ import torch
 from autopar.capture.guards import AttributesOfModule
 from autopar.capture.provenance import user_line
 
-# methods of such models that only read or count tensors: they are the model's own
-READS = (
-    "get_base_model", "get_input_embeddings", "get_nb_trainable_parameters", "get_output_embeddings", "num_parameters",
+# methods of such models that read or count tensors, or set flags that forward reads: they are the model's own
+OWN_METHODS = (
+    "get_base_model", "get_input_embeddings", "get_nb_trainable_parameters", "get_output_embeddings",
+    "gradient_checkpointing_disable", "gradient_checkpointing_enable", "is_gradient_checkpointing", "num_parameters",
     "print_trainable_parameters",
 )  # fmt: skip
 
@@ -75,7 +76,7 @@ class PretrainedModel(AttributesOfModule):
     def __getattr__(self, name: str) -> Any:
         if name in ASKED and _is_pretrained(self):
             return ASKED[name](self)
-        if name in READS and _is_pretrained(self):
+        if name in OWN_METHODS and _is_pretrained(self):
             return getattr(self.module, name)
         return super().__getattr__(name)
 

@@ -107,7 +107,8 @@ LATER: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "micro-batches that do not divide": (
         {"microbatches": 3},
         ValueError,
-        "3 micro-batches do not divide a batch of 4 rows (x, y): use a batch of 3 or 6 rows, or microbatches=2",
+        "3 micro-batches do not divide a batch of 4 rows (x, y): use a batch of 3 or 6 rows, or microbatches=2; a "
+        "last, shorter batch of an epoch is left out with drop_last=True of the DataLoader",
     ),
     "more stages than parts": (
         {"schedule": "interleaved-1f1b", "chunks": 4},

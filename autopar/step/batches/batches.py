@@ -214,7 +214,8 @@ def _not_divided(count: int, length: int, names: str) -> ValueError:
     fewer = max(n for n in range(1, count + 1) if length % n == 0)
     return ValueError(
         f"{count} micro-batches do not divide a batch of {length} rows ({names}): "
-        f"use a batch of {' or '.join(map(str, fitting))} rows, or microbatches={fewer}"
+        f"use a batch of {' or '.join(map(str, fitting))} rows, or microbatches={fewer}; a last, shorter batch "
+        f"of an epoch is left out with drop_last=True of the DataLoader"
     )
 
 

@@ -133,3 +133,17 @@ def test_adapters_come_before(parallel: Parallel) -> None:
     with pytest.raises(TypeError, match=f"^{re.escape(text)}[0-9]+  peft.get_peft_model"):
         peft.get_peft_model(parallel, peft.LoraConfig(target_modules=["q_proj"]))
     assert [name for name, _ in parallel.named_parameters()] == names
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers renames the flag
+def test_gradient_checkpointing_is_enabled_on_a_mesh() -> None:
+    """As a Trainer does; blocks are captured anew, and the numbers are the same."""
+    parallel, ids = autopar.parallelize(llama(kv=2).train(), Mesh(dp=2)), torch.randint(1, 10, (4, 6))
+    losses = []
+    for enabled in (False, True):
+        if enabled:
+            parallel.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        assert parallel.module.is_gradient_checkpointing == parallel.is_gradient_checkpointing == enabled
+        losses.append(parallel.simulate(input_ids=ids, labels=ids).loss)
+    torch.testing.assert_close(*losses)
+    assert parallel.captures == 2
