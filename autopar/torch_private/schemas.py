@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree  # tried on 2.11 to 2.15: flattens user structures, knows registered classes
 
-from autopar.torch_private.ops import OpOverload, OpOverloadPacket, aten
+from autopar.torch_private.ops import LackingOp, OpOverload, OpOverloadPacket, aten
 from autopar.torch_private.tracing import FakeTensor
 
 FLASH_FOR_CPU = (  # tried on 2.11 to 2.15: attention on CPU, and its backward
@@ -49,7 +49,10 @@ def is_composite(op: Any) -> bool:
 
 
 def random_ops() -> list[OpOverload]:
-    """Return the ops of tensors that may draw random numbers, without those that consist of others. Tried on 2.13."""
+    """Return the ops of tensors that may draw random numbers, without those that consist of others.
+
+    Tried on 2.11 to 2.15.
+    """
     packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)]
     every = [getattr(p, name) for p in packets if isinstance(p, OpOverloadPacket) for name in p.overloads()]
     return [op for op in every if torch.Tag.nondeterministic_seeded in op.tags and not is_composite(op)]
@@ -172,6 +175,6 @@ assert_without_sync = (
 @functools.cache
 def has_kernel(op: OpOverload, device: str) -> bool:
     """Return whether an overload runs on devices of a type. Tried on 2.11 to 2.15."""
-    return isinstance(op, OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
+    return not isinstance(op, LackingOp) and torch._C._dispatch_has_kernel_for_dispatch_key(
         op.name(), torch._C._dispatch_key_for_device(device)
     )

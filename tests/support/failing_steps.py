@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from failing_ranks import joined_rank_of_a_job
+from forks import MAY_CAPTURE_BEFORE
 from pipelined_steps import SPLIT, Layers, Shared
 from torch import nn
 
@@ -221,6 +222,7 @@ def warm() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    warm()
+    if MAY_CAPTURE_BEFORE:
+        warm()
     job, rank, _ = joined_rank_of_a_job()
     train(job, rank)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from forks import MAY_CAPTURE_BEFORE
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
@@ -131,6 +132,8 @@ def warm_up() -> None:
     from autopar.checkpoint import loading, saving  # noqa: F401
 
     torch.set_num_threads(1)
+    if not MAY_CAPTURE_BEFORE:
+        return
     parallel = autopar.parallelize(host_ranks.made(), autopar.Mesh(dp=2, tp=2), host_ranks.PLAN)
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=0.01))
     step.simulate(host_ranks.batch(0))

@@ -11,11 +11,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import autopar
 from autopar.checkpoint import save
 from autopar.cli.app import app
 from autopar.cli.output import OutputOptions, finite, output_of
 from autopar.cli.status import INTERRUPTED, status_of
+from autopar.report.rules import page
 
 
 def asked(*arguments: str, **environment: str) -> tuple[int, str, str]:
@@ -164,8 +164,7 @@ def test_patterns_match_ops_with_and_without_their_overload() -> None:
 
 
 def test_without_a_pattern_the_page_is_printed() -> None:
-    table = Path(autopar.__file__).parent / "rules" / "TABLE.md"
-    assert asked("rules") == (0, table.read_text(), "")
+    assert asked("rules") == (0, page(), "")
 
 
 def test_a_file_without_a_function_says_which_ones_it_has(tmp_path: Path) -> None:
