@@ -16,6 +16,7 @@ from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
+from autopar.plan.shared_transfers import REDUCTIONS
 from autopar.transitions import duration, transitions
 
 FOLDED = frozenset(transfers.BY_FUNCTION) - {transfers.cast, transfers.send, transfers.recv, transfers.wait}
@@ -32,7 +33,7 @@ class Fold(Pass):
     Such chains are a gather and a slice over the same axis, a transfer and its inverse, or two transitions in a row.
     A single transition has none of them: they come from edits, from programs written by hand, and where two transitions
     meet. A transfer with other readers stays, so its bytes do not count. Chains do not cross phases, and contain no
-    casts, which round.
+    casts, which round. A pending value is reduced once, so a reduction of a value that is read elsewhere, too, stays.
 
     Attributes:
         machine: the machine whose nanoseconds are compared; without one the bytes of the worst rank are.
@@ -51,7 +52,8 @@ class Fold(Pass):
                 if node.target in FOLDED:
                     (operand,) = operands(node)
                     before = chains.get(operand, [])
-                    chains[node] = [*(before if record_of(operand).phase == record_of(node).phase else []), node]
+                    follows = record_of(operand).phase == record_of(node).phase and not _stays(before)
+                    chains[node] = [*(before if follows else []), node]
             for node, chain in chains.items():
                 if len(chain) < 2 or all(user in chains and chains[user][:-1] == chain for user in node.users):
                     continue  # a single transfer, or the chain goes on
@@ -73,6 +75,11 @@ class Fold(Pass):
                 edit.replace_all_uses(node, moved)
                 for old in unshared:
                     edit.erase(old)
+
+
+def _stays(chain: list[fx.Node]) -> bool:
+    """Return whether a chain ends with a reduction of a value that others read."""
+    return bool(chain) and chain[-1].target in REDUCTIONS and len(operands(chain[0])[0].users) > 1
 
 
 def _unshared(chain: list[fx.Node]) -> list[fx.Node]:

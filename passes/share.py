@@ -35,7 +35,7 @@ class Share(Pass):
     def run(self, program: Program) -> None:
         first: dict[Any, fx.Node] = {}
         representative: dict[fx.Node, fx.Node] = {}
-        turning = _gathers_of_turning_block(program)
+        turning, reducing = _gathers_of_turning_block(program), _leading_to_reductions(program)
         with program.edit() as edit:
             for node in program.nodes:
                 if node.target not in transfers.BY_FUNCTION:
@@ -43,7 +43,7 @@ class Share(Pass):
                 args = map_operands(node.args, lambda n: representative.get(n, n))
                 phase = (
                     ""
-                    if node.target in REDUCTIONS or _narrows(node)
+                    if node in reducing or _narrows(node)
                     else "forward"
                     if node in turning
                     else record_of(node).phase
@@ -53,6 +53,15 @@ class Share(Pass):
                 if twin is not node:
                     edit.replace_all_uses(node, twin)
                     edit.erase(node)
+
+
+def _leading_to_reductions(program: Program) -> set[fx.Node]:
+    """Return the reductions, and the transfers of what is then reduced."""
+    found: set[fx.Node] = set()
+    for node in reversed(program.graph.nodes):
+        if node.target in REDUCTIONS or (node.target in transfers.BY_FUNCTION and not found.isdisjoint(node.users)):
+            found.add(node)
+    return found
 
 
 def _narrows(node: fx.Node) -> bool:

@@ -31,7 +31,7 @@ class LeastPrices:
     Attributes:
         table: nanoseconds, from each state before the cast to each of the goal's dtype: [4 ** axes, 4 ** axes]. In the
             source an axis that splits a part is in ``OWN``.
-        kept: the same over transfers that all phases share, at the beginning of a path.
+        kept: the same over transfers that all phases share, at the beginning of a path: all up to a reduction.
     """
 
     def __init__(
@@ -66,7 +66,10 @@ class LeastPrices:
         best = direct
         for flag in range(1 + self._casts):
             rows = slice(flag * count, (flag + 1) * count)
-            over = _joined(direct[:count, rows], self._exchanges(self._itemsizes[flag]))
+            exchanges = self._exchanges(self._itemsizes[flag])
+            waiting = flag * count + np.nonzero((self._places == PENDING).any(axis=1))[0]
+            kept[waiting, rows] = np.minimum(kept[waiting, rows], exchanges[waiting - flag * count])
+            over = _joined(direct[:count, rows], exchanges)
             best = np.minimum(best, np.pad(_joined(over, direct[rows]), ((0, len(best) - count), (0, 0)),
                                            constant_values=FAR_OFF))  # fmt: skip
         self.table = best[:count, last]
@@ -114,6 +117,8 @@ class LeastPrices:
                 moves[state, state + count] = cast
                 if self._narrows:
                     kept[state, state + count] = cast
+            if PENDING in places:
+                kept[state::count] = moves[state::count]
         return moves, kept, first
 
     def _add_sums(self, moves: np.ndarray, kept: np.ndarray, here: int, places: list[int], sent: int) -> None:

@@ -72,8 +72,6 @@ class Prices:
         for number, value in enumerate(self.problem.values.values()):
             key = (number, plan[value.variable], *[plan[reader.variable] for reader in value.readers])
             if key not in self.known:
-                home = value.states[plan[value.variable]]
-                paths = [value.path(self.problem.chains, home, r.states[plan[r.variable]], r) for r in value.readers]
-                self.known[key] = union(paths)
+                self.known[key] = union(value.paths(self.problem.chains, plan))
             total += self.known[key]
         return total

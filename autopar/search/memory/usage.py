@@ -186,9 +186,9 @@ class _Walk:
         return copies.made[path]
 
     def _path(self, copies: _Copies, reader: Reader) -> Path:
-        if id(reader) not in copies.paths:
-            need = reader.states[self.states[reader.variable]]
-            copies.paths[id(reader)] = copies.value.path(self.chains, copies.home, need, reader)
+        if not copies.paths:
+            paths = copies.value.paths(self.chains, self.states)
+            copies.paths.update(zip(map(id, copies.value.readers), paths, strict=True))
         return copies.paths[id(reader)]
 
     def _made(self, copies: _Copies, path: Path, source: _Storage, tick: int) -> _Storage:

@@ -185,8 +185,7 @@ class Expanded:
         states = [int(some[state]) for some, state in zip(kept, answer.states.tolist(), strict=True)]
         total = sum(int(prices[state]) for prices, state in zip(self.prices, states, strict=False))
         for value in self.values.values():
-            home = value.states[states[value.variable]]
-            total += union([value.path(self.chains, home, r.states[states[r.variable]], r) for r in value.readers])
+            total += union(value.paths(self.chains, states))
         steps = [self._layouts(k, states) for k in range(len(self.steps))]
         needs = tuple(need if k in self.read else UNREAD for k, need in enumerate(placed.needs))
         gives = tuple(

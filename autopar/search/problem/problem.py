@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ from autopar.search.problem.index_places import price_of_places
 from autopar.search.problem.strategies import Placed, StepLayouts
 from autopar.search.solver.factor_graph import FactorGraph
 from autopar.search.solver.solver import Answer
-from autopar.search.transfer_prices.chains import Chains, State
+from autopar.search.transfer_prices.chains import Chain, Chains, State
+from autopar.search.transfer_prices.once import once
 from autopar.search.transfer_prices.sharing import Path, path_of, union
 
 
@@ -68,10 +70,19 @@ class Value:
     stays: bool = False
     readers: list[Reader] = field(default_factory=list)
 
-    def path(self, chains: Chains, have: State, need: State, reader: Reader) -> Path:
-        """Return the transfers from one state to another before a reader, with what shares them."""
-        chain = chains.chain(self.type.shape, have, need)
-        return path_of(chain, reader.phase, computed=self.computed, turning=self.turns(reader))
+    def paths(self, chains: Chains, states: Sequence[int]) -> list[Path]:
+        """Return the transfers before each reader of an assignment, with what shares them."""
+        have = self.states[states[self.variable]]
+        needs = [reader.states[states[reader.variable]] for reader in self.readers]
+
+        def shared(found: Sequence[Chain]) -> list[Path]:
+            return [
+                path_of(chain, reader.phase, computed=self.computed, turning=self.turns(reader))
+                for chain, reader in zip(found, self.readers, strict=True)
+            ]
+
+        find = partial(chains.chain, self.type.shape)
+        return shared(once(find, have, needs, lambda found: union(shared(found))))
 
     def turns(self, reader: Reader) -> bool:
         """Return whether a gather before a reader is shared by the forward and the backward."""
@@ -170,12 +181,7 @@ class Problem:
         """
         total = sum(int(prices[states[variable]]) for variable, prices in self.prices.items())
         for value in self.values.values():
-            home = value.states[states[value.variable]]
-            paths = [
-                value.path(self.chains, home, reader.states[states[reader.variable]], reader)
-                for reader in value.readers
-            ]
-            total += union([path for path in paths if path])
+            total += union(value.paths(self.chains, states))
         return (total + self.places(states)) * self.microbatches + self.ended(states)
 
     def inside(self, states: Sequence[int]) -> dict[fx.Node, tuple[StepLayouts, ...]]:

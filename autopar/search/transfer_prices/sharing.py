@@ -1,7 +1,7 @@
 """Pay for each transfer of a value once, where the program that runs has it once.
 
 Uses of one value in one phase share equal transfers, also where only the beginnings of their chains are equal.
-Reductions and narrowing casts at the beginning are shared by all phases. With at most three uses, what is shared is
+What leads to a reduction, and narrowing casts at the beginning, are shared by all phases. With at most three uses, what is shared is
 one path of transfers: it begins at the home, and each use leaves it somewhere. An *alternate* is the end of such a
 path. A pair (home, alternate) pays for the path, and a use then pays for what follows after the path.
 """
@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.ir import transfers
-from autopar.plan.shared_transfers import REDUCTIONS
 from autopar.search.transfer_prices.chains import Chain, State
+from autopar.search.transfer_prices.once import reduction
 from autopar.search.transfer_prices.trees import Shared, Tree, common, shared
 
 
@@ -67,9 +67,9 @@ def path_of(chain: Chain, phase: str, *, computed: bool = True, turning: bool = 
         computed: whether an op makes the value; narrowing casts of parameters and inputs are not kept.
         turning: whether a gather at the beginning is shared by the forward and the backward.
     """
-    path, everywhere = [], True
+    path, everywhere, reduced = [], True, len(reduction(chain))
     for k, hop in enumerate(chain):
-        kept = hop.function in REDUCTIONS or (hop.narrows and computed)
+        kept = k < reduced or (hop.narrows and computed)
         everywhere &= kept or (k == 0 and turning and hop.function is transfers.all_gather)
         path.append(Step(hop.function, hop.state, hop.nanoseconds, "" if everywhere else phase))
     return tuple(path)

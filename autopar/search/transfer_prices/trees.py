@@ -74,8 +74,10 @@ def shared(tree: Tree, states: np.ndarray, phase: int, *, computed: bool, turnin
         turning: whether a gather at the beginning is shared by the forward and the backward.
     """
     numbers = tree.numbers[:, states]
-    is_kept = tree.reduces | tree.narrows if computed else tree.reduces
-    kept = is_kept[numbers]
+    reduces = tree.reduces[numbers] & (numbers >= 0)
+    kept = np.logical_or.accumulate(reduces[..., ::-1], axis=2)[..., ::-1] | (numbers < 0)
+    if computed:
+        kept |= tree.narrows[numbers]
     if turning and kept.shape[2]:
         kept[..., 0] |= tree.gathers[numbers[..., 0]]
     everywhere = np.logical_and.accumulate(kept, axis=2)
