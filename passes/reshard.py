@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -15,9 +15,10 @@ from autopar.ir.computed_again import computed_again
 from autopar.ir.edit import Value
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
-from autopar.ir.record import Requirement, TensorType, ValueType
+from autopar.ir.record import Record, Requirement, TensorType, ValueType
 from autopar.passes.manager import Pass
 from autopar.plan.shared_transfers import narrows
+from autopar.plan.waiting_views import views_of_reduced
 from autopar.search.transfer_prices.chains import Chain, Hop
 from autopar.search.transfer_prices.once import once
 from autopar.search.transfer_prices.sharing import path_of, union
@@ -58,7 +59,10 @@ class Reshard(Pass):
         if self.mode not in MODES:
             raise ValueError(f"no mode {shown(self.mode)}; modes are {', '.join(MODES)}")
         with program.edit(sync=self.mode == "sync") as edit:
-            mismatches = disagreements(program, self.machine)
+            views = views_of_reduced(program)
+            for view, record in views.items():
+                edit.annotate(view, type=record.type, uses=record.uses)
+            mismatches = disagreements(program, self.machine, views)
             for user, index, value, steps, before, phase in mismatches if self.mode == "batched" else list(mismatches):
                 moved: Value = value
                 for function, args, kwargs, type in steps:
@@ -73,13 +77,21 @@ _NONE: list[Call] = []
 
 
 def disagreements(
-    program: Program, machine: Machine | None = None
+    program: Program, machine: Machine | None = None, changed: Mapping[fx.Node, Record] = {}  # noqa: B006
 ) -> Iterator[tuple[fx.Node, int, fx.Node, list[Call], fx.Node, str]]:
     """Yield every use that disagrees with its value.
 
     Each comes as user, operand index, value, the transfers, the node that they precede, and their phase. The transfers
     of results of the forward are at the end of the forward, those of other results at the end of the program.
+
+    Args:
+        machine: as of ``Reshard``.
+        changed: nodes → the records that they are about to have.
     """
+
+    def of(node: fx.Node) -> Record:
+        return changed.get(node) or record_of(node)
+
     output = program.output
     about = record_of(output)
     begins = next((record_of(node).phase for node in program.nodes if node.op == "call_function"), "forward")
@@ -92,10 +104,10 @@ def disagreements(
     for user in program.nodes:
         if user.op != "call_function" and user is not output:
             continue
-        record = record_of(user)
+        record = of(user)
         if not ended and (user is output or record.phase != "forward"):
             ended = True
-            uses += [_Use(output, k, value, need, user, "forward") for k, value, need, early in results if early]
+            uses += [_Use(output, k, value, of(value).type, need, user, "forward") for k, value, need, early in results if early]
         if user is output:
             break
         phase, needs, values = record.phase, record.uses, inputs_of(user)
@@ -105,18 +117,18 @@ def disagreements(
             need = needs[k]
             if need is None:
                 continue
-            have = record_of(value).type
+            have = of(value).type
             if have.__class__ is TensorType and have.layout is need.layout and have.dtype is need.dtype:
                 continue  # most uses agree, and this check is faster than a call
-            uses.append(_Use(user, k, value, need, user, phase))
+            uses.append(_Use(user, k, value, have, need, user, phase))
     phase = "backward" if phase == "forward" else phase  # a backward may have no ops, if its gradients are tangents
-    uses += [_Use(output, k, value, need, output, phase) for k, value, need, early in results if not early]
+    uses += [_Use(output, k, value, of(value).type, need, output, phase) for k, value, need, early in results if not early]
     known = _Known(machine)
     reduced = _reduced_once(program, uses, known)
     for use in uses:
         calls = reduced.get((use.value, use.phase, use.need))
         if calls is None:
-            calls = known.calls(record_of(use.value).type, use.need)
+            calls = known.calls(use.have, use.need)
         if calls:
             yield use.user, use.index, use.value, calls, use.before, use.phase
 
@@ -127,6 +139,7 @@ class _Use(NamedTuple):
     user: fx.Node
     index: int
     value: fx.Node
+    have: ValueType
     need: Requirement | None
     before: fx.Node
     phase: str
@@ -141,7 +154,7 @@ def _reduced_once(
     """
     pending: dict[fx.Node, dict[tuple[Requirement, str], None]] = {}
     for use in uses:
-        type = record_of(use.value).type
+        type = use.have
         if use.need is not None and isinstance(type, TensorType) and type.layout is not None and type.attr.pending:
             pending.setdefault(use.value, {})[use.need, use.phase] = None
     same: dict[object, list[fx.Node]] = {}

@@ -29,7 +29,7 @@ def computed_again(program: Program, values: Collection[fx.Node]) -> dict[fx.Nod
         key: object = node
         if node.op == "call_function":
             args, kwargs = (map_operands(given, lambda n: _Number(numbers[n])) for given in (node.args, dict(node.kwargs)))
-            key = node.target, _hashable(args), _hashable(kwargs), None if is_getitem(node) else record_of(node).type
+            key = node.target, hashable(args), hashable(kwargs), None if is_getitem(node) else record_of(node).type
         numbers[node] = known.setdefault(key, len(known))
     return {value: numbers[value] for value in values}
 
@@ -44,9 +44,10 @@ class _Number(int):
         return hash(("operand", int(self)))
 
 
-def _hashable(value: Any) -> Any:
+def hashable(value: Any) -> Any:
+    """Return arguments of a node as something that compares by value."""
     if isinstance(value, (tuple, list)):
-        return tuple(map(_hashable, value))
+        return tuple(map(hashable, value))
     if isinstance(value, dict):
-        return tuple(sorted((key, _hashable(one)) for key, one in value.items()))
+        return tuple(sorted((key, hashable(one)) for key, one in value.items()))
     return (value.__class__, value)

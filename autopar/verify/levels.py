@@ -14,6 +14,7 @@ from autopar.verify.every_level import check_header, check_record
 from autopar.verify.layouts import check_dtypes, check_placed, check_rule, check_untransferred
 from autopar.verify.own import check_drawn, check_own
 from autopar.verify.pieces import check_local
+from autopar.verify.reductions import check_reduced_once
 from autopar.verify.streams import check_stream, check_unstreamed, check_waited
 from autopar.verify.subject import Subject
 
@@ -24,6 +25,7 @@ CHECKS: dict[str, tuple[Callable[[Subject, fx.Node, Record], None], ...]] = {  #
     "local": (check_record, check_local, check_unstreamed),
     "scheduled": (check_record, check_local, check_stream),
 }
+REDUCES = ("explicit", "local", "scheduled")  # levels with transfers
 
 
 def verify(program: Program, made_by: str = "") -> None:
@@ -51,6 +53,8 @@ def verify(program: Program, made_by: str = "") -> None:
         for check in checks:
             check(of, node, record)
     check_waited(of)
+    if program.level in REDUCES:
+        check_reduced_once(of)
 
 
 Program.verifier = verify

@@ -14,14 +14,15 @@ stream dp
   a : f32[8 4] = input
   b : f32[6] = input
   c : f32[4 4] = input
+  d : f32[8 4] = input
   e : f32[3 4] = input
 forward:
   a_dp_start : f32[8 4] = start all_reduce(a, dp) on dp in dp_0
   b_dp_start : f32[6] = start all_reduce(b, dp) on dp in dp_0
   c_dp_0_start : f32[2 9] = start all_gather(c, 1, dp, sizes=[4, 4]) on dp in dp_1 from 0 to 9
   c_dp_1_start : f32[2 7] = start all_gather(c, 1, dp, sizes=[4, 4]) on dp in dp_1 from 9 to 16
-  d_dp_0_start : f32[15] = start reduce_scatter(a, 0, dp, sizes=[4, 4]) on dp from 0 to 15
-  d_dp_1_start : f32[1] = start reduce_scatter(a, 0, dp, sizes=[4, 4]) on dp from 15 to 16
+  d_dp_0_start : f32[15] = start reduce_scatter(d, 0, dp, sizes=[4, 4]) on dp from 0 to 15
+  d_dp_1_start : f32[1] = start reduce_scatter(d, 0, dp, sizes=[4, 4]) on dp from 15 to 16
   e_dp_start : f32[5 4] = start all_gather(e, 0, dp, sizes=[3, 2]) on dp
   a_dp : f32[8 4] = wait(a_dp_start)
   b_dp : f32[6] = wait(b_dp_start)
@@ -35,9 +36,9 @@ forward:
   y : f32[8 4] = relu(a_dp)
   return y, b_dp, c_dp, d_dp, e_dp
 """
-A, B = SCHEDULED.splitlines(keepends=True)[7:9]
-C0, C1 = SCHEDULED.splitlines(keepends=True)[9:11]
-WAIT_A, WAIT_B = SCHEDULED.splitlines(keepends=True)[14:16]
+A, B = SCHEDULED.splitlines(keepends=True)[8:10]
+C0, C1 = SCHEDULED.splitlines(keepends=True)[10:12]
+WAIT_A, WAIT_B = SCHEDULED.splitlines(keepends=True)[15:17]
 OUT_OF_MESSAGE = (
     "the message dp_0 is started in two places, or has members that differ in transfer, axis, stream or dtype: give "
     "them messages of their own"
@@ -90,14 +91,14 @@ BROKEN = {
         "relu(a_dp)\n", "relu(a_dp) on dp in dp_3\n", "y", "only a collective that is started is part of a message",
     ),
     "a chunk of nothing": (
-        "f32[1] = start reduce_scatter(a, 0, dp, sizes=[4, 4]) on dp from 15 to 16",
-        "f32[0] = start reduce_scatter(a, 0, dp, sizes=[4, 4]) on dp from 15 to 15", "d_dp_1_start",
-        "a chunk is a range of the elements from 0 to 16, which a sends",
+        "f32[1] = start reduce_scatter(d, 0, dp, sizes=[4, 4]) on dp from 15 to 16",
+        "f32[0] = start reduce_scatter(d, 0, dp, sizes=[4, 4]) on dp from 15 to 15", "d_dp_1_start",
+        "a chunk is a range of the elements from 0 to 16, which d sends",
     ),
     "a chunk behind the end": (
-        "f32[1] = start reduce_scatter(a, 0, dp, sizes=[4, 4]) on dp from 15 to 16",
-        "f32[2] = start reduce_scatter(a, 0, dp, sizes=[4, 4]) on dp from 15 to 17", "d_dp_1_start",
-        "a chunk is a range of the elements from 0 to 16, which a sends",
+        "f32[1] = start reduce_scatter(d, 0, dp, sizes=[4, 4]) on dp from 15 to 16",
+        "f32[2] = start reduce_scatter(d, 0, dp, sizes=[4, 4]) on dp from 15 to 17", "d_dp_1_start",
+        "a chunk is a range of the elements from 0 to 16, which d sends",
     ),
     "a chunk of another size": (
         "c_dp_1_start : f32[2 7]", "c_dp_1_start : f32[7 2]", "c_dp_1_start",
@@ -112,8 +113,8 @@ BROKEN = {
     "a chunk is doubled": ("[d_dp_0, d_dp_1]", "[d_dp_0, d_dp_1, d_dp_1]", "d_dp", FOLLOW),
     "chunks out of order": ("[d_dp_0, d_dp_1]", "[d_dp_1, d_dp_0]", "d_dp", FOLLOW),
     "chunks overlap": (
-        "d_dp_1_start : f32[1] = start reduce_scatter(a, 0, dp, sizes=[4, 4]) on dp from 15 to 16",
-        "d_dp_1_start : f32[1] = start reduce_scatter(a, 0, dp, sizes=[4, 4]) on dp from 14 to 15", "d_dp", FOLLOW,
+        "d_dp_1_start : f32[1] = start reduce_scatter(d, 0, dp, sizes=[4, 4]) on dp from 15 to 16",
+        "d_dp_1_start : f32[1] = start reduce_scatter(d, 0, dp, sizes=[4, 4]) on dp from 14 to 15", "d_dp", FOLLOW,
     ),
     "nothing is joined": ("[d_dp_0, d_dp_1]", "[]", "d_dp", ONE_TRANSFER),
     "a whole transfer is joined": ("[d_dp_0, d_dp_1]", "[b_dp]", "d_dp", ONE_TRANSFER),
