@@ -42,14 +42,15 @@ def views_of_reduced(program: Program) -> dict[fx.Node, Record]:
     if len(roots) == len(reduced) and all(not members[value][1] for value in reduced):
         return {}
     numbers = computed_again(program, roots)
-    ways: dict[object, set[tuple[Any, ...]]] = {}
+    ways: dict[object, set[tuple[Any, ...]]] = {}  # value, under the number of its copies, too → what is reduced of it
     for value in reduced:
         root, views = members[value]
-        ways.setdefault(numbers.get(root, root), set()).add(views)
+        ways.setdefault(root, set()).add((value,))
+        ways.setdefault(numbers.get(root, root), set()).add(views if root in numbers else (value,))
     found: dict[fx.Node, Record] = {}
     for node in reversed(list(members)):
         root, views = members[node]
-        several = len(ways.get(numbers.get(root, root), ())) > 1
+        several = any(len(ways.get(key, ())) > 1 for key in (root, numbers.get(root, root)))
         if views and several and (node in reduced or any(user in found for user in node.users)):
             found[node] = _of_reduced(node)
     return found

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from torch import fx
 
 from autopar.gc_pause import gc_paused
@@ -33,6 +34,7 @@ from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of
 from autopar.scheduling.programs.apply import scheduled
 from autopar.scheduling.programs.order import Order
+from autopar.scheduling.programs.shared import sends_nothing
 from autopar.torch_private import OpOverload
 from autopar.verify.channels.classes import RankClass, check_classes
 
@@ -210,6 +212,11 @@ class _Localizer:
         at = mesh.coordinates(self.rank)
         kind = _local_type(record.type, mesh, at)
         args, kwargs = node.args, dict(node.kwargs)
+        if sends_nothing(node.target, record.type):
+            assert isinstance(kind, TensorType)
+            args, kwargs = (operands(node)[0], list(kind.shape)), {}
+            self.add(node, record, node.op, torch.ops.aten.new_zeros.default, args, kwargs, kind)
+            return
         if node.target in transfers.BY_FUNCTION:
             args, kwargs = _transfer(node, mesh, at)
             if mesh.name is not None and "axis" in transfers.arguments(node.target, args, kwargs):

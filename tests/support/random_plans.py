@@ -68,6 +68,8 @@ class Prices:
 
     def __call__(self, states: np.ndarray) -> int:
         plan = states.tolist()
+        if self.problem.views_of_reduced(plan):
+            return self.problem.explicit_price(plan)
         total = sum(int(prices[plan[v]]) for v, prices in self.problem.prices.items()) + self.problem.places(plan)
         for number, value in enumerate(self.problem.values.values()):
             key = (number, plan[value.variable], *[plan[reader.variable] for reader in value.readers])

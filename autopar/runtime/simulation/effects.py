@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,9 +104,29 @@ def _all_gather(
     return [_result(whole, _local_shape(transfers.all_gather, xs[0], arguments_by_rank[0], {}))] * len(xs)
 
 
+_SEED: ContextVar[int | None] = ContextVar("seed of the orders of adding", default=None)
+
+
+@contextmanager
+def adding_orders(seed: int) -> Iterator[None]:
+    """Let each kind of collective add in an order of its own: that of the ranks is one of many.
+
+    What is simulated inside adds in orders that follow from the seed, the arguments of the collective and the shape. So
+    replicas stay equal, and a value that is reduced in two ways differs in the last bit, as it may on processes.
+    """
+    token = _SEED.set(seed)
+    try:
+        yield
+    finally:
+        _SEED.reset(token)
+
+
 def _reduced(xs: list[torch.Tensor], arguments_by_rank: list[Arguments]) -> torch.Tensor:
     op, dtype = arguments_by_rank[0].get("op", "sum"), xs[0].dtype
     xs = [x.to(transfers.reduced_as(op, dtype)) for x in xs]
+    if (seed := _SEED.get()) is not None:
+        about = sorted((name, str(value)) for name, value in arguments_by_rank[0].items())
+        random.Random(f"{seed} {about} {tuple(xs[0].shape)}").shuffle(xs)
     if op == "avg":
         return (functools.reduce(torch.add, xs) / len(xs)).to(dtype)
     return functools.reduce(_REDUCE[op], xs).to(dtype)

@@ -57,9 +57,9 @@ def rotated_ops(program: Program, ops: Sequence[Op], across: Collection[str]) ->
     return [*late, *sent, end, *after]
 
 
-def unrotated(lines: Sequence[Line], across: Collection[str]) -> list[Line]:
+def unrotated(program: Program, lines: Sequence[Line], across: Collection[str]) -> list[Line]:
     """Return the lines of one run: those behind its end come first, and all crossing collectives are started before
-    the waits at its end."""
+    the waits at its end, but for what waits for their operands."""
     place = next(k for k, line in enumerate(lines) if line.parts[0].op == END)
     begin, end = list(lines[place + 1 :]), list(lines[:place])
     crossing = frozenset(across)
@@ -68,7 +68,11 @@ def unrotated(lines: Sequence[Line], across: Collection[str]) -> list[Line]:
     waits = len(end)
     while waits and end[waits - 1].kind == "wait":
         waits -= 1
-    return [*(line for line, stays in zip(begin, stay, strict=True) if stays), *end[:waits], *started, *end[waits:]]
+    sent = {name for names in _next_operands(program, crossing).values() for name in names}
+    first = [line for line in end[waits:] if any(part.op in sent for part in line.parts)]
+    last = [line for line in end[waits:] if line not in first]
+    stays_first = [line for line, stays in zip(begin, stay, strict=True) if stays]
+    return [*stays_first, *end[:waits], *first, *started, *last]
 
 
 def memory_of_run(program: Program, ops: Sequence[Op], lines: Sequence[Line], across: Collection[str]) -> int:

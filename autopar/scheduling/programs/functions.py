@@ -11,6 +11,7 @@ from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES
+from autopar.scheduling.programs.shared import sends_nothing
 
 MESSAGES = (transfers.send, transfers.recv)
 
@@ -75,10 +76,13 @@ def functions_of(program: Program, whole: bool) -> list[Function]:
 def is_collective(node: fx.Node) -> bool:
     """Return whether a node of an explicit program is a collective: it is started, and its first reader waits for it.
 
-    A send or recv waits in its own line. A redistribute in which no rank receives anything is no collective.
+    A send or recv waits in its own line. A redistribute in which no rank receives anything is no collective, and
+    neither is a transfer of a value without elements.
     """
     row = transfers.BY_FUNCTION.get(node.target)
     if row is None or not row.collective or row.function in MESSAGES:
+        return False
+    if sends_nothing(node.target, tensor_type(node)):
         return False
     if row.function is not transfers.redistribute:
         return True

@@ -169,7 +169,7 @@ def _across(
 
     def made_by(policy: str | ByteScheduler, **options: Any) -> tuple[Schedule, list[Line], int]:
         made = schedule(rotated, policy, overlap.issue, **times_of(durations), **options)
-        lines = unrotated(made.lines, across)
+        lines = unrotated(program, made.lines, across)
         return made, lines, memory_of_run(program, ops, lines, crossing)
 
     if overlap.is_searched:

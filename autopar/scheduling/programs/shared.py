@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import fx
 
@@ -14,13 +15,19 @@ from autopar.ir.record import TensorType
 SHARED = (transfers.all_reduce, transfers.reduce_scatter, transfers.all_gather)
 
 
+def sends_nothing(function: Any, type: Any) -> bool:
+    """Return whether an op is a collective of a value without elements, which each rank makes by itself."""
+    row = transfers.BY_FUNCTION.get(function) if isinstance(type, TensorType) and 0 in type.shape else None
+    return row is not None and row.collective
+
+
 def may_share(node: fx.Node) -> bool:
     """Return whether a node of an explicit program is a collective that may share a message and be cut.
 
     A reduction may if the backend reduces in its own dtype. A gather or a reduce-scatter may if all pieces have one
     size.
     """
-    if node.target not in SHARED:
+    if node.target not in SHARED or sends_nothing(node.target, tensor_type(node)):
         return False
     kind = transfers.arguments(node.target, node.args, node.kwargs).get("op", "sum")
     dtype = tensor_type(node).dtype

@@ -5,9 +5,9 @@ A variable is the strategy of an op, the home of a placeholder, or the alternate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -15,16 +15,18 @@ from torch import fx
 
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import element_of, is_getitem, name_of, tensor_type
+from autopar.ir.nodes import element_of, is_getitem, name_of, operands, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType, requirement_of
 from autopar.plan.boundary import gradient_sums
+from autopar.plan.waiting_views import is_view, reduces
 from autopar.search.problem.ending import Ending
 from autopar.search.problem.index_places import price_of_places
 from autopar.search.problem.strategies import Placed, StepLayouts
 from autopar.search.solver.factor_graph import FactorGraph
 from autopar.search.solver.solver import Answer
 from autopar.search.transfer_prices.chains import Chain, Chains, State
+from autopar.search.transfer_prices.classes import UNREAD
 from autopar.search.transfer_prices.once import once
 from autopar.search.transfer_prices.sharing import Path, path_of, union
 
@@ -70,10 +72,14 @@ class Value:
     stays: bool = False
     readers: list[Reader] = field(default_factory=list)
 
-    def paths(self, chains: Chains, states: Sequence[int]) -> list[Path]:
-        """Return the transfers before each reader of an assignment, with what shares them."""
-        have = self.states[states[self.variable]]
-        needs = [reader.states[states[reader.variable]] for reader in self.readers]
+    def paths(self, chains: Chains, states: Sequence[int], reduced: Collection[int] = ()) -> list[Path]:
+        """Return the transfers before each reader of an assignment, with what shares them.
+
+        Args:
+            reduced: variables of views that read reduced values.
+        """
+        have = _state(self.states[states[self.variable]], self.variable in reduced)
+        needs = [_state(reader.states[states[reader.variable]], reader.variable in reduced) for reader in self.readers]
 
         def shared(found: Sequence[Chain]) -> list[Path]:
             return [
@@ -87,6 +93,16 @@ class Value:
     def turns(self, reader: Reader) -> bool:
         """Return whether a gather before a reader is shared by the forward and the backward."""
         return self.parameter and (reader.phase == "forward" or reader.turning)
+
+
+def _state(state: State, reduced: bool) -> State:
+    return (state[0].without_pending(), state[1]) if reduced else state
+
+
+def _need(value: Value, view: Value, states: Sequence[int]) -> State:
+    """Return the state in which a view reads its value."""
+    reader = next(reader for reader in value.readers if reader.variable == view.variable)
+    return reader.states[states[reader.variable]]
 
 
 @dataclass(frozen=True)
@@ -180,9 +196,47 @@ class Problem:
         It is that of the explicit program, or that of all micro-batches and the update.
         """
         total = sum(int(prices[states[variable]]) for variable, prices in self.prices.items())
+        reduced = self.views_of_reduced(states)
         for value in self.values.values():
-            total += union(value.paths(self.chains, states))
+            total += union(value.paths(self.chains, states, reduced))
         return (total + self.places(states)) * self.microbatches + self.ended(states)
+
+    def views_of_reduced(self, states: Sequence[int]) -> set[int]:
+        """Return the variables of the views that read reduced values: what ``reshard`` does with an assignment."""
+        roots: dict[int, int] = {}  # id of a view → that of the first value
+        found: set[int] = set()
+        views = [row for row in self._views if all(value.states[states[value.variable]][0].pending for value in row)]
+        waiting = [(view, value) for view, value in views if _need(value, view, states)[0].pending]
+        if not waiting:
+            return found
+        for view, value in waiting:
+            roots[id(view)] = roots.get(id(value), id(value))
+        members = {id(value): value for row in waiting for value in row}
+        reduced = {
+            key
+            for key, value in members.items()
+            for reader in value.readers
+            for have, need in [(value.states[states[value.variable]], reader.states[states[reader.variable]])]
+            if reduces(have[0].pending, need[0].pending) and need[0] != UNREAD
+        }
+        ways: dict[int, int] = {}
+        for key in reduced:
+            ways[roots.get(key, key)] = ways.get(roots.get(key, key), 0) + 1
+        lifted: set[int] = set()
+        for view, value in reversed(waiting):
+            if ways.get(roots[id(view)], 0) > 1 and (id(view) in reduced or id(view) in lifted):
+                found.add(view.variable)
+                lifted.add(id(value))
+        return found
+
+    @cached_property
+    def _views(self) -> list[tuple[Value, Value]]:
+        """The views and casts of values, with the values."""
+        return [
+            (self.values[node, 0], self.value(operands(node)[0]))
+            for node in self.program.nodes
+            if (node, 0) in self.values and is_view(node)
+        ]
 
     def inside(self, states: Sequence[int]) -> dict[fx.Node, tuple[StepLayouts, ...]]:
         """Return op → the layouts of its expansion, of the ops that an assignment expands."""
