@@ -77,7 +77,7 @@ _NONE: list[Call] = []
 
 
 def disagreements(
-    program: Program, machine: Machine | None = None, changed: Mapping[fx.Node, Record] = {}  # noqa: B006
+    program: Program, machine: Machine | None = None, changed: Mapping[fx.Node, Record] = {}
 ) -> Iterator[tuple[fx.Node, int, fx.Node, list[Call], fx.Node, str]]:
     """Yield every use that disagrees with its value.
 
@@ -107,7 +107,11 @@ def disagreements(
         record = of(user)
         if not ended and (user is output or record.phase != "forward"):
             ended = True
-            uses += [_Use(output, k, value, of(value).type, need, user, "forward") for k, value, need, early in results if early]
+            uses += [
+                _Use(output, k, value, of(value).type, need, user, "forward")
+                for k, value, need, early in results
+                if early
+            ]
         if user is output:
             break
         phase, needs, values = record.phase, record.uses, inputs_of(user)
@@ -122,7 +126,9 @@ def disagreements(
                 continue  # most uses agree, and this check is faster than a call
             uses.append(_Use(user, k, value, have, need, user, phase))
     phase = "backward" if phase == "forward" else phase  # a backward may have no ops, if its gradients are tangents
-    uses += [_Use(output, k, value, of(value).type, need, output, phase) for k, value, need, early in results if not early]
+    uses += [
+        _Use(output, k, value, of(value).type, need, output, phase) for k, value, need, early in results if not early
+    ]
     known = _Known(machine)
     reduced = _reduced_once(program, uses, known)
     for use in uses:

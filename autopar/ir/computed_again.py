@@ -28,7 +28,9 @@ def computed_again(program: Program, values: Collection[fx.Node]) -> dict[fx.Nod
     for node in program.nodes:
         key: object = node
         if node.op == "call_function":
-            args, kwargs = (map_operands(given, lambda n: _Number(numbers[n])) for given in (node.args, dict(node.kwargs)))
+            args, kwargs = (
+                map_operands(given, lambda n: _Number(numbers[n])) for given in (node.args, dict(node.kwargs))
+            )
             key = node.target, hashable(args), hashable(kwargs), None if is_getitem(node) else record_of(node).type
         numbers[node] = known.setdefault(key, len(known))
     return {value: numbers[value] for value in values}

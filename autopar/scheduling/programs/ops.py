@@ -107,7 +107,10 @@ class Reads:
         if value.op != "call_function":
             return ()
         if value not in self.base:
-            self.base[value] = (value.name, *(self.bases(operands(value)[0]) if operands(value) and is_view(value) else ()))
+            self.base[value] = (
+                value.name,
+                *(self.bases(operands(value)[0]) if operands(value) and is_view(value) else ()),
+            )
         return self.base[value]
 
 

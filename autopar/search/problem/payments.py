@@ -80,7 +80,9 @@ class Payments:
             made = alternates(tree, each, share, kept, computed=value.computed)
             for k, start in enumerate(starts):
                 if start.owner is not None:
-                    own = np.array([start.begins in self._ways(value.type.shape, start.home, [s]) for s in uses[start.owner][0]])
+                    own = np.array(
+                        [start.begins in self._ways(value.type.shape, start.home, [s]) for s in uses[start.owner][0]]
+                    )
                     made.rest[start.owner][made.home == k] += np.where(own, 0.0, self.penalty)
             homes = np.array([options.index(start.home) for start in starts])
             made = self._alternates[key] = made._replace(home=homes[made.home])
@@ -111,7 +113,9 @@ class Payments:
             if others:
                 owned = dict.fromkeys((begins, None) for states in others for begins in self._ways(shape, home, states))
             else:
-                owned = {(begins, k): None for k, states in enumerate(uses) for begins in self._ways(shape, home, states)}
+                owned = {
+                    (begins, k): None for k, states in enumerate(uses) for begins in self._ways(shape, home, states)
+                }
             if len({begins for begins, _ in owned}) > 1:
                 whole = self.chains.chain(shape, home, (home[0].without_pending(), home[1]))
                 starts += [_Start(home, begins, k) for begins, k in {(whole, None): None, **owned}]

@@ -47,8 +47,7 @@ def through(find: Find, have: Any, needs: Sequence[Any], begins: Chain) -> list[
     middle = begins[-1].state
     direct = [find(have, need) for need in needs]
     return [
-        (*begins, *find(middle, need)) if reduction(chain) else chain
-        for need, chain in zip(needs, direct, strict=True)
+        (*begins, *find(middle, need)) if reduction(chain) else chain for need, chain in zip(needs, direct, strict=True)
     ]
 
 

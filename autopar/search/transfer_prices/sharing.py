@@ -1,9 +1,9 @@
 """Pay for each transfer of a value once, where the program that runs has it once.
 
 Uses of one value in one phase share equal transfers, also where only the beginnings of their chains are equal.
-What leads to a reduction, and narrowing casts at the beginning, are shared by all phases. With at most three uses, what is shared is
-one path of transfers: it begins at the home, and each use leaves it somewhere. An *alternate* is the end of such a
-path. A pair (home, alternate) pays for the path, and a use then pays for what follows after the path.
+What leads to a reduction, and narrowing casts at the beginning, are shared by all phases. With at most three uses,
+what is shared is one path of transfers: it begins at the home, and each use leaves it somewhere. An *alternate* is the
+end of such a path. A pair (home, alternate) pays for the path, and a use then pays for what follows after the path.
 """
 
 from __future__ import annotations

@@ -63,13 +63,16 @@ def test_two_ways_are_refused(name: str) -> None:
 
 
 def test_the_text_of_the_refusal() -> None:
-    assert complaint(HEAD + WAYS["to pieces and to the whole"], "share") == """\
+    assert (
+        complaint(HEAD + WAYS["to pieces and to the whole"], "share")
+        == """\
 share left mm_tp_1 inconsistent
     mm : f32[6 6] +tp = mm(x, w)
     mm_tp : f32[6/tp 6] = reduce_scatter(mm, 0, tp)
     mm_tp_1 : f32[6 6] = all_reduce(mm, tp)
   mm is reduced over tp in two ways, mm_tp and mm_tp_1, and two orders of adding differ in the last bit: reduce it \
 once, and make the other Layout of mm_tp"""
+    )
 
 
 def test_what_is_no_second_way() -> None:
