@@ -3,7 +3,8 @@
 Transfers are not shared across phases: the backward gathers again what the forward gathered, so that it need not be
 kept. There are three exceptions. A value that the forward reduced is kept, because it is no larger than the partial
 sums that would be kept instead; so is what leads to the reduction, which is done once. So is a value that the forward
-cast to fewer bytes, except parameters and inputs, which are kept anyway. And so are the gathered parameters of the block with which the forward ends and the backward begins.
+cast to fewer bytes, except parameters and inputs, which are kept anyway. And so are the gathered parameters of the
+block with which the forward ends and the backward begins.
 """
 
 from __future__ import annotations
