@@ -2,7 +2,8 @@
 
 An input is a part of a small model (tests/support/reported_inputs.py), which trains for three steps in float64 on a
 mesh of three axes, with ``across=True`` there, on stages, in micro-batches, compiled, and with a piece of the batch on
-each of two processes. "equal": losses and parameters are those of one device.
+each of two processes. "equal": losses and parameters are those of one device; "warned": a warning says that
+micro-batches have a loss of their own.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import argparse
 from collections.abc import Mapping
 
 from processes import ranks
-from reported_inputs import INPUTS, RIGHT, SETTINGS, verdicts
+from reported_inputs import INPUTS, REFUSED, RIGHT, SETTINGS, verdicts
 
 HELD = """\
-"held": these train together in tests/simulated/test_reported.py (three axes, across, stages, micro-batches),
+"held": these train together, or are refused, in tests/simulated/test_reported.py (three axes, stages, micro-batches),
 test_compiled_steps.py (compile) and tests/processes/test_reported_on_ranks.py (on three processes).
 """
 
@@ -42,7 +43,7 @@ def table(names: list[str], found: Mapping[str, Mapping[str, str]]) -> str:
         results = [each[name] for each in found.values()]
         cells = [result.partition(":")[0] for result in results]
         one = INPUTS[name]
-        held = "  held" if name in RIGHT else ""
+        held = "  held" if name in (*RIGHT, *REFUSED) else ""
         lines.append(f"{one.kind:4}  {one.what:50} " + " ".join(f"{cell:>13}" for cell in cells) + held)
         first = dict(zip(reversed(cells), reversed(results), strict=True))
         words += [f"{one.what}: {result}" for cell, result in first.items() if cell != "equal"]

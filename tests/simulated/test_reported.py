@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 from equality import check_equal
-from reported_inputs import RIGHT, SETTINGS, together, trained
+from reported_inputs import INPUTS, REFUSED, RIGHT, SETTINGS, together, trained
 from torch import nn
 
-from autopar import Mesh
+from autopar import CaptureError, Mesh
 
 pytestmark = pytest.mark.long
 
@@ -19,6 +19,15 @@ pytestmark = pytest.mark.long
 @pytest.mark.parametrize("setting", ["three axes", "stages", "micro-batches"])
 def test_values_of_one_device(setting: str) -> None:
     trained(together(RIGHT), SETTINGS[setting])
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [*zip(REFUSED, ["three axes", "stages", "micro-batches", "compile"], strict=True)]
+)
+def test_refused(name: str, setting: str) -> None:
+    """What a step that is captured once cannot repeat: no setting lets it pass."""
+    with pytest.raises(CaptureError, match="a captured step keeps the value of the first call"):
+        trained(INPUTS[name].make, SETTINGS[setting])
 
 
 @pytest.mark.parametrize(("kind", "rows", "mesh"), [(nn.GRU, 2, Mesh(dp=4)), (nn.LSTM, 1, Mesh(dp=3, tp=2))], ids=str)

@@ -226,6 +226,7 @@ RIGHT = (
     "between",
     "equal",
 )  # those that have the values of one device in all settings; tests train them together
+REFUSED = ("numpy", "random", "iterator", "clock")  # those that a capture cannot keep, in all settings
 TENSOR = {"*up.weight": ("tp", None), "*down.weight": (None, "tp")}
 BIAS = {"*up.bias": ("tp",)}
 
@@ -310,7 +311,8 @@ def verdict(name: str, setting: str) -> str:
         except autopar.CaptureError as error:
             return f"refused: {' '.join(str(error).split())}"
         except AssertionError as error:
-            return f"WRONG: {error}"
+            said = [str(warning.message) for warning in seen if "micro-batches" in str(warning.message)]
+            return f"warned: {said[0]}" if said else f"WRONG: {error}"
         except Exception as error:
             return f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
     return f"warned: {seen[0].message}" if seen else "equal"
