@@ -221,11 +221,8 @@ INPUTS: dict[str, Input] = {
     "complex": Input(14, "a complex factor and divisor", Complex),
     "plain": Input(15, "two layers in pieces over tp, with biases", nn.Identity),
 }
-RIGHT = (
-    "named",
-    "between",
-    "equal",
-)  # those that have the values of one device in all settings; tests train them together
+# those that have the values of one device in all settings; tests train them together
+RIGHT = ("named", "between", "mask", "column", "index", "equal")
 REFUSED = ("numpy", "random", "iterator", "clock")  # those that a capture cannot keep, in all settings
 TENSOR = {"*up.weight": ("tp", None), "*down.weight": (None, "tp")}
 BIAS = {"*up.bias": ("tp",)}
@@ -312,10 +309,10 @@ def verdict(name: str, setting: str) -> str:
             return f"refused: {' '.join(str(error).split())}"
         except AssertionError as error:
             said = [str(warning.message) for warning in seen if "micro-batches" in str(warning.message)]
-            return f"warned: {said[0]}" if said else f"WRONG: {error}"
+            return f"warned: {' '.join(said[0].split())}" if said else f"WRONG: {error}"
         except Exception as error:
             return f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
-    return f"warned: {seen[0].message}" if seen else "equal"
+    return f"warned: {' '.join(str(seen[0].message).split())}" if seen else "equal"
 
 
 def verdicts(names: list[str], setting: str) -> dict[str, str]:
