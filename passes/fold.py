@@ -47,13 +47,17 @@ class Fold(Pass):
 
     def run(self, program: Program) -> None:
         chains: dict[fx.Node, list[fx.Node]] = {}  # a transfer → the transfers of its phase before it, and itself
+        staying: set[fx.Node] = set()
         with program.edit() as edit:
             for node in program.nodes:
                 if node.target in FOLDED:
                     (operand,) = operands(node)
                     before = chains.get(operand, [])
-                    follows = record_of(operand).phase == record_of(node).phase and not _stays(before)
+                    follows = record_of(operand).phase == record_of(node).phase and operand not in staying
                     chains[node] = [*(before if follows else []), node]
+                    (value,) = operands(chains[node][0])
+                    if node.target in REDUCTIONS and (len(value.users) > 1 or value in staying):
+                        staying.add(node)
             for node, chain in chains.items():
                 if len(chain) < 2 or all(user in chains and chains[user][:-1] == chain for user in node.users):
                     continue  # a single transfer, or the chain goes on
@@ -75,11 +79,6 @@ class Fold(Pass):
                 edit.replace_all_uses(node, moved)
                 for old in unshared:
                     edit.erase(old)
-
-
-def _stays(chain: list[fx.Node]) -> bool:
-    """Return whether a chain ends with a reduction of a value that others read."""
-    return bool(chain) and chain[-1].target in REDUCTIONS and len(operands(chain[0])[0].users) > 1
 
 
 def _unshared(chain: list[fx.Node]) -> list[fx.Node]:

@@ -81,7 +81,7 @@ class _Walk:
 
     def __init__(self, problem: Problem, states: Sequence[int], ending: Ending | None) -> None:
         self.problem, self.states, self.ending, self.mesh = problem, states, ending, problem.mesh
-        self.chains = problem.chains
+        self.chains, self.reduced = problem.chains, problem.views_of_reduced(states)
         self.sums = gradient_sums(problem.program)
         self.storages: list[_Storage] = []
         self.copies: dict[tuple[fx.Node, int], _Copies] = {}
@@ -187,7 +187,7 @@ class _Walk:
 
     def _path(self, copies: _Copies, reader: Reader) -> Path:
         if not copies.paths:
-            paths = copies.value.paths(self.chains, self.states)
+            paths = copies.value.paths(self.chains, self.states, self.reduced)
             copies.paths.update(zip(map(id, copies.value.readers), paths, strict=True))
         return copies.paths[id(reader)]
 

@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_plans import choices, count, plans, random_plan
 from random_traced import random_traced
@@ -103,6 +103,8 @@ def test_the_best_of_all_plans_that_fit(first: int) -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6))
+@example(4, 4)  # two axes of a value that is read in several layouts
+@example(889, 2)  # a view of a reduced value
 @settings(max_examples=15, deadline=None)
 @pytest.mark.simulated
 def test_the_model_never_counts_more_than_a_plan_has(seed: int, ops: int) -> None:

@@ -50,21 +50,14 @@ backward:
   return y
   grad x = m as f32
 """,
-    "a sum is reduced once for two phases, and so is its view": """
+    "a sum is reduced once for an op and for its view": """
   x : f32[8 64] = input
-  d_out : f32[8] = tangent(0)
 forward:
   s : f32[8] = sum.dim_IntList(x, [1])
   e : f32[8] = exp(s)
-  return e
-backward:
   v : f32[2 4] = view(s, [2, 4])
-  n : f32[2 4] = neg(v)
-  u : f32[8] = view(n, [8])
-  m : f32[8] = mul.Tensor(d_out, u)
-  w : f32[8 1] = view(m, [8, 1])
-  g : f32[8 64] = expand(w, [8, 64])
-  grad x = g
+  n : f32[2 4] = exp(v)
+  return (e, n)
 """,
     "a narrowing cast of a parameter is made again": """
   w : f32[64 64] = param
