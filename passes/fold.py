@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from autopar.costs.machine import Machine
 from autopar.costs.prices import step_price
 from autopar.errors import TransitionError
 from autopar.ir import transfers
+from autopar.ir.computed_again import computed_again
 from autopar.ir.edit import Value
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
@@ -33,7 +35,7 @@ class Fold(Pass):
     Such chains are a gather and a slice over the same axis, a transfer and its inverse, or two transitions in a row.
     A single transition has none of them: they come from edits, from programs written by hand, and where two transitions
     meet. A transfer with other readers stays, so its bytes do not count. Chains do not cross phases, and contain no
-    casts, which round. A pending value is reduced once, so a reduction of a value that is read elsewhere, too, stays.
+    casts, which round. A pending value is reduced once: a reduction of a value that is read elsewhere, too, stays.
 
     Attributes:
         machine: the machine whose nanoseconds are compared; without one the bytes of the worst rank are.
@@ -47,20 +49,18 @@ class Fold(Pass):
 
     def run(self, program: Program) -> None:
         chains: dict[fx.Node, list[fx.Node]] = {}  # a transfer → the transfers of its phase before it, and itself
-        staying: set[fx.Node] = set()
+        staying = _staying(program)
         with program.edit() as edit:
             for node in program.nodes:
                 if node.target in FOLDED:
                     (operand,) = operands(node)
                     before = chains.get(operand, [])
-                    follows = record_of(operand).phase == record_of(node).phase and operand not in staying
-                    chains[node] = [*(before if follows else []), node]
-                    (value,) = operands(chains[node][0])
-                    if node.target in REDUCTIONS and (len(value.users) > 1 or value in staying):
-                        staying.add(node)
+                    chains[node] = [*(before if record_of(operand).phase == record_of(node).phase else []), node]
             for node, chain in chains.items():
                 if len(chain) < 2 or all(user in chains and chains[user][:-1] == chain for user in node.users):
                     continue  # a single transfer, or the chain goes on
+                if not staying.isdisjoint(chain):
+                    continue  # reshard has chosen what follows it together with the other uses
                 unshared = _unshared(chain)
                 (value,) = operands(chain[0])
                 have, want = record_of(value).type, record_of(node).type
@@ -79,6 +79,20 @@ class Fold(Pass):
                 edit.replace_all_uses(node, moved)
                 for old in unshared:
                     edit.erase(old)
+
+
+def _staying(program: Program) -> set[fx.Node]:
+    """Return the reductions of values that others read, or that are computed again."""
+    roots: dict[fx.Node, fx.Node] = {}
+    for node in program.nodes:
+        if node.target in REDUCTIONS:
+            value = operands(node)[0]
+            while value.target in transfers.BY_FUNCTION:
+                (value,) = operands(value)
+            roots[node] = value
+    numbers = computed_again(program, dict.fromkeys(roots.values()))
+    users = Counter(numbers.get(value, value) for value in dict.fromkeys(roots.values()) for _ in value.users)
+    return {node for node, value in roots.items() if users[numbers.get(value, value)] > 1}
 
 
 def _unshared(chain: list[fx.Node]) -> list[fx.Node]:

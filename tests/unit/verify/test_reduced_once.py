@@ -104,3 +104,26 @@ def test_other_layouts_come_from_the_reduced_value() -> None:
     run_passes(program, [Reshard(), Fold(), Share()])
     found = [line.strip() for line in str(program).splitlines() if "reduce" in line]
     assert len([line for line in found if "(mm," in line]) == 1 and len(found) == 2, found
+
+
+TWO_AXES = """\
+program placed on dp=2 tp=3
+  x : bf16[6/dp 12/tp] = input
+  w : bf16[6/dp 12/tp] = input
+forward:
+  a : bf16[6] +tp = sum.dim_IntList(x as [6 12/tp], [1])
+  relu : f32[6] = relu(a as f32[6])
+  exp : f32[6/dp] = exp(a as f32[6/dp])
+backward:
+  again : bf16[6] +tp = sum.dim_IntList(x as [6 12/tp], [1])
+  sin : bf16[6/tp] = sin(again as [6/tp])
+  return (relu, exp, sin)
+"""
+
+
+def test_fold_makes_no_second_way() -> None:
+    """Not behind a cast, and not of what is computed again."""
+    program = Program.parse(TWO_AXES)
+    run_passes(program, [Reshard(), Fold(), Share()])
+    found = {line.split("= ")[1].split("(")[0] for line in str(program).splitlines() if "reduce" in line}
+    assert len(found) == 1, str(program)
