@@ -136,14 +136,14 @@ def disagreements(
         if calls is None:
             calls = known.calls(use.have, use.need)
         if calls:
-            yield use.user, use.index, use.value, calls, use.before, use.phase
+            yield use.user, use.position, use.value, calls, use.before, use.phase
 
 
 class _Use(NamedTuple):
     """A use of a value, which may disagree with it; its transfers come before a node, in a phase."""
 
     user: fx.Node
-    index: int
+    position: int
     value: fx.Node
     have: ValueType
     need: Requirement | None

@@ -18,8 +18,8 @@ def computed_again(program: Program, values: Collection[fx.Node]) -> dict[fx.Nod
     """
     alike: dict[object, int] = {}
     for value in values:
-        key = value.target, record_of(value).type
-        alike[key] = alike.get(key, 0) + (value.op == "call_function")
+        kind = value.target, record_of(value).type
+        alike[kind] = alike.get(kind, 0) + (value.op == "call_function")
     phases = {record_of(value).phase for value in values}
     if len(phases) < 2 or all(count < 2 for count in alike.values()):
         return {}

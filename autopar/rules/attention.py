@@ -14,17 +14,15 @@ FLASH, EFFICIENT, CUDNN, OTHER = FUSED_DROPOUT
 
 
 def kernel(
-    op: str, sides: str, causal: int, mask: int | str | None = None, rows: bool = True, longest: int | None = None
+    op: str, sides: str, causal: int, mask: int | str | None = None, rows: bool = True, longest: int = 0
 ) -> None:
     """Define a kernel with these operands and results; ``causal``, ``mask`` and ``longest`` are positions of arguments.
 
-    ``longest`` is the number of queries.
-    No kernel takes empty pieces; a backward is linear in the gradient, its first operand.
+    At ``longest`` is the number of queries. No kernel takes empty pieces; a backward is linear in its first operand.
     """
     query = int(op.endswith("_backward"))
-    pattern = to.attention(sides, query, causal, mask, rows=rows)
-    sizes = {} if longest is None else {longest: "s"}
-    rule(pattern, op, linear="0" * query, sizes=sizes, empty=False, work=to.attention_work(query, causal))
+    pattern, work = to.attention(sides, query, causal, mask, rows=rows), to.attention_work(query, causal)
+    rule(pattern, op, linear="0" * query, sizes={longest: "s"} if longest else {}, empty=False, work=work)
 
 
 kernel(f"{FLASH}_for_cpu", "q, k, v, mask -> o, row", 4, "attn_mask")

@@ -56,7 +56,6 @@ for pattern, ops, sizes in (
     (lambda n, **_: "-> d!", "randperm", {}),
     (_multinomial, "multinomial", {}),
 ):  # fmt: skip
-    for name in ops.split():
-        if op := op_named(name):
-            twin = twin_of(op)
-            RULES[twin] = Rule(op_name(twin), with_seed(pattern), sizes=sizes)
+    for op in filter(None, map(op_named, ops.split())):
+        twin = twin_of(op)
+        RULES[twin] = Rule(op_name(twin), with_seed(pattern), sizes=sizes)

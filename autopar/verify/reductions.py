@@ -25,6 +25,7 @@ class _Way(NamedTuple):
 
     root: fx.Node
     steps: tuple[Any, ...] = ()
+    axes: tuple[str, ...] = ()  # over which it is reduced by then
 
 
 def check_reduced_once(of: Subject) -> None:
@@ -45,11 +46,14 @@ def check_reduced_once(of: Subject) -> None:
             continue
         if node.target not in transfers.BY_FUNCTION and not (len(values) == 1 and _waits(of, node, values[0])):
             continue
-        before = ways.get(values[0]) or _Way(values[0])
-        way = _Way(before.root, (*before.steps, (node.target, hashable(node.args[1:]), hashable(dict(node.kwargs)))))
+        before, axes = ways.get(values[0]) or _Way(values[0]), ()
         if node.target in REDUCTIONS and _rounds(node):
-            arguments = transfers.arguments(node.target, node.args, node.kwargs)
-            axes = transfers.axes_of(arguments["axis"])
+            axes = tuple(transfers.axes_of(transfers.arguments(node.target, node.args, node.kwargs)["axis"]))
+            if any(overlap(axis, other) for axis in axes for other in before.axes):
+                before = _Way(values[0])  # a sum is added up again: that is another value
+        step = node.target, hashable(node.args[1:]), hashable(dict(node.kwargs))
+        way = _Way(before.root, (*before.steps, step), (*before.axes, *axes))
+        if axes:
             reduced.setdefault(way.root, []).extend((axis, way, node) for axis in axes)
         if of.program.level in ("local", "scheduled") or _pending(node):
             ways[node] = way

@@ -89,7 +89,9 @@ def names_in(code: types.CodeType) -> CodeNames:
 
 
 def _read(code: types.CodeType) -> CodeNames:
-    loaded, attributes, own = set(), set(), set()
+    loaded: set[str] = set()
+    attributes: set[str] = set()
+    own: set[str] = set()
     imports: list[tuple[str, Any, Any]] = []
     level: Any = 0  # the constants of the two latest instructions that load one
     names: Any = ()

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,13 +33,13 @@ class Hop(NamedTuple):
 
     Attributes:
         function: the transfer.
-        state: the attribute and the dtype that it leads to.
+        state: the attribute and the dtype that it leads to; or the type, in a program.
         nanoseconds: its price.
         narrows: whether it is a cast to fewer bytes.
     """
 
     function: object
-    state: State
+    state: Any
     nanoseconds: int
     narrows: bool
 

@@ -18,7 +18,7 @@ from autopar.search.transfer_prices.chains import Chain
 Find = Callable[[Any, Any], Chain]  # from one state to another, the cheapest transfers
 
 
-def once(find: Find, have: Any, needs: Sequence[Any], price: Callable[[Sequence[Chain]], int]) -> list[Chain]:
+def once(find: Find, have: Any, needs: Sequence[Any], price: Callable[[Sequence[Chain]], Any]) -> list[Chain]:
     """Return the transfers to each of the states that uses need, of which each pending axis is reduced at most once.
 
     Args:

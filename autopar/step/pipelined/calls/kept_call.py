@@ -26,7 +26,7 @@ def staged_by_cache(compiler: Compiler, inputs: CallInputs, homes: StageHomes, n
     """Capture a call and cut it, or take what another process has made of it. All ranks call it."""
     if compiler.cache is None:
         return compile_staged(compiler, inputs, homes, notes)
-    return compiler.cache.through(_codec(compiler, inputs, homes, notes), compiler.planner.agreement).made
+    return compiler.cache.through(_codec(compiler, inputs, homes, notes), compiler.planner.agreement)[0]
 
 
 def _codec(compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Sequence[str]) -> Codec[StagedCall]:
