@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
+from autopar.ir.nodes import record_of, tensor_type
+from autopar.ir.program import Program
 from autopar.step.choices import Chosen
 from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
 
+Batch = tuple[tuple[str, tuple[int, ...]], ...]
+
 
 class Shown:
-    """What reports, page and figures of a step are about: the programs with which most steps ran.
+    """What reports, page and figures of a step are about: the latest programs of the batch with which most steps ran.
 
     Of equals it is the latest. Since the last ``capture(batch)`` only later steps count, so that what was captured is
     shown until steps of another batch have run.
@@ -22,21 +26,31 @@ class Shown:
     def __init__(self, way: Chosen) -> None:
         self.way = way
         self.programs: tuple[MicroBatch, StepUpdate] | None = None
-        self._steps: Counter[int] = Counter()
+        self._steps: Counter[Batch] = Counter()
+        self._shown: Batch = ()
+        self._ran: tuple[MicroBatch | None, Batch] = None, ()  # the latest micro-batch, and its sizes
 
     def captured(self, way: Chosen, programs: tuple[MicroBatch, StepUpdate]) -> None:
         """Show what was captured."""
         self._steps.clear()
-        self.way, self.programs = way, programs
+        self.way, self.programs, self._shown = way, programs, _batch_of(programs[0].program)
 
     def ran(self, way: Chosen, programs: tuple[MicroBatch, StepUpdate]) -> None:
         """Count a step."""
-        key = id(programs[0])
-        self._steps[key] += 1
-        if self.programs is None or self._steps[key] >= self._steps[id(self.programs[0])]:
-            self.way, self.programs = way, programs
+        if self._ran[0] is not programs[0]:
+            self._ran = programs[0], _batch_of(programs[0].program)
+        batch = self._ran[1]
+        self._steps[batch] += 1
+        if self.programs is None or self._steps[batch] >= self._steps[self._shown]:
+            self.way, self.programs, self._shown = way, programs, batch
 
     def clear(self) -> None:
         """Forget what was captured."""
-        self.programs = None
+        self.programs, self._ran = None, (None, ())
         self._steps.clear()
+
+
+def _batch_of(program: Program) -> Batch:
+    """Return the shapes of a program's inputs."""
+    inputs = [node for node in program.placeholders if record_of(node).role == "input"]
+    return tuple((node.name, tuple(tensor_type(node).shape)) for node in inputs)

@@ -51,7 +51,7 @@ def test_the_certificate(parallel: autopar.parallel.Parallel, solution: Solution
 
 def test_the_table_adds_up_to_the_price(solution: Solution) -> None:
     assert sum(row.ops + row.transfers for row in solution.modules) == solution.nanoseconds
-    assert [row.module for row in solution.modules] == ["up", "(the model)", "down"]
+    assert [row.module for row in solution.modules] == ["(the model)", "up", "down"]
     assert "weight f64[256/a/b 64]" in str(solution)
 
 

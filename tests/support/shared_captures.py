@@ -40,11 +40,13 @@ def shared_captures() -> Iterator[None]:
     again: passes begin with a copy of its program. For models that keep their parameters and Python values."""
     capture_call = autopar.model.sizes.capture_call
 
-    def shared(model: nn.Module, arguments: Arguments, random: Any = "parallel", numbers: Any = ()) -> Captured:
+    def shared(
+        model: nn.Module, arguments: Arguments, random: Any = "parallel", numbers: Any = (), keep: bool = False
+    ) -> Captured:
         def make() -> Captured:
-            return capture_call(model, arguments, random, numbers)
+            return capture_call(model, arguments, random, numbers, keep)
 
-        return make() if numbers else captured(make, model, arguments.flat, str(arguments.spec), random)
+        return make() if numbers or keep else captured(make, model, arguments.flat, str(arguments.spec), random)
 
     with mock.patch.object(autopar.model.sizes, "capture_call", shared):
         yield

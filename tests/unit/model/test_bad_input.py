@@ -140,10 +140,10 @@ def test_an_op_without_a_rule_is_computed_whole_and_reported(monkeypatch: pytest
     parallel = check_equal(model, Mesh(dp=2, tp=2), {"inner.weight": ("tp", None), "inner.bias": ("tp",)}, (given,))
     (note,) = parallel.reports["place"].notes
     assert re.fullmatch(
-        rf"linalg_inv_ex has no sharding rule, and none was found: its result 1 is zero for all operands; each rank "
-        rf"computes all of "
-        rf"it, on whole operands \(1 times, \d+ bytes gathered, 132 bytes of results\); register_rule one, or refuse "
-        rf"it with strict=True\n    {HERE}:\d+  return torch\.linalg\.inv\(self\.inner\(x\)\)   in module the root",
+        rf"linalg_inv_ex has no sharding rule, and none was found: it can be split along no dim; each rank "
+        rf"computes all of it, on whole operands \(1 times, \d+ bytes gathered, 132 bytes of results\); "
+        rf"register_rule one, or refuse it with strict=True\n"
+        rf"    {HERE}:\d+  return torch\.linalg\.inv\(self\.inner\(x\)\)   in module the root",
         note,
     )
     assert note in str(parallel.reports)
