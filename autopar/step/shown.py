@@ -33,12 +33,12 @@ class Shown:
     def captured(self, way: Chosen, programs: tuple[MicroBatch, StepUpdate]) -> None:
         """Show what was captured."""
         self._steps.clear()
-        self.way, self.programs, self._shown = way, programs, _batch_of(programs[0].program)
+        self.way, self.programs, self._shown = way, programs, _batch_of(programs[0].captured.program)
 
     def ran(self, way: Chosen, programs: tuple[MicroBatch, StepUpdate]) -> None:
         """Count a step."""
         if self._ran[0] is not programs[0]:
-            self._ran = programs[0], _batch_of(programs[0].program)
+            self._ran = programs[0], _batch_of(programs[0].captured.program)
         batch = self._ran[1]
         self._steps[batch] += 1
         if self.programs is None or self._steps[batch] >= self._steps[self._shown]:

@@ -117,7 +117,7 @@ REFUSED = {  # not one static graph → what the error says
     "wav2vec2 ctc": ("flattened_targets = labels.masked_select(labels_mask)", "count nothing, with torch.where"),
     "vilt": ("nn.functional.interpolate(", "compute the sizes outside of forward"),
     "idefics3": ("forward makes a tensor of as many rows as a mask selects", "with torch.ones_like"),
-    "autoformer": ("autocorrelations_mean_on_head_channel[:, top_k_delays_index[i]]", "roll with torch.gather"),
+    "autoformer": ("value_states.roll(shifts=-int(top_k_delays_index[i])", "roll with torch.gather"),
 }
 
 
