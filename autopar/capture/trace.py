@@ -79,6 +79,7 @@ class Tracer:
         inputs: Collection[tuple[int, str]] = (),
         keep: bool = False,
     ) -> None:
+        self.module: fx.GraphModule
         self.model = model
         self.arguments = arguments
         self.parameters = dict(model.named_parameters())

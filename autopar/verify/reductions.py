@@ -46,7 +46,8 @@ def check_reduced_once(of: Subject) -> None:
             continue
         if node.target not in transfers.BY_FUNCTION and not (len(values) == 1 and _waits(of, node, values[0])):
             continue
-        before, axes = ways.get(values[0]) or _Way(values[0]), ()
+        before = ways.get(values[0]) or _Way(values[0])
+        axes: tuple[str, ...] = ()
         if node.target in REDUCTIONS and _rounds(node):
             axes = tuple(transfers.axes_of(transfers.arguments(node.target, node.args, node.kwargs)["axis"]))
             if any(overlap(axis, other) for axis in axes for other in before.axes):
