@@ -110,6 +110,7 @@ class Payments:
             starts.append(_Start(home))
             if not home[0].pending:
                 continue
+            owned: dict[tuple[Chain, int | None], None]
             if others:
                 owned = dict.fromkeys((begins, None) for states in others for begins in self._ways(shape, home, states))
             else:
