@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -50,6 +51,7 @@ from autopar.torch_private import (
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PASSES = os.path.join(os.path.dirname(os.path.dirname(_OURS)), "passes") + os.sep
+_SYMPY = os.path.dirname(sympy.__file__) + os.sep  # which shuffles as torch computes with symbols
 _LIBRARY = os.path.dirname(os.path.abspath(contextlib.__file__)) + os.sep
 _SITE = os.path.join(_LIBRARY, "site-packages") + os.sep
 
@@ -71,8 +73,8 @@ class Origin:
 
 
 def is_users(filename: str) -> bool:
-    """Return whether a source file belongs to the user: not torch, not autopar, not the standard library."""
-    if filename.startswith((_OURS, _TORCH, _PASSES, "<")):
+    """Return whether a source file belongs to the user: not torch, sympy, autopar, the standard library."""
+    if filename.startswith((_OURS, _TORCH, _SYMPY, _PASSES, "<")):
         return False
     return not filename.startswith(_LIBRARY) or filename.startswith(_SITE)
 
