@@ -77,7 +77,7 @@ def open_step() -> None:
     assert {row.microbatches for row in step.choice.candidates} == {1, 2, 3, 4, 6}
     assert parallel.job is not None
     assert len(set(step._calls.agreement.ranks.gathered(str(step.choice)))) == 1
-    with pytest.raises(MemoryLimitError, match=r"ways to run the step fits; the one that comes nearest:") as refused:
+    with pytest.raises(MemoryLimitError, match=r"ways to run the step fits.*; the one that comes nearest:") as refused:
         parallel.train_step(adamw(parallel), memory=1e3, microbatches="search", time_limit=10.0)(batches(0))
     assert len(set(step._calls.agreement.ranks.gathered(str(refused.value)))) == 1
     assert relative(run(step, batches(4)), single(**batches(4))[0]) <= 1e-11

@@ -29,7 +29,8 @@ stream urgent
   x : f32[4] = input
 forward:
   y : f32[4] = mul.Tensor(x, 10.0)
-{}  c : f32[4] = all_reduce(x, (pod, tp)) on late
+  z : f32[4] = mul.Tensor(x, 1.0)
+{}  c : f32[4] = all_reduce(z, (pod, tp)) on late
   wait : f32[4] = wait(a)
   wait_1 : f32[4] = wait(b)
   return wait, wait_1, c
@@ -167,7 +168,8 @@ def default_streams_need_nothing() -> None:
     names = dict(parallel.job.groups)
     text = "program scheduled on pod=2 tp=2 at pod=0 tp=0\nstream pod\nstream pod_tp\n  x : f32[4] = input\nforward:\n"
     text += (
-        "  a : f32[4] = all_reduce(x, pod) on pod\n  b : f32[4] = all_reduce(x, (pod, tp)) on pod_tp\n  return a, b\n"
+        "  z : f32[4] = mul.Tensor(x, 1.0)\n  a : f32[4] = all_reduce(x, pod) on pod\n"
+        "  b : f32[4] = all_reduce(z, (pod, tp)) on pod_tp\n  return a, b\n"
     )
     program = Program.parse(text).at(MESH.coordinates(distributed.get_rank()))
     with new_groups() as made:
