@@ -209,7 +209,7 @@ def test_a_rank_runs_without_the_others(path: str) -> None:
 def test_a_rank_that_takes_another_memory_than_predicted_is_wrong(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = measured_rank.peak_bytes
     monkeypatch.setattr(rank_command, "LITTLE", 0)
-    monkeypatch.setattr(measured_rank, "peak_bytes", lambda call: 2 * made(call))
+    monkeypatch.setattr(measured_rank, "peak_bytes", lambda *call: 2 * made(*call))
     status, out, error = asked(f"{path}:Net", *RANK, "--rank", "17", "--json")
     assert status == 1 and not json.loads(out)["verified"]
     assert error.splitlines()[-1].startswith("autopar: memory: predicted ") and error.endswith("%, more than 10%\n")

@@ -45,7 +45,7 @@ def command(
     parameters = [inspect.Parameter("context", _KIND, annotation=typer.Context), *arguments]
     for panel, rows in panels.items():
         for row in rows:
-            names = [f"--{row.name.replace('_', '-')}"] if hints[row.name] is bool or row.short else []
+            names = [f"--{row.name.replace('_', '-')}"]  # without a name, typer 0.27 has no option for ``rank``
             names += [f"-{row.short}"] * bool(row.short)
             option = typer.Option(
                 *names, metavar=row.metavar, help=row.help, rich_help_panel=panel, show_default=row.default,
