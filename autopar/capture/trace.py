@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from autopar.capture.arguments import Arguments
 from autopar.capture.caches import caches_forgotten
@@ -190,7 +190,7 @@ class Tracer:
             self.beside.watched(),
             _outer_autograd_ignored(),
             failed_ops_unlogged(),
-            _plain_recurrences(),
+            _plain_recurrences(self.model),
             assignments_refused(),
             conversions_refused(),
         )
@@ -392,14 +392,18 @@ def _device(tensors: Sequence[torch.Tensor]) -> torch.device:
 
 
 @contextlib.contextmanager
-def _plain_recurrences() -> Iterator[None]:
-    """Trace recurrent layers as plain ops and not as one op of oneDNN.
+def _plain_recurrences(model: nn.Module) -> Iterator[None]:
+    """Trace recurrent layers as plain ops and not as one op of oneDNN or cuDNN.
 
-    Its backward takes a tensor that may be undefined. This does not change which kernels the ops use in a run.
+    The backward of oneDNN's takes a tensor that may be undefined; cuDNN's draws its dropout itself, and its layers read
+    where their weights lie. This does not change which kernels the ops use in a run.
     """
-    before: Any = torch.backends.mkldnn.enabled
+    before: Any = torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
     set_onednn(False)
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        torch.backends.cudnn.enabled = False
     try:
         yield
     finally:
-        set_onednn(before)
+        set_onednn(before[0])
+        torch.backends.cudnn.enabled = before[1]

@@ -266,3 +266,22 @@ def test_references_that_a_layer_renews_are_no_news() -> None:
     parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(torch.randn(3, 2, 4),))
     assert not any("forward changes" in note for note in parallel.reports["capture"].notes)
     assert model._flat_weight_refs is kept
+
+
+def test_only_recurrent_models_are_traced_without_cudnn() -> None:
+    """Its op draws its own dropout; convolutions and norms keep the kernels that eager has."""
+    seen = []
+
+    class Looking(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> Any:
+            seen.append(torch.backends.cudnn.enabled)
+            return self.inner(x)
+
+    for inner, on in ((nn.GRU(4, 4), False), (nn.Linear(4, 4), True)):
+        seen.clear()
+        capture(Looking(inner), (torch.randn(3, 2, 4),))
+        assert set(seen) == {on} and torch.backends.cudnn.enabled

@@ -134,7 +134,10 @@ KERNELS: list[tuple[str, tuple[Any, ...]]] = [  # tuples are tensors of that sha
 
 
 def _run(op: OpOverload, args: Sequence[Any]) -> list[TensorType | None]:
-    """The types of the results, by the op's fake kernel. Of one that has none, they are those of q, k, v and the mask."""
+    """The types of the results, by the op's fake kernel.
+
+    Of one that has none, they are those of q, k, v and the mask.
+    """
     if op.name().endswith("overrideable_backward"):
         return [TensorType(shape, torch.float32) for shape in args[1:5]]
     with FakeTensorMode():
