@@ -37,6 +37,7 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.dtensor_ops import take_dtensor_ops
 from autopar.runtime.processes.job import Job, Membership
 from autopar.runtime.processes.replicas import Replicas
+from autopar.runtime.processes.whole_steps import take_steps
 from autopar.runtime.seeds import step_seed
 from autopar.search.devices.stages import Pipelined
 
@@ -76,6 +77,8 @@ class Calls:
         self.agreement = CallAgreement(None if compiler.context is None else compiler.context.agreement)
         self.membership = Membership(job, self.agreement.ranks)
         self.tensors = LocalTensors(self.module, self.mesh, job, compiler.whole)
+        if job is not None:
+            take_steps()
         if self.agreement.ranks is not None:
             take_dtensor_ops()
             self.agreement.ranks.replicas = Replicas(self.tensors.parameters)

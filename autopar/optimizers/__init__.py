@@ -13,9 +13,10 @@ from autopar.optimizers import known  # noqa: F401  # fills the table of definit
 from autopar.optimizers.average import AVERAGED
 from autopar.optimizers.definition import Definition
 from autopar.optimizers.in_place import IN_PLACE, SHARED, count
-from autopar.optimizers.lookup import definition_of
+from autopar.optimizers.lookup import definition_of, is_known
 from autopar.optimizers.offload import HOST, OFFLOADED
 from autopar.optimizers.ops import COUNTED
+from autopar.optimizers.own_step import stand_in_of
 from autopar.optimizers.register import register_optimizer
 from autopar.optimizers.update import Update
 
@@ -30,5 +31,7 @@ __all__ = [
     "Update",
     "count",
     "definition_of",
+    "is_known",
     "register_optimizer",
+    "stand_in_of",
 ]

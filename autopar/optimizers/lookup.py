@@ -35,7 +35,7 @@ def definition_of(optimizer: torch.optim.Optimizer) -> Definition:
             f"parallel.parameters()"
         )
     kind = type(optimizer)
-    known = next((base for base in kind.__mro__ if base in DEFINITIONS or base in REFUSED), None)
+    known = _known_base(kind)
     if known in REFUSED:
         raise TypeError(f"{kind.__name__} cannot be part of a step's graph: {REFUSED[known]}")
     if has_step_hooks(optimizer):
@@ -50,6 +50,16 @@ def definition_of(optimizer: torch.optim.Optimizer) -> Definition:
     for group in optimizer.param_groups:
         DEFINITIONS[known].update(group)
     return DEFINITIONS[known]
+
+
+def is_known(kind: type[torch.optim.Optimizer]) -> bool:
+    """Return whether a class steps as one that autopar knows. Outside of a graph it can step DTensors."""
+    known = _known_base(kind)
+    return known is not None and steps_as(kind, known)
+
+
+def _known_base(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer] | None:
+    return next((base for base in kind.__mro__ if base in DEFINITIONS or base in REFUSED), None)
 
 
 def _by_trials(optimizer: torch.optim.Optimizer) -> Definition:

@@ -67,16 +67,24 @@ class OwnStep:
         pieces = [param.detach() for param in params]
         for piece, grad in zip(pieces, grads, strict=True):
             piece.grad = grad
-        stand_in = object.__new__(type(self.optimizer))
-        vars(stand_in).update(vars(self.optimizer))
-        stand_in.param_groups = [{**self.constants, **regrouped(numbers), "params": pieces}]
-        stand_in.state = defaultdict(dict, zip(pieces, states, strict=True))
-        vars(stand_in).update({hooks: OrderedDict() for hooks in HOOKS})
+        group = {**self.constants, **regrouped(numbers), "params": pieces}
+        stand_in = stand_in_of(self.optimizer, [group], dict(zip(pieces, states, strict=True)))
         type(self.optimizer).step(stand_in)  # a step that needs a closure is refused
         for param, piece in zip(params, pieces, strict=True):
             if piece.data_ptr() != param.data_ptr():  # the step assigned new memory, as by ``p.data = …``
                 param.copy_(piece)
         return stand_in
+
+
+def stand_in_of(
+    optimizer: torch.optim.Optimizer, groups: Sequence[Group], states: Mapping[Any, Any]
+) -> torch.optim.Optimizer:
+    """Return an optimizer with the attributes of another, these groups and states, and no hooks."""
+    stand_in = object.__new__(type(optimizer))
+    vars(stand_in).update(vars(optimizer))
+    stand_in.param_groups, stand_in.state = [dict(group) for group in groups], defaultdict(dict, states)
+    vars(stand_in).update({hooks: OrderedDict() for hooks in HOOKS})
+    return stand_in
 
 
 def options_of(group: Group, defaults: Iterable[str]) -> tuple[dict[str, Any], dict[str, float]]:

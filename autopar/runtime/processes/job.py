@@ -138,10 +138,15 @@ def _job_in_world(mesh: Mesh, device: torch.device, device_mesh: DeviceMesh | No
     return jobs[key]
 
 
-def job_with(device_mesh: DeviceMesh) -> Job | None:
-    """Return the job whose mesh, or a stage of it, this is; ``None`` where no other rank has a part of its tensors."""
+def job_with(device_mesh: DeviceMesh, alone: bool = False) -> Job | None:
+    """Return the job whose mesh, or a stage of it, this is.
+
+    ``None`` where no other rank has a part of its tensors; with ``alone``, a job of one rank, too.
+    """
     for job in _worlds[0].jobs.values() if _worlds else ():
-        if job.surface is not None and any(device_mesh is own for own in (job.device_mesh, *job.stages.values())):
+        if (alone or job.surface is not None) and any(
+            device_mesh is own for own in (job.device_mesh, *job.stages.values())
+        ):
             return job
     return None
 
