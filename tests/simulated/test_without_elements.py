@@ -18,20 +18,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensor
 
 
 class Empty(nn.Module):
-    """An adapter of rank 0, and with ``more`` a layer without results and a parameter without elements."""
+    """An adapter of rank 0, a layer without results and a parameter without elements."""
 
-    def __init__(self, more: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.a, self.down, self.up = nn.Linear(8, 8), nn.Linear(8, 0, bias=False), nn.Linear(0, 8, bias=False)
-        self.none = nn.Linear(8, 0) if more else None
-        self.empty = nn.Parameter(torch.empty(0)) if more else None
+        self.none, self.empty = nn.Linear(8, 0), nn.Parameter(torch.empty(0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.a(x) + self.up(self.down(x))
-        rows = y.square().mean(1)
-        return (
-            rows if self.none is None or self.empty is None else rows + self.none(x).sum(1) + self.empty.sum()
-        ).mean()
+        return (y.square().mean(1) + self.none(x).sum(1) + self.empty.sum()).mean()
 
 
 STEPS: list[tuple[dict[str, int], Any, dict[str, Any]]] = [
@@ -45,9 +41,7 @@ STEPS: list[tuple[dict[str, int], Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("sizes", "plan", "options"), STEPS)
 def test_steps(sizes: dict[str, int], plan: Any, options: dict[str, Any]) -> None:
-    model = nn.Sequential(
-        *(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)), Empty("pp" not in sizes)
-    ).double()
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)), Empty()).double()
     x, whole = torch.randn(8, 8, dtype=torch.float64), copy.deepcopy(model)
     parallel = autopar.parallelize(model, Mesh(**sizes), plan, example=(x,))
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), **options)

@@ -169,6 +169,9 @@ class _Stage:
         open_ += [value for part in self.sums.values() for value in _values_of(part)]
         open_ += [node for home, value in self.states.items() for node in (home, value)]
         open_ += self.outputs.values()
+        # a parameter also where only its gradient is made here, as that of one without elements
+        sums = {name_of(home) for home in self.sums}
+        open_ += [node for node in self.program.placeholders if gradient_name(name_of(node)) in sums]
         while open_:
             node = open_.pop()
             if node in needed or node in self.own:
