@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +12,8 @@ from autopar.ir import transfers
 from autopar.search.problem.groups import groups_of
 from autopar.search.problem.problem import Reader, Value
 from autopar.search.solver.factor_graph import FactorGraph
-from autopar.search.transfer_prices.chains import Chain, Chains, State
-from autopar.search.transfer_prices.once import reduction, through
+from autopar.search.transfer_prices.chains import Chains, State
+from autopar.search.transfer_prices.heads import heads_of
 from autopar.search.transfer_prices.sharing import Alternates, Use, alternates, charges
 from autopar.search.transfer_prices.trees import tree_of
 
@@ -36,7 +35,7 @@ class Payments:
     order: list[float]
     labels: list[str]
     penalty: float
-    _alternates: dict[object, Alternates] = field(default_factory=dict)
+    _alternates: dict[object, tuple[Alternates, np.ndarray]] = field(default_factory=dict)
     _tables: dict[object, np.ndarray] = field(default_factory=dict)
     _moving: dict[object, np.ndarray] = field(default_factory=dict)
 
@@ -70,68 +69,32 @@ class Payments:
         """Add a variable for what the readers share; ``False`` if they cannot share anything."""
         uses = [(tuple(states), r.phase, value.turns(r)) for (states, _), r in zip(numbered, readers, strict=True)]
         key = (value.type.shape, tuple(options), tuple(uses), value.computed, share, kept, tuple(others))
-        made = self._alternates.get(key)
-        if made is None:
+        if key not in self._alternates:
+            find = partial(self.chains.chain, value.type.shape)
+            heads = heads_of(find, options, [states for states, _, _ in uses], others)
             needed = list(dict.fromkeys(state for states, _, _ in uses for state in states))
-            starts = self._starts(value.type.shape, options, [states for states, _, _ in uses], others)
             place = {state: number for number, state in enumerate(needed)}
             each = [Use(np.array([place[state] for state in states]), *rest) for states, *rest in uses]
-            tree = tree_of([self._from(value.type.shape, start, needed) for start in starts])
+            tree = tree_of(heads.chains(find, needed))
             made = alternates(tree, each, share, kept, computed=value.computed)
-            for k, start in enumerate(starts):
-                if start.owner is not None:
-                    own = np.array(
-                        [start.begins in self._ways(value.type.shape, start.home, [s]) for s in uses[start.owner][0]]
-                    )
-                    made.rest[start.owner][made.home == k] += np.where(own, 0.0, self.penalty)
-            homes = np.array([options.index(start.home) for start in starts])
-            made = self._alternates[key] = made._replace(home=homes[made.home])
+            for rest, (states, _, _) in zip(made.rest, uses, strict=True):
+                waits = np.array([[head.waits.get(state, 0.0) for state in states] for head in heads.heads])
+                rest += np.floor(waits * min(share, kept) * 2**20)[made.home] / 2**20
+            self._alternates[key] = made, heads.table(kept, self.penalty)
+        made, ways = self._alternates[key]
         if len(made.home) == len(options):
             return False
         variable = self.graph.add_variable(f"{value.name}'", made.paid)
         self.order.append(self.order[value.variable] + 0.5)
         labels = {reader.block for reader in readers}
         self.labels.append(labels.pop() if len(labels) == 1 else self.labels[value.variable])
-        self.graph.add_edge(value.variable, variable, left, made.home, self.equal(len(options)))
+        self.graph.add_edge(value.variable, variable, left, made.home, ways)
         pairs = np.arange(len(made.home))
         for (states, right), reader, rest in zip(numbered, readers, made.rest, strict=True):
             if (forbidden := self._moves(value, options, states)) is not None:
                 rest = rest + forbidden[made.home]
             self.graph.add_edge(variable, reader.variable, pairs, right, rest)
         return True
-
-    def _starts(self, shape, options: Sequence[State], uses: Sequence[Sequence[State]], others) -> list[_Start]:
-        """Return the homes, and the ways in which pending ones may be reduced before several uses.
-
-        A way is one of those of a use, its owner. With other uses, in other groups, it may be theirs.
-        """
-        starts = []
-        for home in options:
-            starts.append(_Start(home))
-            if not home[0].pending:
-                continue
-            owned: dict[tuple[Chain, int | None], None]
-            if others:
-                owned = dict.fromkeys((begins, None) for states in others for begins in self._ways(shape, home, states))
-            else:
-                owned = {
-                    (begins, k): None for k, states in enumerate(uses) for begins in self._ways(shape, home, states)
-                }
-            if len({begins for begins, _ in owned}) > 1:
-                whole = self.chains.chain(shape, home, (home[0].without_pending(), home[1]))
-                starts += [_Start(home, begins, k) for begins, k in {(whole, None): None, **owned}]
-        return starts
-
-    def _ways(self, shape: tuple[int, ...], home: State, states: Sequence[State]) -> dict[Chain, None]:
-        """Return the ways in which the cheapest transfers to some states reduce a home."""
-        chains = (self.chains.chain(shape, home, state) for state in states)
-        return {begins: None for chain in chains if (begins := reduction(chain))}
-
-    def _from(self, shape: tuple[int, ...], start: _Start, states: Sequence[State]) -> list[Chain]:
-        find = partial(self.chains.chain, shape)
-        if not start.begins:
-            return [find(start.home, state) for state in states]
-        return through(find, start.home, states, start.begins)
 
     def _moves(self, value: Value, options: Sequence[State], states: Sequence[State]) -> np.ndarray | None:
         """Return the penalties of transitions that communicate, for a parameter that moves in the update alone."""
@@ -155,21 +118,14 @@ class Payments:
                 table = self.chains.prices(shape, options, states).astype(np.float64)
             else:
                 use = Use(np.arange(len(states)), reader.phase, value.turns(reader))
-                starts = self._starts(shape, options, [states], others)
-                tree = tree_of([self._from(shape, start, states) for start in starts])
+                find = partial(self.chains.chain, shape)
+                heads = heads_of(find, options, [states], others)
+                tree = tree_of([[find(head.state, state) for state in states] for head in heads.heads])
                 every = charges(tree, use, share, kept, computed=value.computed)
-                table = np.full((len(options), len(states)), np.inf)
-                np.minimum.at(table, [options.index(start.home) for start in starts], every)
+                ways = heads.table(kept, self.penalty)
+                table = np.min(ways[:, :, None] + every, axis=1)
             self._tables[key] = table
         return table
-
-
-class _Start(NamedTuple):
-    """The home of a value, or a way in which a pending one is reduced before several uses, one of which owns it."""
-
-    home: State
-    begins: Chain = ()
-    owner: int | None = None
 
 
 def _numbered(states: Sequence[State]) -> tuple[list[State], np.ndarray]:

@@ -1,13 +1,14 @@
 """Choose how a pending value is reduced: once, so that all that read it read one value.
 
 Two reductions of the same addends may add them in different orders, and differ in the last bit. So if the cheapest
-transfers before the uses of a value reduce it in different ways, the value is first reduced in one of these ways, and
-the other layouts come from the result. Which way, the price of all transfers decides.
+transfers before the uses of a value reduce it in different ways, the value is first reduced in one way, and the other
+layouts come from the result. It is reduced to a layout that a use needs, or keeps the splits that it has; which, the
+price of all transfers decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,21 +26,27 @@ def once(find: Find, have: Any, needs: Sequence[Any], price: Callable[[Sequence[
         find: from one state to another, the cheapest transfers.
         have: the state of the value: a type, or an attribute and a dtype.
         price: of the transfers before all uses, with shared ones paid once. Of equal prices the first way is taken: the
-            cheapest transfers before each use, then the ways in which these reduce.
+            cheapest transfers before each use, then the ways of ``ways_of``.
     """
     direct = [find(have, need) for need in needs]
-    ways = {begins: None for chain in direct if (begins := reduction(chain))}
-    if len(ways) < 2:
+    if len({begins for chain in direct if (begins := reduction(chain))}) < 2:
         return direct
-    options = [direct, *(through(find, have, needs, begins) for begins in starts(find, have, ways))]
+    options = [direct, *(through(find, have, needs, begins) for begins in ways_of(find, have, needs, direct))]
     return min([option for option in options if is_once(have, option)], key=price)
 
 
-def starts(find: Find, have: Any, ways: Sequence[Chain] | dict[Chain, None]) -> Iterator[Chain]:
-    """Yield the ways to reduce a value: those of some uses, and that which leaves its splits as they are."""
-    yield from ways
-    if (whole := find(have, _without_pending(have))) not in ways:
-        yield whole
+def ways_of(find: Find, have: Any, needs: Sequence[Any], direct: Sequence[Chain]) -> dict[Chain, None]:
+    """Return the ways to reduce a value: each leads to a layout that a use needs, or leaves the splits as they are.
+
+    The cheapest transfers to a use may reduce to yet other layouts. There are many of those, and to begin all uses at
+    one of them hardly ever costs less.
+
+    Args:
+        direct: the cheapest transfers to each of the states that uses need.
+    """
+    attrs = {_attr(need) for need in needs}
+    ways = {begins: None for chain in direct if (begins := reduction(chain)) and _attr(begins[-1].state) in attrs}
+    return ways | {find(have, _without_pending(have)): None}
 
 
 def through(find: Find, have: Any, needs: Sequence[Any], begins: Chain) -> list[Chain]:

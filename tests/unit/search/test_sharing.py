@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,9 @@ from searched import MACHINES, SLOW
 
 from autopar import Mesh
 from autopar.ir.layout import DistAttr
-from autopar.search.transfer_prices.chains import Chains, State
+from autopar.search.transfer_prices.chains import Chain, Chains, State
+from autopar.search.transfer_prices.heads import heads_of
+from autopar.search.transfer_prices.once import once
 from autopar.search.transfer_prices.sharing import Path, Use, alternates, charges, path_of, union
 from autopar.search.transfer_prices.trees import Tree, tree_of
 
@@ -123,3 +126,33 @@ def test_a_reduction_is_shared_by_all_phases_and_a_gather_is_not() -> None:
     assert [step.phase for step in paths[0]] == ["", "forward"]
     assert union(paths) == prices[0] + 2 * prices[1]
     assert union([paths[0], paths[0]]) == sum(prices)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_heads_charge_no_more_than_one_reduction_and_mostly_as_much(count: int) -> None:
+    """``once`` has the price of all transfers; what another use of a value might need makes heads cheaper at times."""
+    less = more = conflicts = 0
+    for seed in range(14):
+        draw, chains, shape = random.Random(seed), Chains(MESH, MACHINES[seed % len(MACHINES)]), SHAPES[seed % 2]
+        find = partial(chains.chain, shape)
+        homes = [random_state(draw, shape, MESH, DTYPES[:1], pending=0.8) for _ in range(3)]
+        homes = [home for home in dict.fromkeys(homes) if home[0].pending]
+        needs = list(dict.fromkeys([random_state(draw, shape, MESH, DTYPES, pending=0.1) for _ in range(5)] + homes))
+        phases = [draw.choice(["forward", "backward"]) for _ in range(count)]
+        heads = heads_of(find, homes, [needs] * count, ())
+        uses = [Use(np.arange(len(needs)), phase) for phase in phases]
+        made, ways = alternates(tree_of(heads.chains(find, needs)), uses), heads.table(1.0, 2.0**40)
+        waits = np.array([[head.waits.get(need, 0.0) for need in needs] for head in heads.heads])[made.home]
+        for number, home in enumerate(homes):
+            for states in itertools.product(range(len(needs)), repeat=count):
+                rest = sum(table[:, s] + waits[:, s] for table, s in zip(made.rest, states, strict=True))
+                charged = (ways[number, made.home] + made.paid + rest).min()
+
+                def price(found: Sequence[Chain], phases: Sequence[str] = phases) -> int:
+                    return union([path_of(chain, phase) for chain, phase in zip(found, phases, strict=True)])
+
+                wanted = price(once(find, home, [needs[s] for s in states], price))
+                conflicts += wanted != price([find(home, needs[s]) for s in states])
+                more += charged > wanted
+                less += charged < wanted
+    assert more == 0 and conflicts > 100 and less < conflicts / 10, (more, less, conflicts)
