@@ -13,6 +13,7 @@ from autopar.capture import Captured
 from autopar.capture.arguments import Arguments, bind_arguments, signature_of
 from autopar.capture.guards import GuardedCall, Original
 from autopar.capture.model_state import ModelState, model_state
+from autopar.capture.provenance import user_line
 from autopar.errors import PlanError
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
@@ -40,6 +41,13 @@ from autopar.runtime.processes.replicas import Replicas
 from autopar.runtime.processes.whole_steps import take_steps
 from autopar.runtime.seeds import step_seed
 from autopar.search.devices.stages import Pipelined
+from autopar.torch_private import transforms
+
+TRANSFORMED = (
+    "torch.func transforms a call of a model on a mesh, whose captured program has gradients through backward() alone\n"
+    "    {line}\n  use the transform inside of forward, where it is captured with the model, or loss.backward() and "
+    "torch.autograd.grad outside"
+)
 
 
 class Calls:
@@ -199,8 +207,11 @@ class Calls:
 
         Raises:
             RuntimeError: the model is closed.
+            ValueError: torch.func transforms the call.
         """
         self.membership.check()
+        if transforms():
+            raise ValueError(TRANSFORMED.format(line=user_line()))
         arguments = bind_arguments(self.module, args, kwargs)
         if self.passed == "global" or self.agreement.ranks is None:
             return arguments

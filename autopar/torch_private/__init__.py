@@ -121,6 +121,7 @@ from autopar.torch_private.tracing import make_fx as make_fx
 from autopar.torch_private.tracing import node_of as node_of
 from autopar.torch_private.tracing import running_backward_of as running_backward_of
 from autopar.torch_private.tracing import single_threaded_backward as single_threaded_backward
+from autopar.torch_private.tracing import transforms as transforms
 from autopar.torch_private.tracing import without_function_modes as without_function_modes
 from autopar.torch_private.tracing import without_modes as without_modes
 from autopar.torch_private.versions import TRIED as TRIED

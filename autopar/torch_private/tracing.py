@@ -117,6 +117,11 @@ def below_autograd() -> contextlib.AbstractContextManager[None]:
     return cast(contextlib.AbstractContextManager[None], torch._C._AutoDispatchBelowAutograd())
 
 
+def transforms() -> bool:
+    """Return whether this runs inside of a transform of torch.func. Tried on 2.11 to 2.15."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def is_transformed(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is a torch.func wrapper, or has a forward-mode tangent. Tried on 2.11 to 2.15."""
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)

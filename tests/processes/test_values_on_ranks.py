@@ -36,6 +36,18 @@ def test_random_numbers_that_are_written(sizes: dict[str, int], plan: object) ->
     )
 
 
+@pytest.mark.parametrize(("sizes", "plan"), MESHES, ids=str)
+def test_elements_that_are_written(sizes: dict[str, int], plan: object) -> None:
+    (said, _) = ranks(2).run(values_on_ranks.elements, sizes, plan)
+    if plan != "ddp":
+        assert len(said) == len(values_on_ranks.LOST)
+        assert without_line(said[0]) == (
+            "zero_ writes to a part of a tensor that is split over ranks, but DTensor has gathered this part: the "
+            "tensor would not change\n    values_on_ranks.py:  lambda w: w[0].zero_(),\n  write by an index on all "
+            "ranks, as in weight[0] = 2 * weight[0]"
+        )
+
+
 def test_two_axes() -> None:
     ranks(4).run(values_on_ranks.read, {"dp": 2, "tp": 2}, PAIR)
     ranks(4).run(values_on_ranks.drawn, {"dp": 2, "tp": 2}, PAIR)

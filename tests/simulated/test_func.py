@@ -77,3 +77,30 @@ def test_vmap_draws_as_a_single_device(randomness: str) -> None:
     assert relative(parallel.simulate(x), expected) <= TOLERANCE
     masks = torch.stack([row == 0 for row in expected])
     assert bool((masks == masks[0]).all()) == (randomness == "same")
+
+
+CALLS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "grad": lambda call, x: grad(lambda y: call(y).sum())(x),
+    "vmap": lambda call, x: vmap(call)(x[None]),
+    "jacrev": lambda call, x: jacrev(call)(x),
+    "a factor": lambda call, x: grad(lambda factor: call(x * factor).sum())(torch.tensor(2.0, dtype=d)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_transforms_of_the_call_are_refused(name: str) -> None:
+    parallel = autopar.parallelize(nn.Linear(4, 4, dtype=d), MESH, {"weight": ("tp", None)})
+    x = torch.randn(8, 4, dtype=d)
+    with pytest.raises(ValueError, match=r"torch\.func transforms") as error:
+        CALLS[name](parallel.simulate, x)
+    said, line, remedy = str(error.value).splitlines()
+    assert said == (
+        "torch.func transforms a call of a model on a mesh, whose captured program has gradients through backward() "
+        "alone"
+    )
+    assert line.startswith("    test_func.py:")
+    assert remedy == (
+        "  use the transform inside of forward, where it is captured with the model, or loss.backward() and "
+        "torch.autograd.grad outside"
+    )
+    assert parallel.simulate(x).shape == (8, 4)

@@ -345,8 +345,10 @@ def test_without_grad_mode(mode: Any, data: Any) -> None:
 REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor, torch.Tensor], Any], type[Exception], str]] = {
     "a transform": (
         lambda step, x, y: torch.func.grad(lambda z: step.simulate(z, y))(x), ValueError,
-        "x is inside a torch.func transform or carries a forward-mode tangent; a captured step has gradients through "
-        "backward() alone",
+        "torch.func transforms a call of a model on a mesh, whose captured program has gradients through backward() "
+        "alone\n    test_step_bad_input.py:347  lambda step, x, y: torch.func.grad(lambda z: step.simulate(z, y))(x), "
+        "ValueError,\n  use the transform inside of forward, where it is captured with the model, or loss.backward() "
+        "and torch.autograd.grad outside",
     ),
     "no "
     "rows": (lambda step, x, y: step.simulate(x[:0], y[:0]), ValueError,

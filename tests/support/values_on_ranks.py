@@ -210,3 +210,63 @@ def on_stages() -> None:
         one = single.get_parameter(name).detach()
         assert parameter.detach().norm().item() == one.norm().item(), name
         assert parameter.detach().tolist() == one.tolist(), name
+
+
+def _set(index: Any, value: Any) -> Callable[[torch.Tensor], Any]:
+    return lambda w: w.__setitem__(index, value)
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "a row": _set(0, 0),
+    "a row of the last rank": _set(-1, 0.5),
+    "an element": _set((0, 1), 2.0),
+    "a column": _set((slice(None), 1), 2),
+    "rows": _set(slice(1, 7), 3.0),
+    "a row from a tensor": _set(0, torch.arange(8.0, dtype=torch.float64)),
+    "rows by numbers": _set(torch.tensor([0, 5]), 0),
+    "a mask": lambda w: w.__setitem__(w < 0, 0),
+    "a row from another": lambda w: w.__setitem__(0, 2 * w[-1]),
+    "a part that is changed": lambda w: w.__setitem__(0, (w[0] * 2).add_(1)),
+    "data": lambda w: w.data.__setitem__(0, 1),
+    "flat": lambda w: w.view(-1).__setitem__(50, 1),
+    "a column in place": lambda w: w.t()[1].zero_() if w.shape[0] > w.shape[1] else w.zero_(),
+    "tril_": lambda w: w.tril_(),
+    "index_fill_": lambda w: w.index_fill_(0, torch.tensor([1, 5]), 1.0),
+    "index_add_": lambda w: w.index_add_(0, torch.tensor([1, 5]), torch.ones(2, 8, dtype=torch.float64)),
+    "a gradient": lambda w: w.grad.__setitem__(3, 1),
+}
+LOST: list[Callable[[Any], Any]] = [
+    lambda w: w[0].zero_(),
+    lambda w: w[0].view(-1).mul_(2),
+    lambda w: w.select(0, 1).add_(1),
+    lambda w: w.chunk(5)[0].fill_(1),
+    lambda w: w[1:3].__setitem__(0, 1),
+    lambda w: w[0].__iadd__(1),
+]
+
+
+def elements(sizes: dict[str, int], plan: Any) -> list[str]:
+    """Writes to elements. Returns what is refused, of a weight whose rows are split."""
+    single, parallel = _pair(autopar.Mesh(sizes), plan)
+    for model in (single, parallel):
+        model(_x()).backward()
+    for what, write in WRITES.items():
+        with torch.no_grad():
+            for model in (single, parallel):
+                own = model.get_parameter("0.up.weight")
+                own.sub_(0.1)
+                write(own)
+            one: Any
+            one, here = single.get_parameter("0.up.weight"), parallel.get_parameter("0.up.weight")
+            for value, wanted in ((here, one), (here.grad, one.grad)):
+                assert torch.allclose(value.detach().full_tensor(), wanted.detach(), rtol=1e-11, atol=1e-11), what
+    weight: Any = parallel.get_parameter("0.up.weight")
+    before = weight.detach().full_tensor()
+    if plan == "ddp":
+        return []
+    with torch.no_grad():
+        said = [
+            refused(NotImplementedError, lambda w=write: w(parallel.get_parameter("0.up.weight"))) for write in LOST
+        ]
+    assert torch.equal(parallel.get_parameter("0.up.weight").detach().full_tensor(), before)
+    return said

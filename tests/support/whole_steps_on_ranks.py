@@ -95,7 +95,6 @@ def _hf(parameters: Any, **options: Any) -> torch.optim.Optimizer:
 
 WHOLE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {  # on both plans
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
-    "rprop": lambda p: torch.optim.Rprop(p, lr=1e-2),
     "rows": Rows,
     "shampoo": Shampoo,
     "8 bits": EightBits,
@@ -107,6 +106,7 @@ PIECES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "noisy": Noisy,
     "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=3),
     "nadam": torch.optim.NAdam,
+    "rprop": lambda p: torch.optim.Rprop(p, lr=1e-2),
 }
 
 

@@ -6,7 +6,8 @@ by itself. Here both run on whole tensors. They communicate, so the ranks first 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +32,9 @@ from autopar.torch_private import (
 OVERWRITES = packets(
     "fill_ zero_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_ eye"
 )
-ON_WHOLES = (aten.eye.m_out,)  # DTensor gives its ``out`` the shape of a piece
+# DTensor gives the ``out`` of the first the shape of a piece, and has no rule for the others
+ON_WHOLES = (aten.eye.m_out, aten.tril_.default, aten.triu_.default, aten.index_fill_.int_Scalar,
+             aten.index_fill_.int_Tensor, aten.index_copy_.default, aten.index_add_.default)  # fmt: skip
 READ = "read a number of a tensor that is split or pending over ranks"
 ON_ALL = "{line}\n  it takes the values of all ranks; call it on all of them, and use the result where you want"
 
@@ -40,6 +43,14 @@ TRANSPOSED = (
     "    {line}\n  write parameters with parallel.initialize(init), a function of a module as for apply, or before "
     "parallelize"
 )
+PART = (
+    "{name} writes to a part of a tensor that is split over ranks, but DTensor has gathered this part: the tensor "
+    "would not change\n    {line}\n  write by an index on all ranks, as in weight[0] = 2 * weight[0]"
+)
+VIEWS = ("__getitem__", "select", "narrow", "view", "view_as", "reshape", "flatten", "unflatten", "unbind", "chunk",
+         "split", "tensor_split", "diagonal", "squeeze", "unsqueeze", "movedim", "permute", "expand",
+         "unfold")  # fmt: skip
+OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 
 
 def take_dtensor_ops() -> None:
@@ -49,7 +60,8 @@ def take_dtensor_ops() -> None:
     for op in (*random_ops(), *ON_WHOLES):
         handlers[op] = _on_wholes
     handlers[aten.t_.default] = _transposed
-    add_dtensor_methods({"tolist": _tolist, "numpy": _numpy, "__format__": _format})
+    views = {name: _viewing(name) for name in VIEWS}
+    add_dtensor_methods({"tolist": _tolist, "numpy": _numpy, "__format__": _format, "__setitem__": _set_item, **views})
 
 
 def _tolist(tensor: Any) -> Any:
@@ -62,6 +74,63 @@ def _numpy(tensor: Any, **options: Any) -> Any:
 
 def _format(tensor: Any, form: str) -> str:
     return object.__format__(tensor, form) if tensor.dim() else format(tensor.item(), form)
+
+
+@torch.no_grad()
+def _set_item(tensor: Any, index: Any, value: Any) -> None:
+    """Write to elements of the whole tensor, of which each rank keeps its piece."""
+    job = job_with(tensor.device_mesh)
+    if job is None or (tensor.requires_grad and torch.is_grad_enabled()):
+        torch.Tensor.__setitem__(tensor, index, value)
+        return
+    _agree(job, "a write to elements of a tensor on the mesh")
+    index, value = pytree.tree_map(lambda leaf: _whole(leaf, True) if _is_dtensor(leaf) else leaf, (index, value))
+    whole = _whole(tensor, True)
+    whole[index] = value
+    if (piece := piece_of_whole(tensor, whole)) is not None:
+        tensor.to_local().copy_(piece)
+
+
+def _viewing(name: str) -> Callable[..., Any]:
+    """Return a method of a view. What is gathered for it is no view, and refuses to be written to."""
+
+    def view(tensor: Any, *args: Any, **options: Any) -> Any:
+        results = getattr(torch.Tensor, name)(tensor, *args, **options)
+        copies = name == "__getitem__" and any(map(_chooses, args[0] if isinstance(args[0], tuple) else args))
+        if copies or job_with(tensor.device_mesh) is None:
+            return results
+        part = gathered_part()
+        for result in results if isinstance(results, (tuple, list)) else [results]:
+            pairs = zip(tensor.placements, result.placements, strict=True)
+            gathers = any(not before.is_replicate() and after.is_replicate() for before, after in pairs)
+            if (gathers or type(tensor) is part) and type(result) is part.__base__:
+                result.__class__ = part
+        return results
+
+    return view
+
+
+def _chooses(index: object) -> bool:
+    """Return whether an index makes a copy on one device, too: a list, a mask or a tensor of numbers."""
+    return isinstance(index, (list, torch.Tensor)) and not (isinstance(index, torch.Tensor) and index.dim() == 0)
+
+
+@functools.cache
+def gathered_part() -> type[torch.Tensor]:
+    """Return the class of DTensors that refuse to be written to. Late, because DTensor is slow to import."""
+    from torch.distributed.tensor import DTensor
+
+    def refusing(name: str) -> Any:
+        def refuse(tensor: Any, *args: Any, **options: Any) -> Any:
+            raise NotImplementedError(PART.format(name=name, line=user_line()))
+
+        return refuse
+
+    kept = ("requires_grad_", "detach_", "share_memory_", "rename_", "retain_grad_")
+    names = [n for n in dir(torch.Tensor) if n.endswith("_") and not n.startswith("_") and n not in kept]
+    operators = [f"__i{n}__" for n in OPERATORS]
+    writes = {name: refusing(name) for name in [*names, *operators, "__setitem__"]}
+    return type("GatheredPart", (DTensor,), {"__slots__": (), **writes})
 
 
 def _read(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
