@@ -295,7 +295,7 @@ class Calls:
         """
         self.leave_stages()
         if not call.known:
-            compiler = replace(self.compiler, numbers=call.numbers)
+            compiler = self.compiler.like(self.captures.plan(call.key), call.numbers)
             served = compiler.serves(inputs)
             notes = [] if served else about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
             compiled = compiled_by_cache(compiler, inputs, notes)
@@ -303,7 +303,7 @@ class Calls:
                 self._settle(compiled.homes)
             # one order of collectives on all ranks
             self.agreement.compare_programs(compiled.text, compiled.captured.guards)
-            self.captures.add(call, compiled.captured.guards, compiled)
+            self.captures.add(call, compiled.captured.guards, compiled, compiled.found)
         self.latest = self.captures[call]
         return self.latest
 

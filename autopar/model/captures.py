@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from autopar.capture import Captured
-from autopar.capture.arguments import difference
+from autopar.capture.arguments import Signature, difference
 from autopar.capture.guards import GuardedCall, GuardedChange, Guards, Variants
 from autopar.model.inputs import CallKey
+from autopar.model.sizes import outline
+from autopar.search.solutions.solution import Solution
 
 
 class _Compiled(Protocol):
@@ -33,6 +36,7 @@ class Captures(Generic[T]):
     def __init__(self) -> None:
         self.variants = Variants()
         self._captured: dict[Any, T] = {}
+        self._plans: dict[Any, tuple[Any, Solution]] = {}  # key without sizes → the first key, and its plan
 
     def __len__(self) -> int:
         return len(self._captured)
@@ -62,14 +66,34 @@ class Captures(Generic[T]):
         """Return the call of a key, with the values that forward would read now."""
         return self.variants.call(key, modules)
 
-    def add(self, call: GuardedCall, guards: Guards, captured: T) -> list[tuple[GuardedCall, T]]:
-        """Keep the capture of a call. Returns the older captures that are dropped for it."""
+    def plan(self, key: Any) -> Solution | None:
+        """Return the plan of the first call that differs from this one in sizes alone, if there is one."""
+        first, plan = self._plans.get(_without_sizes(key), (key, None))
+        return None if first == key else plan
+
+    def add(
+        self, call: GuardedCall, guards: Guards, captured: T, plan: Solution | None = None
+    ) -> list[tuple[GuardedCall, T]]:
+        """Keep the capture of a call, and its plan if that was searched.
+
+        Returns the older captures that are dropped for it.
+        """
+        if plan is not None:
+            self._plans.setdefault(_without_sizes(call.key), (call.key, replace(plan, again=None, priced=None)))
         self._captured[call.identity] = captured
         return [(dropped, self._captured.pop(dropped.identity)) for dropped in self.variants.add(call, guards)]
 
     def clear(self) -> None:
         """Drop all captures."""
-        self.variants, self._captured = Variants(), {}
+        self.variants, self._captured, self._plans = Variants(), {}, {}
+
+
+def _without_sizes(key: Any) -> Any:
+    """Return the key of a call or of a step without the sizes of its inputs."""
+    if not isinstance(key[0], Signature):
+        return _without_sizes(key[0]), *key[1:]
+    signature, (layouts, _) = key
+    return outline(signature), layouts
 
 
 def about_recapture(

@@ -231,6 +231,10 @@ class Compiler:
         """Return this compiler for ranks that agree on a plan; ``None``: this process plans alone."""
         return replace(self, planner=replace(self.planner, agreement=ranks), check=check)
 
+    def like(self, first: Solution | None, numbers: tuple[GuardedPlace, ...]) -> Compiler:
+        """Return this compiler for a call with these ``numbers`` that takes the layouts of an earlier plan, if any."""
+        return replace(self, planner=replace(self.planner, first=first), numbers=numbers)
+
     def serves(self, inputs: CallInputs) -> bool:
         """Return whether a call needs no trace, because a capture with symbols serves its sizes."""
         return not self.numbers and self.sizes.serves(self.model, inputs.whole(), self.random)

@@ -17,11 +17,12 @@ from autopar.capture.guards.reads import HOOKS
 from autopar.capture.model_state import model_state
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
+from autopar.search.solutions.solution import Solution
 from autopar.torch_private import GLOBAL_HOOKS
 
 # the fields of a compiler that are no options, or are described apart
 APART = ("model", "context", "planner", "sizes", "numbers", "cache", "check")
-APART_OF_PLANNER = ("agreement", "given", "tables", "below")
+APART_OF_PLANNER = ("agreement", "given", "tables", "below", "first")
 
 
 def facts_of_call(compiler: Compiler, inputs: CallInputs, notes: Sequence[str]) -> dict[str, Any]:
@@ -42,10 +43,17 @@ def facts_of_call(compiler: Compiler, inputs: CallInputs, notes: Sequence[str]) 
         "options": described_options(_fields(compiler, APART)),
         "planner": described_options(_fields(planner, APART_OF_PLANNER)),
         "given plan": None if planner.given is None else planner.given.to_json(),
+        "first plan": None if planner.first is None else _layouts(planner.first),
         "hosts": None if job is None else list(job.hosts.of_rank),
         "dynamic": compiler.sizes.dynamic,
         "notes": list(notes),
     }
+
+
+def _layouts(plan: Solution) -> Any:
+    """Return what decides the layouts of calls of other sizes: those of a plan, without its price and its seconds."""
+    content = plan.to_json()
+    return [content["graph"], content["values"], content["optimizer_states"]]
 
 
 def _fields(value: Any, but: Sequence[str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from autopar.search.certificate import bytes_text
 from autopar.search.problem.dearer import NotCheaper
 from autopar.search.problem.ending import Ending
 from autopar.search.search import search
+from autopar.search.solutions.at_other_sizes import at_other_sizes
 from autopar.search.solutions.applied import difference, layouts_of_placeholders
 from autopar.search.solutions.artifact import from_json
 from autopar.search.solutions.found import Found
@@ -32,6 +33,8 @@ from autopar.search.transfer_prices.chains import Tables
 SAID_BY = {  # the class of an error on the searching rank → on others
     error.__name__: error for error in (PlanError, RuleError, MemoryLimitError, NotCheaper)
 }
+
+LIKE_THE_FIRST = "the layouts are those of the first capture, of other sizes; nothing was searched"
 
 CLOSE = 0.5  # of the limit: up to here the search does not count so much too little
 
@@ -53,6 +56,7 @@ class Planner:
         below: only plans that cost less nanoseconds are wanted.
         tables: prices of transfers that several searches share.
         hosts: those of the job, to which ``machine`` was fitted.
+        first: the plan of an earlier call that differs in sizes alone: its layouts are taken, and nothing is searched.
     """
 
     machine: Machine
@@ -66,6 +70,7 @@ class Planner:
     below: float = math.inf
     tables: Tables | None = field(default=None, compare=False, repr=False)
     hosts: Hosts | None = None
+    first: Solution | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -106,6 +111,15 @@ class Search:
                 return found
             traced, boundary = boundary.program, _with_homes(boundary, given)
             self.notes.append(_about_other(given, traced))
+        if self.planner.first is not None and self.planner.below == math.inf:
+            known = at_other_sizes(
+                self.planner.first, boundary, machine, strict=strict, ending=self.ending, memory=self.planner.memory,
+                reserve=self.planner.reserve,
+            )  # fmt: skip
+            if known is not None:
+                self.notes.append(LIKE_THE_FIRST)
+                self.solution = self._solution(known, boundary)
+                return known
         agreement = self.planner.agreement
         if agreement is None:
             found = self._searched(boundary, machine, strict, time_limit)

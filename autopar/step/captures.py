@@ -119,7 +119,7 @@ class StepCaptures:
 
     def keep(self, call: GuardedCall, micro: MicroBatch) -> None:
         """Keep the programs of a micro-batch."""
-        for dropped, captured in self.micros.add(call, micro.captured.guards, micro):
+        for dropped, captured in self.micros.add(call, micro.captured.guards, micro, micro.found):
             self._drop(dropped, captured)
         self.made += 1
 
@@ -162,7 +162,7 @@ class StepCaptures:
     ) -> MicroBatch:
         key, *_ = call.key
         calls = self._calls
-        compiler = replace(compiler, numbers=call.numbers)
+        compiler = compiler.like(self.micros.plan(call.key), call.numbers)
         known = [known for known, *_ in self.micros.keys]
         notes = [] if compiler.serves(inputs) else about_recapture(key, known, call.changes, calls.recapture)
         with self._with_note():

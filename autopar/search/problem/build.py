@@ -48,6 +48,7 @@ def build(
     below: float = math.inf,
     cheaper: float | None = None,
     tables: Tables | None = None,
+    priced: bool = True,
 ) -> Problem:
     """Return the problem of choosing the layouts of a traced program.
 
@@ -59,6 +60,7 @@ def build(
         cheaper: of a wide problem, keep all states that a plan may have which costs less nanoseconds for one
             micro-batch; without it few are kept.
         tables: prices of transfers that further problems share.
+        priced: whether it will be solved; else no transfer has a price, and no state is left out.
 
     Raises:
         RuleError: an op has no rule, and ``strict`` is set.
@@ -67,7 +69,7 @@ def build(
     """
     builder = _Builder(boundary, machine, strict, ending)
     with doing(builder.doing):
-        return builder.build(deadline, below, cheaper, tables)
+        return builder.build(deadline, below, cheaper, tables, priced)
 
 
 class _Builder:
@@ -96,7 +98,9 @@ class _Builder:
         what, done, count = self._done
         return f"search, {what} of {done:,} of {count:,} values: {at}".removesuffix(": ")
 
-    def build(self, deadline: float, below: float, cheaper: float | None, tables: Tables | None) -> Problem:
+    def build(
+        self, deadline: float, below: float, cheaper: float | None, tables: Tables | None, priced: bool
+    ) -> Problem:
         nodes = list(self.program.nodes)
         bounds = {
             node: usable_rule(node, strict=self.strict)
@@ -114,6 +118,11 @@ class _Builder:
         if self.ending is not None and self.ending.chooses:
             self._add_states(self.ending)
         self._read_results()
+        if not priced:
+            self.problem.ending, self.problem.late = self.ending, True
+            self.problem.microbatches = 1 if self.ending is None else self.ending.microbatches
+            self.problem.allowed += allowed_states(self.problem, self.boundary).items()
+            return self.problem
         # dearer than a plan that there always is: all ranks compute everything
         everything = self.problem.explicit_price([0] * len(self.graph.costs))
         self.payments.penalty = max(LEAST_PENALTY, 2.0 ** (2 * everything).bit_length())
@@ -123,9 +132,10 @@ class _Builder:
         allowed = allowed_states(self.problem, self.boundary)
         self.problem.pairs = pairs_of(self.problem)
         if is_wide(self.problem):
-            narrow(self.problem, self.boundary, self.ending, self._ties(), allowed, deadline, cheaper)
+            ties = tangent_states(self.problem, self.boundary)
+            narrow(self.problem, self.boundary, self.ending, ties, allowed, deadline, cheaper)
             allowed = allowed_states(self.problem, self.boundary)
-        for node, equal in self._ties().items():
+        for node, equal in tangent_states(self.problem, self.boundary).items():
             self._tie_tangent(node, equal)
         for node, other in drawn_alike(nodes).items():
             self._tie_drawn((other, node), (bounds[other], bounds[node]))
@@ -158,7 +168,8 @@ class _Builder:
         returned = self.boundary.tangents.get(node)
         if returned is not None and returned.op == "placeholder":  # its homes may be the user's, and none of ours
             value = self.problem.value(returned)
-            options = list(dict.fromkeys((*options, *(self._returned(value, attr) for attr, _ in value.states))))
+            own = (_returned(self.boundary, value, attr) for attr, _ in value.states)
+            options = list(dict.fromkeys((*options, *own)))
         variable = self._add(node, [0.0] * len(options), position)
         self.problem.homes[variable] = options
         states = tuple((attr, type.dtype) for attr in options)
@@ -265,24 +276,13 @@ class _Builder:
             home = self.problem.variables.get(named[result.of]) if result.of in named else None
             own: tuple[State, ...] = ()
             if home is None:
-                own = tuple((self._returned(value, attr), dtype) for attr, _ in value.states)
+                own = tuple((_returned(self.boundary, value, attr), dtype) for attr, _ in value.states)
                 self._add_reader(value, Reader(value.variable, own, phase, self.problem.labels[value.variable]))
             else:
                 needs = tuple((attr, dtype) for attr in self.problem.homes[home])
                 turning = self._block_of(output) == self._turning
                 self._add_reader(value, Reader(home, needs, phase, self.problem.labels[home], turning))
             self.problem.results.append((value, home, own, dtype))
-
-    def _returned(self, value: Value, attr: DistAttr) -> DistAttr:
-        return self.boundary.returned_attr(replace(value.type, layout=layout_of(self.mesh, attr)))
-
-    def _ties(self) -> dict[fx.Node, np.ndarray]:
-        """Return the state of each tangent for each state of the value that is returned in its layout."""
-        found = {}
-        for node, returned in self.boundary.tangents.items():
-            value, options = self.problem.value(returned), self.problem.homes[self.problem.variables[node]]
-            found[node] = np.array([options.index(self._returned(value, attr)) for attr, _ in value.states])
-        return found
 
     def _tie_tangent(self, node: fx.Node, equal: np.ndarray) -> None:
         """Give a tangent the layout in which its value is returned."""
@@ -344,6 +344,19 @@ class _Builder:
             self.payments.add_costs(right, share[0])
         else:
             self.graph.add_edge(left, right, np.arange(len(table)), np.arange(table.shape[1]), share)
+
+
+def tangent_states(problem: Problem, boundary: Boundary) -> dict[fx.Node, np.ndarray]:
+    """Return the state of each tangent for each state of the value that is returned in its layout."""
+    found = {}
+    for node, returned in boundary.tangents.items():
+        value, options = problem.value(returned), problem.homes[problem.variables[node]]
+        found[node] = np.array([options.index(_returned(boundary, value, attr)) for attr, _ in value.states])
+    return found
+
+
+def _returned(boundary: Boundary, value: Value, attr: DistAttr) -> DistAttr:
+    return boundary.returned_attr(replace(value.type, layout=layout_of(boundary.mesh, attr)))
 
 
 def _parts(bounds: Mapping[fx.Node, Bound]) -> dict[fx.Node, dict[str, tuple[int, ...]]]:

@@ -1,0 +1,119 @@
+"""A call or a step of a second size takes the layouts of the first capture, and nothing is searched for it."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from casts import promoted_casts  # noqa: F401
+from equality import TOLERANCE
+from sized_models import Mlp, difference, made
+from torch import nn
+
+import autopar
+from autopar import Mesh
+from autopar.model import planner
+
+pytestmark = pytest.mark.usefixtures("promoted_casts")
+MESH = Mesh(dp=2, tp=2)
+SPLIT = ["search", {"x": ("dp", None, None), "up.weight": ("tp", None)}]  # where all is small, nothing is split else
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of searches."""
+    count, search = [0], planner.search
+
+    def counted(*args: Any, **options: Any) -> Any:
+        count[0] += 1
+        return search(*args, **options)
+
+    monkeypatch.setattr(planner, "search", counted)
+    return count
+
+
+def without_sizes(parallel: Any) -> list[str]:
+    """The axes of all layouts of the plan."""
+    values = {name: (row.gives, row.needs) for name, row in parallel.solution.values.items()}
+    return [re.sub(r"\d+", "n", f"{name} {row}") for name, row in values.items()]
+
+
+class Rows(nn.Module):
+    """Merges the batch with another dim, which a search may split, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 12, dtype=torch.float64), nn.Linear(12, 6, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (self.down(self.up(x).flatten(0, 1).relu()) - y.flatten(0, 1)).square().mean()
+
+
+def rows(batch: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(batch, 5, 6, dtype=torch.float64), "y": torch.randn(batch, 5, 6, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("dynamic", [None, False])
+def test_calls_of_a_second_size_have_the_layouts_of_the_first(searches: list[int], dynamic: bool | None) -> None:
+    model = Rows()
+    parallel = autopar.parallelize(model, MESH, SPLIT, dynamic=dynamic, cache=False)
+    assert difference(parallel, parallel.simulate, model, rows(8)) <= TOLERANCE
+    first, searched, layouts = searches[0], without_sizes(parallel), parallel.solution.values["param up.weight"]
+    assert first and any("n/dp" in row for row in searched)
+    for batch in (16, 3, 4, 1):  # an even batch, uneven ones, and one that is too short to be split
+        assert difference(parallel, parallel.simulate, model, rows(batch)) <= TOLERANCE
+        assert searches[0] == first and parallel.solution.values["param up.weight"] == layouts
+        if batch in (16, 4):
+            assert without_sizes(parallel) == searched
+        assert "of other sizes, so nothing is proven" in parallel.solution.certificate
+    notes = [note for report in parallel.reports for note in report.notes]
+    assert "the layouts are those of the first capture, of other sizes; nothing was searched" in notes
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatches": 2, "zero": 1}, {"zero": 3}], ids=str)
+def test_steps_of_a_second_size_have_the_layouts_of_the_first(searches: list[int], options: Any) -> None:
+    model = Rows()
+    alone = copy.deepcopy(model)
+    parallel = autopar.parallelize(model, MESH, SPLIT, cache=False)
+    step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=0.1), **options)
+    optimizer, homes, first = torch.optim.AdamW(alone.parameters(), lr=0.1), [], 0
+    for batch in (8, 8, 4, 8, 2, 4):
+        inputs = rows(batch)
+        optimizer.zero_grad()
+        expected = alone(**inputs)
+        expected.backward()
+        optimizer.step()
+        assert abs(float(step.simulate(inputs)) - float(expected)) <= TOLERANCE
+        homes.append({n: t for n, t in step.solution.values.items() if n.startswith("param")})
+        first = first or searches[0]
+        assert searches[0] == first and homes[-1] == homes[0]
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-9)
+
+
+def test_another_mode_has_a_plan_of_its_own(searches: list[int]) -> None:
+    model, inputs = made("mlp")
+    parallel = autopar.parallelize(model, MESH, "search", cache=False)
+    counts = []
+    for training, batch in ((True, 8), (False, 8), (True, 4), (False, 4)):
+        model.train(training)
+        assert difference(parallel, parallel.simulate, model, inputs(batch, 0)) <= TOLERANCE
+        counts.append(searches[0])
+    assert counts == [1, 2, 2, 2]
+
+
+def test_a_batch_that_does_not_fit_is_searched(searches: list[int]) -> None:
+    """The plan of a short batch keeps more on each rank than a limit of memory lets a long one."""
+    model = Mlp()
+    parallel = autopar.parallelize(model, MESH, "search", memory=20_000.0, cache=False)
+    x = torch.randn(2, 8, dtype=torch.float64)
+    parallel.simulate(x=x)
+    first = searches[0]
+    parallel.simulate(x=x.repeat(2, 1))
+    assert searches[0] == first
+    with pytest.raises(autopar.MemoryLimitError):
+        parallel.simulate(x=x.repeat(200, 1))
+    assert searches[0] > first
