@@ -12,6 +12,7 @@ import torch
 from autopar.cache.addresses import class_address, resolve
 from autopar.cache.program_rows import op_name, op_of, plain, written
 from autopar.cache.refused import NotCached
+from autopar.cache.size_rows import size_of, size_row
 from autopar.capture import Captured
 from autopar.capture.constrained import Constrained
 from autopar.capture.guards import Guards
@@ -24,13 +25,11 @@ LEAVES = (bool, int, float, str, type(None))  # the outputs that are no tensors
 
 
 def captured_to_json(captured: Captured) -> dict[str, Any]:
-    """Return a capture as JSON, without its program and its guards.
+    """Return a capture as JSON, without its program, its guards and its symbols.
 
     Raises:
         NotCached: a part of it has no form that another process could read.
     """
-    if captured.symbolic is not None:
-        raise NotCached("the call was captured with symbols for sizes")
     if captured.numbers:
         raise NotCached("a float of the model is an input of the program")
     for value in captured.leaves.values():
@@ -79,7 +78,7 @@ def captured_of(content: Mapping[str, Any], program: Program, guards: Guards) ->
 
 def _like(value: Any) -> Any:
     if isinstance(value, Like):
-        return {"shape": list(value.shape), "dtype": written(value.dtype)}
+        return {"shape": list(map(size_row, value.shape)), "dtype": written(value.dtype)}
     if isinstance(value, (list, tuple)):
         return ["l" if isinstance(value, list) else "t", *map(_like, value)]
     if isinstance(value, dict):
@@ -89,7 +88,7 @@ def _like(value: Any) -> Any:
 
 def _unlike(value: Any) -> Any:
     if isinstance(value, dict):
-        return Like(tuple(value["shape"]), plain(value["dtype"]))
+        return Like(tuple(map(size_of, value["shape"])), plain(value["dtype"]))
     if isinstance(value, list) and value[0] in ("l", "t", "m"):
         if value[0] == "m":
             return {key: _unlike(part) for key, part in value[1]}

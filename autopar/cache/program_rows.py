@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from autopar.cache.refused import NotCached
+from autopar.cache.size_rows import SIZE, size_of, size_row
 from autopar.ir import transfers
 from autopar.ir.constant import INLINE_ELEMENTS, Constant
 from autopar.ir.layout import DistAttr, Layout, layout_of
@@ -71,9 +72,7 @@ class Types:
             known = self._numbers[value] = len(self.rows)
             shape = None
             if isinstance(value, TensorType):
-                if any(isinstance(size, Size) for size in value.shape):
-                    raise NotCached("the program has symbols for sizes")
-                shape = list(value.shape)
+                shape = list(map(size_row, value.shape))
             self.rows.append([shape, DTYPE_NAMES[value.dtype], *self.layout(value.layout)])
         return known
 
@@ -106,7 +105,7 @@ class Types:
             shape, dtype, dims, pending, mesh = self.rows[number]
             layout = None if dims is None else layout_of(self.meshes[mesh], attr_of([dims, pending]))
             kind = DTYPES[dtype]
-            known = Requirement(layout, kind) if shape is None else TensorType(tuple(shape), kind, layout)
+            known = Requirement(layout, kind) if shape is None else TensorType(tuple(map(size_of, shape)), kind, layout)
             self._read[number] = known
         return known
 
@@ -118,14 +117,15 @@ class Types:
 
 def attr_row(attr: DistAttr) -> list[Any]:
     """Return a distributed attribute as JSON."""
-    return [[[[size, list(axes)] for size, axes in dim] for dim in attr.dims], [list(pair) for pair in attr.pending]]
+    dims = [[[size_row(size), list(axes)] for size, axes in dim] for dim in attr.dims]
+    return [dims, [list(pair) for pair in attr.pending]]
 
 
 def attr_of(row: Sequence[Any]) -> DistAttr:
     """Return the distributed attribute of a row."""
     dims, pending = row
     return DistAttr(
-        tuple(tuple((size, tuple(axes)) for size, axes in dim) for dim in dims),
+        tuple(tuple((size_of(size), tuple(axes)) for size, axes in dim) for dim in dims),
         tuple((axis, kind) for axis, kind in pending),
     )
 
@@ -145,8 +145,6 @@ def _mesh(row: Sequence[Any]) -> Mesh:
 
 def rows_of(program: Program, types: Types) -> dict[str, Any]:
     """Return a program as JSON. ``NotCached`` if a part of it has no form that another process could read."""
-    if program.sizes:
-        raise NotCached("the program has symbols for sizes")
     return _Writer(program, types).run()
 
 
@@ -269,7 +267,7 @@ def written(value: Any) -> Any:
     if kind is fx.immutable_collections.immutable_dict:
         return ["m", [[key, written(part)] for key, part in value.items()]]
     if kind is Size:
-        raise NotCached("the program has symbols for sizes")
+        return size_row(value)
     raise NotCached(f"an argument of the program is a {kind.__module__}.{kind.__qualname__}")
 
 
@@ -366,6 +364,8 @@ def read_argument(value: Sequence[Any], read: Callable[[Any], Any]) -> Any:
         return complex(value[1], value[2])
     if letter == "m":
         return {key: read(part) for key, part in value[1]}
+    if letter == SIZE:
+        return size_of(value)
     raise ValueError(f"{letter!r} begins no argument")
 
 

@@ -228,7 +228,12 @@ class Compiler:
         return searches(self.plan) and self.mesh.size > 1
 
     def planned_by(self, ranks: Agreement | None, check: Check | None) -> Compiler:
-        """Return this compiler for ranks that agree on a plan; ``None``: this process plans alone."""
+        """Return this compiler for ranks that agree on a plan; ``None``: this process plans alone.
+
+        With ranks, captures with symbols that only some of them have are forgotten: all make the same ones.
+        """
+        if ranks is not None:
+            self.sizes.forget_unshared()
         return replace(self, planner=replace(self.planner, agreement=ranks), check=check)
 
     def like(self, first: Solution | None, numbers: tuple[GuardedPlace, ...]) -> Compiler:

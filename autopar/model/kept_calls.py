@@ -9,9 +9,9 @@ from typing import Any
 
 from autopar.cache.cache import Codec
 from autopar.cache.kept_capture import captured_of, captured_to_json
+from autopar.cache.kept_symbols import symbols_of, symbols_to_json
 from autopar.cache.placed_rows import placed_of, placed_to_json, reports_of, reports_to_json
 from autopar.cache.program_rows import Types, program_of, rows_of
-from autopar.cache.refused import NotCached
 from autopar.capture import Captured, capture_call
 from autopar.capture.at_sizes import at_sizes
 from autopar.capture.guards import Guards
@@ -43,18 +43,17 @@ def compiled_by_cache(compiler: Compiler, inputs: CallInputs, notes: Sequence[st
     if cache is None:
         return compiler.compile(inputs, notes)
     made, report, _ = cache.through(codec_of_call(compiler, inputs, notes), compiler.planner.agreement)
+    compiler.sizes.share()
     return replace(made, reports=Reports((*made.reports, report)))
 
 
 def compiled_to_json(compiled: Compiled) -> Any:
     """Return a captured call as JSON. ``NotCached`` if a part of it has no form."""
-    if compiled.symbolic is not None:
-        raise NotCached("the call was captured with symbols for sizes")
     types = Types()
     placed = placed_to_json((compiled.program, compiled.local), types)
     assert compiled.traced is not None
     return {
-        "captured": captured_to_json(compiled.captured),
+        "captured": call_to_json(compiled.captured),
         "placed": placed,
         "traced": rows_of(compiled.traced, types) if len(compiled.captured.differentiable) > 1 else None,
         "types": types.to_json(),
@@ -83,13 +82,20 @@ def compiled_of(compiler: Compiler, inputs: CallInputs, content: Any, guards: Gu
     return Compiled(captured, program, local, Reports(reports_of(content["reports"])), part, compiler.context, found)
 
 
+def call_to_json(captured: Captured) -> Any:
+    """Return the capture of a call as JSON, with that of its symbols. ``NotCached`` if a part of it has no form."""
+    return {**captured_to_json(captured), "symbols": symbols_to_json(captured)}
+
+
 def captured_here(compiler: Compiler, inputs: CallInputs, content: Any, program: Program, guards: Guards) -> Captured:
     """Return the capture of a call, as if it was made in this process."""
     whole, model, random = inputs.whole(), compiler.model, compiler.random
-    captured = captured_of(content, program, guards)
-    compiler.sizes.took(model, whole, random, guards)
+    captured, symbolic = captured_of(content, program, guards), symbols_of(content["symbols"], guards)
+    compiler.sizes.took(model, whole, random, guards, symbolic)
     keep = compiler.sizes.keep
-    return replace(captured, at_sizes=at_sizes(whole, lambda a: capture_call(model, a, random, keep=keep).program))
+    at = at_sizes(whole, lambda a: capture_call(model, a, random, keep=keep).program)
+    values = {} if symbolic is None else symbolic.validity.values
+    return replace(captured, at_sizes=at, symbolic=symbolic, values=values)
 
 
 def found_to_json(found: Solution | None) -> Any:

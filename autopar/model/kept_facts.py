@@ -33,8 +33,8 @@ def facts_of_call(compiler: Compiler, inputs: CallInputs, notes: Sequence[str]) 
     """
     if compiler.numbers:
         raise NotCached(f"{compiler.numbers[0].words} changes from call to call, and becomes an input")
-    if not compiler.sizes.with_numbers(compiler.model, inputs.whole(), compiler.random):
-        raise NotCached("the call is captured with symbols for sizes")
+    if compiler.serves(inputs):
+        raise NotCached("a capture with symbols serves the sizes of the call")
     planner = compiler.planner
     job = None if compiler.context is None else compiler.context.job
     return {
@@ -46,6 +46,7 @@ def facts_of_call(compiler: Compiler, inputs: CallInputs, notes: Sequence[str]) 
         "first plan": None if planner.first is None else _layouts(planner.first),
         "hosts": None if job is None else list(job.hosts.of_rank),
         "dynamic": compiler.sizes.dynamic,
+        "symbols": not compiler.sizes.with_numbers(compiler.model, inputs.whole(), compiler.random),
         "notes": list(notes),
     }
 

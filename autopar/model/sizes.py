@@ -61,6 +61,7 @@ class SizedCaptures:
     def __init__(self, dynamic: Dynamic = False, keep: bool = False) -> None:
         self.dynamic, self.keep = dynamic, keep
         self._known: dict[Any, _Known] = {}
+        self._unshared: list[tuple[_Known, SymbolicCapture]] = []  # which other ranks may not have
 
     @property
     def symbolic(self) -> list[SymbolicCapture]:
@@ -115,10 +116,36 @@ class SizedCaptures:
         known, found = self._look(model, arguments, random)
         return not isinstance(found, _Served) and not found and not self._other_size(model, arguments, known)
 
-    def took(self, model: torch.nn.Module, arguments: Arguments, random: Random, guards: Guards) -> None:
-        """Note a capture with numbers that another process has made: another size will be captured with symbols."""
-        if self.dynamic is None:
-            self._look(model, arguments, random)[0].numbers.append((guards, _shapes(arguments)))
+    def took(
+        self, model: torch.nn.Module, arguments: Arguments, random: Random, guards: Guards,
+        symbolic: SymbolicCapture | None,
+    ) -> None:  # fmt: skip
+        """Note a capture that another process has made. After one with numbers, another size is captured with symbols.
+
+        Args:
+            symbolic: the capture with symbols of which it was made, if it was.
+        """
+        if self.dynamic is False:
+            return
+        known = self._look(model, arguments, random)[0]
+        if symbolic is not None:
+            self._add(known, symbolic)
+        elif self.dynamic is None:
+            known.numbers.append((guards, _shapes(arguments)))
+
+    def share(self) -> None:
+        """Note that all ranks have the same captures with symbols."""
+        self._unshared.clear()
+
+    def forget_unshared(self) -> None:
+        """Forget the captures with symbols that other ranks may not have."""
+        for known, symbolic in self._unshared:
+            known.symbolic.remove(symbolic)
+        self._unshared.clear()
+
+    def _add(self, known: _Known, symbolic: SymbolicCapture) -> None:
+        known.symbolic.append(symbolic)
+        self._unshared.append((known, symbolic))
 
     def _with_symbols(
         self, known: _Known, model: torch.nn.Module, arguments: Arguments, random: Random
@@ -131,7 +158,7 @@ class SizedCaptures:
             lines = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
             known.refused = f"each size is captured by itself, because {error}{lines}"
             return None, [known.refused]
-        known.symbolic.append(made)
+        self._add(known, made)
         notes = [f"captured with symbols: {made.about}"]
         notes += [
             f"{guard.text} in all calls of this capture\n    {guard.source}"

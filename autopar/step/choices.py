@@ -124,6 +124,7 @@ class StepChoices:
         codec = codec_of_choice(replace(compiler, numbers=call.numbers), inputs, self._options, call.key,
                                 way.captured.optimizer_updates(), make, inputs_of)  # fmt: skip
         taken, report, digest = compiler.cache.through(codec, agreement)
+        compiler.sizes.share()
         micro = replace(taken.micro, reports=(*taken.micro.reports, report), digest=digest)
         return taken._replace(micro=micro)
 

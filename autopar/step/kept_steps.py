@@ -8,7 +8,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from autopar.cache.cache import Codec
 from autopar.cache.described import described_options
-from autopar.cache.kept_capture import captured_to_json
 from autopar.cache.placed_rows import placed_of, placed_to_json, reports_of, reports_to_json
 from autopar.cache.program_rows import Types, attr_of, attr_row, op_name
 from autopar.cache.refused import NotCached
@@ -17,7 +16,7 @@ from autopar.capture.guards import Guards
 from autopar.ir.program import Program
 from autopar.model.compiled import RUNS, Compiler
 from autopar.model.inputs import CallInputs
-from autopar.model.kept_calls import captured_here, found_of, found_to_json
+from autopar.model.kept_calls import call_to_json, captured_here, found_of, found_to_json
 from autopar.model.kept_facts import facts_of_call
 from autopar.optimizers.update import Update
 from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
@@ -57,6 +56,7 @@ def through_cache(compiler: Compiler, make: Callable[[Compiler], T], codec: Call
     if compiler.cache is None:
         return make(compiler), ""
     made, report, digest = compiler.cache.through(codec(), compiler.planner.agreement)
+    compiler.sizes.share()
     reported: Any = made
     return replace(reported, reports=(*reported.reports, report)), digest
 
@@ -113,7 +113,7 @@ def micro_of(compiler: Compiler, inputs: CallInputs, content: Any, guards: Guard
 
 def step_capture_to_json(captured: Captured) -> Any:
     """Return the capture of a micro-batch as JSON. ``NotCached`` if a part of it has no form."""
-    return {**captured_to_json(captured), "loss": loss_of(captured)}
+    return {**call_to_json(captured), "loss": loss_of(captured)}
 
 
 def step_capture_of(compiler: Compiler, inputs: CallInputs, content: Any, program: Program, guards: Guards) -> Captured:

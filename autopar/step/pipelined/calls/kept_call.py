@@ -7,13 +7,12 @@ from typing import Any
 
 from autopar.cache.cache import Codec
 from autopar.cache.described import described_options
-from autopar.cache.kept_capture import captured_to_json
 from autopar.cache.placed_rows import placed_of, placed_to_json
 from autopar.cache.program_rows import Types
 from autopar.capture.guards import Guards
 from autopar.model.compiled import RUNS, Compiler
 from autopar.model.inputs import CallInputs
-from autopar.model.kept_calls import captured_here
+from autopar.model.kept_calls import call_to_json, captured_here
 from autopar.model.kept_facts import facts_of_call
 from autopar.model.stage_homes import StageHomes
 from autopar.step.pipelined.calls.staged_call import StagedCall, compile_staged
@@ -26,7 +25,9 @@ def staged_by_cache(compiler: Compiler, inputs: CallInputs, homes: StageHomes, n
     """Capture a call and cut it, or take what another process has made of it. All ranks call it."""
     if compiler.cache is None:
         return compile_staged(compiler, inputs, homes, notes)
-    return compiler.cache.through(_codec(compiler, inputs, homes, notes), compiler.planner.agreement)[0]
+    made, *_ = compiler.cache.through(_codec(compiler, inputs, homes, notes), compiler.planner.agreement)
+    compiler.sizes.share()
+    return made
 
 
 def _codec(compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Sequence[str]) -> Codec[StagedCall]:
@@ -54,7 +55,7 @@ def _codec(compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Seq
 def _to_json(call: StagedCall) -> Any:
     types = Types()
     written = {
-        "captured": captured_to_json(call.captured),
+        "captured": call_to_json(call.captured),
         "stages": [
             [types.mesh(stage.mesh), cut_to_json(stage.cut), placed_to_json((stage.program, stage.local), types)]
             for stage in call.stages
