@@ -56,6 +56,7 @@ def compiled_to_json(compiled: Compiled) -> Any:
         "captured": call_to_json(compiled.captured),
         "placed": placed,
         "traced": rows_of(compiled.traced, types) if len(compiled.captured.differentiable) > 1 else None,
+        "with symbols": None if compiled.symbolic is None else rows_of(compiled.symbolic, types),
         "types": types.to_json(),
         "reports": reports_to_json(compiled.reports),
         "found": found_to_json(compiled.found),
@@ -78,8 +79,10 @@ def compiled_of(compiler: Compiler, inputs: CallInputs, content: Any, guards: Gu
     def part(positions: frozenset[int]) -> Compiled:
         return compiler.part_of(traced(), inputs.layouts, program, positions)
 
-    found = found_of(content["found"], compiler)
-    return Compiled(captured, program, local, Reports(reports_of(content["reports"])), part, compiler.context, found)
+    found, rows = found_of(content["found"], compiler), content["with symbols"]
+    symbolic = None if rows is None else program_of(rows, types)
+    return Compiled(captured, program, local, Reports(reports_of(content["reports"])), part, compiler.context, found,
+                    symbolic)  # fmt: skip
 
 
 def call_to_json(captured: Captured) -> Any:

@@ -202,15 +202,6 @@ def test_numbers_of_a_step_from_the_cache(tmp_path: Path, batch: Any) -> None:
     assert said(step.reports) == ["hit:", "hit:"]
 
 
-def test_the_second_size_is_captured_with_symbols_after_a_hit_too(tmp_path: Path, batch: Any) -> None:
-    for expected in ("miss:", "hit:"):
-        parallel = call(Plain().double(), batch, tmp_path)
-        assert said(parallel.reports) == [expected]
-        parallel.simulate(*(tensor[:4] for tensor in batch))
-        assert "not used: the call is captured with symbols for sizes" in parallel.reports["cache"].notes[0]
-        assert "s0" in str(parallel.program)
-
-
 # -- what is not kept --------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
+from autopar.errors import MemoryLimitError
 from autopar.model import planner
 
 pytestmark = pytest.mark.usefixtures("promoted_casts")
@@ -108,11 +109,12 @@ def test_another_mode_has_a_plan_of_its_own(searches: list[int]) -> None:
 def test_a_batch_that_does_not_fit_is_searched(searches: list[int]) -> None:
     """The plan of a short batch keeps more on each rank than a limit of memory lets a long one."""
     model = Mlp().double()
-    parallel = autopar.parallelize(model, MESH, "search", memory=20_000.0, cache=False)
+    parallel = autopar.parallelize(model, MESH, "search", memory=20_000.0, dynamic=False, cache=False)
     x = torch.randn(2, 8, dtype=torch.float64)
     parallel.simulate(x=x)
     first = searches[0]
     parallel.simulate(x=x.repeat(2, 1))
     assert searches[0] == first
-    parallel.simulate(x=x.repeat(200, 1))
+    with pytest.raises(MemoryLimitError):
+        parallel.simulate(x=x.repeat(200, 1))
     assert searches[0] > first

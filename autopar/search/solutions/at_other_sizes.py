@@ -4,7 +4,8 @@
     view : f32[2048/dp 64]     →    view : f32[512/dp 64]         of 3 rows: f32[(3/dp 64) 64]
 
 Each op takes the strategy whose layouts are nearest to those that it had: the same where its rule has it, and over
-fewer axes where a dim has become too short for them.
+fewer axes where a dim has become too short for them. An op that the plan has not, because forward takes another way at
+these sizes, reads its operands as they are, if it can.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from torch import fx
@@ -22,7 +24,7 @@ from autopar.costs.machine import Machine
 from autopar.errors import PlanError
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr
-from autopar.ir.nodes import name_of
+from autopar.ir.nodes import name_of, operands, record_of
 from autopar.ir.text.tokens import Cursor
 from autopar.ir.text.types import read_placed
 from autopar.plan.boundary import Boundary
@@ -32,7 +34,7 @@ from autopar.search.problem.ending import Ending
 from autopar.search.problem.problem import Problem
 from autopar.search.problem.strategies import Placed
 from autopar.search.solutions.found import Found, found_by
-from autopar.search.solutions.planned import Planned
+from autopar.search.solutions.planned import Planned, layout_text
 from autopar.search.solutions.solution import Solution
 from autopar.search.solutions.value_names import value_names
 from autopar.search.solver.solver import Answer
@@ -49,7 +51,7 @@ def at_other_sizes(
     solution: Solution, boundary: Boundary, machine: Machine, *, strict: bool, ending: Ending | None,
     memory: float | None, reserve: float,
 ) -> Found | None:  # fmt: skip
-    """Return the layouts of a plan for its program at other sizes, or for a part of it; ``None`` if it is of another.
+    """Return the layouts of a plan for its program at other sizes, or a part of it; ``None`` if it is of another.
 
     Also ``None`` if constraints want other layouts, or a rank needs more memory. All ranks come to the same result.
 
@@ -59,10 +61,10 @@ def at_other_sizes(
         reserve: how many of these bytes to leave free.
     """
     start, names = time.monotonic(), value_names(boundary.program)
-    if not solution.values.keys() >= set(names.values()):
+    if any(names[n] not in solution.values for n in boundary.program.placeholders if record_of(n).role == "param"):
         return None
     problem = build(boundary, machine, strict=strict, ending=ending, priced=False)
-    states = _states(problem, {node: solution.values[name] for node, name in names.items()}, solution)
+    states = _states(problem, {node: solution.values.get(name) for node, name in names.items()}, solution)
     for node, states_of in tangent_states(problem, boundary).items():
         states[problem.variables[node]] = states_of[states[problem.value(boundary.tangents[node]).variable]]
     try:
@@ -72,24 +74,25 @@ def at_other_sizes(
     limit = machine.capacity if memory is None else memory
     if limit is None or limit == math.inf:
         return replace(found, again=None, least=0.0, reason=REASON)
-    bytes = usage_of(problem, states.tolist(), ending).bytes
+    bytes = int(usage_of(problem, states.tolist(), ending).bytes)  # of this call's sizes
     if bytes > limit - reserve:
         return None
     return replace(found, again=None, least=0.0, reason=REASON, memory=limit, bytes=bytes)
 
 
-def _states(problem: Problem, planned: Mapping[fx.Node, Planned], solution: Solution) -> np.ndarray:
+def _states(problem: Problem, planned: Mapping[fx.Node, Planned | None], solution: Solution) -> np.ndarray:
     """Return the state of each variable whose layouts are nearest to the planned ones."""
     states = np.zeros(len(problem.graph.costs), dtype=np.int64)
     allowed = dict(problem.allowed)
     known: dict[object, int] = {}
     for node, variable in problem.variables.items():
-        options: Sequence = problem.homes.get(variable) or problem.placed[variable]
-        key = id(options), planned[node], variable if variable in allowed else None
+        options: Sequence[Any] = problem.homes.get(variable) or problem.placed[variable]
+        plan = planned[node] or _as_read(problem, node, states)
+        key = id(options), plan, variable if variable in allowed else None
         if key not in known:
-            fits = allowed.get(variable)
-            some = range(len(options)) if fits is None else np.flatnonzero(fits).tolist()
-            known[key] = min(some, key=lambda k, options=options, plan=planned[node]: _distance(options[k], plan))
+            fits = range(len(options)) if variable not in allowed else np.flatnonzero(allowed[variable]).tolist()
+            apart = {k: _distance(options[k], plan) for k in fits}
+            known[key] = min(apart, key=apart.__getitem__)
         states[variable] = known[key]
     for parameter, state in problem.chosen_states.items():
         text = solution.optimizer_states.get(name_of(parameter))
@@ -98,10 +101,20 @@ def _states(problem: Problem, planned: Mapping[fx.Node, Planned], solution: Solu
     return states
 
 
+def _as_read(problem: Problem, node: fx.Node, states: np.ndarray) -> Planned:
+    """Return the layouts with which an op reads what its operands give; results may have any."""
+    values = [problem.value(operand) for operand in operands(node)]
+    have = [value.states[states[value.variable]][0] for value in values]
+    needs = [layout_text(value.type.shape, attr) for value, attr in zip(values, have, strict=True)]
+    return Planned((), tuple(needs))
+
+
 def _distance(option: DistAttr | Placed, plan: Planned) -> int:
     """Return how far a strategy of an op, or a home, is from what a plan has."""
     if isinstance(option, DistAttr):
-        return _apart_in_all([option], plan.gives)
+        return _apart_in_all([option], plan.gives) if plan.gives else 0
+    if not plan.gives:
+        return OTHER * (option.inside is not None) or _apart_in_all(option.needs, plan.needs)
     inside = () if option.inside is None else option.inside.steps
     if len(inside) != len(plan.inside):
         return OTHER + _apart_in_all(option.gives, plan.gives)
