@@ -1,7 +1,7 @@
 """Write sizes as JSON, and read them back: a number as it is, and one that follows from symbols with its expression.
 
-    8                                8
-    s0*s1, captured as 8 × 64        ["z", "s0*s1", [["s0", 8], ["s1", 64]]]
+8                                8
+s0*s1, captured as 8 × 64        ["z", "s0*s1", [["s0", 8], ["s1", 64]]]
 """
 
 from __future__ import annotations

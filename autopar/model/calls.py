@@ -25,6 +25,7 @@ from autopar.model.dtensor_parameters import move_parameters
 from autopar.model.first_step import FirstStep
 from autopar.model.inputs import CallInputs, CallKey, Inputs, Shapes, call_inputs
 from autopar.model.kept_calls import compiled_by_cache
+from autopar.model.late_captures import said_if_late
 from autopar.model.local_tensors import LocalTensors, refuse_without_values
 from autopar.model.sizes import SizedCaptures
 from autopar.model.stage_homes import StageHomes
@@ -295,17 +296,21 @@ class Calls:
         """
         self.leave_stages()
         if not call.known:
-            compiler = self.compiler.like(self.captures.plan(call.key), call.numbers)
-            served = compiler.serves(inputs)
-            notes = [] if served else about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
-            compiled = compiled_by_cache(compiler, inputs, notes)
-            if compiled.found is not None:
-                self._settle(compiled.homes)
-            # one order of collectives on all ranks
-            self.agreement.compare_programs(compiled.text, compiled.captured.guards)
-            self.captures.add(call, compiled.captured.guards, compiled, compiled.found)
+            with said_if_late(self.compiler.context, self.captures, call):
+                self._capture(inputs, call)
         self.latest = self.captures[call]
         return self.latest
+
+    def _capture(self, inputs: CallInputs, call: GuardedCall) -> None:
+        compiler = self.compiler.like(self.captures.plan(call.key), call.numbers)
+        served = compiler.serves(inputs)
+        notes = [] if served else about_recapture(call.key, self.captures.keys, call.changes, self.recapture)
+        compiled = compiled_by_cache(compiler, inputs, notes)
+        if compiled.found is not None:
+            self._settle(compiled.homes)
+        # one order of collectives on all ranks
+        self.agreement.compare_programs(compiled.text, compiled.captured.guards)
+        self.captures.add(call, compiled.captured.guards, compiled, compiled.found)
 
     def _settle(self, layouts: Mapping[str, DistAttr]) -> None:
         """Keep parameters in the layouts that a search gave them; later captures do not change them."""

@@ -68,7 +68,7 @@ class Captures(Generic[T]):
 
     def plan(self, key: Any) -> Solution | None:
         """Return the plan of the first call that differs from this one in sizes alone, if there is one."""
-        first, plan = self._plans.get(_without_sizes(key), (key, None))
+        first, plan = self._plans.get(without_sizes(key), (key, None))
         return None if first == key else plan
 
     def add(
@@ -79,7 +79,7 @@ class Captures(Generic[T]):
         Returns the older captures that are dropped for it.
         """
         if plan is not None:
-            self._plans.setdefault(_without_sizes(call.key), (call.key, replace(plan, again=None, priced=None)))
+            self._plans.setdefault(without_sizes(call.key), (call.key, replace(plan, again=None, priced=None)))
         self._captured[call.identity] = captured
         return [(dropped, self._captured.pop(dropped.identity)) for dropped in self.variants.add(call, guards)]
 
@@ -88,10 +88,10 @@ class Captures(Generic[T]):
         self.variants, self._captured, self._plans = Variants(), {}, {}
 
 
-def _without_sizes(key: Any) -> Any:
+def without_sizes(key: Any) -> Any:
     """Return the key of a call or of a step without the sizes of its inputs."""
     if not isinstance(key[0], Signature):
-        return _without_sizes(key[0]), *key[1:]
+        return without_sizes(key[0]), *key[1:]
     signature, (layouts, _) = key
     return outline(signature), layouts
 

@@ -22,9 +22,9 @@ from autopar.search.certificate import bytes_text
 from autopar.search.problem.dearer import NotCheaper
 from autopar.search.problem.ending import Ending
 from autopar.search.search import search
-from autopar.search.solutions.at_other_sizes import at_other_sizes
 from autopar.search.solutions.applied import difference, layouts_of_placeholders
 from autopar.search.solutions.artifact import from_json
+from autopar.search.solutions.at_other_sizes import at_other_sizes
 from autopar.search.solutions.found import Found
 from autopar.search.solutions.solution import Solution, solution_from
 from autopar.search.starts.started import Starts

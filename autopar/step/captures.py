@@ -19,6 +19,7 @@ from autopar.model.calls import Calls
 from autopar.model.captures import Captures, about_recapture
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs, CallKey
+from autopar.model.late_captures import said_if_late
 from autopar.plan.plan import SEARCH
 from autopar.runtime.processes.agreement import Agreement
 from autopar.scheduling.programs.overlap import check_priorities, overlap_of
@@ -103,12 +104,13 @@ class StepCaptures:
 
         Then the parameters and the optimizer's state move to their layouts.
         """
-        if not call.known:
-            self._capture(inputs, call)
-        micro = self.micros[call]
-        with gc_paused(), without_function_modes():  # the user's modes are for the model alone
-            self._move(micro)
-            return self._with_update(call.identity, micro)
+        with said_if_late(self._calls.compiler.context, self.micros, call):
+            if not call.known:
+                self._capture(inputs, call)
+            micro = self.micros[call]
+            with gc_paused(), without_function_modes():  # the user's modes are for the model alone
+                self._move(micro)
+                return self._with_update(call.identity, micro)
 
     def _move(self, micro: MicroBatch) -> None:
         """Move the parameters to their layouts."""

@@ -71,7 +71,7 @@ def test_calls_of_two_sizes_come_from_the_cache(tmp_path: Path, done: list[str])
     texts: list[list[str]] = []
     for expected in (["trace", "search"], ["trace"]), ([], []):
         model = Net()
-        parallel = autopar.parallelize(model, MESH, "search", cache=tmp_path)
+        parallel: Any = autopar.parallelize(model, MESH, "search", cache=tmp_path)
         texts.append([])
         for batch, made in zip((8, 3), expected, strict=True):
             done.clear()
@@ -94,7 +94,7 @@ def test_a_hint_is_for_its_own_sizes(tmp_path: Path, done: list[str]) -> None:
     """Two processes capture with symbols at other sizes. Neither reads what the other one has made for its sizes."""
     for batch, word in ((3, "miss:"), (5, "miss:"), (3, "hit:"), (5, "hit:")):
         model = Net()
-        parallel = autopar.parallelize(model, MESH, "ddp", dynamic=True, cache=tmp_path)
+        parallel: Any = autopar.parallelize(model, MESH, "ddp", dynamic=True, cache=tmp_path)
         assert difference(parallel, parallel.simulate, model, inputs(batch)) <= TOLERANCE
         assert said(parallel.reports) == [word]
         assert parallel.simulate(**inputs(6)).isfinite() and done.count("trace") == (word == "miss:")
@@ -102,12 +102,12 @@ def test_a_hint_is_for_its_own_sizes(tmp_path: Path, done: list[str]) -> None:
 
 
 def test_steps_of_two_sizes_come_from_the_cache(tmp_path: Path, done: list[str]) -> None:
-    plan = ["search", {"x": ("dp", None, None)}]
+    plan: Any = ["search", {"x": ("dp", None, None)}]
     for start in range(2):
         torch.manual_seed(0)
         model = Net()
         alone = copy.deepcopy(model)
-        parallel = autopar.parallelize(model, MESH, plan, cache=tmp_path)
+        parallel: Any = autopar.parallelize(model, MESH, plan, cache=tmp_path)
         step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=0.1), microbatches=2)
         optimizer = torch.optim.AdamW(alone.parameters(), lr=0.1)
         for batch in (8, 4, 8, 6):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +17,17 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
+from autopar.capture.arguments import bind_arguments, signature_of
+from autopar.capture.guards import Guards
+from autopar.capture.model_state import model_state
 from autopar.errors import MemoryLimitError
-from autopar.model import planner
+from autopar.model import late_captures, planner
+from autopar.model.captures import Captures
+from autopar.model.compiled import RankContext
 
 pytestmark = pytest.mark.usefixtures("promoted_casts")
 MESH = Mesh(dp=2, tp=2)
-SPLIT = ["search", {"x": ("dp", None, None), "up.weight": ("tp", None)}]  # where all is small, nothing is split else
+SPLIT: Any = ["search", {"x": ("dp", None, None), "up.weight": ("tp", None)}]  # small calls are not split else
 
 
 @pytest.fixture
@@ -34,6 +41,10 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(planner, "search", counted)
     return count
+
+
+def said(caplog: Any) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "autopar"]
 
 
 def without_sizes(parallel: Any) -> list[str]:
@@ -60,7 +71,7 @@ def rows(batch: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dynamic", [None, False])
 def test_calls_of_a_second_size_have_the_layouts_of_the_first(searches: list[int], dynamic: bool | None) -> None:
     model = Rows()
-    parallel = autopar.parallelize(model, MESH, SPLIT, dynamic=dynamic, cache=False)
+    parallel: Any = autopar.parallelize(model, MESH, SPLIT, dynamic=dynamic, cache=False)
     assert difference(parallel, parallel.simulate, model, rows(8)) <= TOLERANCE
     first, searched, layouts = searches[0], without_sizes(parallel), parallel.solution.values["param up.weight"]
     assert first and any("n/dp" in row for row in searched)
@@ -78,7 +89,7 @@ def test_calls_of_a_second_size_have_the_layouts_of_the_first(searches: list[int
 def test_steps_of_a_second_size_have_the_layouts_of_the_first(searches: list[int], options: Any) -> None:
     model = Rows()
     alone = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, MESH, SPLIT, cache=False)
+    parallel: Any = autopar.parallelize(model, MESH, SPLIT, cache=False)
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=0.1), **options)
     optimizer, homes, first = torch.optim.AdamW(alone.parameters(), lr=0.1), [], 0
     for batch in (8, 4, 8, 2):
@@ -97,7 +108,7 @@ def test_steps_of_a_second_size_have_the_layouts_of_the_first(searches: list[int
 
 def test_another_mode_has_a_plan_of_its_own(searches: list[int]) -> None:
     model, inputs = made("mlp")
-    parallel = autopar.parallelize(model, MESH, "search", cache=False)
+    parallel: Any = autopar.parallelize(model, MESH, "search", cache=False)
     counts = []
     for training, batch in ((True, 8), (False, 8), (True, 4), (False, 4)):
         model.train(training)
@@ -109,7 +120,7 @@ def test_another_mode_has_a_plan_of_its_own(searches: list[int]) -> None:
 def test_a_batch_that_does_not_fit_is_searched(searches: list[int]) -> None:
     """The plan of a short batch keeps more on each rank than a limit of memory lets a long one."""
     model = Mlp().double()
-    parallel = autopar.parallelize(model, MESH, "search", memory=20_000.0, dynamic=False, cache=False)
+    parallel: Any = autopar.parallelize(model, MESH, "search", memory=20_000.0, dynamic=False, cache=False)
     x = torch.randn(2, 8, dtype=torch.float64)
     parallel.simulate(x=x)
     first = searches[0]
@@ -118,3 +129,44 @@ def test_a_batch_that_does_not_fit_is_searched(searches: list[int]) -> None:
     with pytest.raises(MemoryLimitError):
         parallel.simulate(x=x.repeat(200, 1))
     assert searches[0] > first
+
+
+@pytest.mark.parametrize("seconds", [2.5, 1.5])
+def test_a_late_capture_says_so(monkeypatch: pytest.MonkeyPatch, caplog: Any, seconds: float) -> None:
+    """In one line, with the remedy: not the first capture, and none that is known. A clock ticks at each look."""
+    ticks = itertools.count(step=seconds)
+    monkeypatch.setattr(late_captures, "clock", lambda: next(ticks))
+    model, inputs = made("mlp")
+    parallel: Any = autopar.parallelize(model, Mesh(dp=2), "ddp", cache=False)
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))
+    for run, what in ((parallel.simulate, inputs), (step.simulate, inputs)):
+        caplog.clear()
+        run(what(8, 0)["x"])
+        assert not said(caplog)
+        for _ in range(2):
+            run(what(4, 0)["x"])
+        assert said(caplog) == [
+            "autopar: the loop has waited 2.5 s for capture 2 of this model: x is float64[4, 8] on cpu, it was "
+            "float64[8, 8] on cpu; pad it to the usual size, leave it out with DataLoader(…, drop_last=True), or give "
+            "parallelize(…, dynamic=True), whose first capture serves all sizes"
+        ] * (seconds > 2)
+    caplog.clear()
+    model.eval()
+    parallel.simulate(**inputs(8, 0))
+    assert said(caplog) == [
+        "autopar: the loop has waited 2.5 s for capture 3 of this model; capture it before the loop with .capture(…), "
+        "or keep the call as it was"
+    ] * (seconds > 2)
+
+
+def test_only_the_first_rank_says_it(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(late_captures, "clock", itertools.count(step=9.0).__next__)
+    model, inputs = made("mlp")
+    captures = Captures[Any]()
+    key = (signature_of(model_state(model), bind_arguments(model, (), inputs(8, 0))), ((), ()))
+    captures.add(captures.call(key, []), Guards((), ()), None)
+    other = captures.call((replace(key[0], tensors=()), ((), ())), [])
+    for rank in (1, 0):
+        with late_captures.said_if_late(RankContext(rank), captures, other):
+            pass
+        assert len(said(caplog)) == (rank == 0)

@@ -1,4 +1,4 @@
-"""Give the layouts of a plan to the same program at other sizes: each value is split as it was, and nothing is searched.
+"""Give the layouts of a plan to its program at other sizes: each value is split as it was, and nothing is searched.
 
     x : f32[32/dp 64]               x : f32[8/dp 64]
     view : f32[2048/dp 64]     →    view : f32[512/dp 64]         of 3 rows: f32[(3/dp 64) 64]
