@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import fx
 
+from autopar.capture.provenance import warn_user
 from autopar.ir.nodes import called_op, is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
@@ -15,6 +16,13 @@ from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of
 from autopar.rules.strategies import Bound
 from autopar.transitions import cost
+
+OF_TORCH = ("aten", "prims", "autopar", "_c10d_functional", "higher_order")
+TRIED = (
+    "the sharding rule of {op} was found by running it on some values, and an op that treats other values otherwise "
+    "would be wrong on a mesh: if the rule is right, register it before parallelize\n    {line}{place}"
+)
+_warned: set[str] = set()
 
 
 def notes_without_rule(program: Program) -> list[str]:
@@ -33,6 +41,7 @@ def notes_without_rule(program: Program) -> list[str]:
                 discovered.setdefault((_registered(node, bound), where(record_of(node))), []).append(node)
     texts = []
     for (line, place), nodes in discovered.items():
+        _warn(called_op(nodes[0]).name(), line, place)
         texts.append(
             f"{rule_of(nodes[0].target).op} has no sharding rule: one was found by running it on pieces ({len(nodes)} "
             f"times); register it to be certain, and to silence this note\n    {line}{place}"
@@ -45,6 +54,13 @@ def notes_without_rule(program: Program) -> list[str]:
             f"refuse it with strict=True{place}"
         )
     return texts
+
+
+def _warn(op: str, line: str, place: str) -> None:
+    """Warn once of each op of the user's whose rule holds on the tried values, and perhaps not on others."""
+    if op.partition("::")[0] not in OF_TORCH and op not in _warned:
+        _warned.add(op)
+        warn_user(TRIED.format(op=op, line=line, place=place))
 
 
 def _registered(node: fx.Node, bound: Bound) -> str:

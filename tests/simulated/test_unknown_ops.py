@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 import autopar
 from autopar import Mesh, RuleError
 from autopar.ir.program import Program
+from autopar.plan import ops_without_rule
 from autopar.rules.registry import RULES
 
 MESH = Mesh(dp=2, tp=2)
@@ -88,6 +90,25 @@ def test_a_custom_op_with_autograd_stays_split() -> None:
     )
     assert "unknown_ops::gate_backward" in second
     assert first in str(parallel.reports)
+
+
+def test_a_rule_that_was_found_is_a_warning_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each op that is not torch's; one that is registered needs none."""
+    monkeypatch.setattr(ops_without_rule, "_warned", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rows in (8, 16):
+            autopar.parallelize(Gated(), MESH, GATED, example=(torch.randn(rows, 16),), cache=False)
+    first, second = (str(warning.message) for warning in caught)
+    assert all(warning.filename == __file__ for warning in caught)
+    assert re.fullmatch(
+        r"the sharding rule of unknown_ops::gate was found by running it on some values, and an op that treats other "
+        r"values otherwise would be wrong on a mesh: if the rule is right, register it before parallelize\n"
+        r'    autopar\.register_rule\("\.\.\., \.\.\., \.\.\. -> \.\.\., \.\.\.", "unknown_ops::gate"\)\n'
+        r"    test_unknown_ops\.py:\d+  gated, weight = gate\(y, .*   in module the root",
+        first,
+    )
+    assert second.startswith("the sharding rule of unknown_ops::gate_backward was found")
 
 
 def test_a_program_with_such_ops_parses_back() -> None:
