@@ -11,15 +11,19 @@ over. The smallest case of each kind of failure is printed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import sys
 import time
 from collections import Counter
 
 import torch
+from fuzz_axes import AXES, on_axis
 from model_cases import FAILED, Case, Outcome, check
 from random_models import random_case
 from smaller_cases import smallest
+
+from autopar.runtime.simulation.effects import adding_orders
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=4,
         help="changes of what one rank's collectives send, each of which is to be refused",
     )
+    parser.add_argument("--axis", choices=AXES, help="adds what reports of others were about; sums in random orders")
     parser.add_argument(
         "--shrink", type=float, default=30.0, help="seconds to look for the smallest case of each failure"
     )
@@ -43,8 +48,16 @@ def run(options: argparse.Namespace) -> str:
     passed_over = 0
     seed = options.seed
     while len(found) < options.cases:
-        case = random_case(random.Random(seed))
-        outcome = check(case, options.mutations)
+        r = random.Random(seed)
+        drawn: Case | None = random_case(r)
+        if options.axis and drawn is not None:
+            drawn = on_axis(options.axis, drawn, r)
+        if drawn is None:
+            seed += 1
+            continue
+        case = drawn
+        with adding_orders(seed) if options.axis else contextlib.nullcontext():
+            outcome = check(case, options.mutations)
         if outcome.kind == "invalid":
             passed_over += 1
         else:

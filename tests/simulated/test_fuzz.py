@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from fuzz_axes import AXES as OF_REPORTS
+from fuzz_axes import on_axis
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from model_cases import FAILED, OTHER, Case, check
@@ -74,6 +76,24 @@ def test_random_models_under_searched_plans_equal_one_device(r: random.Random) -
     outcome = check(case)
     assume(outcome.kind != "invalid")
     assert outcome.kind in AGREE or agrees(smallest(case, seconds=60), AGREE)
+
+
+def on_an_axis(axis: str) -> Case:
+    """The first case of few lines that eager takes."""
+    for seed in range(60):
+        r = random.Random(seed)
+        case = random_case(r)
+        if len(case.lines) <= 2 and (added := on_axis(axis, case, r)) is not None and check(added).kind != "invalid":
+            return added
+    raise AssertionError(axis)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axis", OF_REPORTS)
+def test_cases_of_reports_equal_one_device_or_are_refused(axis: str) -> None:
+    case = on_an_axis(axis)
+    with effects.adding_orders(0):
+        assert agrees(case, ("refused",) if axis == "generator" else AGREE)
 
 
 @pytest.mark.long
