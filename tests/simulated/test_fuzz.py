@@ -202,6 +202,14 @@ FOUND: dict[str, Case] = {
         ["search", {"a": ("dp", "tp", None)}],
         options={"machine": FAST},
     ),
+    "a mask with a tensor's values, beside a vmap": Case(
+        ("v = torch.vmap(lambda t: t * t.sum())(a)", "w = a * 1.0", "w[w.detach()[..., 0] > 0.1] = self.t"),
+        "(v, w)",
+        {"a": "real(4, 3, grad=True)"},
+        {"dp": 2},
+        {},
+        ("self.t = nn.Parameter(torch.tensor(0.3))",),
+    ),
     "a view of a view, in place": Case(
         ("v = a.reshape(-1).clone()", "v.unsqueeze(0).mul_(3)"), "v", {"a": "real(3, grad=True)"}, {"dp": 2}, {}
     ),

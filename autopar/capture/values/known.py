@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 
-from autopar.torch_private import FakeTensor, pytree, storage_of, tensor_dict, without_function_modes, without_modes
+from autopar.torch_private import (
+    FakeTensor,
+    is_transformed,
+    pytree,
+    storage_of,
+    tensor_dict,
+    without_function_modes,
+    without_modes,
+)
 
 COPIED = 2**20  # elements of an input that forward may write into and whose values are known afterwards
 
@@ -82,12 +90,14 @@ class KnownValues:
 
     def forget(self, tensor: Any) -> None:
         """Forget a tensor that something unknown is written into, and all that share its memory."""
+        if isinstance(tensor, torch.Tensor) and is_transformed(tensor):
+            self._values.clear()  # torch.func does not say whose memory it writes into
         value = self._value(tensor)
         if value is not None:
             self._lost.add(storage_of(value))
 
     def _value(self, tensor: Any) -> torch.Tensor | None:
         value = self._values.get(tensor) if isinstance(tensor, torch.Tensor) else None
-        if value is None and type(tensor) is torch.Tensor and not tensor.is_meta:
+        if value is None and type(tensor) is torch.Tensor and not tensor.is_meta and not is_transformed(tensor):
             value = tensor  # a constant of the model, which is guarded
         return None if value is None or storage_of(value) in self._lost else value
