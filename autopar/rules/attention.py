@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from autopar.ir.ops.seeded_random import FUSED_DROPOUT
 from autopar.rules import forms as to
-from autopar.rules.registry import add_twin, rule
-from autopar.torch_private import find_op
+from autopar.rules.registry import rule
 
 FLASH, EFFICIENT, CUDNN, OTHER = FUSED_DROPOUT
 
@@ -39,8 +38,6 @@ kernel(CUDNN, "q, k, v, mask -> o, column, own, own, own, own, own, own, own", 6
 kernel(f"{CUDNN}_backward", "o, q, k, v, o, column, own, own, mask, own, own -> q, k, v", 14, 8, longest=11)
 kernel(OTHER, "q, k, v, mask -> o, row, own, own, own, own, own, own, own", 5, 3)
 kernel(f"{OTHER}_backward", "o, q, k, v, mask, o, row, own, own, own, own -> q, k, v, mask", 13, 4, longest=10)
-for fused in filter(None, map(find_op, FUSED_DROPOUT)):
-    add_twin(fused)
 
 # a causal attention with the positions of its queries can be split along them (``autopar.ir.ops.sharded_lookup``); its
 # kernel computes all scores, and masks them

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from autopar.errors import RuleError, shown
-from autopar.ir.ops.seeded_random import source_of, twin_of, with_seed
+from autopar.ir.ops.seeded_random import FUSED_DROPOUT, source_of, twin_of, with_seed
 from autopar.rules.notation import OWN, Pattern, parse_pattern
 from autopar.rules.work import check_work, parse_work
 from autopar.torch_private import (
@@ -101,6 +101,8 @@ def rule(
     for name in ops.split():
         if op := op_named(name):
             RULES[op] = Rule(name, pattern, linear, sizes or {}, view, empty, work)
+            if name in FUSED_DROPOUT:
+                add_twin(op)
 
 
 def _check_work(work: str | Callable[..., str], pattern: str | Callable[..., Any]) -> None:

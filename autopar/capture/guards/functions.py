@@ -91,8 +91,11 @@ class Functions:
     def begins(self, frame: types.FrameType) -> None:
         """Examine the function that begins to run in this frame."""
         code = frame.f_code
-        if not is_users_file(code.co_filename) or str(frame.f_globals.get("__name__")).partition(".")[0] in FOREIGN:
+        module = str(frame.f_globals.get("__name__"))
+        if not is_users_file(code.co_filename) or module.partition(".")[0] in FOREIGN:
             return  # the generated methods of other libraries' dataclasses have no file
+        if module.startswith("namedtuple_"):
+            return  # a named tuple is made in a namespace of its own, which holds no value
         self.code[id(code)] = code
         if _is_method(code, type(frame.f_locals[code.co_varnames[0]]) if code.co_argcount else None):
             self._of_module.add(id(code))

@@ -56,7 +56,7 @@ class Truths:
             self.unchecked(user_line())
             return statement.answer
         names = stored_names(block_at(frame, statement.first, statement.last))
-        if names & frame.f_locals.keys() and (assumed := self.number(tensor, bool)) is not None:
+        if names & set(frame.f_locals) and (assumed := self.number(tensor, bool)) is not None:
             return assumed[0]  # the work changes variables
         self._open(frame, statement, tensor if statement.answer else ~tensor.bool(), mask)
         return statement.answer
