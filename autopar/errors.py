@@ -127,3 +127,11 @@ def class_of(value: object) -> str:
 def at_line(source: str, module: str) -> str:
     """Return the user's line and the module that runs it, as errors and reports quote them."""
     return f"    {source or 'unknown line'}   in module {module or 'the root'}"
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an error. Python 3.10 keeps it, and only pytest and the commands of autopar print it there."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", ()), text]

@@ -30,7 +30,7 @@ from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
 from autopar.capture.values.mode import ValuesInGraph
 from autopar.capture.values.notes import about_assumptions, about_rows, other_answer
-from autopar.errors import CaptureError, at_line, class_of
+from autopar.errors import CaptureError, add_note, at_line, class_of
 from autopar.ir.ops.assumptions import assumed
 from autopar.ir.ops.seeded_random import Random, Streams
 from autopar.ir.structure import Structure, flatten, is_cache, path_to, unflatten
@@ -357,9 +357,9 @@ class Tracer:
 
 
 def _add_line(error: Exception, origin: Origin) -> None:
-    """Add the model's line to an error of torch or of the model; this needs Python 3.11."""
-    if hasattr(error, "add_note") and not isinstance(error, CaptureError):
-        error.add_note(f"while autopar captured the step, at\n{at_line(origin.source, origin.module)}")
+    """Add the model's line to an error of torch or of the model."""
+    if not isinstance(error, CaptureError):
+        add_note(error, f"while autopar captured the step, at\n{at_line(origin.source, origin.module)}")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from autopar.errors import shown
 from autopar.ir.subaxes import index_along, sub_axis
 
@@ -281,7 +283,7 @@ def _checked_ranks(ranks: object) -> tuple[int, ...]:
 def integer(value: Any) -> int | None:
     """Return ``value`` as an ``int`` if it is an integer (numpy's too); a bool is none."""
     try:
-        return None if isinstance(value, bool) else operator.index(value)
+        return None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         return None
 

@@ -18,7 +18,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from autopar.capture.provenance import LINE, is_users
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, add_note
 from autopar.runtime.current_slot import Wait, current_slot, current_wait, entered
 
 COMMANDS = ("typer", "click")  # packages that run commands: their lines say nothing of the program
@@ -112,15 +112,15 @@ def where_raised(error: BaseException) -> CurrentOp:
 
 
 def add_op(error: Exception, text: str = "") -> None:
-    """Add the op that raised an error to the error, from Python 3.11 on.
+    """Add the op that raised an error to the error.
 
     ``text`` names the op if the traceback does not have it. An op that has raised a message of its own is not added.
     """
     place = where_raised(error)
     if repr(str(error))[1:-1] in text:  # a check of the program, which is an argument of its op
         return
-    if (text or place.inside) and hasattr(error, "add_note") and not isinstance(error, AutoparError):
-        error.add_note(f"while autopar ran\n    {text or place.text}")
+    if (text or place.inside) and not isinstance(error, AutoparError):
+        add_note(error, f"while autopar ran\n    {text or place.text}")
 
 
 def _outwards(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:

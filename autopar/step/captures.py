@@ -12,7 +12,7 @@ from autopar.cache.codec import Check
 from autopar.capture.guards import GuardedCall
 from autopar.capture.model_state import ModelState
 from autopar.costs.on_hosts import on_hosts
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, add_note
 from autopar.gc_pause import gc_paused
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
@@ -216,16 +216,12 @@ class StepCaptures:
 
     @contextlib.contextmanager
     def _with_note(self) -> Iterator[None]:
-        """Add a note to errors of the model that says how the batch was cut. From Python 3.11 on."""
+        """Add a note to errors of the model that says how the batch was cut."""
         try:
             yield
         except Exception as error:
-            if (
-                self._options.count > 1
-                and hasattr(error, "add_note")
-                and not isinstance(error, (AutoparError, Warning))
-            ):
-                error.add_note(self._batches.note())
+            if self._options.count > 1 and not isinstance(error, (AutoparError, Warning)):
+                add_note(error, self._batches.note())
             raise
 
     def _with_update(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate]:
