@@ -134,4 +134,4 @@ def add_note(error: BaseException, text: str) -> None:
     if hasattr(error, "add_note"):
         error.add_note(text)
     else:
-        error.__notes__ = [*getattr(error, "__notes__", ()), text]
+        vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), text]
