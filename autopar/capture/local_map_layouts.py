@@ -34,6 +34,7 @@ def _forward(args: Sequence[Any], results: Types, mesh: Mesh) -> Layouts:
                 f"    {region.source}\n  let a function that is not additive take Replicate() or Shard()"
             )
     _check_pieces(region, ops.FUNCTIONS[name], operands, results, needs, gives, mesh)
+    ops.ALIKE[ops.local_map, name, mesh] = tuple(_alike(attr, mesh) for attr in gives)
     return needs, gives
 
 
@@ -61,7 +62,13 @@ def _backward(args: Sequence[Any], results: Types, mesh: Mesh) -> Layouts:
                 f"{found} on ({mesh})\n    {region.source}\n"
                 f"  leave in_grad_placements out: it follows from the others"
             )
-    return (*needs, *taken), tuple(attr for attr, want in zip(given, wanted, strict=True) if want)
+    made = tuple(attr for attr, want in zip(given, wanted, strict=True) if want)
+    ops.ALIKE[ops.local_map_backward, name, tuple(wanted), mesh] = tuple(_alike(attr, mesh) for attr in made)
+    return (*needs, *taken), made
+
+
+def _alike(attr: DistAttr, mesh: Mesh) -> tuple[str, ...]:
+    return tuple(axis for axis, size in mesh.sizes.items() if size > 1 and not _lies(attr, axis))
 
 
 def _lies(attr: DistAttr, axis: str) -> bool:

@@ -100,6 +100,34 @@ def test_a_function_that_mixes_rows_is_told_of_micro_batches() -> None:
         step.simulate(MATRIX)
 
 
+ROWS_SPLIT = ({"dp": Shard(0), "tp": Shard(1)},)
+
+
+@pytest.mark.parametrize(
+    ("function", "results"),
+    [
+        (lambda x: x.sum(0), {"tp": Shard(0)}),  # of its rows; forgotten: Partial() over dp
+        (lambda x: (x.sum(0), x * 2), ({"tp": Shard(0)}, ROWS_SPLIT[0])),
+        (lambda x: x.mean((0, 1)), {"dp": Partial()}),  # forgotten over tp
+        (lambda x: x.sum(1).square(), {"dp": Shard(0)}),  # no sum at all
+    ],
+)
+def test_ranks_that_have_promised_one_value_are_compared(function: Any, results: Any) -> None:
+    of_pieces = autopar.local_map(function, results, ROWS_SPLIT)
+
+    class Read(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = of_pieces(x)
+            return torch.tanh(first[0] if isinstance(first, tuple) else first)
+
+    parallel = autopar.parallelize(Read(), Mesh(dp=2, tp=2), {}, example=(MATRIX,))
+    with pytest.raises(autopar.SimulationError) as caught:
+        parallel.simulate(MATRIX)
+    text = str(caught.value)
+    assert "of the same piece, which a function of local_map returns\n    local_map : " in text
+    assert "test_local_map.py:" in text and "first = of_pieces(x)" in text and text.endswith("where they add up")
+
+
 def test_placements_in_the_order_of_the_axes() -> None:
     rows = autopar.local_map(torch.cumsum, [Shard(0), Replicate()], ([Shard(0), Replicate()], None))
     parallel = parallel_of(lambda x: rows(x, 1), dp=2, tp=2)

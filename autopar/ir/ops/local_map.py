@@ -17,6 +17,9 @@ from autopar.ir.ops.sharded_lookup import LIBRARY, op
 Function = Callable[..., tuple[torch.Tensor, ...]]
 
 FUNCTIONS: dict[str, Function] = {}  # name in programs → the function of tensors
+# by op, name, wanted gradients and mesh: the axes along which each result is neither split nor pending, so that the
+# ranks have promised one value. Local programs have no layouts; the simulator compares by these
+ALIKE: dict[tuple[Any, ...], tuple[tuple[str, ...], ...]] = {}
 
 
 @op("local_map(Tensor[] x, str function) -> Tensor[]")

@@ -45,12 +45,13 @@ def join(pieces: Mapping[int, torch.Tensor], type: TensorType, name: str) -> tor
         first = written.setdefault(tuple(spans), rank)
         if first == rank:
             window.copy_(piece)
-        elif not _agree(window, piece):
+        elif not agree(window, piece):
             raise SimulationError(f"ranks {first} and {rank} hold different values of the same piece of {name}")
     return whole
 
 
-def _agree(a: torch.Tensor, b: torch.Tensor) -> bool:
+def agree(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors are equal up to rounding."""
     if not a.dtype.is_floating_point:
         return torch.equal(a, b)
     tolerance = torch.finfo(a.dtype).eps ** 0.5

@@ -18,7 +18,8 @@ from torch import fx
 
 from autopar.errors import SimulationError, at_line
 from autopar.ir import transfers
-from autopar.ir.nodes import behind, called_op, name_of, operands, record_of, tensor_type
+from autopar.ir.nodes import behind, called_op, is_getitem, name_of, operands, record_of, tensor_type
+from autopar.ir.ops import local_map
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_op
@@ -27,6 +28,7 @@ from autopar.runtime import current_op
 from autopar.runtime.lowering.packing import Packing, new_piece, packing, take
 from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, RankPosition, chunk
 from autopar.runtime.simulation.in_flight import InFlight, Ticket
+from autopar.runtime.simulation.pieces import agree
 from autopar.torch_private import OpOverload, aten
 
 Values = dict[str, Any]
@@ -116,6 +118,9 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
     kwargs: Any
     args, kwargs = (fx.map_arg(a, lambda n: _Name(n.name)) for a in (node.args, dict(node.kwargs)))
     row = transfers.BY_FUNCTION.get(node.target)
+    if axes := _same_along(program, node):
+        about = {"index": args[1], "line": line_of(program, node.args[0])}
+        return Instruction(node.name, node, _same_results, (args[0],), {"arguments": about}, axes, program=program)
     if row is None:
         return Instruction(
             node.name, node, ANY_STRIDES.get(called_op(node), called_op(node)), args, kwargs, program=program
@@ -141,6 +146,39 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
     return Instruction(
         node.name, node, LOCAL[node.target], (args[0],), {"arguments": arguments}, None, arguments.get("stage")
     )
+
+
+def _same_along(program: Program, node: fx.Node) -> tuple[str, ...]:
+    """Return the axes along which the ranks have promised one value of a result of local_map's function."""
+    if not is_getitem(node):
+        return ()
+    made: fx.Node = node.args[0]  # type: ignore[assignment]
+    if made.target not in (local_map.local_map, local_map.local_map_backward):
+        return ()
+    name, *wanted = made.args[1:] if made.target is local_map.local_map else made.args[2:]
+    key = made.target, name, *map(tuple, wanted), program.mesh  # type: ignore[arg-type]
+    promised = local_map.ALIKE.get(key)
+    return promised[node.args[1]] if promised else ()  # type: ignore[index]
+
+
+def _same_results(
+    xs: list[list[torch.Tensor]], arguments_by_rank: list[Mapping[str, Any]], positions: list[RankPosition]
+) -> list[torch.Tensor]:
+    """Return a result of a function of the user's on ranks that hold the same piece.
+
+    Raises:
+        SimulationError: they have other values.
+    """
+    about = arguments_by_rank[0]
+    results = [x[about["index"]] for x in xs]
+    for result, position in zip(results, positions, strict=True):
+        if not agree(results[0], result):
+            raise SimulationError(
+                f"ranks {positions[0].rank} and {position.rank} have different values of the same piece, which a "
+                f"function of local_map returns\n    {about['line']}\n"
+                f"  give its placements each axis along which they compute different parts: Partial() where they add up"
+            )
+    return results
 
 
 def line_of(program: Program, node: fx.Node) -> str:
