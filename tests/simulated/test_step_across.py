@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import crossing_steps
@@ -192,3 +193,28 @@ def test_transfers_of_the_update_have_a_source(options: dict[str, Any]) -> None:
     transfers = [node for program in programs for node in program.nodes if node.target in BY_FUNCTION]
     assert transfers and all(record_of(node).source for node in transfers)
     assert any("by AdamW" in record_of(node).source for node in transfers)
+
+
+class Square(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("overlap", ["today", "p3"])
+@pytest.mark.parametrize("zero", [0, 1])
+def test_gradients_in_pieces_of_whole_parameters(overlap: Any, zero: int) -> None:
+    """A bias that is whole over tp has a gradient of whose rows or columns each rank over tp makes a piece."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Tanh(), torch.nn.Linear(12, 8)).double()
+    single = copy.deepcopy(model)
+    plan = {"0.weight": ("tp", None), "2.weight": (None, "tp"), "0.bias": (None,), "2.bias": (None,)}
+    loss = torch.nn.Sequential(model, Square())
+    parallel = autopar.parallelize(loss, Mesh(dp=2, tp=2), {f"*{name}": layout for name, layout in plan.items()})
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), across=True, overlap=overlap, zero=zero)
+    optimizer = torch.optim.SGD(single.parameters(), lr=0.1)
+    for seed in range(3):
+        x = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        found, wanted = step.simulate(x), single(x).square().mean()
+        optimizer.zero_grad()
+        wanted.backward()
+        optimizer.step()
+        torch.testing.assert_close(found, wanted.detach())

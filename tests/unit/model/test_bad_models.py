@@ -10,6 +10,7 @@ import torch
 from models import Block
 from refusals import refuses, x
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.utils import prune
 
 import autopar
@@ -276,5 +277,10 @@ def test_a_shared_buffer_that_one_owner_replaces() -> None:
 def test_transforms_are_refused() -> None:
     model = Block().requires_grad_(False)
     parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,))
-    with pytest.raises(ValueError, match=r"is inside a torch\.func transform or carries a forward-mode tangent"):
+    with pytest.raises(ValueError, match=r"torch\.func transforms a call of a model on a mesh"):
         torch.func.jvp(parallel.simulate, (x,), (x,))
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(ValueError, match=r"is inside a torch\.func transform or carries a forward-mode tangent"),
+    ):
+        parallel.simulate(forward_ad.make_dual(x, x))
