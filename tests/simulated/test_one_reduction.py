@@ -35,7 +35,7 @@ def threshold(h: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of_views(h: torch.Tensor) -> torch.Tensor:
-    return torch.where(h.t() == h.amax(0).unsqueeze(1), h.t(), 0.0)
+    return torch.where(h.t() == h.max(0).values.unsqueeze(1), h.t(), 0.0)
 
 
 COMPARED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -43,10 +43,11 @@ COMPARED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "norm": lambda h: h.norm(float("inf"), dim=0),
     "median": lambda h: torch.where(h == h.median(0).values, h, 0.0),
     "topk": threshold,
-    "largest": lambda h: torch.where(h >= h.amax(1, keepdim=True), h * h, 0.0),
+    "largest": lambda h: torch.where(h >= h.max(0, keepdim=True).values, h * h, 0.0),
     "argmax": lambda h: torch.where(h == h.gather(0, h.argmax(0, keepdim=True)), h, 0.0),
     "a view": rows_of_views,
 }
+ROWS = {"topk": 13}  # each case fails with these rows, 5 of the others, if a value is reduced in two ways
 
 
 def compare(parallel: autopar.Parallel, model: nn.Module, x: torch.Tensor) -> None:
@@ -66,7 +67,7 @@ def compare(parallel: autopar.Parallel, model: nn.Module, x: torch.Tensor) -> No
 
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_value_compared_with_a_statistic_of_itself(name: str) -> None:
-    model, x = Pair(COMPARED[name]).double(), torch.randn(5, 8, dtype=torch.float64)
+    model, x = Pair(COMPARED[name]).double(), torch.randn(ROWS.get(name, 5), 8, dtype=torch.float64)
     compare(autopar.parallelize(copy.deepcopy(model), MESH, PLAN, example=(x,)), model, x)
 
 
