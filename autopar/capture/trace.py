@@ -43,6 +43,7 @@ from autopar.torch_private import (
     lists_replaced,
     make_fx,
     mutates,
+    set_cudnn,
     set_onednn,
     single_threaded_backward,
     tensor_dict,
@@ -401,9 +402,9 @@ def _plain_recurrences(model: nn.Module) -> Iterator[None]:
     before: Any = torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
     set_onednn(False)
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        torch.backends.cudnn.enabled = False
+        set_cudnn(False)
     try:
         yield
     finally:
         set_onednn(before[0])
-        torch.backends.cudnn.enabled = before[1]
+        set_cudnn(before[1])

@@ -10,6 +10,7 @@ from autopar.torch_private.compiling import DYNAMO as DYNAMO
 from autopar.torch_private.compiling import import_inductor as import_inductor
 from autopar.torch_private.compiling import profiler_is_on as profiler_is_on
 from autopar.torch_private.compiling import saved_by_min_cut as saved_by_min_cut
+from autopar.torch_private.compiling import set_cudnn as set_cudnn
 from autopar.torch_private.compiling import set_onednn as set_onednn
 from autopar.torch_private.dtensors import FullStateDicts as FullStateDicts
 from autopar.torch_private.dtensors import add_dtensor_methods as add_dtensor_methods

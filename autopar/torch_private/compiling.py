@@ -16,6 +16,8 @@ set_onednn = (
     torch._C._set_mkldnn_enabled
 )  # tried on 2.11 to 2.15: turns oneDNN's ops on or off; the public flag may be locked in the process
 
+set_cudnn = torch._C._set_cudnn_enabled  # tried on 2.11 to 2.15: the same of cuDNN's
+
 
 DYNAMO = "torch._dynamo"  # tried on 2.11 to 2.15: the module that torch.compile imports
 

@@ -64,4 +64,5 @@ def test_an_example_is_a_command(start: list[str], name: str) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert PRINTED[name] in ended.stdout
-    assert ended.stderr == ""
+    # a capture of more than 2 s says so, on a machine that is busy
+    assert not [line for line in ended.stderr.splitlines() if not line.startswith("autopar: the loop has waited ")]

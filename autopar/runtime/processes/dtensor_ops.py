@@ -101,6 +101,8 @@ def _viewing(name: str) -> Callable[..., Any]:
             return results
         part = gathered_part()
         for result in results if isinstance(results, (tuple, list)) else [results]:
+            if not _is_dtensor(result):  # under a mode that runs ops on whole values
+                continue
             pairs = zip(tensor.placements, result.placements, strict=True)
             gathers = any(not before.is_replicate() and after.is_replicate() for before, after in pairs)
             if (gathers or type(tensor) is part) and type(result) is part.__base__:
