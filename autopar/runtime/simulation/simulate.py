@@ -119,7 +119,7 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
     args, kwargs = (fx.map_arg(a, lambda n: _Name(n.name)) for a in (node.args, dict(node.kwargs)))
     row = transfers.BY_FUNCTION.get(node.target)
     if axes := _same_along(program, node):
-        about = {"index": args[1], "line": line_of(program, node.args[0])}
+        about = {"index": args[1], "line": line_of(program, operands(node)[0])}
         return Instruction(node.name, node, _same_results, (args[0],), {"arguments": about}, axes, program=program)
     if row is None:
         return Instruction(
