@@ -24,7 +24,6 @@ from autopar.ir.dtensor import is_device_mesh, mesh_of
 from autopar.ir.mesh import PIPELINE, Mesh, mesh_of_stage
 from autopar.ir.ops.seeded_random import RANDOM, Random
 from autopar.model.choose_mesh import MeshChoice
-from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.given_plan import GivenPlan, about_machine, given_plan, without_pipeline
 from autopar.model.inputs import INPUTS, Inputs
 from autopar.model.scaled_copy import compare_scaled_copy, layouts_in
@@ -33,6 +32,7 @@ from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import SEARCH, searches
 from autopar.report.passes import PassReport
+from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.lowering.regions import check_compiler
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import job_of

@@ -16,7 +16,8 @@ from torch import distributed
 
 from autopar.ir.boxes import box_of
 from autopar.ir.dtensor import layout_of_dtensor
-from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.dtensor_parameters import local_of
+from autopar.runtime.dtensors import is_dtensor
 
 STRETCH = 4 * 2**20  # bytes that are read or written at once: a save or a load needs no more memory
 ROW = 2**16  # bytes; a shorter row is read whole even if only a part is needed

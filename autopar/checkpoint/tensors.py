@@ -8,7 +8,7 @@ import torch
 
 from autopar.checkpoint.manifest import DTYPES, described
 from autopar.errors import class_of
-from autopar.model.dtensor_parameters import is_dtensor
+from autopar.runtime.dtensors import is_dtensor
 
 SMALL = 2**20  # bytes; the values of smaller integer tensors are compared between ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,12 +12,12 @@ from autopar.capture.model_state import model_state
 from autopar.ir.dtensor import edge_of, placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.runtime.dtensors import redistribute
+from autopar.runtime.dtensors import is_dtensor, redistribute
 from autopar.runtime.processes.job import Job
 from autopar.torch_private import have_gradient_hooks, refer_weakly
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    pass
 
 
 def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> torch.nn.Module:
@@ -88,11 +88,6 @@ def put_in_place(parameter: torch.Tensor, value: torch.Tensor) -> None:
     new = torch.nn.Parameter(value, requires_grad=parameter.requires_grad)
     vars(new).update(vars(parameter))
     torch.utils.swap_tensors(parameter, new)
-
-
-def is_dtensor(value: object) -> TypeGuard[DTensor]:
-    """Return whether a value is a DTensor, without importing DTensor."""
-    return isinstance(value, torch.Tensor) and type(value).__name__ != "Tensor" and hasattr(value, "to_local")
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import torch
 
-from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.stage_parameters import is_on_a_stage
+from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.processes.job import Job
 from autopar.torch_private import FullStateDicts, full_state_dicts, is_strided_shard
 

@@ -14,8 +14,8 @@ from autopar.ir.dtensor import attr_of, mesh_of, placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
-from autopar.model.dtensor_parameters import is_dtensor, local_of
-from autopar.runtime.dtensors import redistribute
+from autopar.model.dtensor_parameters import local_of
+from autopar.runtime.dtensors import is_dtensor, redistribute
 from autopar.runtime.processes.agreement import Brought
 from autopar.runtime.simulation.pieces import cut
 

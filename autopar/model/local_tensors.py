@@ -10,9 +10,9 @@ from autopar.capture.model_state import ModelState, Named
 from autopar.ir.dtensor import placements_of
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
-from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.dtensor_parameters import local_of
 from autopar.model.inputs import CallInputs, piece_of
-from autopar.runtime.dtensors import full_tensor
+from autopar.runtime.dtensors import full_tensor, is_dtensor
 from autopar.runtime.interface import Interface
 from autopar.runtime.processes.job import Job
 from autopar.torch_private import dtensor_like, is_transformed

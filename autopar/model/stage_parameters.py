@@ -17,8 +17,8 @@ from autopar.ir.dtensor import attr_of, layout_of_dtensor, mesh_of, placements_o
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.transfers import Ends
-from autopar.model.dtensor_parameters import is_dtensor, local_of, put_in_place
-from autopar.runtime.dtensors import dtensor_of_piece, redistribute
+from autopar.model.dtensor_parameters import local_of, put_in_place
+from autopar.runtime.dtensors import dtensor_of_piece, is_dtensor, redistribute
 from autopar.runtime.lowering.packing import packing
 from autopar.runtime.lowering.point_to_point import exchange_between_stages
 from autopar.runtime.processes.job import Job

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from autopar.capture.provenance import warn_user
-from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.stage_parameters import is_on_a_stage, placed_on
-from autopar.runtime.dtensors import full_tensor, redistribute
+from autopar.runtime.dtensors import full_tensor, is_dtensor, redistribute
 from autopar.runtime.processes.job import Job
 from autopar.torch_private import is_strided_shard
 

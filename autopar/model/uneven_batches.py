@@ -16,7 +16,7 @@ import torch
 from autopar.capture.arguments import Arguments
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.model.dtensor_parameters import is_dtensor
+from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.processes.agreement import Agreement, other_values
 
 Split = list[tuple[int, tuple[str, ...]]]  # (dim, the axes that shard it), of each sharded dim

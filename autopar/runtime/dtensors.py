@@ -7,11 +7,19 @@ They are redistributed with autopar's gather, because DTensor uses the coalesced
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from autopar.torch_private import FUNCTIONAL, TorchDispatchMode, dtensor_around, start_gather
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_dtensor(value: object) -> TypeGuard[DTensor]:
+    """Return whether a value is a DTensor, without importing DTensor."""
+    return isinstance(value, torch.Tensor) and type(value).__name__ != "Tensor" and hasattr(value, "to_local")
 
 
 class _SingleGathers(TorchDispatchMode):

@@ -30,11 +30,12 @@ from autopar import Mesh, checkpoint
 from autopar.ir.hosts import Hosts
 from autopar.ir.layout import DistAttr
 from autopar.ir.record import TensorType
-from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.dtensor_parameters import local_of
 from autopar.optimizers import AVERAGED, IN_PLACE, OFFLOADED, offload, register_optimizer
 from autopar.optimizers.definition import DEFINITIONS
 from autopar.optimizers.ops import SCHEDULED, SIGNATURES, TRUTHS, UPDATES, states_of
 from autopar.plan.loss_scaling import LossScaling
+from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.processes.job import Job
 from autopar.step.states.average import Averages
 from autopar.step.states.optimizer_state import OptimizerState

@@ -19,7 +19,7 @@ from transformers_models import llama
 
 import autopar
 from autopar import Mesh
-from autopar.model.dtensor_parameters import is_dtensor
+from autopar.runtime.dtensors import is_dtensor
 
 MESH = Mesh(dp=2, tp=2)
 

@@ -13,8 +13,8 @@ import autopar
 from autopar import Mesh
 from autopar.ir.dtensor import edge_of, placements_of
 from autopar.ir.layout import DistAttr, Layout
-from autopar.model.dtensor_parameters import is_dtensor
 from autopar.model.stage_parameters import move_to_stages
+from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.processes.groups import process_groups
 
 # what parallelize refuses on an axis ``pp`` is not the matter of these tests

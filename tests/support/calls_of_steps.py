@@ -19,7 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import autopar
 from autopar import Mesh
-from autopar.model.dtensor_parameters import is_dtensor
+from autopar.runtime.dtensors import is_dtensor
 
 CALLS = ["pieces_of_each_rank", "loaded_states", "moved_by_zero", "beside_the_loop", "batches_that_differ",
          "evaluation_between", "optimizers", "pieces_of_unlike_sizes", "calls_of_unlike_sizes",

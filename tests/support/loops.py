@@ -16,8 +16,7 @@ from transformers_models import bert, gpt2, llama
 
 import autopar
 from autopar import Mesh
-from autopar.model.dtensor_parameters import is_dtensor
-from autopar.runtime.dtensors import full_tensor
+from autopar.runtime.dtensors import full_tensor, is_dtensor
 
 VOCABULARY = 22
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.model.dtensor_parameters import is_dtensor
+from autopar.runtime.dtensors import is_dtensor
 
 PLAN = {"*.a.weight": ("tp", None), "*.b.weight": (None, "tp")}
 STACKED = ("norm", "largest")  # rows meet in them

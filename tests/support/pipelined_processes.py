@@ -14,8 +14,8 @@ from steps import run
 from torch import distributed
 
 from autopar import Mesh
-from autopar.model.dtensor_parameters import is_dtensor
 from autopar.pipeline import POLICIES
+from autopar.runtime.dtensors import is_dtensor
 
 Case = tuple[str, str, str, int]  # model, mesh, policy, micro-batches
 

@@ -16,8 +16,8 @@ from transformers_models import bert, gpt2, llama
 
 import autopar
 from autopar import Mesh
-from autopar.model.dtensor_parameters import is_dtensor
 from autopar.pipeline import PipelineSchedule
+from autopar.runtime.dtensors import is_dtensor
 
 MESHES = {"pp2 tp2": {"pp": 2, "tp": 2}, "pp4": {"pp": 4}, "pp2 dp2": {"pp": 2, "dp": 2}, "pp3": {"pp": 3}}
 CLASSES = 11

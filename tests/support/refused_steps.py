@@ -13,8 +13,8 @@ from torch import distributed
 
 import autopar
 from autopar import Mesh
-from autopar.model.dtensor_parameters import is_dtensor
 from autopar.pipeline import build
+from autopar.runtime.dtensors import is_dtensor
 from autopar.step.pipelined.running import messages
 
 MESH, ODD = Mesh({"pp": 2, "tp": 2}), 2  # the rank that differs

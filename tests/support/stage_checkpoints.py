@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import autopar
 from autopar import Mesh, checkpoint
-from autopar.model.dtensor_parameters import is_dtensor
+from autopar.runtime.dtensors import is_dtensor
 
 State = dict[str, Any]
 

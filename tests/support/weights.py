@@ -18,7 +18,8 @@ from transformers_models import gpt2, llama
 
 import autopar
 from autopar import Mesh
-from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.dtensor_parameters import local_of
+from autopar.runtime.dtensors import is_dtensor
 
 SEED = 5
 MESHES: dict[str, dict[str, int]] = {"dp2 tp2": {"dp": 2, "tp": 2}, "tp4": {"tp": 4}, "dp4": {"dp": 4}}

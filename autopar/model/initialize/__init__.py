@@ -10,9 +10,10 @@ import torch
 from torch import distributed
 
 from autopar.errors import shown
-from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.dtensor_parameters import local_of
 from autopar.model.initialize.storage import StorageSlot, device_for, materialized
 from autopar.model.initialize.writes import Writes
+from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 from autopar.runtime.seeds import first_ranks_generator, generators_of

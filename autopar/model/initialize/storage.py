@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.dtensor_parameters import local_of
+from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.processes.job import Job
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from autopar.model.dtensor_parameters import is_dtensor, local_of
-from autopar.runtime.dtensors import full_tensor, piece_of_whole
+from autopar.model.dtensor_parameters import local_of
+from autopar.runtime.dtensors import full_tensor, is_dtensor, piece_of_whole
 from autopar.runtime.processes.dtensor_ops import OVERWRITES
 from autopar.torch_private import (
     OpOverload,

@@ -13,11 +13,12 @@ import torch
 from autopar.ir.dtensor import layout_of_dtensor
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.dtensor_parameters import local_of
 from autopar.model.initialize import agree, run_initialization
 from autopar.model.initialize.storage import device_for, materialized
 from autopar.model.weights.collective import on_all_ranks
 from autopar.model.weights.files import CheckpointFiles
+from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 from autopar.torch_private import IncompatibleKeys

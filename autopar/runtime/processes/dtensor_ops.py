@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autopar.capture.provenance import user_line
-from autopar.runtime.dtensors import full_tensor, piece_of_whole
+from autopar.runtime.dtensors import full_tensor, is_dtensor, piece_of_whole
 from autopar.runtime.processes.job import Job, job_with
 from autopar.runtime.seeds import first_ranks_generator
 from autopar.torch_private import (
@@ -84,7 +84,7 @@ def _set_item(tensor: Any, index: Any, value: Any) -> None:
         torch.Tensor.__setitem__(tensor, index, value)
         return
     _agree(job, "a write to elements of a tensor on the mesh")
-    index, value = pytree.tree_map(lambda leaf: _whole(leaf, True) if _is_dtensor(leaf) else leaf, (index, value))
+    index, value = pytree.tree_map(lambda leaf: _whole(leaf, True) if is_dtensor(leaf) else leaf, (index, value))
     whole = _whole(tensor, True)
     whole[index] = value
     if (piece := piece_of_whole(tensor, whole)) is not None:
@@ -101,12 +101,12 @@ def _viewing(name: str) -> Callable[..., Any]:
             return results
         part = gathered_part()
         for result in results if isinstance(results, (tuple, list)) else [results]:
-            if not _is_dtensor(result):  # under a mode that runs ops on whole values
+            if not is_dtensor(result):  # under a mode that runs ops on whole values
                 continue
             pairs = zip(tensor.placements, result.placements, strict=True)
             gathers = any(not before.is_replicate() and after.is_replicate() for before, after in pairs)
             if (gathers or type(tensor) is part) and type(result) is part.__base__:
-                result.__class__ = part
+                result.__class__ = part  # type: ignore[assignment]
         return results
 
     return view
@@ -160,7 +160,7 @@ def _values(tensor: Any) -> torch.Tensor:
 
 def _on_wholes(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run an op on whole tensors, with the first rank's generator, and give this rank its pieces of the results."""
-    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_dtensor(leaf)]
+    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if is_dtensor(leaf)]
     job = next((job for leaf in leaves if (job := job_with(leaf.device_mesh)) is not None), None)
     random = op not in ON_WHOLES
     if job is None or (random and not draws_random(op, args, kwargs)):
@@ -205,10 +205,6 @@ def _by_dtensor(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         return op(*args, **kwargs)
     finally:
         handlers[op] = ours
-
-
-def _is_dtensor(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and hasattr(leaf, "device_mesh")
 
 
 def _whole(tensor: Any, values: bool) -> torch.Tensor:

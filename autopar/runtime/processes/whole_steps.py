@@ -12,19 +12,16 @@ import contextlib
 import copy
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from autopar.capture.provenance import user_line, warn_user
 from autopar.optimizers import is_known, stand_in_of
-from autopar.runtime.dtensors import full_tensor
+from autopar.runtime.dtensors import full_tensor, is_dtensor
 from autopar.runtime.processes.job import Job, job_with
 from autopar.runtime.seeds import first_ranks_generator
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
 WHOLE = (
     "{kind} cannot step the pieces of parameters that ranks hold ({error}): each of its steps gathers the parameters "
@@ -56,7 +53,7 @@ def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dic
     steps = _steps.get(optimizer)
     if steps is None:
         first = next(iter(_parameters(optimizer)), None)
-        job = job_with(first.device_mesh, alone=True) if _is_dtensor(first) else None
+        job = job_with(first.device_mesh, alone=True) if is_dtensor(first) else None
         if job is None:
             _others.add(optimizer)
             return None
@@ -134,7 +131,7 @@ class _Steps:
         for p, whole in self._wholes.items():
             whole.grad = None if p.grad is None else _whole(p.grad)
             for name, value in optimizer.state[p].items() if p in optimizer.state else ():
-                if _is_dtensor(value):
+                if is_dtensor(value):
                     optimizer.state[p][name] = _whole(value)
         self.stand_in = _stand_in(optimizer, {id(p): whole for p, whole in self._wholes.items()}, lambda value: value)
         self._drawing.enter_context(first_ranks_generator(self._job, self._job.device))
@@ -151,7 +148,7 @@ class _Steps:
         of_whole = {id(whole): p for p, whole in self._wholes.items()}
         for p, whole in self._wholes.items():
             p.copy_(
-                distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None) if _is_dtensor(p) else whole
+                distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None) if is_dtensor(p) else whole
             )
         for key, value in stand_in.state.items():
             optimizer.state[of_whole.get(id(key), key)] = value
@@ -190,10 +187,10 @@ def _split(optimizer: torch.optim.Optimizer) -> None:
     from torch.distributed.tensor import distribute_tensor
 
     for p, state in optimizer.state.items():
-        if not _is_dtensor(p) or not p.dim():
+        if not is_dtensor(p) or not p.dim():
             continue
         for name, value in state.items():
-            if isinstance(value, torch.Tensor) and not _is_dtensor(value) and value.shape == p.shape:
+            if isinstance(value, torch.Tensor) and not is_dtensor(value) and value.shape == p.shape:
                 state[name] = distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None)
 
 
@@ -217,13 +214,9 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _is_dtensor(value: Any) -> TypeGuard[DTensor]:
-    return isinstance(value, torch.Tensor) and hasattr(value, "device_mesh")
-
-
 def _is_here(p: Any) -> bool:
     """Return whether this rank has a part of a parameter; it has none of those of other stages."""
-    return not _is_dtensor(p) or p.device_mesh.get_coordinate() is not None
+    return not is_dtensor(p) or p.device_mesh.get_coordinate() is not None
 
 
 def _copied(p: torch.Tensor) -> torch.Tensor:
@@ -233,5 +226,5 @@ def _copied(p: torch.Tensor) -> torch.Tensor:
 
 
 def _whole(value: torch.Tensor) -> torch.Tensor:
-    whole = full_tensor(value.detach()) if _is_dtensor(value) else value.detach()
+    whole = full_tensor(value.detach()) if is_dtensor(value) else value.detach()
     return whole.contiguous().clone()

@@ -16,8 +16,9 @@ import torch
 from autopar.capture.guards import GuardedCall
 from autopar.capture.model_state import ModelState
 from autopar.model.calls import Calls
-from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.dtensor_parameters import local_of
 from autopar.model.inputs import CallInputs
+from autopar.runtime.dtensors import is_dtensor
 from autopar.step.across.turns import SimulatedTurns, TurnsOnProcess, UnderWay
 from autopar.step.captures import StepCaptures
 from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate

@@ -13,8 +13,8 @@ import torch
 from autopar.capture.arguments import Arguments
 from autopar.capture.provenance import warn_user
 from autopar.ir.mesh import Mesh
-from autopar.model.dtensor_parameters import is_dtensor
 from autopar.plan.batch import batch_axes
+from autopar.runtime.dtensors import is_dtensor
 
 Tensors = Sequence[tuple[str, torch.Tensor]]  # by name
 ANSWERS = ("labels", "label", "targets", "target", "y")  # each row of a batch has one

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from autopar.ir.value_names import AVERAGES, average_name
-from autopar.model.dtensor_parameters import is_dtensor, local_of
+from autopar.model.dtensor_parameters import local_of
 from autopar.model.stage_parameters import holds_part_of, placed_on
 from autopar.model.state_dicts import fitted_to
 from autopar.optimizers.update import COUNTED
+from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.processes.job import Job
 from autopar.step.compiling.update import Trained
 from autopar.step.states.fit import number_of, parts_of
