@@ -73,11 +73,11 @@ class Host:
     def _run(self, stub: socket.socket) -> None:
         """Fork a rank for a stub, and tell the stub how it has ended."""
         with stub, stub.makefile("rw") as lines:
-            environment, command = json.loads(lines.readline())
+            launcher, environment, command = json.loads(lines.readline())
             with self._lock:
                 if self._is_killed:
                     return
-                rank = forked(_rank, environment, command, str(self.log))
+                rank = forked(_rank, launcher, environment, command, str(self.log))
                 self.ranks.append(rank)
             while rank.sentinel not in connection.wait([rank.sentinel, stub]):
                 if not stub.recv(16):  # the stub was killed
@@ -102,8 +102,9 @@ def _agent(arguments: list[str], log: str) -> None:
     run.main(arguments)
 
 
-def _rank(environment: dict[str, str], command: list[str], log: str) -> None:
+def _rank(launcher: int, environment: dict[str, str], command: list[str], log: str) -> None:
     _printing_to(log)
+    os.getppid = lambda: launcher  # who forked this rank is none: the watch would end it as a stuck launcher
     os.environ.clear()
     os.environ |= environment
     torch.set_num_threads(1)

@@ -11,7 +11,7 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as test:
         test.connect(sys.argv[1])
         signal.signal(signal.SIGTERM, lambda *_: test.sendall(b"end\n"))
-        test.sendall(json.dumps([dict(os.environ), sys.argv[2:]]).encode() + b"\n")
+        test.sendall(json.dumps([os.getppid(), dict(os.environ), sys.argv[2:]]).encode() + b"\n")
         status = int(test.makefile().readline() or 1)
     if status < 0:
         if -status != signal.SIGKILL:
