@@ -109,7 +109,7 @@ def parallelize(
         first_values: what forward draws in Python (``random``, NumPy, a generator of its own), takes from an iterator,
             reads from a clock, or changes and reads, has another value in each call of the model, and a captured step
             has one. ``"refuse"``: such a call is refused. ``"keep"``: the step keeps the value of the capture, and the
-            report says so; each process has its own.
+            report says so. All ranks must have the same value there: the call is refused where they do not.
         strict: whether ops without a sharding rule are refused. Else autopar looks for a rule by running the op on
             small pieces. If it finds none, each rank computes the whole op, and the report says so.
         machine: the machine whose seconds decide: its name, as ``torch.cuda.get_device_name`` prints it, the path of a

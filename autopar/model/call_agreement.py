@@ -9,6 +9,8 @@ from autopar.capture.guards import Guards
 from autopar.model.inputs import CallInputs
 from autopar.runtime.processes.agreement import Agreement
 
+ALIKE = "let all ranks have the same there, by one seed for example, or draw or read it once and pass it to forward"
+
 
 class CallAgreement:
     """The ranks agree on each call before its first collective. On one rank there is nothing to agree on.
@@ -52,5 +54,7 @@ class CallAgreement:
         if self.ranks is not None:
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             self.ranks.compare(digest, {guard.place.words: guard.text for guard in guards.entries})
-            self.ranks.begin(f"capture a program with the digest {digest}")
+            kept = ", ".join(guards.ran.changed)
+            remedy = f'first_values="keep" keeps what each rank has at its first call: {kept}; {ALIKE}' if kept else ""
+            self.ranks.begin(f"capture a program with the digest {digest}", remedy=remedy)
             self.ranks.finish()

@@ -155,7 +155,7 @@ class Search:
         if solution.graph != program_digest(boundary.program):
             raise PlanError(
                 "rank 0 has searched a plan for another program than this rank's; let all ranks pass the same model "
-                "and the same arguments"
+                'and the same arguments, and have the same first values if first_values="keep" keeps them'
             )
         return solution
 

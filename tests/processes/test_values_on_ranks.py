@@ -48,6 +48,19 @@ def test_elements_that_are_written(sizes: dict[str, int], plan: object) -> None:
         )
 
 
+def test_copies_that_differ() -> None:
+    (said, _) = ranks(2).run(values_on_ranks.copied)
+    lines = said[0].splitlines()
+    assert lines[0] == "the ranks make different calls"
+    assert lines[1].startswith("    rank 0: copy a whole tensor with the digest ") and lines[1][:11] != lines[2][:11]
+    assert lines[3].endswith("said = [refused(RuntimeError, lambda: weight.copy_(other))]")
+    remedy = (
+        "copy the same whole tensor on all ranks; what is for this rank's piece alone is copied into weight.to_local()"
+    )
+    assert lines[4:] == [f"  {remedy}"]
+    assert "must match the existing size" in said[1]
+
+
 def test_two_axes() -> None:
     ranks(4).run(values_on_ranks.read, {"dp": 2, "tp": 2}, PAIR)
     ranks(4).run(values_on_ranks.drawn, {"dp": 2, "tp": 2}, PAIR)

@@ -111,7 +111,7 @@ def test_what_is_not_repeated_is_refused_or_its_first_value_is_kept(case: str) -
     assert first.startswith(f"forward {problem}"), first
     assert first.endswith(", and a captured step keeps the value of the first call")
     assert line.startswith("    test_first_values.py:")
-    assert remedy.endswith('; parallelize(…, first_values="keep") keeps the first one')
+    assert remedy.endswith('; parallelize(…, first_values="keep") keeps the first one, which all ranks must have alike')
     parallel = autopar.parallelize(
         Beside(read), Mesh(dp=2), "ddp", example=(x,), cache=False, first_values="keep", recapture=False
     )

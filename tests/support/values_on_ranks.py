@@ -170,6 +170,16 @@ def written(plan: str) -> list[str]:
     return said
 
 
+@torch.no_grad()
+def copied() -> list[str]:
+    """What is said of a copy of another tensor on each rank, and of a piece."""
+    _, parallel = _pair(autopar.Mesh(dp=2), "fsdp")
+    weight: Any = parallel.get_parameter("0.up.weight")
+    other = torch.full(weight.shape, float(distributed.get_rank()), dtype=torch.float64)
+    said = [refused(RuntimeError, lambda: weight.copy_(other))]
+    return [*said, refused(RuntimeError, lambda: weight.copy_(torch.ones_like(weight.to_local())))]
+
+
 def exchanges() -> list[int]:
     """How often ranks exchange more than their calls: in steps of an optimizer, and after a write."""
     _, parallel = _pair(autopar.Mesh(dp=2), "ddp")
@@ -231,6 +241,11 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "flat": lambda w: w.view(-1).__setitem__(50, 1),
     "a column in place": lambda w: w.t()[1].zero_() if w.shape[0] > w.shape[1] else w.zero_(),
     "tril_": lambda w: w.tril_(),
+    "fill_diagonal_": lambda w: w.fill_diagonal_(2.0),
+    "copy_": lambda w: w.copy_(torch.arange(w.numel(), dtype=torch.float64).view(w.shape)),
+    "copy_ of a row": lambda w: w.copy_(torch.arange(w.shape[1])),
+    "copy_ of a number": lambda w: w.copy_(torch.tensor(3.0)),
+    "copy_ to the data": lambda w: w.data.copy_(torch.arange(w.numel()).view(w.shape[::-1]).t()),
     "index_fill_": lambda w: w.index_fill_(0, torch.tensor([1, 5]), 1.0),
     "index_add_": lambda w: w.index_add_(0, torch.tensor([1, 5]), torch.ones(2, 8, dtype=torch.float64)),
     "a gradient": lambda w: w.grad.__setitem__(3, 1),
@@ -262,6 +277,9 @@ def elements(sizes: dict[str, int], plan: Any) -> list[str]:
                 assert torch.allclose(value.detach().full_tensor(), wanted.detach(), rtol=1e-11, atol=1e-11), what
     weight: Any = parallel.get_parameter("0.up.weight")
     before = weight.detach().full_tensor()
+    for write in (lambda: weight.__setitem__(0, 1.0), lambda: weight.fill_diagonal_(2.0)):  # as on one device
+        assert "a leaf Variable that requires grad" in refused(RuntimeError, write)
+    assert torch.equal(weight.detach().full_tensor(), before)
     if plan == "ddp":
         return []
     with torch.no_grad():

@@ -23,7 +23,7 @@ import torch
 from autopar.capture.provenance import is_users, quoted, user_line
 from autopar.errors import class_of
 
-OPTION = 'parallelize(…, first_values="keep") keeps the first one'
+OPTION = 'parallelize(…, first_values="keep") keeps the first one, which all ranks must have alike'
 CLOCKS = frozenset(
     f"{name}{unit}"
     for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime")

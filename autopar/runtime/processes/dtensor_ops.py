@@ -7,6 +7,7 @@ by itself. Here both run on whole tensors. They communicate, so the ranks first 
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,10 @@ ON_WHOLES = (aten.eye.m_out, aten.tril_.default, aten.triu_.default, aten.index_
 READ = "read a number of a tensor that is split or pending over ranks"
 ON_ALL = "{line}\n  it takes the values of all ranks; call it on all of them, and use the result where you want"
 
+SAME = (
+    "{line}\n  copy the same whole tensor on all ranks; what is for this rank's piece alone is copied into "
+    "weight.to_local()"
+)
 TRANSPOSED = (
     "t_() turns a tensor on the mesh around in place, as torch.nn.init.orthogonal_ does for more columns than rows\n"
     "    {line}\n  write parameters with parallel.initialize(init), a function of a module as for apply, or before "
@@ -60,8 +65,10 @@ def take_dtensor_ops() -> None:
     for op in (*random_ops(), *ON_WHOLES):
         handlers[op] = _on_wholes
     handlers[aten.t_.default] = _transposed
+    handlers[aten.copy_.default] = _copied
     views = {name: _viewing(name) for name in VIEWS}
-    add_dtensor_methods({"tolist": _tolist, "numpy": _numpy, "__format__": _format, "__setitem__": _set_item, **views})
+    writes = {"__setitem__": _set_item, "fill_diagonal_": _fill_diagonal}
+    add_dtensor_methods({"tolist": _tolist, "numpy": _numpy, "__format__": _format, **writes, **views})
 
 
 def _tolist(tensor: Any) -> Any:
@@ -76,19 +83,35 @@ def _format(tensor: Any, form: str) -> str:
     return object.__format__(tensor, form) if tensor.dim() else format(tensor.item(), form)
 
 
-@torch.no_grad()
 def _set_item(tensor: Any, index: Any, value: Any) -> None:
-    """Write to elements of the whole tensor, of which each rank keeps its piece."""
-    job = job_with(tensor.device_mesh)
-    if job is None or (tensor.requires_grad and torch.is_grad_enabled()):
+    if not _write_whole(tensor, lambda whole, index, value: whole.__setitem__(index, value), index, value):
         torch.Tensor.__setitem__(tensor, index, value)
-        return
+
+
+def _fill_diagonal(tensor: Any, fill_value: float, wrap: bool = False) -> Any:
+    if _write_whole(tensor, lambda whole: whole.fill_diagonal_(fill_value, wrap)):
+        return tensor
+    return torch.Tensor.fill_diagonal_(tensor, fill_value, wrap)
+
+
+def _write_whole(tensor: Any, write: Callable[..., Any], *args: Any) -> bool:
+    """Write to elements of the whole tensor, of which each rank keeps its piece. Return whether it is on a job's mesh.
+
+    Args:
+        write: gets the whole tensor and ``args``, whole too.
+    """
+    job, is_tracked = job_with(tensor.device_mesh), tensor.requires_grad and torch.is_grad_enabled()
+    if job is not None and is_tracked and tensor.is_leaf:
+        raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")  # torch's own
+    if job is None or is_tracked:
+        return False
     _agree(job, "a write to elements of a tensor on the mesh")
-    index, value = pytree.tree_map(lambda leaf: _whole(leaf, True) if is_dtensor(leaf) else leaf, (index, value))
-    whole = _whole(tensor, True)
-    whole[index] = value
-    if (piece := piece_of_whole(tensor, whole)) is not None:
-        tensor.to_local().copy_(piece)
+    with torch.no_grad():
+        whole = _whole(tensor, True)
+        write(whole, *pytree.tree_map(lambda leaf: _whole(leaf, True) if is_dtensor(leaf) else leaf, args))
+        if (piece := piece_of_whole(tensor, whole)) is not None:
+            tensor.to_local().copy_(piece)
+    return True
 
 
 def _viewing(name: str) -> Callable[..., Any]:
@@ -190,11 +213,24 @@ def _transposed(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         raise NotImplementedError(TRANSPOSED.format(line=user_line())) from None
 
 
-def _agree(job: Job, call: str) -> None:
+def _copied(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Copy a whole plain tensor, which all ranks have: each rank takes its piece."""
+    tensor, source = args[:2]
+    job = job_with(tensor.device_mesh) if is_dtensor(tensor) and not is_dtensor(source) else None
+    if job is None:
+        return _by_dtensor(op, args, kwargs)
+    digest = hashlib.sha256(source.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()).hexdigest()[:16]
+    _agree(job, f"copy a whole tensor with the digest {digest} to a tensor on the mesh", SAME)
+    if (piece := piece_of_whole(tensor, source.expand(tensor.shape))) is not None:
+        tensor.to_local().copy_(piece)
+    return tensor
+
+
+def _agree(job: Job, call: str, remedy: str = ON_ALL) -> None:
     """Check that all ranks make this call; ``RuntimeError`` names the line otherwise."""
     ranks = job.surface
     assert ranks is not None
-    ranks.begin(call, remedy=ON_ALL.format(line=user_line()))
+    ranks.begin(call, remedy=remedy.format(line=user_line()))
     ranks.finish()
 
 
