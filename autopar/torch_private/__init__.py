@@ -109,6 +109,7 @@ from autopar.torch_private.tracing import DATA_DEPENDENT as DATA_DEPENDENT
 from autopar.torch_private.tracing import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from autopar.torch_private.tracing import FakeTensor as FakeTensor
 from autopar.torch_private.tracing import FakeTensorMode as FakeTensorMode
+from autopar.torch_private.tracing import ProductsOfSymbols as ProductsOfSymbols
 from autopar.torch_private.tracing import TorchDispatchMode as TorchDispatchMode
 from autopar.torch_private.tracing import are_saved_tensors_hooked as are_saved_tensors_hooked
 from autopar.torch_private.tracing import as_functional as as_functional

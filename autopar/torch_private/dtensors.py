@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,28 @@ def strided_shard(dim: int, parts: int) -> Any:
     """
     from torch.distributed.tensor.placement_types import _StridedShard
 
+    _take_lone_strided_shards()
     return _StridedShard(dim, split_factor=parts)
+
+
+@functools.cache
+def _take_lone_strided_shards() -> None:
+    """Let 2.11 redistribute a strided shard that is no order of mesh dims, as 2.12 does by itself.
+
+    Tried on 2.11; newer versions need nothing.
+    """
+    if not torch.__version__.startswith("2.11."):
+        return
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    decoded = DTensorSpec._normalize_placements_into_shard_order
+
+    def normalized(placements: Any, mesh: Any, use_strided_shard_as_shard_order: bool = True) -> Any:
+        if DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, mesh) is None:
+            use_strided_shard_as_shard_order = False
+        return decoded(placements, mesh, use_strided_shard_as_shard_order)
+
+    DTensorSpec._normalize_placements_into_shard_order = staticmethod(normalized)
 
 
 @dataclass(frozen=True)

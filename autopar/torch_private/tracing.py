@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 # tried on 2.11 to 2.15: ignores subclasses of tensors
@@ -29,9 +30,28 @@ from torch.fx.experimental.proxy_tensor import make_fx as make_fx  # experimenta
 from torch.fx.experimental.symbolic_shapes import (  # experimental; tried on 2.11 to 2.15: sizes that are symbols
     GuardOnDataDependentSymNode,  # tried on 2.11 to 2.15: control flow on an unknown size
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # tried on 2.11 to 2.15
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
+class ProductsOfSymbols(TorchFunctionMode):
+    """Lets products take sizes that are symbols: before 2.13, ``matmul`` makes numbers of them unless in Python.
+
+    Tried on 2.11 to 2.15.
+    """
+
+    PRODUCTS = frozenset({F.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__})
+    IS_NEEDED = torch.__version__.startswith(("2.11.", "2.12."))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        bias = args[2] if len(args) > 2 else kwargs.get("bias")
+        if not self.IS_NEEDED or func not in self.PRODUCTS or bias is not None:  # with a bias it is no matmul
+            return func(*args, **kwargs)
+        with enable_python_dispatcher():
+            return func(*args, **kwargs)
 
 
 def autograd_sequence_number() -> int:

@@ -47,7 +47,12 @@ def test_a_killed_rank_is_an_error(how: str) -> None:
     world = ranks(2, wired.fast)
     with pytest.raises(AssertionError) as error:
         world.run(wired.killed_rank, how)
-    assert str(error.value) == "rank 1:\nrank 1 has ended, with the exit code -9"  # and rank 0 has answered
+    killed, watched = (
+        ["rank 1:", "rank 1 has ended, with the exit code -9"],
+        ["rank 0:", "rank 0 has ended, with the exit code 1"],
+    )
+    said = str(error.value).splitlines()
+    assert said in (killed, watched + killed)  # rank 0 has answered, or its watch was faster than the operation
 
 
 def _other_wire(rank: int, store: str, told: Any) -> None:

@@ -229,7 +229,7 @@ def test_parameters_of_norms_stay_wide() -> None:
     wide = {name for name, _ in model.named_parameters()} - low.keys()
     assert wide == {"first.weight", "first.bias", "second.weight", "second.bias"}
     assert set(low.values()) == {torch.float16}
-    assert "add : f16[2 4 8] = add.Tensor(embedding, view_7)" in str(program)
+    assert re.search(r"add : f16\[2 4 8\] = add\.Tensor\(embedding, view_\d+\)", str(program))
     assert low_precision(traced(model, args, "fp16-O1")) == {}
 
 
@@ -282,9 +282,9 @@ def test_casts_stand_where_fewer_bytes_move() -> None:
 def test_what_is_expanded_runs_in_the_dtype_that_was_required() -> None:
     """The cross-entropy of classes that are split: its parts are float32, of logits that are cast once."""
     text = str(run(*reordered("transformer", Mesh(tp=2), MEGATRON), "bf16-O1").program)
-    assert "amax : f32[8 1] +max:tp = amax(view_13_float32, [1], True)" in text
-    assert "sub : f32[8 11/tp] = sub.Tensor(view_13_float32, amax_tp)" in text
-    assert "gather_held : f32[8 1] +tp = autopar::gather_held(sub_1" in text and "_to_copy(view_13" not in text
+    logits = re.search(r"amax : f32\[8 1\] \+max:tp = amax\((\w+)_float32, \[1\], True\)", text)
+    assert logits and f"sub : f32[8 11/tp] = sub.Tensor({logits[1]}_float32, amax_tp)" in text
+    assert "gather_held : f32[8 1] +tp = autopar::gather_held(sub_1" in text and f"_to_copy({logits[1]}" not in text
 
 
 def reordered(name: str, mesh: Mesh, plan: Any) -> tuple[Any, ...]:

@@ -69,8 +69,14 @@ def cube() -> tuple[torch.Tensor, ...]:
     return (real(BATCH, 4, WIDTH),)
 
 
+def _name(layer: nn.Module) -> str:
+    """What a layer prints as; before torch 2.12 a norm does not say that it has no bias."""
+    lacks = isinstance(layer, nn.LayerNorm) and layer.bias is None and "bias" not in str(layer)
+    return f"{layer}{', without a bias' * lacks}"
+
+
 LAYERS: list[Case] = [
-    (str(layer()), layer, one)
+    (_name(made), layer, one)
     for layer in (
         nn.ReLU, nn.ReLU6, nn.GELU, lambda: nn.GELU(approximate="tanh"), nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.ELU,
         lambda: nn.ELU(1.5), nn.SELU, nn.CELU, lambda: nn.CELU(1.5), nn.LeakyReLU, nn.Hardtanh, nn.Hardsigmoid,
@@ -81,6 +87,7 @@ LAYERS: list[Case] = [
         lambda: nn.LayerNorm(WIDTH, bias=False), lambda: nn.LayerNorm(WIDTH, elementwise_affine=False),
         lambda: nn.RMSNorm(WIDTH), lambda: nn.RMSNorm(WIDTH, elementwise_affine=False),
     )
+    for made in [layer()]
 ] + [
     ("Linear on a sequence", lambda: nn.Linear(WIDTH, 5), cube),
     ("LayerNorm of two dims", lambda: nn.LayerNorm((4, WIDTH)), cube),

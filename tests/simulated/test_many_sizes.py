@@ -70,6 +70,8 @@ def test_any_sizes_have_the_numbers_of_a_single_device(name: str, at: int, batch
 @pytest.mark.parametrize("name", ["mlp", "lstm", "conv", "llama", "bert"])
 @pytest.mark.parametrize(("mesh", "plan"), MESHES[:2], ids=lambda value: str(value).replace(" ", "") if value else "")
 def test_local_programs_are_those_of_a_fresh_capture(name: str, mesh: Mesh, plan: Any) -> None:
+    if name == "lstm" and torch.__version__.startswith(("2.11.", "2.12.")):
+        pytest.skip("before torch 2.13 the products of a recurrence make numbers of sizes: each size is captured alone")
     model, inputs = made(name)
     parallel = autopar.parallelize(model, mesh, plan, dynamic=True)
     for batch, length in ((8, 16), (3, 10), (5, 16)):

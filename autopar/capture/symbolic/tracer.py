@@ -31,6 +31,7 @@ from autopar.torch_private import (
     FakeTensorMode,
     FloorDiv,
     OpOverload,
+    ProductsOfSymbols,
     PythonMod,
     SymbolicSizes,
     aten,
@@ -82,6 +83,11 @@ class SymbolicTracer(Tracer):
                 _check_convolution(*args)
             if op in CONVOLUTIONS:
                 stack.enter_context(self.symbols.suppress_guards())
+            yield
+
+    @contextlib.contextmanager
+    def _on_stand_ins(self, tensors: Sequence[torch.Tensor], seed: torch.Tensor) -> Iterator[None]:
+        with ProductsOfSymbols(), super()._on_stand_ins(tensors, seed):
             yield
 
     def _probe(self, fakes: Sequence[torch.Tensor], seed: torch.Tensor) -> list[torch.Tensor]:
