@@ -42,20 +42,21 @@ def strided_shard(dim: int, parts: int) -> Any:
 def _take_lone_strided_shards() -> None:
     """Let 2.11 redistribute a strided shard that is no order of mesh dims, as 2.12 does by itself.
 
-    Tried on 2.11; newer versions need nothing.
+    Tried on 2.11 to 2.15: all but 2.11 need nothing.
     """
     if not torch.__version__.startswith("2.11."):
         return
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-    decoded = DTensorSpec._normalize_placements_into_shard_order
+    spec: Any = DTensorSpec
+    decoded = spec._normalize_placements_into_shard_order
 
     def normalized(placements: Any, mesh: Any, use_strided_shard_as_shard_order: bool = True) -> Any:
-        if DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, mesh) is None:
+        if spec._maybe_convert_StridedShard_to_shard_order(placements, mesh) is None:
             use_strided_shard_as_shard_order = False
         return decoded(placements, mesh, use_strided_shard_as_shard_order)
 
-    DTensorSpec._normalize_placements_into_shard_order = staticmethod(normalized)
+    spec._normalize_placements_into_shard_order = staticmethod(normalized)
 
 
 @dataclass(frozen=True)

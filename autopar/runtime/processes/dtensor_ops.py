@@ -67,7 +67,7 @@ def take_dtensor_ops() -> None:
     handlers[aten.t_.default] = _transposed
     handlers[aten.copy_.default] = _copied
     views = {name: _viewing(name) for name in VIEWS}
-    writes = {"__setitem__": _set_item, "fill_diagonal_": _fill_diagonal}
+    writes: dict[str, Callable[..., Any]] = {"__setitem__": _set_item, "fill_diagonal_": _fill_diagonal}
     add_dtensor_methods({"tolist": _tolist, "numpy": _numpy, "__format__": _format, **writes, **views})
 
 
