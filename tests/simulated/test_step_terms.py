@@ -82,6 +82,8 @@ SUMS: dict[str, Loss] = {  # the parts of the micro-batches add up, and nobody i
     "a sum by a buffer": lambda z, y, m, s: z.square().sum() / s.weight.sum(),
     "a sum by a constant": lambda z, y, m, s: z.square().sum() / torch.tensor(100.0),
     "a sum by a number": lambda z, y, m, s: z.square().sum() / 101,
+    "a sum by a number as of rows": lambda z, y, m, s: z.square().sum() / 6,  # a micro-batch has six rows
+    "a sum by a number as of elements": lambda z, y, m, s: z.square().sum() * (1 / 30.0),
     "a sum by a mean": lambda z, y, m, s: (each(z) * m).sum() / m.mean(),
     "a sum by a mean, by hand": lambda z, y, m, s: (each(z) * m).sum() / (m.sum() * (1 / len(m))),
     "a sum of means of rows": lambda z, y, m, s: z.repeat(1, 6).square().mean(1).sum(),
@@ -167,6 +169,12 @@ def test_means(name: str, microbatches: int) -> None:
     """Of six rows each, and of one."""
     off, told = compared(MEANS[name], microbatches, {"dp": 2} if microbatches == 2 else {"tp": 2})
     assert off < 1e-9 and not told, (off, told)
+
+
+def test_what_divides_is_unknown_where_other_sizes_fail() -> None:
+    """The model cannot be captured with twice the rows, so that nobody can tell what its number is."""
+    _, told = compared(lambda z, y, m, s: z.square().sum() / {4: 4, 12: 4}[len(z)], 3, {"dp": 2})
+    assert len(told) == 1 and WHY[0] in told[0], told
 
 
 @pytest.mark.parametrize("name", SUMS)

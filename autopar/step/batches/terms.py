@@ -7,7 +7,8 @@ may be added.
 
 If all terms are sums over rows that are divided by no such number, the losses of micro-batches add up. Where such a sum
 stands beside a mean, and is divided by a number that is passed in for the whole batch, this number is replaced by its
-share (``counts``). For any other term the step warns.
+share (``counts``). A constant that may be a number of rows is one if it grows with them (``more_rows``). For any other
+term the step warns.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.step.batches.batch_independence import BatchIndependence
 from autopar.step.batches.batches import COUNTED
+from autopar.step.batches.more_rows import MoreRows
 from autopar.torch_private import aten
 
 DIVISION, PRODUCTS, SHIFTS = aten.div.Tensor, (aten.mul.Tensor,), (aten.add.Tensor, aten.sub.Tensor)
@@ -69,16 +71,16 @@ class _Path:
 
     Attributes:
         counted: how many of them are counts.
-        numbers: those that are constants.
+        numbers: those that are constants, each with the op that divides by it.
         passed: those that are the same for all micro-batches.
     """
 
     counted: int = 0
-    numbers: tuple[float, ...] = ()
+    numbers: tuple[tuple[float, fx.Node], ...] = ()
     passed: tuple[fx.Node, ...] = ()
 
-    def with_number(self, number: float) -> _Path:
-        return replace(self, numbers=(*self.numbers, number))
+    def with_number(self, number: float, op: fx.Node) -> _Path:
+        return replace(self, numbers=(*self.numbers, (number, op)))
 
     def counted_by(self, degree: int) -> _Path:
         return replace(self, counted=self.counted + degree)
@@ -87,17 +89,21 @@ class _Path:
         return replace(self, passed=(*self.passed, number))
 
 
-def terms_of(program: Program, loss: fx.Node, cut: Collection[str], device: torch.device) -> Terms:
+def terms_of(
+    program: Program, loss: fx.Node, cut: Collection[str], device: torch.device, more_rows: MoreRows | None = None
+) -> Terms:
     """Return the terms of a traced program's loss; linear in the graph.
 
-    ``cut``: the names of the inputs that are cut into micro-batches.
+    Args:
+        cut: the names of the inputs that are cut into micro-batches.
+        more_rows: tells which numbers follow from the number of rows; without it, those that may be one do.
     """
-    return _Search(program, loss, BatchIndependence(program, [loss], cut, device)).run()
+    return search(program, loss, BatchIndependence(program, [loss], cut, device), more_rows)
 
 
-def search(program: Program, number: fx.Node, independence: BatchIndependence) -> Terms:
+def search(program: Program, number: fx.Node, independence: BatchIndependence, more_rows: MoreRows | None) -> Terms:
     """Return the terms of a returned number."""
-    return _Search(program, number, independence).run()
+    return _Search(program, number, independence, more_rows).run()
 
 
 class _Search:
@@ -113,8 +119,10 @@ class _Search:
         terms: the nodes between the loss and its terms.
     """
 
-    def __init__(self, program: Program, loss: fx.Node, independence: BatchIndependence) -> None:
-        self.loss, self.independence = loss, independence
+    def __init__(
+        self, program: Program, loss: fx.Node, independence: BatchIndependence, more_rows: MoreRows | None
+    ) -> None:
+        self.loss, self.independence, self.more_rows = loss, independence, more_rows
         self.from_inputs = _of_inputs_alone(program)
         self.result = Terms()
         self.sums: dict[fx.Node, None] = {}
@@ -183,7 +191,7 @@ class _Search:
             by = BY_NUMBER.get(node.target, BY_NUMBER[aten.mul.Scalar])(number)
             if self._is_of_one_row(values[0], by):
                 return [(values[0], path)]
-            return [(values[0], path.with_number(by))]
+            return [(values[0], path.with_number(by, node))]
         if node.target in SHIFTS or node.target in SHIFTED_BY_NUMBER:
             if len(moving) < 2:
                 self._fix(path)
@@ -199,7 +207,7 @@ class _Search:
         if not self._is_sum(node):
             self._fix(path)
             self.others[node] = None
-        elif path.counted == 0 and not any(self._grows(number, self._summed(node)) for number in path.numbers):
+        elif path.counted == 0 and not any(self._grows(number, self._summed(node), op) for number, op in path.numbers):
             self.added[node, path.passed] = None
         else:
             self._fix(path)
@@ -222,7 +230,7 @@ class _Search:
         value = node_at(node)
         by: Any = node.args[1]
         if not isinstance(by, fx.Node):
-            return [(value, path.with_number(float(by)))]
+            return [(value, path.with_number(float(by), node))]
         if _is_number_of_items(by):
             return [(value, path.counted_by(1))]
         if by not in self.independence.varying:
@@ -283,7 +291,7 @@ class _Search:
         if not isinstance(number, (int, float)) or number == 0 or node.target not in (*BY_NUMBER, *PRODUCTS, DIVISION):
             return 0
         divisor = 1 / number if node.target in (aten.mul.Scalar, *PRODUCTS) else number
-        return self._grows(1 / divisor, elements) - self._grows(divisor, elements)
+        return self._grows(1 / divisor, elements, node) - self._grows(divisor, elements, node)
 
     def _is_sum(self, node: fx.Node) -> bool:
         """Return whether a value is a sum over rows, of which micro-batches have parts."""
@@ -300,15 +308,20 @@ class _Search:
     def _summed(self, node: fx.Node) -> int:
         return max(_elements(value) for value in _summands(node))
 
-    def _grows(self, number: object, elements: int) -> bool:
-        """Return whether a number may be the number of rows, or of elements of all rows."""
+    def _grows(self, number: object, elements: int, op: fx.Node) -> bool:
+        """Return whether a number, by which ``op`` divides, is a number of rows, or of elements of all rows."""
         if (
             not isinstance(number, (int, float))
             or abs(number - round(number)) > 1e-6 * abs(number)
             or round(number) == 0
         ):
             return False
-        return round(number) % self.independence.count == 0 and elements % round(number) == 0
+        if round(number) % self.independence.count or elements % round(number):
+            return False
+        same = None if self.more_rows is None else self.more_rows.has_same(op)
+        if same is None and self.more_rows is not None:
+            self.others[op] = None  # nobody can tell
+        return not same
 
     def _divides(self, user: fx.Node, count: fx.Node) -> bool:
         """Return whether a count divides here: a term of the loss, or its gradient."""

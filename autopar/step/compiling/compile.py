@@ -35,6 +35,7 @@ from autopar.scheduling.programs.order import OF_STAGES, OF_STEPS, Execution
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.applied import layouts_of_states
 from autopar.step.batches.counts import count_program
+from autopar.step.batches.more_rows import MoreRows
 from autopar.step.compiling.compiled_step import MicroBatch, Placed, about, merged
 from autopar.step.compiling.copies import copy_program
 from autopar.step.compiling.ending import Updating, ending_of
@@ -76,7 +77,7 @@ def compile_micro(
     captured, attrs, report = replace(compiler, homes={}).capture(
         call, notes
     )  # the layouts of parameters are decided here
-    return MicroCompiler(compiler, options, trained, updates, captured, attrs, report, same_numbers).run(cut)
+    return MicroCompiler(compiler, options, trained, updates, captured, attrs, report, same_numbers, call).run(cut)
 
 
 class OtherNumbers(AutoparError):
@@ -89,6 +90,7 @@ class MicroCompiler:
     Attributes:
         attrs: node → its layout, of the nodes that have one before layouts are propagated.
         reports: of all passes so far.
+        call: the inputs of the micro-batch, which may be captured again with more rows.
     """
 
     def __init__(
@@ -100,11 +102,12 @@ class MicroCompiler:
         captured: Captured,
         attrs: dict[str, DistAttr],
         report: PassReport,
-        same_numbers: bool,
+        same_numbers: bool = False,
+        call: CallInputs | None = None,
     ) -> None:
         self.compiler, self.options, self.trained, self.updates = compiler, options, trained, updates
         self.captured, self.attrs, self.reports = captured, attrs, [report]
-        self.same_numbers = same_numbers
+        self.same_numbers, self.call = same_numbers, call
 
     def run(self, cut: Collection[str]) -> MicroBatch:
         return self.placed(*self.traced(cut))
@@ -112,7 +115,13 @@ class MicroCompiler:
     def traced(self, cut: Collection[str]) -> tuple[Program, Micro]:
         """Return the traced program of the loss, and that of a micro-batch. ``cut``: the inputs that are cut."""
         traced, renamed = self._loss_alone()
-        return traced, self._micro(traced, {renamed.get(name, name) for name in cut})
+        return traced, self._micro(traced, {renamed.get(name, name) for name in cut}, self._more_rows(cut))
+
+    def _more_rows(self, cut: Collection[str]) -> MoreRows | None:
+        if self.call is None or self.options.count == 1:
+            return None
+        compiler = self.compiler
+        return MoreRows(compiler.model, self.call.whole(), cut, compiler.random, compiler.sizes.keep)
 
     def placed(
         self,
@@ -227,7 +236,7 @@ class MicroCompiler:
         self.reports += run_passes(traced, pipeline(last=Amp, amp=options.amp, keep=options.keep, device=device))
         return traced, renamed
 
-    def _micro(self, traced: Program, cut: Collection[str]) -> Micro:
+    def _micro(self, traced: Program, cut: Collection[str], more_rows: MoreRows | None) -> Micro:
         """``micro`` without layouts. Warns if its loss is not the loss of the whole batch."""
         options = self.options
         start = time.perf_counter()
@@ -242,6 +251,7 @@ class MicroCompiler:
                 scaled=options.scaled,
                 returns=options.joins,
                 names=names,
+                more_rows=more_rows,
             )
         ms = (time.perf_counter() - start) * 1e3
         verify(micro.program, "micro")

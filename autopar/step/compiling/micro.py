@@ -34,6 +34,7 @@ from autopar.ir.record import Record, TensorType
 from autopar.ir.value_names import LOSS, SCALE, count_name, gradient_name
 from autopar.rules.registry import rule_of
 from autopar.step.batches.counts import counted_as
+from autopar.step.batches.more_rows import MoreRows
 from autopar.step.batches.terms import Terms, terms_of
 from autopar.step.compiling.graph_builder import GraphBuilder, type_of
 from autopar.step.compiling.outputs import Output, outputs_of
@@ -58,7 +59,7 @@ class Micro:
 
 def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: Collection[str], cut: Collection[str], *,
              scaled: bool = False, returns: Mapping[str, str] | None = None,
-             names: Sequence[str] = ()) -> Micro:  # fmt: skip
+             names: Sequence[str] = (), more_rows: MoreRows | None = None) -> Micro:  # fmt: skip
     """Make the program of one of ``microbatches`` micro-batches; linear in the graph.
 
     Args:
@@ -69,12 +70,13 @@ def micro_of(traced: Program, microbatches: int, device: torch.device, wanted: C
         returns: output → how the outputs of micro-batches are joined, where the user says it; ``None``: no outputs are
             returned.
         names: the names of all tensors that the model returns.
+        more_rows: tells which numbers follow from the number of rows.
     """
-    micro = _Micro(traced, microbatches, device, wanted, cut, scaled)
+    micro = _Micro(traced, microbatches, device, wanted, cut, scaled, more_rows)
     outputs = (
         ()
         if returns is None
-        else outputs_of(traced, micro.position, micro.terms, returns, names, microbatches, cut, device)
+        else outputs_of(traced, micro.position, micro.terms, returns, names, microbatches, cut, device, more_rows)
     )
     return micro.run(outputs)
 
@@ -90,6 +92,7 @@ class _Micro:
         wanted: Collection[str],
         cut: Collection[str],
         scaled: bool,
+        more_rows: MoreRows | None,
     ) -> None:
         self.traced, self.share, self.scaled = traced, 1 / microbatches, scaled
         self.builder = GraphBuilder(device)
@@ -101,7 +104,7 @@ class _Micro:
         assert position is not None
         self.position = position
         self.loss = self.returned[self.position]
-        self.terms = terms_of(traced, self.loss, cut, device) if microbatches > 1 else Terms()
+        self.terms = terms_of(traced, self.loss, cut, device, more_rows) if microbatches > 1 else Terms()
         if self.terms.adds:
             self.share = 1.0
         homes = {node.name: node for node in traced.placeholders}

@@ -30,6 +30,7 @@ from autopar.ir.record import TensorType
 from autopar.model.local_tensors import LocalTensors
 from autopar.runtime.dtensors import is_dtensor
 from autopar.step.batches.batch_independence import BatchIndependence
+from autopar.step.batches.more_rows import MoreRows
 from autopar.step.batches.terms import Terms, search
 from autopar.step.compiling.loss import as_loss
 
@@ -89,7 +90,8 @@ def names_of(captured: Captured) -> list[str]:
 
 
 def outputs_of(program: Program, loss: int, terms: Terms, required: Mapping[str, str], names: Sequence[str],
-               microbatches: int, cut: Collection[str], device: torch.device) -> tuple[Output, ...]:  # fmt: skip
+               microbatches: int, cut: Collection[str], device: torch.device,
+               more_rows: MoreRows | None = None) -> tuple[Output, ...]:  # fmt: skip
     """Return how each tensor that a traced program returns is joined, except its loss.
 
     Args:
@@ -114,7 +116,7 @@ def outputs_of(program: Program, loss: int, terms: Terms, required: Mapping[str,
     if microbatches == 1 or not others:
         return tuple(Output(name, required.get(name, "same")) for name, _ in others)
     independence = BatchIndependence(program, [node for _, node in others], cut, device)
-    outputs = [_output_of(program, node, name, independence, terms, cut, device) for name, node in others]
+    outputs = [_output_of(program, node, name, independence, terms, cut, device, more_rows) for name, node in others]
     return tuple(
         replace(output, how=required[output.name], known=True) if output.name in required else output
         for output in outputs
@@ -129,6 +131,7 @@ def _output_of(
     loss: Terms,
     cut: Collection[str],
     device: torch.device,
+    more_rows: MoreRows | None,
 ) -> Output:
     unknown = Output(name, "stack", known=False)
     if node not in independence.varying:
@@ -142,7 +145,7 @@ def _output_of(
             if len(dims) == 1 and dims[0][1] == 0 and not independence.mixing_nodes([node])
             else unknown
         )
-    terms = search(program, node, independence)
+    terms = search(program, node, independence, more_rows)
     if terms.mixings:
         return unknown
     divided = {division for division in terms.divisions if record_of(division).phase == "forward"}

@@ -71,7 +71,7 @@ def compile_pipelined(
     """
     meshes = meshes_of(mesh, schedule.rank_of)
     captured, attrs, report = replace(compiler, mesh=meshes[0], homes={}).capture(call, notes)
-    whole = MicroCompiler(compiler, options, trained, updates, captured, attrs, report, False)
+    whole = MicroCompiler(compiler, options, trained, updates, captured, attrs, report, call=call)
     traced, micro = whole.traced(cut)
     start = time.perf_counter()
     with gc_paused(), doing("cut"):
@@ -196,7 +196,7 @@ class _Stages:
         options = replace(self.options, recompute=what)
         compiler = MicroCompiler(
             replace(self.compiler, mesh=mesh, whole=False), options, self.trained, updates, self.captured,
-            attrs, PassReport("cut", 0.0), False,
+            attrs, PassReport("cut", 0.0),
         )  # fmt: skip
         compiler.reports.clear()
         names = {name_of(node) for node in part.program.placeholders}
