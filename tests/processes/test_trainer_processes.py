@@ -14,7 +14,7 @@ from trainers import MODELS, TRAININGS, trained
 
 from autopar import Mesh
 
-TOLERANCE = {"best": 1e-5, "adapters": 1e-5, "low precision": 1e-2}
+TOLERANCE = {"best": 1e-5, "adapters": 1e-5, "adafactor": 1e-5, "low precision": 1e-2}
 
 
 @pytest.mark.filterwarnings("ignore")  # of PEFT and transformers

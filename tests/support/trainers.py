@@ -77,9 +77,16 @@ def low_precision(model: nn.Module, folder: str) -> dict[str, Any]:
     return {"loss": [row["loss"] for row in made.state.log_history if "loss" in row]}
 
 
+def adafactor(model: nn.Module, folder: str) -> dict[str, Any]:
+    made = trainer(model, folder, optim="adafactor", learning_rate=1e-2, num_train_epochs=2)
+    made.train()
+    return {"loss": [row["loss"] for row in made.state.log_history if "loss" in row]}
+
+
 TRAININGS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, str], dict[str, Any]]]] = {
     "best": (plain, best),
     "adapters": (lora, best),
+    "adafactor": (plain, adafactor),
     "low precision": (lambda: plain().float(), low_precision),
 }
 
