@@ -318,6 +318,8 @@ class _Search:
             return False
         if round(number) % self.independence.count or elements % round(number):
             return False
+        if op.target is aten.div.Scalar:  # ``mean``, when it is taken apart
+            return True
         same = None if self.more_rows is None else self.more_rows.has_same(op)
         if same is None and self.more_rows is not None:
             self.others[op] = None  # nobody can tell
