@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,9 +15,6 @@ from autopar.ir.mesh import Mesh
 from autopar.runtime.dtensors import is_dtensor, redistribute
 from autopar.runtime.processes.job import Job
 from autopar.torch_private import have_gradient_hooks, refer_weakly
-
-if TYPE_CHECKING:
-    pass
 
 
 def sharded(model: torch.nn.Module, attrs: Mapping[str, DistAttr], mesh: Mesh, job: Job) -> torch.nn.Module:

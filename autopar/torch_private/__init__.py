@@ -109,7 +109,6 @@ from autopar.torch_private.tracing import DATA_DEPENDENT as DATA_DEPENDENT
 from autopar.torch_private.tracing import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from autopar.torch_private.tracing import FakeTensor as FakeTensor
 from autopar.torch_private.tracing import FakeTensorMode as FakeTensorMode
-from autopar.torch_private.tracing import ProductsOfSymbols as ProductsOfSymbols
 from autopar.torch_private.tracing import TorchDispatchMode as TorchDispatchMode
 from autopar.torch_private.tracing import are_saved_tensors_hooked as are_saved_tensors_hooked
 from autopar.torch_private.tracing import as_functional as as_functional
@@ -121,6 +120,7 @@ from autopar.torch_private.tracing import get_proxy_mode as get_proxy_mode
 from autopar.torch_private.tracing import is_transformed as is_transformed
 from autopar.torch_private.tracing import make_fx as make_fx
 from autopar.torch_private.tracing import node_of as node_of
+from autopar.torch_private.tracing import products_of_symbols as products_of_symbols
 from autopar.torch_private.tracing import running_backward_of as running_backward_of
 from autopar.torch_private.tracing import single_threaded_backward as single_threaded_backward
 from autopar.torch_private.tracing import transforms as transforms

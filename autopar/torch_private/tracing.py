@@ -36,19 +36,22 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
-class ProductsOfSymbols(TorchFunctionMode):
-    """Lets products take sizes that are symbols: before 2.13, ``matmul`` makes numbers of them unless in Python.
+def products_of_symbols() -> contextlib.AbstractContextManager[Any]:
+    """Let products take sizes that are symbols: before 2.13, ``matmul`` makes numbers of them unless it is in Python.
 
     Tried on 2.11 to 2.15.
     """
+    older = torch.__version__.startswith(("2.11.", "2.12."))
+    return _ProductsInPython() if older else contextlib.nullcontext()
 
+
+class _ProductsInPython(TorchFunctionMode):
     PRODUCTS = frozenset({F.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__})
-    IS_NEEDED = torch.__version__.startswith(("2.11.", "2.12."))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
-        if not self.IS_NEEDED or func not in self.PRODUCTS or bias is not None:  # with a bias it is no matmul
+        if func not in self.PRODUCTS or bias is not None:  # with a bias it is no matmul
             return func(*args, **kwargs)
         with enable_python_dispatcher():
             return func(*args, **kwargs)

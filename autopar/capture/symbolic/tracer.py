@@ -31,11 +31,11 @@ from autopar.torch_private import (
     FakeTensorMode,
     FloorDiv,
     OpOverload,
-    ProductsOfSymbols,
     PythonMod,
     SymbolicSizes,
     aten,
     enable_python_dispatcher,
+    products_of_symbols,
     size_expression,
     size_hint,
 )
@@ -87,7 +87,7 @@ class SymbolicTracer(Tracer):
 
     @contextlib.contextmanager
     def _on_stand_ins(self, tensors: Sequence[torch.Tensor], seed: torch.Tensor) -> Iterator[None]:
-        with ProductsOfSymbols(), super()._on_stand_ins(tensors, seed):
+        with products_of_symbols(), super()._on_stand_ins(tensors, seed):
             yield
 
     def _probe(self, fakes: Sequence[torch.Tensor], seed: torch.Tensor) -> list[torch.Tensor]:
