@@ -82,6 +82,7 @@ SUMS: dict[str, Loss] = {  # the parts of the micro-batches add up, and nobody i
     "a sum by a buffer": lambda z, y, m, s: z.square().sum() / s.weight.sum(),
     "a sum by a constant": lambda z, y, m, s: z.square().sum() / torch.tensor(100.0),
     "a sum by a number": lambda z, y, m, s: z.square().sum() / 101,
+    "a sum by infinity": lambda z, y, m, s: z.square().sum() / float("inf"),
     "a sum by a number as of rows": lambda z, y, m, s: z.square().sum() / 6,  # a micro-batch has six rows
     "a sum by a number as of elements": lambda z, y, m, s: z.square().sum() * (1 / 30.0),
     "a sum by a mean": lambda z, y, m, s: (each(z) * m).sum() / m.mean(),

@@ -13,6 +13,7 @@ term the step warns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -312,6 +313,7 @@ class _Search:
         """Return whether a number, by which ``op`` divides, is a number of rows, or of elements of all rows."""
         if (
             not isinstance(number, (int, float))
+            or not math.isfinite(number)
             or abs(number - round(number)) > 1e-6 * abs(number)
             or round(number) == 0
         ):
