@@ -102,6 +102,7 @@ def test_a_hint_is_for_its_own_sizes(tmp_path: Path, done: list[str]) -> None:
 
 
 def test_steps_of_two_sizes_come_from_the_cache(tmp_path: Path, done: list[str]) -> None:
+    """The first call is traced twice: with twice the rows, its loss is divided by another number."""
     plan: Any = ["search", {"x": ("dp", None, None)}]
     for start in range(2):
         torch.manual_seed(0)
@@ -118,7 +119,7 @@ def test_steps_of_two_sizes_come_from_the_cache(tmp_path: Path, done: list[str])
             optimizer.step()
             assert abs(float(step.simulate(given)) - float(expected.detach())) <= TOLERANCE
         assert said(step.reports)[0] == ("hit:" if start else "miss:") and step.captures == 2
-        assert done == ([] if start else ["trace", "search", "trace"])
+        assert done == ([] if start else ["trace", "trace", "search", "trace"])
         done.clear()
         for p, q in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-9)

@@ -121,7 +121,8 @@ class MicroCompiler:
         if self.call is None or self.options.count == 1:
             return None
         compiler = self.compiler
-        return MoreRows(compiler.model, self.call.whole(), cut, compiler.random, compiler.sizes.keep)
+        whole, random, keep = self.call.whole(), compiler.random, compiler.sizes.keep
+        return MoreRows(self.captured, compiler.model, whole, cut, random, keep)
 
     def placed(
         self,
