@@ -431,7 +431,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
             offload: keep the optimizer's state and averages in host memory, and update each rank's pieces there with
                 torch's CPU kernels, as in ZeRO-Offload: gradients go to the host, and the pieces of parameters go there
                 and back. ``optimizer.state`` has DTensors whose pieces are on the CPU; torch's own ``optimizer.step()``
-                would need them on the device. It is for accelerators, and was tested on CPU only, where it just copies.
+                would need them on the device. It is for accelerators; on a CPU it just copies.
                 ``simulate`` has one memory, so it offloads nothing.
             across: let communication cross the end of a step: the next step waits for what is under way, and updates
                 each parameter before it is first read there, with the numbers of its own step. Until then parameters

@@ -1,6 +1,6 @@
 """Keep the device of a DTensor whose mesh this rank is not on.
 
-Its piece is empty. What torch makes of it is a DTensor with an empty piece on the CPU (tried on 2.11 to 2.14), so that
+Its piece is empty. What torch makes of it is a DTensor with an empty piece on the CPU (tried on 2.11 to 2.15), so that
 ``detach``, ``clone`` or an average would move a parameter of another stage from the device of the job.
 """
 

@@ -1,7 +1,7 @@
 """Name every private part of torch that autopar uses, each with the versions it was tried on.
 
-Nothing else in the project imports ``torch._…``; a test keeps it so. ``from autopar.torch_private import …`` is the
-one way to import: the modules of this package are for reading.
+Nothing else in ``autopar`` and ``passes`` imports ``torch._…``; a test keeps it so. ``from autopar.torch_private import
+…`` is the one way to import: the modules of this package are for reading.
 """
 
 from __future__ import annotations

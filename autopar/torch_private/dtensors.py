@@ -155,7 +155,7 @@ def forget_groups(device_mesh: Any) -> None:
 
 
 def dtensor_handlers() -> dict[Any, Callable[..., Any]]:
-    """Return DTensor's table of ops that a function computes in its place. Tried on 2.13.
+    """Return DTensor's table of ops that a function computes in its place. Tried on 2.11 to 2.15.
 
     The function gets the op, its arguments and its keyword arguments.
     """
@@ -165,7 +165,7 @@ def dtensor_handlers() -> dict[Any, Callable[..., Any]]:
 
 
 def add_dtensor_methods(methods: Mapping[str, Callable[..., Any]]) -> None:
-    """Give DTensor methods where it has only torch.Tensor's, which refuse it. Tried on 2.13."""
+    """Give DTensor methods where it has only torch.Tensor's, which refuse it. Tried on 2.11 to 2.15."""
     from torch.distributed.tensor import DTensor
 
     for name, method in methods.items():

@@ -17,9 +17,10 @@ def store_of_processes() -> torch.distributed.Store:
 def start_gather(piece: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """Start ``[n …] → [ranks · n …]``; wait for the result as for those of ``FUNCTIONAL``.
 
-    On gloo this does not use ``all_gather_into_tensor``: that is a coalesced gather, which crashes ("malloc():
-    unaligned tcache chunk detected") or hangs if several small ones run at once: some 30 of 16 to 128 bytes, within
-    minutes. The gather of ``torch.distributed`` does not. Tried on 2.11 to 2.15.
+    On gloo this does not use ``all_gather_into_tensor``: that is a coalesced gather. Where several
+    small ones ran at once (some 30 of 16 to 128 bytes) it was seen to crash ("malloc(): unaligned tcache chunk
+    detected") or to hang, seldom, and the cause is not known (profiling/results/heap.txt). The gather of
+    ``torch.distributed`` did not. Tried on 2.11 to 2.15.
     """
     if piece.device.type != "cpu":
         return FUNCTIONAL.all_gather_into_tensor(piece, ranks, group)

@@ -1,9 +1,10 @@
 """Features on CUDA and NCCL, each in processes of its own, beside eager on the device.
 
-One rank, and two or four ranks of NCCL, which may share a GPU. "equal": losses of a few steps and final parameters are
-eager's, up to the tolerance of their dtype, and all ranks have sent their collectives in one order. Without a GPU,
-``--stand-in PATH`` is preloaded, a library that answers in the place of CUDA and computes nothing (tests/README.md says
-what it must answer): "ran" means that nothing crashed, and that the ranks agree on the order.
+One rank, and two or four ranks of NCCL, which may share a GPU. "equal": what the column "compared" names is eager's, in
+most cases the losses of a few steps and the final parameters, up to the tolerance of their dtype; and all ranks have
+sent their collectives in one order. "ran": nothing crashed, and the ranks agree on the order. So it is where a case
+compares nothing, and everywhere without a GPU: ``--stand-in PATH`` is preloaded, a library that answers in the place of
+CUDA and computes nothing (tests/README.md says what it must answer).
 
 The name of this file ends with an underscore because torch imports a package ``cuda``.
 """
@@ -147,8 +148,8 @@ class Running:
         elif order := unequal([row.get("collectives", {}) for row in rows]):
             row.verdict, row.error = "ORDER", order
         else:
-            row.verdict = "ran" if self.device == "stand-in" else "equal"
-        if self.device != "stand-in" and all("apart" in row for row in rows) and rows:
+            row.verdict = "equal" if self.device != "stand-in" and CASES[self.name].compared else "ran"
+        if self.device != "stand-in" and all(row.get("apart") is not None for row in rows) and rows:
             row.apart = max(row["apart"] for row in rows)
         return row
 
@@ -303,8 +304,9 @@ def line(row: Row) -> str:
     case = CASES[row.case]
     apart = "" if row.apart is None else f"{row.apart:.1e}"
     cells = (
-        f"{row.case:18}", f"{case.feature:52}", f"{case.ranks:5}", f"{case.precision:>9}", f"{row.verdict:>9}",
-        f"{apart:>8}", f"{case.tolerance:9.0e}", f"{row.seconds:8.1f}",
+        f"{row.case:18}", f"{case.feature:48}", f"{case.ranks:5}", f"{case.compared:27}", f"{case.precision:>9}",
+        f"{row.verdict:>9}", f"{apart:>8}", f"{case.tolerance:9.0e}" if case.compared else " " * 9,
+        f"{row.seconds:8.1f}",
     )  # fmt: skip
     return " ".join(cells) + (f"  {row.error[:300]}" if row.error else "")
 
@@ -313,8 +315,8 @@ def table(rows: Mapping[str, Row]) -> str:
     """The rows in the order of the cases, and below it the errors."""
     found = [rows[name] for name in CASES if name in rows]
     title = (
-        f"{'case':18} {'feature':52} {'ranks':>5} {'dtype':>9} {'verdict':>9} {'apart':>8} {'tolerance':>9} "
-        f"{'seconds':>8}"
+        f"{'case':18} {'feature':48} {'ranks':>5} {'compared':27} {'dtype':>9} {'verdict':>9} {'apart':>8} "
+        f"{'tolerance':>9} {'seconds':>8}"
     )
     lines = [line(Row(**asdict(row) | {"error": ""})) for row in found]
     counts = Counter(row.verdict for row in found)

@@ -1,9 +1,10 @@
 """Inputs on which comparable systems were wrong, in settings in which they were not tried: the result of each.
 
 An input is a part of a small model (tests/support/reported_inputs.py), which trains for three steps in float64 on a
-mesh of three axes, with ``across=True`` there, on stages, in micro-batches, compiled, and with a piece of the batch on
-each of two processes. "equal": losses and parameters are those of one device; "warned": a warning says that
-micro-batches have a loss of their own.
+mesh of three axes, with ``across=True`` there, on stages, in micro-batches, compiled, on two stages that are processes,
+and with a piece of the batch on each of two processes (``local``). "equal": losses and parameters are those of one
+device; "warned": a warning says that micro-batches have a loss of their own: it is another number, and so are the
+parameters. A kind is one way to fail; reports of kinds that need no model (gathers, messages) are tests of their own.
 """
 
 from __future__ import annotations

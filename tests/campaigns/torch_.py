@@ -4,8 +4,8 @@
     python tests/campaigns/run.py torch newest --python python3.10
 
 Each version runs ``fast``, the blocks of the pages, and a sample of ``simulated`` and of ``processes``. ``newest`` is
-what pip chooses. From PyPI these are CUDA builds of some 5 GB each. pip gets the configuration of this machine without
-its constraints, which may refuse a version.
+what pip chooses. From PyPI these are CUDA builds of some 5 GB each. pip gets the user's configuration without its
+constraints, which may refuse a version.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Tried:
 
 
 def _own_pip() -> dict[str, str]:
-    """Return the environment of a pip that has this machine's configuration, without its constraints."""
+    """Return the environment of a pip that has the user's configuration, without its constraints."""
     own = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"} | {
         "PIP_CONFIG_FILE": os.devnull,  # which is to read no file
         "PIP_NO_CACHE_DIR": "1",

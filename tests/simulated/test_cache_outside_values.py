@@ -66,7 +66,7 @@ NOT_KEPT = {
     "a computed attribute": ("", "float(getattr(os, 'environ')['AUTOPAR_TEST_VALUE'])"),
     "arguments of the program": ("sys.argv[1:] = [str(V)]", "float(sys.argv[-1])"),
     "variables in a path": ("", "float(os.path.expandvars('$AUTOPAR_TEST_VALUE'))"),
-    "whether a file exists": ("FILE = f'/tmp/no-such-file-{V}'", "(1.0 + os.path.exists(FILE))"),
+    "whether a file exists": ("FILE = f'no-such-file-{V}'", "(1.0 + os.path.exists(FILE))"),
     "a file of NumPy": ("FILE = 'FOLDER/v.npy'; np.save(FILE, V)", "float(np.load(FILE))"),
     "a computed global": ("T = V", "globals()[''.join('T')]"),
     "threads of torch": ("", "float(torch.get_num_threads())"),

@@ -1,6 +1,7 @@
 """Run one case of the campaign of CUDA in this process, which is one rank of it: ``cuda_case_run.py CASE DEVICE FILE``.
 
-The result is written to the file as JSON: how far the numbers are from eager's or what was raised, and the collectives
+The result is written to the file as JSON: how far the numbers are from eager's (``null``: none is
+compared) or what was raised, and the collectives
 that torch's flight recorder of NCCL has seen. Then the process waits to be ended, so that no rank misses another one's
 store.
 """
@@ -73,7 +74,8 @@ def main(name: str, device: str, file: str) -> None:
         prepare(device, case.ranks)
         row["apart"] = case.run()
         ON.wait()
-        check(row["apart"], case.tolerance)
+        if row["apart"] is not None:
+            check(row["apart"], case.tolerance)
     except BaseException as error:
         traceback.print_exc()
         row["error"] = failed(error)

@@ -1,6 +1,7 @@
 """List what the campaign of CUDA tries: features of one rank, and trainings on two and four ranks.
 
-Each case runs in processes of its own (``cuda_case_run.py``), and returns how far its numbers are from eager's.
+Each case runs in processes of its own (``cuda_case_run.py``), and returns how far its numbers are from eager's, or
+``None`` if it compares none.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Case:
     Attributes:
         feature: what it tries.
         ranks: how many processes.
+        compared: what is compared with eager; "" if it only has to run.
         precision: the dtype of the numbers that are compared.
         tolerance: how far they may be apart.
         run: returns how far they are.
@@ -37,16 +39,17 @@ class Case:
 
     feature: str
     ranks: int
+    compared: str
     precision: str
     tolerance: float
-    run: Callable[[], float]
+    run: Callable[[], float | None]
 
 
 def of(feature: str, training: Training) -> Case:
     ranks = 1
     for size in training.mesh.values():
         ranks *= size
-    return Case(feature, ranks, training.precision, training.tolerance, training.run)
+    return Case(feature, ranks, "losses, parameters", training.precision, training.tolerance, training.run)
 
 
 def _stepped(steps: int = 3, model: nn.Module | None = None, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -226,7 +229,7 @@ def searched() -> float:
     return apart(float(parallel(**batch).detach()), float(model(**batch).detach()))
 
 
-def reports() -> float:
+def reports() -> None:
     """Timeline, profile, measure, rank_report, memory, log and page have figures of the card."""
     import autopar
 
@@ -244,10 +247,9 @@ def reports() -> float:
         print(step.communication, step.memory(0), step.figures())
         autopar.log(folder / "log", step, loss=1.0)
         step.page(folder / "page.html")
-    return 0.0
 
 
-def ranks_reported() -> float:
+def ranks_reported() -> None:
     """The same on two ranks: how long each computes, and its timeline, profile and report."""
     parallel, batch = put(decoder(), {"dp": 2}), rows()
     step = parallel.train_step(optimizer_of(parallel, {}))
@@ -257,10 +259,9 @@ def ranks_reported() -> float:
     print(step.ranks, step.timeline(**batch), step.rank_report(**batch))
     with tempfile.TemporaryDirectory() as folder:
         print(step.profile(batch, steps=2, path=f"{folder}/trace.json"))
-    return 0.0
 
 
-def verified() -> float:
+def verified() -> None:
     """``autopar verify --rank``: one rank of eight, without the others."""
     from typer.testing import CliRunner
 
@@ -273,7 +274,6 @@ def verified() -> float:
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output[-500:]
-    return 0.0
 
 
 def graphed() -> float:
@@ -309,9 +309,10 @@ def inference() -> float:
 
 
 def checked(
-    feature: str, run: Callable[[], float], ranks: int = 1, precision: str = "f32", tolerance: float = 2e-5
-) -> Case:
-    return Case(feature, ranks, precision, tolerance, run)
+    feature: str, compared: str, run: Callable[[], float | None], ranks: int = 1, precision: str = "f32",
+    tolerance: float = 2e-5,
+) -> Case:  # fmt: skip
+    return Case(feature, ranks, compared, precision, tolerance, run)
 
 
 S, L = {"schedule": "1f1b", "microbatches": 4}, {"layers": 4}
@@ -333,20 +334,22 @@ CASES: dict[str, Case] = {
         "compile=True, amp", Training(ONE, "ddp", AMP, {"compile": True}, tolerance=BF16)
     ),
     "offload": of("offload=True", Training(ONE, "ddp", {"offload": True})),
-    "attention-dropout": checked("dropout in attention, recomputed too", attention_dropout),
-    "dropout": checked("dropout, random='single'", dropout),
-    "gpt2": checked("GPT-2 with its default dropout", gpt2),
-    "llama": checked("a Llama with a mask of ones, amp", llama, precision="amp bf16", tolerance=BF16),
-    "convolutions": checked("convolutions, batch norm", convolutions, tolerance=1e-4),
-    "recurrent": checked("GRU and LSTM", recurrent, tolerance=1e-4),
-    "sizes": checked("calls of three lengths", sizes),
-    "checkpoint": checked("a checkpoint, saved and gone on from", saved),
-    "generate": checked("tokens of a Llama", generated(ONE, "ddp"), tolerance=0.0),
-    "search": checked("a searched plan, from an example", searched),
-    "inference": checked("probabilities in bf16", inference, precision="bf16", tolerance=BF16),
-    "graph": checked("a step in a CUDA graph", graphed),
-    "reports": checked("timeline, profile, measure, rank_report, page", reports),
-    "verify-rank": checked("autopar verify --rank", verified),
+    "attention-dropout": checked("dropout in attention, recomputed too", "loss without dropout", attention_dropout),
+    "dropout": checked("dropout, random='single'", "output", dropout),
+    "gpt2": checked("GPT-2 with its default dropout", "loss without dropout", gpt2),
+    "llama": checked(
+        "a Llama with a mask of ones, amp", "losses, parameters", llama, precision="amp bf16", tolerance=BF16
+    ),
+    "convolutions": checked("convolutions, batch norm", "outputs, gradients, buffers", convolutions, tolerance=1e-4),
+    "recurrent": checked("GRU and LSTM", "outputs, gradients", recurrent, tolerance=1e-4),
+    "sizes": checked("calls of three lengths", "losses", sizes),
+    "checkpoint": checked("a checkpoint, saved and gone on from", "losses with autopar's own", saved),
+    "generate": checked("tokens of a Llama", "tokens", generated(ONE, "ddp"), tolerance=0.0),
+    "search": checked("a searched plan, from an example", "loss", searched),
+    "inference": checked("probabilities in bf16", "output", inference, precision="bf16", tolerance=BF16),
+    "graph": checked("a step in a CUDA graph", "losses of two replays", graphed),
+    "reports": checked("timeline, profile, measure, rank_report, page", "", reports),
+    "verify-rank": checked("autopar verify --rank", "", verified),
     # -- several ranks
     "dp": of("dp", Training({"dp": 2}, "ddp")),
     "dp-loop": of("dp, plain loop", Training({"dp": 2}, "ddp", None)),
@@ -354,13 +357,13 @@ CASES: dict[str, Case] = {
     "dp-all": of("dp: amp, clip, micro-batches, recompute, zero", Training({"dp": 2}, "ddp", ALL, tolerance=BF16)),
     "dp-across": of("dp: across, zero=1", Training({"dp": 2}, "ddp", {"across": True, "zero": 1})),
     "dp-compile": of("dp: compile=True", Training({"dp": 2}, "ddp", options={"compile": True}, tolerance=1e-4)),
-    "dp-reports": checked("dp: step.ranks, timeline, rank_report, profile", ranks_reported, 2),
+    "dp-reports": checked("dp: step.ranks, timeline, rank_report, profile", "", ranks_reported, 2),
     "fsdp": of("zero=3, blocks", Training({"dp": 2}, "fsdp", {"zero": 3, "recompute": "blocks"})),
     "fsdp-streams": of(
         "zero=3, two-streams", Training({"dp": 2}, "fsdp", {"zero": 3}, {"overlap": "two-streams"})
     ),
     "tp": of("tp, split sequence, clip", Training({"tp": 2}, "megatron+sp", CLIP)),
-    "tp-generate": checked("tp: tokens of a Llama", generated({"tp": 2}, "megatron"), 2, tolerance=0.0),
+    "tp-generate": checked("tp: tokens of a Llama", "tokens", generated({"tp": 2}, "megatron"), 2, tolerance=0.0),
     "cp": of("cp", Training({"cp": 2})),
     "1f1b": of("pp: 1f1b", Training({"pp": 2}, None, S)),
     "1f1b-amp": of("pp: 1f1b, amp, clip", Training({"pp": 2}, None, S | AMP | CLIP, tolerance=BF16)),

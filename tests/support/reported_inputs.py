@@ -206,7 +206,7 @@ INPUTS: dict[str, Input] = {
     "random": Input(2, "a generator of random", Shuffles),
     "iterator": Input(2, "next of an iterator", Counts),
     "clock": Input(2, "time.time()", Clock),
-    "between": Input(3, "3, 4: values are read and written between calls", nn.Identity),
+    "between": Input(3, "values read and written between calls (also 4)", nn.Identity),
     "sum": Input(8, "a sum over a count", nn.Identity, Summed),
     "empty": Input(9, "an adapter of rank 0, a parameter without numbers", Empty),
     "mask": Input(10, "h[mask] = token", Masked),

@@ -1,7 +1,8 @@
-"""Give the user's own ops on DTensors of a job the values of one device: numbers that are read, and random numbers.
+"""Make the user's own ops on DTensors of a job act as on one device: reads, random numbers, writes by an index, copies.
 
 DTensor reads a number from this rank's piece, even of a partial sum, and on CPU draws the random numbers of each piece
-by itself. Here both run on whole tensors. They communicate, so the ranks first agree that all of them make the call.
+by itself; writes by an index it refuses. Here they run on whole tensors. They communicate, so the ranks first agree
+that all of them make the call. What cannot be right is refused.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class MoreRows:
         self._numbers: Mapping[str, Any] | None = None
 
     def has_same(self, node: fx.Node) -> bool | None:
-        """Return whether an op's second operand is the same number there; ``None`` if it cannot be captured."""
+        """Return whether an op's second operand is the same number there; ``None`` if it cannot be
+        captured, or has no such op there."""
         if self._numbers is None:
             program = self._program()
             nodes = () if program is None else program.nodes

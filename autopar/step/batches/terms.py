@@ -5,10 +5,10 @@ divided once by a number that grows with the batch. This number is a number of r
 the mean count of all micro-batches (``counts``). A term that is the same for all micro-batches, as a weight penalty,
 may be added.
 
-If all terms are sums over rows that are divided by no such number, the losses of micro-batches add up. Where such a sum
-stands beside a mean, and is divided by a number that is passed in for the whole batch, this number is replaced by its
-share (``counts``). A constant that may be a number of rows is one if it grows with them (``more_rows``). For any other
-term the step warns.
+If all terms are sums over rows that are divided by no such number, the losses of micro-batches add up. A loss may also
+add a mean, and a sum that is divided by an input. The input counts the whole batch, so each micro-batch divides by its
+share of it (``counts``). A constant that divides the number of rows is a number of rows if it grows with them
+(``more_rows``); that of a ``mean``, taken apart as ``div.Scalar``, always is. For any other term the step warns.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def terms_of(
 
     Args:
         cut: the names of the inputs that are cut into micro-batches.
-        more_rows: tells which numbers follow from the number of rows; without it, those that may be one do.
+        more_rows: tells which numbers follow from the number of rows; without it, each that divides it does.
     """
     return search(program, loss, BatchIndependence(program, [loss], cut, device), more_rows)
 
