@@ -83,6 +83,7 @@ from autopar.torch_private.schemas import is_random_composite as is_random_compo
 from autopar.torch_private.schemas import is_seeded as is_seeded
 from autopar.torch_private.schemas import kernel_of as kernel_of
 from autopar.torch_private.schemas import mutates as mutates
+from autopar.torch_private.schemas import number_arguments as number_arguments
 from autopar.torch_private.schemas import operator_schema as operator_schema
 from autopar.torch_private.schemas import overload_of as overload_of
 from autopar.torch_private.schemas import pytree as pytree

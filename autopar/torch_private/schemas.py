@@ -178,3 +178,12 @@ def has_kernel(op: OpOverload, device: str) -> bool:
     return not isinstance(op, LackingOp) and torch._C._dispatch_has_kernel_for_dispatch_key(
         op.name(), torch._C._dispatch_key_for_device(device)
     )
+
+
+def number_arguments(op: OpOverload) -> list[tuple[int, str]]:
+    """Return (position, name) of each argument that may be one number: no size, dim or flag. Tried on 2.11 to 2.15."""
+    return [
+        (position, argument.name)
+        for position, argument in enumerate(op._schema.arguments)
+        if str(argument.type).removeprefix("Optional[").removesuffix("]") in ("number", "float", "Tensor")
+    ]

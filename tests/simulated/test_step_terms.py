@@ -57,6 +57,11 @@ MEANS: dict[str, Loss] = {  # equal to the whole batch's, and nobody is told any
     "sums over all dims": lambda z, y, m, s: (z.square() * m[:, None]).sum((0, 1)) / m.sum(),
     "by the number of rows": lambda z, y, m, s: z.square().sum() / len(z),
     "times one by the number of rows": lambda z, y, m, s: z.square().sum() * (1 / len(z)),
+    "by twice the number of rows": lambda z, y, m, s: z.square().sum() / (2 * len(z)),
+    "by rows times a size": lambda z, y, m, s: z.square().sum() / (len(z) * 7),
+    "by rows as a tensor": lambda z, y, m, s: z.square().sum() / torch.tensor(len(z)),
+    "by rows as a full tensor": lambda z, y, m, s: z.square().sum() / z.new_full((), float(len(z))),
+    "times a tensor": lambda z, y, m, s: z.square().sum() * torch.tensor(0.5 / len(z)) + 0.1 * ce(z, y),
     "batchmean": lambda z, y, m, s: F.kl_div(z.log_softmax(1), s.weight.softmax(0).expand_as(z), reduction="batchmean"),
     "stacked": lambda z, y, m, s: torch.stack([ce(z, y), ce(z, y, s.weight)]).mean(),
     "stacked, added": lambda z, y, m, s: torch.stack([ce(z, y), ce(z, y, s.weight)]).sum(),
@@ -88,6 +93,7 @@ SUMS: dict[str, Loss] = {  # the parts of the micro-batches add up, and nobody i
     "a sum by a mean": lambda z, y, m, s: (each(z) * m).sum() / m.mean(),
     "a sum by a mean, by hand": lambda z, y, m, s: (each(z) * m).sum() / (m.sum() * (1 / len(m))),
     "a sum of means of rows": lambda z, y, m, s: z.repeat(1, 6).square().mean(1).sum(),
+    "a mean times rows": lambda z, y, m, s: ce(z, y) * len(z) - each(z).mean() / (2 / len(z)),
     "two sums": lambda z, y, m, s: ce(z, y, reduction="sum") / s.weight.sum() - 0.3 * z.sum(),
     "a sum by a buffer, beside a mean": lambda z, y, m, s: z.square().sum() / s.weight.sum() + ce(z, y),
     "a sum by a buffer, and a penalty": lambda z, y, m, s: z.sum() / s.weight.sum() + s.linear.weight.norm(),
@@ -107,6 +113,18 @@ NO_MEANS: dict[str, Loss] = {  # terms that are not divided by what grows with t
     "bent": lambda z, y, m, s: ce(z, y).tanh(),
     "a root": lambda z, y, m, s: z.square().mean().sqrt(),
     "a count in the forward": lambda z, y, m, s: (each(z * m[:, None] / (n := m.sum()) * m.sum()) * m).sum() / n,
+}  # fmt: skip
+
+FROM_ROWS: dict[str, Loss] = {  # numbers that follow from the rows in another way than as their number
+    "by rows without one": lambda z, y, m, s: z.square().sum() / (len(z) - 1),
+    "by a root of the rows": lambda z, y, m, s: z.square().sum() / len(z) ** 0.5,
+    "by at least eight": lambda z, y, m, s: z.square().sum() / max(len(z), 8),
+    "by a clamped tensor": lambda z, y, m, s: z.square().sum() / torch.as_tensor(len(z)).clamp(min=1),
+    "by a sum of ones": lambda z, y, m, s: z.square().sum() / torch.ones(len(z)).sum(),
+    "scaled before the loss": lambda z, y, m, s: (z * len(z) ** -0.25).square().mean(),
+    "and the number of rows": lambda z, y, m, s: ce(z, y) + len(z),
+    "with a power of rows": lambda z, y, m, s: ce(z, y) * 0.9 ** len(z),
+    "a mean by a count with rows": lambda z, y, m, s: (each(z) * m).sum() / (m.sum() + 1 / len(z)),
 }  # fmt: skip
 
 MEETINGS: dict[str, Loss] = {  # rows are read by others
@@ -175,7 +193,7 @@ def test_means(name: str, microbatches: int) -> None:
 def test_what_divides_is_unknown_where_other_sizes_fail() -> None:
     """The model cannot be captured with twice the rows, so that nobody can tell what its number is."""
     _, told = compared(lambda z, y, m, s: z.square().sum() / {4: 4, 12: 4}[len(z)], 3, {"dp": 2})
-    assert len(told) == 1 and WHY[0] in told[0], told
+    assert len(told) == 1 and WHY[2] in told[0] and "as in loss.sum() / len(x)" in told[0], told
 
 
 @pytest.mark.parametrize("name", SUMS)
@@ -223,24 +241,29 @@ def test_a_count_that_is_passed_in(sizes: dict[str, int], options: dict[str, Any
         assert step.captures == 1
 
 
-WHY = ("one of its terms is not a sum over the batch that is divided by a count", "the forward mixes rows of the batch")
+WHY = (
+    "one of its terms is not a sum over the batch that is divided by a count",
+    "the forward mixes rows of the batch",
+    "one of its numbers follows from the number of rows, or may do so",
+)
 BESIDE = (
     "a sum over the batch, beside others that are not",
     "divide the sum by a count that forward takes as a tensor, or by the number of its rows, or use microbatches=1",
 )
 
 
-@pytest.mark.parametrize("name", [*NO_MEANS, *MEETINGS])
+@pytest.mark.parametrize("name", [*NO_MEANS, *FROM_ROWS, *MEETINGS])
 def test_what_is_told(name: str) -> None:
     """With the line of the loss; where rows have met in a term, that it is no mean, too."""
-    loss = {**NO_MEANS, **MEETINGS}[name]
+    loss = {**NO_MEANS, **FROM_ROWS, **MEETINGS}[name]
     off, told = compared(loss, 2, {"dp": 2})
     assert off > 1e-6, "it is a mean"
     assert len(told) == 1 and "test_step_terms.py" in told[0], told
     if name in ("a sum beside a mean", "a sum and a penalty", "both by one buffer", "shifted by a count"):
         assert BESIDE[0] in told[0] and told[0].endswith(f"\n  {BESIDE[1]}"), told
     else:
-        assert WHY[0] in told[0] or (name in MEETINGS and WHY[1] in told[0]), told
+        kinds = (2,) if name in FROM_ROWS else (0, 1) if name in MEETINGS else (0,)
+        assert any(WHY[kind] in told[0] for kind in kinds), told
 
 
 ALONE = ("by a root of a count", "shifted by a count", "bent", "each against all", "variance")

@@ -7,8 +7,8 @@ may be added.
 
 If all terms are sums over rows that are divided by no such number, the losses of micro-batches add up. A loss may also
 add a mean, and a sum that is divided by an input. The input counts the whole batch, so each micro-batch divides by its
-share of it (``counts``). A constant that divides the number of rows is a number of rows if it grows with them
-(``more_rows``); that of a ``mean``, taken apart as ``div.Scalar``, always is. For any other term the step warns.
+share of it (``counts``). A number divides by the rows if it grows with them, and a factor if it grows with their
+inverse (``more_rows``). For any other term the step warns, and for any other number that follows from the rows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.ir.nodes import is_getitem, name_of, node_at, operands, record_of
+from autopar.ir.nodes import behind, is_getitem, name_of, node_at, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.step.batches.batch_independence import BatchIndependence
 from autopar.step.batches.batches import COUNTED
-from autopar.step.batches.more_rows import MoreRows
+from autopar.step.batches.more_rows import MoreRows, counts_inside
 from autopar.torch_private import aten
 
 DIVISION, PRODUCTS, SHIFTS = aten.div.Tensor, (aten.mul.Tensor,), (aten.add.Tensor, aten.sub.Tensor)
@@ -54,6 +54,7 @@ class Terms:
         divisions: division by a count, of the forward or the backward → the divisor.
         others: terms that are not means over the batch.
         mixings: nodes that mix rows of the batch.
+        numbers: ops with a number that follows from the rows, and divides no term by them.
         adds: whether the losses of micro-batches add up, because all terms are sums over rows.
         sums: sums over rows beside other terms, which no passed number divides.
     """
@@ -62,6 +63,7 @@ class Terms:
     divisions: dict[fx.Node, fx.Node] = field(default_factory=dict)
     others: tuple[fx.Node, ...] = ()
     mixings: tuple[fx.Node, ...] = ()
+    numbers: tuple[fx.Node, ...] = ()
     adds: bool = False
     sums: tuple[fx.Node, ...] = ()
 
@@ -71,8 +73,8 @@ class _Path:
     """The divisors between the loss and one of its terms.
 
     Attributes:
-        counted: how many of them are counts.
-        numbers: those that are constants, each with the op that divides by it.
+        counted: how many of them grow with the rows: counts, and numbers of which it is known.
+        numbers: the other numbers, each with the op that divides by it.
         passed: those that are the same for all micro-batches.
     """
 
@@ -97,7 +99,7 @@ def terms_of(
 
     Args:
         cut: the names of the inputs that are cut into micro-batches.
-        more_rows: tells which numbers follow from the number of rows; without it, each that divides it does.
+        more_rows: tells how numbers grow with the rows; without it, each that divides their number is that of the rows.
     """
     return search(program, loss, BatchIndependence(program, [loss], cut, device), more_rows)
 
@@ -117,6 +119,7 @@ class _Search:
         fixed: what divides terms that are not added.
         is_added: whether all terms are added.
         others: the terms that are not means over the batch.
+        told: the ops whose number is taken for a number of rows, or for none.
         terms: the nodes between the loss and its terms.
     """
 
@@ -131,6 +134,7 @@ class _Search:
         self.fixed: set[fx.Node] = set()
         self.is_added = True
         self.others: dict[fx.Node, None] = {}
+        self.told: set[fx.Node] = set()
         self.terms: set[fx.Node] = set()
 
     def run(self) -> Terms:
@@ -143,7 +147,8 @@ class _Search:
                 known.add(term)
                 open_ += self.behind(*term)
         terms = self.result
-        terms.adds = bool(self.added) and self.is_added and not self.others
+        terms.numbers = tuple(self._numbers())
+        terms.adds = bool(self.added) and self.is_added and not self.others and not terms.numbers
         terms.sums = () if terms.adds else tuple(self._without_share())
         terms.divisions = {user: count for count in terms.counts for user in count.users if self._divides(user, count)}
         terms.others, terms.mixings = tuple(self.others), tuple(self.independence.mixing_nodes(self.sums))
@@ -192,7 +197,7 @@ class _Search:
             by = BY_NUMBER.get(node.target, BY_NUMBER[aten.mul.Scalar])(number)
             if self._is_of_one_row(values[0], by):
                 return [(values[0], path)]
-            return [(values[0], path.with_number(by, node))]
+            return self._by_number(values[0], path, by, node, 1 if node.target is aten.div.Scalar else -1)
         if node.target in SHIFTS or node.target in SHIFTED_BY_NUMBER:
             if len(moving) < 2:
                 self._fix(path)
@@ -200,7 +205,7 @@ class _Search:
                 self.others[node] = None
             return [(value, path) for value in moving]
         if node.target in PRODUCTS and len(moving) == 1:
-            return [(moving[0], path)]
+            return self._by_constant(moving[0], path, next(v for v in values if v is not moving[0]), -1)
         if node.target in PASSED or (
             node.target in SUMS and (_is_of_numbers(values[0]) or not self.independence.has_rows(values[0]))
         ):
@@ -208,13 +213,50 @@ class _Search:
         if not self._is_sum(node):
             self._fix(path)
             self.others[node] = None
-        elif path.counted == 0 and not any(self._grows(number, self._summed(node), op) for number, op in path.numbers):
+        elif path.counted == 0 and not any(self._grows(number, self._summed(node)) for number, _ in path.numbers):
             self.added[node, path.passed] = None
         else:
             self._fix(path)
-            if path.counted > 1:
+            if path.counted not in (0, 1):
                 self.others[node] = None
         return []
+
+    def _by_number(
+        self, value: fx.Node, path: _Path, number: float, op: fx.Node, degree: int
+    ) -> list[tuple[fx.Node, _Path]]:
+        """Go on to a value that ``op`` divides by a number (``degree`` 1), or multiplies by its inverse (-1)."""
+        if self.more_rows is None or not self.more_rows.has(op):
+            return [(value, path.with_number(number, op))]
+        growth = self.more_rows.growth(op)
+        if growth is None:  # ``_numbers`` has it, unless it is that of a mean over more than the rows
+            return [(value, path.with_number(number, op))] if counts_inside(op) else []
+        self.told.add(op)
+        return [(value, path.counted_by(degree * growth))]
+
+    def _by_constant(self, value: fx.Node, path: _Path, by: fx.Node, degree: int) -> list[tuple[fx.Node, _Path]]:
+        """The same for a tensor that is the same for all micro-batches. Only a constant may be a number of rows."""
+        made = by
+        while made.target in PASSED and len(operands(made)) == 1:
+            (made,) = operands(made)
+        growth = 0 if self.more_rows is None else self.more_rows.growth(made)
+        if growth:
+            self.told.add(made)
+            return [(value, path.counted_by(degree * growth))]
+        return [(value, path.passed_by(by) if degree > 0 else path)]
+
+    def _numbers(self) -> list[fx.Node]:
+        """Return the ops of the forward whose number follows from the rows and was not told."""
+        more_rows = self.more_rows
+        if more_rows is None:
+            return []
+        return sorted(
+            node
+            for node in behind([self.loss])
+            if node not in self.told
+            and record_of(node).phase == "forward"
+            and not counts_inside(node)
+            and (more_rows.growth(node) != 0 or (node not in self.independence.varying and more_rows.is_reduced(node)))
+        )
 
     def _fix(self, path: _Path) -> None:
         """Note a term of a micro-batch that has the size of the term of the whole batch."""
@@ -231,11 +273,11 @@ class _Search:
         value = node_at(node)
         by: Any = node.args[1]
         if not isinstance(by, fx.Node):
-            return [(value, path.with_number(float(by), node))]
+            return self._by_number(value, path, float(by), node, 1)
         if _is_number_of_items(by):
             return [(value, path.counted_by(1))]
         if by not in self.independence.varying:
-            return [(value, path.passed_by(by))]
+            return self._by_constant(value, path, by, 1)
         counted = self._counted(by)
         if counted is None or value not in self.independence.varying:
             self.others[node] = None
@@ -273,7 +315,10 @@ class _Search:
             ) <= (1 if node.target in (aten.mul.Tensor, aten.div.Tensor) else 2):
                 if node.target is aten.div.Tensor and operands(node)[0] not in moving:
                     return None
-                open_ += [(value, degree + self._degree(node)) for value in moving]
+                more = self._degree(node)
+                if more is None:
+                    return None
+                open_ += [(value, degree + more) for value in moving]
             else:
                 return None
         return (tuple(sums), degrees.pop()) if len(degrees) == 1 and degrees <= {0, 1} else None
@@ -286,13 +331,20 @@ class _Search:
             for user in count.users
         )
 
-    def _degree(self, node: fx.Node) -> int:
-        """Return 1 for a product with a number that grows with the batch, -1 for a division by one, else 0."""
+    def _degree(self, node: fx.Node) -> int | None:
+        """Return 1 for a product with a number that grows with the batch, -1 for a division by one, else 0.
+
+        ``None`` if it follows from the rows in another way."""
         number, elements = node.args[1] if len(node.args) > 1 else None, _elements(node)
         if not isinstance(number, (int, float)) or number == 0 or node.target not in (*BY_NUMBER, *PRODUCTS, DIVISION):
             return 0
-        divisor = 1 / number if node.target in (aten.mul.Scalar, *PRODUCTS) else number
-        return self._grows(1 / divisor, elements, node) - self._grows(divisor, elements, node)
+        multiplies = node.target in (aten.mul.Scalar, *PRODUCTS)
+        if self.more_rows is not None and self.more_rows.has(node):
+            if (growth := self.more_rows.growth(node)) is not None:
+                self.told.add(node)
+            return growth if multiplies or growth is None else -growth
+        divisor = 1 / number if multiplies else number
+        return self._grows(1 / divisor, elements) - self._grows(divisor, elements)
 
     def _is_sum(self, node: fx.Node) -> bool:
         """Return whether a value is a sum over rows, of which micro-batches have parts."""
@@ -309,8 +361,8 @@ class _Search:
     def _summed(self, node: fx.Node) -> int:
         return max(_elements(value) for value in _summands(node))
 
-    def _grows(self, number: object, elements: int, op: fx.Node) -> bool:
-        """Return whether a number, by which ``op`` divides, is a number of rows, or of elements of all rows."""
+    def _grows(self, number: object, elements: int) -> bool:
+        """Return whether a divisor may be a number of rows, or of elements of all rows: it divides them."""
         if (
             not isinstance(number, (int, float))
             or not math.isfinite(number)
@@ -318,14 +370,7 @@ class _Search:
             or round(number) == 0
         ):
             return False
-        if round(number) % self.independence.count or elements % round(number):
-            return False
-        if op.target is aten.div.Scalar:  # ``mean``, when it is taken apart
-            return True
-        same = None if self.more_rows is None else self.more_rows.has_same(op)
-        if same is None and self.more_rows is not None:
-            self.others[op] = None  # nobody can tell
-        return not same
+        return not (round(number) % self.independence.count or elements % round(number))
 
     def _divides(self, user: fx.Node, count: fx.Node) -> bool:
         """Return whether a count divides here: a term of the loss, or its gradient."""

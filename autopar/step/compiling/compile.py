@@ -373,6 +373,7 @@ def _rename_inputs(traced: Program) -> dict[str, str]:
 
 
 MEANS = "write it as a mean of terms of one row each"
+NUMBERS = "divide a sum by the number of rows itself, as in loss.sum() / len(x), pass the number to forward"
 SUMS = "divide the sum by a count that forward takes as a tensor, or by the number of its rows"
 
 
@@ -386,6 +387,12 @@ def _about_the_mean(micro: Micro) -> tuple[str, ...]:
             "the forward mixes rows of the batch, and each micro-batch has only some of them, as in a loop that "
             "accumulates gradients",
             MEANS,
+        ),
+        (
+            micro.terms.numbers,
+            "one of its numbers follows from the number of rows, or may do so: with twice the rows the forward has "
+            "another one, or fails",
+            NUMBERS,
         ),
     )
     reasons = [(why, remedy, record_of(nodes[0])) for nodes, why, remedy in kinds if nodes]

@@ -149,7 +149,7 @@ def _output_of(
     if terms.mixings:
         return unknown
     divided = {division for division in terms.divisions if record_of(division).phase == "forward"}
-    if terms.others or terms.sums or not divided <= loss.divisions.keys():
+    if terms.others or terms.sums or terms.numbers or not divided <= loss.divisions.keys():
         return unknown
     return Output(name, "sum" if terms.adds else "mean")
 
