@@ -35,6 +35,7 @@ from autopar.capture.guards.values import (
     FOREIGN,
     LARGEST,
     NAMESPACES,
+    elements_of,
     is_container,
     is_scalar,
     is_small_array,
@@ -115,7 +116,8 @@ class Descriptions:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if is_small_array(value):
-            return ["array", str(value.dtype), list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
+            dtype, shape, content = elements_of(value)
+            return ["array", dtype, list(shape), hashlib.sha256(content).hexdigest()]
         if is_container(value):
             return self._container(value)
         if isinstance(value, type):
@@ -205,8 +207,6 @@ class Descriptions:
                 return ["context variable", value.name, self.of(value.get())]
             except LookupError:
                 return ["context variable", value.name]
-        if isinstance(value, threading.local):
-            return ["thread local", *self.cls(type(value)), self.of(vars(value))]
         if isinstance(value, torch.jit.ScriptFunction):
             return ["script", value.qualified_name, value.code]
         if is_users_object(value):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import datetime
 import functools
 import itertools
@@ -10,9 +12,11 @@ import os
 import random
 import secrets
 import time
+import types
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from time import localtime, strftime
 from typing import Any
 
 import numpy as np
@@ -23,8 +27,15 @@ from torch import nn
 import autopar
 from autopar import CaptureError, Mesh
 from autopar.capture import capture
+from autopar.capture.guards.clocks import CLOCKS
 
 GENERATOR, ITERATOR, SEEN, COUNT = np.random.default_rng(1), iter(range(1, 1000)), [], 0
+SEEDED = random.Random(0)
+
+
+@dataclasses.dataclass
+class Stamped:
+    at: float = dataclasses.field(default_factory=time.time)
 
 
 class Timed:
@@ -90,6 +101,19 @@ REFUSED: dict[str, tuple[Callable[[Any], float], str]] = {
     "a clock by another name": (lambda m: m.clock(), "reads time.monotonic()"),
     "a partial clock": (lambda m: m.later(), "reads time.time()"),
     "a date": (lambda m: datetime.datetime.now().second + 1, "reads datetime.now()"),
+    "a clock that a partial calls": (lambda m: functools.partial(time.time)(), "reads time.time()"),
+    "a clock that iter calls": (lambda m: next(iter(time.monotonic, None)), "reads time.monotonic()"),
+    "a clock that a dict calls": (lambda m: collections.defaultdict(time.time_ns)[0] % 7 + 1, "reads time.time_ns()"),
+    "a clock that a dataclass calls": (lambda m: Stamped().at, "reads time.time()"),
+    "the time of now": (lambda m: localtime().tm_sec + 1, "reads time.localtime()"),
+    "the time of None": (lambda m: time.gmtime(None).tm_sec + 1, "reads time.gmtime()"),
+    "now in words": (lambda m: float(strftime("%Y")), "reads time.strftime()"),
+    "now by another function": (lambda m: len(time.ctime()), "reads time.ctime()"),
+    "a generator that shuffles": (
+        lambda m: SEEDED.shuffle([1, 2, 3]) or 1.0,
+        "draws numbers from the global SEEDED of",
+    ),
+    "Python's without a seed": (lambda m: random.Random().random(), "reads os.urandom()"),
     "randomness of the system": (lambda m: os.urandom(1)[0] + 1, "reads os.urandom()"),
     "a name that is unique": (lambda m: uuid.uuid4().int % 7, "reads "),
     "a secret": (lambda m: secrets.randbelow(5) + 1, "reads "),
@@ -107,6 +131,7 @@ def test_what_is_not_repeated_is_refused_or_its_first_value_is_kept(case: str) -
     model, x = Beside(read), torch.randn(4, 4)
     with pytest.raises(CaptureError) as caught:
         autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,), cache=False)
+    assert isinstance(time.time, types.BuiltinFunctionType)  # it is put back
     first, line, remedy = str(caught.value).splitlines()
     assert first.startswith(f"forward {problem}"), first
     assert first.endswith(", and a captured step keeps the value of the first call")
@@ -157,7 +182,10 @@ HARMLESS: dict[str, Callable[[Any], float]] = {
     "what gets an equal value": given_again,
     "an iterator that stays": lambda m: 1.0 if m.it is not None and m.count is not None else 2.0,
     "a generator that stays": lambda m: 1.0 if m.rng is not None and GENERATOR is not None else 2.0,
-    "a generator of its own with a seed": lambda m: np.random.default_rng(0).uniform() + random.Random(0).random(),
+    "a generator of its own with a seed": lambda m: (
+        np.random.default_rng(0).uniform() + random.Random(0).random() + random.Random(0).choice([1, 2, 3])
+    ),
+    "a time that is given": lambda m: float(strftime("%Y", localtime(m.steps))) + time.gmtime(*(m.steps,)).tm_sec,
     "a message to a log": lambda m: logging.getLogger("autopar of tests").info("x") or 1.0,
     "a clock that no call reads": lambda m: time.time() if m.n else 3.0,
 }
@@ -170,6 +198,20 @@ def test_what_is_harmless_is_captured_without_a_word(case: str) -> None:
     for _ in range(2):
         torch.testing.assert_close(parallel.simulate(x), model(x))
     assert parallel.captures == 1
+
+
+def test_every_function_of_time_is_a_clock_or_none() -> None:
+    functions = {name for name, value in vars(time).items() if isinstance(value, types.BuiltinFunctionType)}
+    others = {"sleep", "mktime", "strptime", "tzset", "get_clock_info", "clock_getres", "clock_settime",
+              "clock_settime_ns", "pthread_getcpuclockid"}  # fmt: skip
+    assert functions - others == functions & CLOCKS.keys()
+
+
+def test_a_clock_of_code_without_a_file() -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec("import time\ndef read(m): return time.time()", space)  # as of ``python -c``
+    with pytest.raises(CaptureError, match=r"forward reads time\.time\(\), .*\n    test_first_values\.py:.*read"):
+        capture(Beside(space["read"]), (torch.randn(4, 4),))
 
 
 def test_lines_of_a_file(tmp_path: Path) -> None:

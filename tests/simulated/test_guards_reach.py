@@ -3,13 +3,16 @@ eager."""
 
 from __future__ import annotations
 
+import array
 import collections
 import cProfile
 import functools
 import importlib
 import re
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +130,16 @@ def closing_over(value: Any) -> tuple[Callable[[torch.Tensor], torch.Tensor], Ca
     return function, change
 
 
+class Meta(type):
+    gain = 2.0
+
+
+class OfMeta(metaclass=Meta):
+    pass
+
+
+LOCAL, SHARED = threading.local(), Value()
+LOCAL.b = 2.0
 FOUND_BY_NAME = {"scale": lambda h: h * BY_DICT}
 
 INSIDE = {"b": 2.0}
@@ -270,6 +283,16 @@ CASES: dict[str, tuple[Callable[[], Reader], Callable[[Reader], Any]]] = {
     "an entry of an array in a "
     "dict": (lambda: Reader(lambda m, h: h * float(m.c["a"][0]), c={"a": np.array([2.0])}),
              lambda m: m.c["a"].__setitem__(0, 5.0)),
+    "an entry of an array of "
+    "Python's": (lambda: Reader(lambda m, h: h * m.c[0], c=array.array("d", [2.0])),
+                 lambda m: m.c.__setitem__(0, 5.0)),
+    "a byte": (lambda: Reader(lambda m, h: h * m.c[0], c=bytearray(b"\2")), lambda m: m.c.__setitem__(0, 5)),
+    "an attribute of a "
+    "thread": (lambda: Reader(lambda m, h: h * LOCAL.b), lambda m: setattr(LOCAL, "b", 5.0)),
+    "an object that is referred to "
+    "weakly": (lambda: Reader(lambda m, h: h * m.c().b, c=weakref.ref(SHARED)), lambda m: setattr(SHARED, "b", 5.0)),
+    "an attribute of a "
+    "metaclass": (lambda: Reader(lambda m, h: h * OfMeta.gain), lambda m: setattr(Meta, "gain", 5.0)),
 }  # fmt: skip
 
 
@@ -282,7 +305,7 @@ def put_back() -> Any:
     importlib.reload(helpmod)
     for name in [name for name in vars(HERE) if name.startswith("BY_")]:
         setattr(HERE, name, 2.0)
-    Ops.K = Cfg.beta = Cfg.inner.b = Reader.GAIN = 2.0
+    Ops.K = Cfg.beta = Cfg.inner.b = Reader.GAIN = Meta.gain = LOCAL.b = SHARED.b = 2.0
     Ops.scale = scale
     with_default.__defaults__, with_keyword.__kwdefaults__ = (2.0,), {"k": 2.0}
     with_object.__defaults__[0].b = INSIDE["b"] = 2.0

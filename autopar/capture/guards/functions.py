@@ -13,9 +13,9 @@ from torch.autograd import Function
 
 from autopar.capture.guards.bytecode import modules_named, names_in
 from autopar.capture.guards.closures import function_of, functions_of
-from autopar.capture.guards.namespaces import Namespaces, is_own, is_users_file
+from autopar.capture.guards.namespaces import Namespaces, is_own, is_users_file, is_users_frame
 from autopar.capture.guards.places import GuardedPlace
-from autopar.capture.guards.values import FOREIGN, FUNCTIONS, frozen, is_container, is_named, is_scalar
+from autopar.capture.guards.values import FUNCTIONS, frozen, is_container, is_named, is_scalar
 
 # methods that Python calls without an attribute lookup
 SPECIAL = ("__call__", "__getitem__", "__len__", "__iter__", "__contains__", "__bool__", "__getattr__")
@@ -91,10 +91,9 @@ class Functions:
     def begins(self, frame: types.FrameType) -> None:
         """Examine the function that begins to run in this frame."""
         code = frame.f_code
-        module = str(frame.f_globals.get("__name__"))
-        if not is_users_file(code.co_filename) or module.partition(".")[0] in FOREIGN:
-            return  # the generated methods of other libraries' dataclasses have no file
-        if module.startswith("namedtuple_"):
+        if not is_users_frame(frame):
+            return
+        if str(frame.f_globals.get("__name__")).startswith("namedtuple_"):
             return  # a named tuple is made in a namespace of its own, which holds no value
         self.code[id(code)] = code
         if _is_method(code, type(frame.f_locals[code.co_varnames[0]]) if code.co_argcount else None):

@@ -41,8 +41,8 @@ class Namespaces:
         return self._proxies.setdefault(id(owner), (owner, vars(owner)))[1]
 
     def add(self, owner: Any) -> None:
-        """Add a class with its bases, a module, or a function."""
-        for space in owner.__mro__ if isinstance(owner, type) else (owner,):
+        """Add a class with its bases and its metaclass, a module, or a function."""
+        for space in (*owner.__mro__, *type(owner).__mro__) if isinstance(owner, type) else (owner,):
             if id(space) in self._known:
                 continue
             of_user = is_own(space)
@@ -75,6 +75,12 @@ def is_users_file(filename: str) -> bool:
     return bool(filename) and (
         is_users(filename) or (filename.startswith("<") and not filename.startswith(("<frozen", "<eval_with_key")))
     )
+
+
+def is_users_frame(frame: types.FrameType) -> bool:
+    """Return whether a frame runs code of the user's; methods that other libraries generate have no file."""
+    root = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return is_users_file(frame.f_code.co_filename) and root not in FOREIGN
 
 
 def is_own(owner: Any) -> bool:

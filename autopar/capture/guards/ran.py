@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from autopar.capture.guards.namespaces import is_users_file
 from autopar.capture.guards.places import GuardedPlace
-from autopar.capture.provenance import is_users
 from autopar.torch_private import TorchDispatchMode
 
 Show = Callable[[types.FrameType], None]
@@ -70,7 +70,7 @@ def _shown_by_monitoring(monitoring: Any, tool: Any, show: Show, called: Called)
     def begin(code: types.CodeType, offset: int) -> Any:
         if threading.get_ident() != thread:
             return None
-        if is_users(code.co_filename):
+        if is_users_file(code.co_filename):
             watched.append(code)
             monitoring.set_local_events(tool, code, calls)
         show(sys._getframe(1))

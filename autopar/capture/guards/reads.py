@@ -8,11 +8,13 @@ import inspect
 import itertools
 import threading
 import types
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 
+from autopar.capture.guards.clocks import clocks_shown
 from autopar.capture.guards.functions import WRAPPED, Functions
 from autopar.capture.guards.namespaces import is_own, is_users_file
 from autopar.capture.guards.places import MISSING, UNKNOWN, Guard, GuardedPlace
@@ -79,7 +81,10 @@ class Reads:
         self._thread = threading.get_ident()
         self._record_reads_of(torch.nn.Module)
         try:
-            with running_shown(self._begins, self.watch.called) as self._functions.watched:
+            with (
+                clocks_shown(self.watch.called),
+                running_shown(self._begins, self.watch.called) as self._functions.watched,
+            ):
                 for hook in (
                     hook for module in self._modules for name in HOOKS for hook in vars(module)[name].values()
                 ):
@@ -243,6 +248,8 @@ class Reads:
                 for k, member in enumerate(itertools.islice(members(value), LARGEST)):
                     if not isinstance(member, torch.Tensor):
                         self._follow(member, f"{words}[{k}]", depth + 1)
+            if isinstance(value, weakref.ref):
+                self._follow(value(), f"{words}()", depth)
             if is_users_object(value) and id(value) not in self._reached:
                 self._reached[id(value)] = value, words
                 self._record_reads_of(type(value))

@@ -6,7 +6,6 @@ before forward used them. A clock is seen when it is called.
 
 from __future__ import annotations
 
-import datetime
 import functools
 import io
 import os
@@ -20,20 +19,20 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from autopar.capture.guards.clocks import clock_named, given_in
+from autopar.capture.guards.namespaces import is_users_frame
 from autopar.capture.provenance import is_users, quoted, user_line
 from autopar.errors import class_of
 
 OPTION = 'parallelize(…, first_values="keep") keeps the first one, which all ranks must have alike'
-CLOCKS = frozenset(
-    f"{name}{unit}"
-    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime")
-    for unit in ("", "_ns")
-)
 OF_SYSTEM = frozenset({"urandom", "getrandom", "times"})
 RANDOM_FILES = (random.__file__, "uuid.py", "secrets.py")  # which call urandom for the user
-SYSTEM_CODES = frozenset(
-    function.__code__ for function in vars(random.SystemRandom).values() if isinstance(function, types.FunctionType)
+SYSTEM_CODES = frozenset(  # without what SystemRandom shares with Random
+    function.__code__
+    for function in vars(random.SystemRandom).values()
+    if isinstance(function, types.FunctionType) and function not in vars(random.Random).values()
 )
+SEED = random.Random.seed.__code__
 FirstValues = Literal["refuse", "keep"]  # of what a captured step does not repeat
 FIRST_VALUES: tuple[FirstValues, ...] = get_args(FirstValues)
 UNKNOWN_STATE = object()
@@ -87,7 +86,7 @@ class Watch:
         owner = getattr(value, "__self__", None) if callable(value) and not isinstance(value, type) else None
         value = owner if is_generator(owner) or is_iterator(owner) else value  # of ``rng.uniform``
         if isinstance(value, functools.partial):
-            self.called(sys._getframe(1), value, from_user=True)
+            self.called(sys._getframe(1), value, given=0, from_user=True)
         if id(value) not in self._held and (is_generator(value) or is_iterator(value)):
             self._held[id(value)] = value, words, state_of(value), user_line()
 
@@ -96,26 +95,36 @@ class Watch:
         if is_generator(value) or is_iterator(value):
             self._held.setdefault(id(value), (value, "", None, ""))
 
-    def called(self, frame: types.FrameType | None, function: Any, first: Any = None, from_user: bool = False) -> None:
+    def called(
+        self,
+        frame: types.FrameType | None,
+        function: Any,
+        first: Any = None,
+        given: int | None = None,
+        from_user: bool = False,
+    ) -> None:
         """Note a call from a frame if it reads a clock, or asks the system for randomness.
 
         Args:
+            given: the number of arguments; ``None``: those of the call that the frame makes now.
             from_user: whether the call is from the innermost frame of the user's behind this one.
         """
+        before = 0
         while isinstance(function, functools.partial):
-            function = function.func
-        name = _outside(function, first)
+            before, function = before + len(function.args), function.func
+        name = clock_named(function, lambda: before + (given_in(frame) if given is None else given))
+        name = name or _of_system(function, first)
         while from_user and name and frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
         while frame is not None and name.startswith("os.") and frame.f_code.co_filename.endswith(RANDOM_FILES):
             frame = frame.f_back
-        if name and frame is not None and is_users(frame.f_code.co_filename) and name not in self._called:
-            line, remedy = quoted(frame.f_code.co_filename, frame.f_lineno), "read it before the call, and pass it on"
-            self._called[name] = Unrepeated(f"reads {name}()", f"{name}()", remedy, line)
+        if name and frame is not None and is_users_frame(frame) and name not in self._called:
+            remedy = "read it before the call, and pass it on"
+            self._called[name] = Unrepeated(f"reads {name}()", f"{name}()", remedy, _line_of(frame))
 
     def begins(self, frame: types.FrameType) -> None:
         """Note a function that begins if it asks the system for randomness, for whoever has called it."""
-        if frame.f_code in SYSTEM_CODES:
+        if frame.f_code in SYSTEM_CODES or (frame.f_code is SEED and frame.f_locals["a"] is None):
             self.called(frame, os.urandom)
 
     def found(self) -> list[Unrepeated]:
@@ -136,14 +145,19 @@ class Watch:
         return rows
 
 
-def _outside(function: Any, first: Any) -> str:
-    """Return the name of a clock or of a source of randomness of the system; "" for another function."""
+def _line_of(frame: types.FrameType) -> str:
+    """Return the line of a frame; of generated code, such as a dataclass's ``__init__``, that of its caller."""
+    caller: types.FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename.startswith("<"):
+        caller = caller.f_back
+    frame = caller if caller is not None and is_users(caller.f_code.co_filename) else frame
+    return quoted(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _of_system(function: Any, first: Any) -> str:
+    """Return the name of a source of randomness, or of a clock, of the system; "" for another function."""
     name, module = getattr(function, "__name__", ""), getattr(function, "__module__", None)
     owner = getattr(function, "__self__", None)
-    if module == "time" and name in CLOCKS:
-        return f"time.{name}"
-    if isinstance(owner, type) and issubclass(owner, datetime.date) and name in ("now", "utcnow", "today"):
-        return f"{owner.__name__}.{name}"
     if module in ("posix", "nt") and name in OF_SYSTEM:
         return f"os.{name}"
     if module == "uuid" and name in ("uuid1", "uuid4", "uuid6", "uuid7"):

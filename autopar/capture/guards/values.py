@@ -6,12 +6,14 @@ Containers are compared by their contents.
 from __future__ import annotations
 
 import argparse
+import array
 import collections
 import enum
 import itertools
 import math
 import operator
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -42,7 +44,9 @@ BUILTINS = (
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-NAMESPACES = (types.SimpleNamespace, argparse.Namespace)  # classes of the standard library in which users keep options
+# classes of the standard library in which users keep options
+NAMESPACES = (types.SimpleNamespace, argparse.Namespace, threading.local)
+ARRAYS = (array.array, bytearray)
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, types.MappingProxyType)
 # classes of the standard library that hold a container in an attribute
 HOLDERS = (collections.UserDict, collections.UserList, collections.ChainMap)
@@ -98,8 +102,18 @@ def is_named(value: Any) -> bool:
 
 
 def is_small_array(value: Any) -> bool:
-    """Return whether a value is a NumPy array that is compared by its elements."""
+    """Return whether a value is an array, of NumPy's or Python's, that is compared by its elements."""
+    if isinstance(value, ARRAYS):
+        return len(value) <= LARGEST
     return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray" and value.size <= LARGEST
+
+
+def elements_of(value: Any) -> tuple[str, tuple[int, ...], bytes]:
+    """Return the dtype, the shape and the bytes of a small array."""
+    if isinstance(value, ARRAYS):
+        view = memoryview(value)
+        return view.format, view.shape, view.tobytes()
+    return str(value.dtype), value.shape, value.tobytes()
 
 
 def members(value: Any) -> Iterator[Any]:
@@ -135,6 +149,7 @@ class Contents:
             self.fixed &= not isinstance(value, torch.Tensor) and not is_small_array(value)
             return
         inside = vars(value) if isinstance(value, NAMESPACES) else value
+        self.fixed &= not isinstance(value, threading.local)  # each thread has another dict
         if len(inside) > LARGEST or depth > DEEPEST:
             return
         self._contents.append((inside, list(inside)))
@@ -159,7 +174,7 @@ def frozen(value: Any, skipped: Callable[[Any], bool] = lambda value: False, dep
     if isinstance(value, torch.Tensor):
         return _Same(value), version_of(value)
     if is_small_array(value):
-        return type(value), str(value.dtype), value.shape, value.tobytes()
+        return type(value), *elements_of(value)
     if not is_container(value):
         return _Same(value)
     if len(vars(value) if isinstance(value, NAMESPACES) else value) > LARGEST or depth > DEEPEST:
