@@ -47,6 +47,8 @@ COMPARED = {  # what it is → how it is made of V, how forward reads it
     "a bound built-in": ("T = {'v': V}.get", "T('v')"),
     "a context variable": ("T = contextvars.ContextVar('t', default=V)", "T.get()"),
     "a thread local": ("T = threading.local(); T.v = V", "T.v"),
+    "an array of Python": ("T = array.array('d', [V])", "T[0]"),
+    "bytes": ("T = bytearray([int(V)])", "T[0]"),
     "a logger": ("T = logging.getLogger('autopar of tests'); T.setLevel(int(V) * 10)", "float(T.level)"),
     "a function of torch": ("T = torch.relu if V == 2.0 else torch.tanh", "T(x)"),
     "a class of torch": ("T = nn.ReLU if V == 2.0 else nn.Tanh", "T()(x)"),
@@ -57,8 +59,6 @@ COMPARED = {  # what it is → how it is made of V, how forward reads it
 }
 NOT_KEPT = {
     "a large array": ("T = np.full(2000, V)", "float(T[0])"),
-    "an array of Python": ("T = array.array('d', [V])", "T[0]"),
-    "bytes": ("T = bytearray([int(V)])", "T[0]"),
     "a getter": ("T = operator.attrgetter('v')\nclass O: v = V", "T(O)"),
     "an iterator": ("T = itertools.repeat(V)", "next(T)"),
     "a weak reference": ("class O: pass\nO = O(); O.v = V; T = weakref.ref(O)", "T().v"),
