@@ -50,6 +50,8 @@ from autopar.torch_private import (
     zero_tensors_viewed,
 )
 
+CAPTURING = "while autopar captured the step, at"
+
 
 class Tracer:
     """One trace of one model, and what it observed.
@@ -360,7 +362,7 @@ class Tracer:
 def _add_line(error: Exception, origin: Origin) -> None:
     """Add the model's line to an error of torch or of the model."""
     if not isinstance(error, CaptureError):
-        add_note(error, f"while autopar captured the step, at\n{at_line(origin.source, origin.module)}")
+        add_note(error, f"{CAPTURING}\n{at_line(origin.source, origin.module)}")
 
 
 @contextlib.contextmanager

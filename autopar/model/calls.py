@@ -88,8 +88,8 @@ class Calls:
         self.tensors = LocalTensors(self.module, self.mesh, job, compiler.whole)
         if job is not None:
             take_steps()
-        if self.agreement.ranks is not None:
             take_dtensor_ops()
+        if self.agreement.ranks is not None:
             self.agreement.ranks.replicas = Replicas(self.tensors.parameters)
         self.captures: Captures[Compiled] = Captures()
         self.latest: Compiled | None = None
@@ -296,7 +296,7 @@ class Calls:
         """
         self.leave_stages()
         if not call.known:
-            with said_if_late(self.compiler.context, self.captures, call):
+            with said_if_late(self.compiler.context, self.captures, call, self.compiler.sizes):
                 self._capture(inputs, call)
         self.latest = self.captures[call]
         return self.latest

@@ -21,6 +21,8 @@ from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.model_state import model_state
 from autopar.capture.symbolic.captured import SymbolicCapture, capture_with_symbols
 from autopar.capture.symbolic.validity import Misfit, Shapes, SizeGuard
+from autopar.capture.trace import CAPTURING
+from autopar.errors import AutoparError
 from autopar.ir.ops.seeded_random import Random
 from autopar.ir.sizes import Values, values_text
 
@@ -72,6 +74,11 @@ class SizedCaptures:
     def refused(self) -> list[str]:
         """Why calls are captured with numbers, in the order of the calls."""
         return [known.refused for known in self._known.values() if known.refused]
+
+    def would_serve(self, signature: Signature) -> bool:
+        """Return whether ``dynamic=True``, which was not given, might capture such calls once for all their sizes."""
+        alike = [known for (key, _), known in self._known.items() if key == outline(signature)]
+        return not self.dynamic and not any(known.refused for known in alike)
 
     def serves(self, model: torch.nn.Module, arguments: Arguments, random: Random) -> bool:
         """Return whether a capture with symbols serves a call, so that nothing is traced."""
@@ -155,8 +162,7 @@ class SizedCaptures:
         try:
             made = capture_with_symbols(model, arguments, random, self.keep)
         except Exception as error:  # the capture with numbers decides whether the call can be captured at all
-            lines = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-            known.refused = f"each size is captured by itself, because {error}{lines}"
+            known.refused = f"each size is captured by itself, because {_in_words(error)}"
             return None, [known.refused]
         self._add(known, made)
         notes = [f"captured with symbols: {made.about}"]
@@ -202,6 +208,16 @@ def outline(signature: Signature) -> Signature:
     """Return the signature of a call with numbers of dims in the place of its shapes."""
     tensors = tuple((("dims", len(shape)), *facts) for shape, *facts in signature.tensors)
     return replace(signature, tensors=tensors)  # type: ignore[arg-type]
+
+
+def _in_words(error: Exception) -> str:
+    """Say why a call has no capture with symbols: in autopar's words, or that torch cannot, with the user's line."""
+    notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
+    if isinstance(error, AutoparError):
+        return f"{error}" + "".join(f"\n  {note}" for note in notes)
+    lines = [line for note in notes if note.startswith(CAPTURING) for line in note.splitlines()[1:]]
+    said = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    return "\n".join([f"torch cannot capture this call with symbols for its sizes ({said})", *lines])
 
 
 def _shapes(arguments: Arguments) -> dict[str, tuple[int, ...]]:

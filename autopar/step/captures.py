@@ -104,7 +104,8 @@ class StepCaptures:
 
         Then the parameters and the optimizer's state move to their layouts.
         """
-        with said_if_late(self._calls.compiler.context, self.micros, call):
+        compiler = self._calls.compiler
+        with said_if_late(compiler.context, self.micros, call, compiler.sizes):
             if not call.known:
                 self._capture(inputs, call)
             micro = self.micros[call]

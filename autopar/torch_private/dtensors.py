@@ -164,8 +164,19 @@ def dtensor_handlers() -> dict[Any, Callable[..., Any]]:
     return DTensor._op_dispatcher._custom_op_handlers
 
 
-def add_dtensor_methods(methods: Mapping[str, Callable[..., Any]]) -> None:
-    """Give DTensor methods where it has only torch.Tensor's, which refuse it. Tried on 2.11 to 2.15."""
+def give_memory(tensor: Any, piece: torch.Tensor) -> None:
+    """Let a DTensor's piece be in the memory of another tensor, as ``.data =`` does: no version changes.
+
+    What shared the old memory keeps it. The piece stays the same object. Tried on 2.11 to 2.15.
+    """
+    if type(tensor._local_tensor) is torch.Tensor:
+        tensor._local_tensor.data = piece
+    else:  # the result of a collective that is not waited for
+        tensor._local_tensor = piece
+
+
+def add_dtensor_methods(methods: Mapping[str, Callable[..., Any] | property]) -> None:
+    """Give DTensor methods where it has only torch.Tensor's, which do not fit it. Tried on 2.11 to 2.15."""
     from torch.distributed.tensor import DTensor
 
     for name, method in methods.items():

@@ -61,6 +61,23 @@ def test_copies_that_differ() -> None:
     assert "must match the existing size" in said[1]
 
 
+def test_data_that_is_refused() -> None:
+    (said, _) = ranks(2).run(values_on_ranks.given_data)
+    line = "values_on_ranks.py:  weight.data = value"
+    remedy = (
+        "write values of the same shape with torch.no_grad(): p.copy_(value); another shape, dtype or device is given "
+        "to the model before parallelize"
+    )
+    another = "a tensor on the mesh is given .data of another"
+    assert list(map(without_line, said[:3])) == [
+        f"{another} shape: [3], and it has [12, 8]\n    {line}\n  {remedy}",
+        f"{another} dtype: torch.float32, and it has torch.float64\n    {line}\n  {remedy}",
+        f"{another} shape: [1, 8], and it has [12, 8]\n    {line}\n  {remedy}",
+    ]
+    assert said[3].startswith(f"{another} mesh: ") and said[3].endswith("\n  give it value.full_tensor()")
+    assert said[4].startswith("the ranks make different calls") and "weight.to_local()" in said[4]
+
+
 def test_two_axes() -> None:
     ranks(4).run(values_on_ranks.read, {"dp": 2, "tp": 2}, PAIR)
     ranks(4).run(values_on_ranks.drawn, {"dp": 2, "tp": 2}, PAIR)
@@ -90,6 +107,7 @@ def test_writes_between_calls() -> None:
         DIFFER.format("0.up.bias", ""),
         DIFFER.format("0.up.bias", ""),
         DIFFER.format("0.down.weight", ", on rank 0 alone"),
+        DIFFER.format("0.up.bias", ""),
         DIFFER.format("0.up.bias", ", on rank 1 alone"),
         DIFFER.format("0.up.weight", ", on rank 1 alone"),
         DIFFERENT.format("normal_ of a tensor on the mesh", CALL, line),

@@ -24,6 +24,7 @@ from autopar.errors import MemoryLimitError
 from autopar.model import late_captures, planner
 from autopar.model.captures import Captures
 from autopar.model.compiled import RankContext
+from autopar.model.sizes import SizedCaptures
 
 pytestmark = pytest.mark.usefixtures("promoted_casts")
 MESH = Mesh(dp=2, tp=2)
@@ -159,6 +160,29 @@ def test_a_late_capture_says_so(monkeypatch: pytest.MonkeyPatch, caplog: Any, se
     ] * (seconds > 2)
 
 
+class Rooted(Mlp):
+    """Divides by a root of a size, for which there is no symbol."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / x.shape[0] ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "dynamic", "helps"),
+    [(Rooted, True, False), (Rooted, None, False), (Rooted, False, True), (Mlp, None, True)],
+)
+def test_symbols_are_offered_where_they_may_help(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any, kind: type[Mlp], dynamic: bool | None, helps: bool
+) -> None:
+    monkeypatch.setattr(late_captures, "clock", itertools.count(step=9.0).__next__)
+    parallel: Any = autopar.parallelize(kind().double(), Mesh(dp=2), "ddp", dynamic=dynamic, cache=False)
+    for batch in (8, 4):
+        parallel.simulate(torch.ones(batch, 8, dtype=torch.float64))
+    (line,) = said(caplog)
+    pads = "pad it to the usual size, or leave it out with DataLoader(…, drop_last=True)"
+    assert line.endswith(f"; {pads}") is not helps and ("dynamic=True" in line) is helps
+
+
 def test_only_the_first_rank_says_it(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     monkeypatch.setattr(late_captures, "clock", itertools.count(step=9.0).__next__)
     model, inputs = made("mlp")
@@ -167,6 +191,6 @@ def test_only_the_first_rank_says_it(monkeypatch: pytest.MonkeyPatch, caplog: An
     captures.add(captures.call(key, []), Guards((), ()), None)
     other = captures.call((replace(key[0], tensors=()), ((), ())), [])
     for rank in (1, 0):
-        with late_captures.said_if_late(RankContext(rank), captures, other):
+        with late_captures.said_if_late(RankContext(rank), captures, other, SizedCaptures()):
             pass
         assert len(said(caplog)) == (rank == 0)

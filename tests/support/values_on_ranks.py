@@ -10,7 +10,8 @@ import torch
 from error_texts import refused
 from models import COLUMN_ROW, Block
 from torch import distributed, nn
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 import autopar
 from autopar.runtime.processes.agreement import Agreement
@@ -147,6 +148,10 @@ def written(plan: str) -> list[str]:
         if rank == 1:
             weight.mul_(2)
         again()
+    bias.data = bias.data * (rank + 1)
+    said.append(refused(RuntimeError, again))
+    bias.data = bias.data / (rank + 1)
+    again()
     if rank == 1:
         nn.init.zeros_(bias)
         said.append(refused(RuntimeError, again))
@@ -178,6 +183,28 @@ def copied() -> list[str]:
     other = torch.full(weight.shape, float(distributed.get_rank()), dtype=torch.float64)
     said = [refused(RuntimeError, lambda: weight.copy_(other))]
     return [*said, refused(RuntimeError, lambda: weight.copy_(torch.ones_like(weight.to_local())))]
+
+
+def given_data() -> list[str]:
+    """What is said of ``.data =``. A version counts no such write, and torch's own DTensors stay torch's."""
+    _, parallel = _pair(autopar.Mesh(dp=2), "fsdp")
+    weight: Any = parallel.get_parameter("0.up.weight")
+    foreign: Any = distribute_tensor(torch.zeros_like(weight.full_tensor()).T, DeviceMesh("cpu", [1, 0]))
+    foreign.data = foreign.data + 1
+    assert not foreign.full_tensor().any()
+    before, version, piece = weight.detach().full_tensor(), weight._version, weight._local_tensor
+    values: list[Any] = [torch.ones(3), before.float(), weight.data[:1], foreign.data.t()]
+
+    def give(value: torch.Tensor) -> None:
+        weight.data = value
+
+    said = [refused(NotImplementedError, lambda value=value: give(value)) for value in values]
+    said.append(refused(RuntimeError, lambda: give(before + distributed.get_rank())))
+    assert torch.equal(weight.full_tensor(), before)
+    weight.data = before * 2
+    assert torch.equal(weight.full_tensor(), before * 2)
+    assert weight._version == version and weight._local_tensor is piece and piece._version == 0
+    return said
 
 
 def exchanges() -> list[int]:
@@ -222,6 +249,22 @@ def on_stages() -> None:
         assert parameter.detach().tolist() == one.tolist(), name
 
 
+def _give(data: Callable[[Any], torch.Tensor]) -> Callable[[torch.Tensor], Any]:
+    return lambda w: setattr(w, "data", data(w))
+
+
+def _restore(w: Any) -> None:
+    """As averages do: other values for a while."""
+    kept = w.data
+    w.data = kept * 3
+    w.grad.add_(w.data)
+    w.data = kept
+
+
+def _gathered(w: Any) -> torch.Tensor:
+    return w.redistribute(placements=[Replicate()] * w.device_mesh.ndim) if isinstance(w, DTensor) else w
+
+
 def _set(index: Any, value: Any) -> Callable[[torch.Tensor], Any]:
     return lambda w: w.__setitem__(index, value)
 
@@ -246,6 +289,14 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "copy_ of a row": lambda w: w.copy_(torch.arange(w.shape[1])),
     "copy_ of a number": lambda w: w.copy_(torch.tensor(3.0)),
     "copy_ to the data": lambda w: w.data.copy_(torch.arange(w.numel()).view(w.shape[::-1]).t()),
+    "data of a whole tensor": _give(lambda w: torch.arange(w.numel(), dtype=torch.float64).view(w.shape)),
+    "data, halved": _give(lambda w: w.data * 0.5),
+    "data, clamped": _give(lambda w: w.data.clamp(-1, 1)),
+    "data of other placements": _give(lambda w: _gathered(w.data) * 2),
+    "data that was transposed": _give(lambda w: torch.arange(w.numel(), dtype=torch.float64).view(w.shape[::-1]).t()),
+    "data that is restored": _restore,
+    "data of a gradient": lambda w: setattr(w.grad, "data", w.grad.data * 2),
+    "data of parts of a vector": lambda w: nn.utils.vector_to_parameters(torch.arange(96).double(), [w]),
     "index_fill_": lambda w: w.index_fill_(0, torch.tensor([1, 5]), 1.0),
     "index_add_": lambda w: w.index_add_(0, torch.tensor([1, 5]), torch.ones(2, 8, dtype=torch.float64)),
     "a gradient": lambda w: w.grad.__setitem__(3, 1),

@@ -1,8 +1,8 @@
 """Make the user's own ops on DTensors of a job act as on one device: reads, random numbers, writes by an index, copies.
 
 DTensor reads a number from this rank's piece, even of a partial sum, and on CPU draws the random numbers of each piece
-by itself; writes by an index it refuses. Here they run on whole tensors. They communicate, so the ranks first agree
-that all of them make the call. What cannot be right is refused.
+by itself; writes by an index it refuses, and ``.data = value`` it loses. Here they run on whole tensors. They
+communicate, so the ranks first agree that all of them make the call. What cannot be right is refused.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from autopar.capture.provenance import user_line
-from autopar.runtime.dtensors import full_tensor, is_dtensor, piece_of_whole
+from autopar.runtime.dtensors import full_tensor, is_dtensor, piece_of_whole, redistribute
 from autopar.runtime.processes.job import Job, job_with
+from autopar.runtime.processes.replicas import note_memory_given
 from autopar.runtime.seeds import first_ranks_generator
 from autopar.torch_private import (
     OpOverload,
@@ -24,6 +25,7 @@ from autopar.torch_private import (
     aten,
     draws_random,
     dtensor_handlers,
+    give_memory,
     packets,
     pytree,
     random_ops,
@@ -53,6 +55,12 @@ PART = (
     "{name} writes to a part of a tensor that is split over ranks, but DTensor has gathered this part: the tensor "
     "would not change\n    {line}\n  write by an index on all ranks, as in weight[0] = 2 * weight[0]"
 )
+DATA = "a tensor on the mesh is given .data of another {what}: {value}, and it has {tensor}\n    {line}\n  {remedy}"
+OF_OTHER = (
+    "write values of the same shape with torch.no_grad(): p.copy_(value); another shape, dtype or device is given to "
+    "the model before parallelize"
+)
+OF_OTHER_MESH = "give it value.full_tensor()"
 VIEWS = ("__getitem__", "select", "narrow", "view", "view_as", "reshape", "flatten", "unflatten", "unbind", "chunk",
          "split", "tensor_split", "diagonal", "squeeze", "unsqueeze", "movedim", "permute", "expand",
          "unfold")  # fmt: skip
@@ -69,7 +77,8 @@ def take_dtensor_ops() -> None:
     handlers[aten.copy_.default] = _copied
     views = {name: _viewing(name) for name in VIEWS}
     writes: dict[str, Callable[..., Any]] = {"__setitem__": _set_item, "fill_diagonal_": _fill_diagonal}
-    add_dtensor_methods({"tolist": _tolist, "numpy": _numpy, "__format__": _format, **writes, **views})
+    data = property(lambda tensor: torch.Tensor.data.__get__(tensor), _set_data)  # type: ignore[attr-defined]
+    add_dtensor_methods({"tolist": _tolist, "numpy": _numpy, "__format__": _format, "data": data, **writes, **views})
 
 
 def _tolist(tensor: Any) -> Any:
@@ -217,22 +226,69 @@ def _transposed(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 def _copied(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Copy a whole plain tensor, which all ranks have: each rank takes its piece."""
     tensor, source = args[:2]
-    job = job_with(tensor.device_mesh) if is_dtensor(tensor) and not is_dtensor(source) else None
+    job = job_with(tensor.device_mesh, alone=True) if is_dtensor(tensor) and not is_dtensor(source) else None
     if job is None:
         return _by_dtensor(op, args, kwargs)
-    digest = hashlib.sha256(source.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()).hexdigest()[:16]
-    _agree(job, f"copy a whole tensor with the digest {digest} to a tensor on the mesh", SAME)
-    if (piece := piece_of_whole(tensor, source.expand(tensor.shape))) is not None:
+    if (piece := _piece(job, tensor, source)) is not None:
         tensor.to_local().copy_(piece)
     return tensor
 
 
+def _piece(job: Job, tensor: Any, whole: torch.Tensor) -> torch.Tensor | None:
+    """Return this rank's piece of a plain tensor, after the ranks have agreed that all have the same."""
+    digest = hashlib.sha256(whole.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()).hexdigest()[:16]
+    _agree(job, f"copy a whole tensor with the digest {digest} to a tensor on the mesh", SAME)
+    return piece_of_whole(tensor, whole.expand(tensor.shape))
+
+
+def _set_data(tensor: Any, value: Any) -> None:
+    """Give a tensor new memory. DTensor gives it to the wrapper alone, which has no values.
+
+    What shares the old memory keeps its values, as on one device: averages keep ``p.data``, and restore it.
+    """
+    job, own = job_with(tensor.device_mesh, alone=True), torch.Tensor.data
+    is_captured = isinstance(own, property)  # then it refuses
+    if job is None or is_captured or not isinstance(value, torch.Tensor):
+        own.__set__(tensor, value)  # type: ignore[attr-defined]
+        return
+    _check_alike(tensor, value)
+    with torch.no_grad():
+        piece: Any
+        if is_dtensor(value) and value.placements == tensor.placements:
+            piece = value.to_local()
+        elif is_dtensor(value):
+            _agree(job, "move values to .data of a tensor on the mesh")
+            piece = redistribute(value.detach(), tensor.placements).to_local()
+        else:
+            cut = _piece(job, tensor, value)
+            piece = None if cut is None else cut.clone()
+        note_memory_given(tensor)
+        if piece is None:
+            return
+        stride = tensor.to_local().stride()
+        if piece.stride() != stride:  # optimizers read a parameter and its states in memory order
+            piece = torch.empty_strided(piece.shape, stride, dtype=piece.dtype, device=piece.device).copy_(piece)
+        give_memory(tensor, piece)
+
+
+def _check_alike(tensor: Any, value: torch.Tensor) -> None:
+    pairs = {
+        "shape": (list(value.shape), list(tensor.shape)),
+        "dtype": (value.dtype, tensor.dtype),
+        "device": (value.device.type, tensor.device.type),
+        "mesh": (value.device_mesh if is_dtensor(value) else tensor.device_mesh, tensor.device_mesh),
+    }
+    for what, (new, old) in pairs.items():
+        if new != old:
+            remedy = OF_OTHER_MESH if what == "mesh" else OF_OTHER
+            raise NotImplementedError(DATA.format(what=what, value=new, tensor=old, line=user_line(), remedy=remedy))
+
+
 def _agree(job: Job, call: str, remedy: str = ON_ALL) -> None:
     """Check that all ranks make this call; ``RuntimeError`` names the line otherwise."""
-    ranks = job.surface
-    assert ranks is not None
-    ranks.begin(call, remedy=remedy.format(line=user_line()))
-    ranks.finish()
+    if (ranks := job.surface) is not None:
+        ranks.begin(call, remedy=remedy.format(line=user_line()))
+        ranks.finish()
 
 
 def _by_dtensor(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

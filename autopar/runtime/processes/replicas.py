@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class Replicas:
         self._parameters = parameters
         self._known = versions_of(parameters.values())
         self._counted, self._written = 0, list[str]()
+        self._given = Counter[int]()  # id of a tensor → how often it was given other memory, which torch does not count
         if not _live:
             register_optimizer_step_pre_hook(lambda *_: _each(Replicas._look))
             register_optimizer_step_post_hook(lambda *_: _each(Replicas._pass_over))
@@ -70,6 +72,9 @@ class Replicas:
 
     def _look(self) -> None:
         """Note the writes since the last look, as those of the user."""
+        if given := self._were_given():
+            self._written = list(dict.fromkeys([*self._written, *given]))
+            self._counted += len(given)
         now = versions_of(self._parameters.values())
         if now != self._known:
             known = self._known if len(self._known) == len(now) else [-1] * len(now)
@@ -81,8 +86,21 @@ class Replicas:
     def _pass_over(self) -> None:
         """Count the writes since the last look, as those of an optimizer."""
         now = versions_of(self._parameters.values())
-        self._counted += sum(now) - sum(self._known)
+        self._counted += sum(now) - sum(self._known) + len(self._were_given())
         self._known = now
+
+    def _were_given(self) -> list[str]:
+        """Return the parameters that were given other memory since the last look: a name for each time."""
+        if not self._given:
+            return []
+        given, self._given = self._given, Counter()
+        return [name for name, parameter in self._parameters.items() for _ in range(given[id(parameter)])]
+
+
+def note_memory_given(tensor: torch.Tensor) -> None:
+    """Note that ``.data`` of a tensor was assigned."""
+    for replicas in _live:
+        replicas._given[id(tensor)] += 1
 
 
 _live: weakref.WeakSet[Replicas] = weakref.WeakSet()
