@@ -32,8 +32,9 @@ def clock_named(function: Any, given: Callable[[], int]) -> str:
     name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
     if getattr(function, "__module__", None) == "time" and name in CLOCKS:
         return f"time.{name}" if CLOCKS[name] == ALWAYS or given() < CLOCKS[name] else ""
-    of_dates = isinstance(owner, type) and issubclass(owner, datetime.date) and name in OF_DATES
-    return f"{owner.__name__}.{name}" if of_dates else ""
+    if isinstance(owner, type) and issubclass(owner, datetime.date) and name in OF_DATES:
+        return f"{owner.__name__}.{name}"
+    return ""
 
 
 def given_in(frame: types.FrameType | None) -> int:

@@ -111,8 +111,7 @@ def is_small_array(value: Any) -> bool:
 def elements_of(value: Any) -> tuple[str, tuple[int, ...], bytes]:
     """Return the dtype, the shape and the bytes of a small array."""
     if isinstance(value, ARRAYS):
-        view = memoryview(value)
-        return view.format, view.shape, view.tobytes()
+        return getattr(value, "typecode", "B"), (len(value),), bytes(value)
     return str(value.dtype), value.shape, value.tobytes()
 
 
