@@ -377,7 +377,7 @@ ALIKE = ("a module's|a module as", "a static method", "a class as", "the type|__
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cases", groups(6), ids=", ".join)
+@pytest.mark.parametrize("cases", groups(7), ids=", ".join)
 def test_what_is_changed_is_captured_anew(cases: list[str]) -> None:
     """One change after the other, each of what one of the readers sees."""
     model, x = Several([CASES[case][0]() for case in cases]), torch.randn(4, 4, dtype=d)
