@@ -52,6 +52,7 @@ class Beside(nn.Module):
         self.it, self.cycle, self.count = iter([0.5, 0.25, 2.0] * 9), itertools.cycle([1.0, 2.0]), itertools.count(1)
         self.made, self.zipped = (float(k) for k in range(1, 99)), zip([1.0] * 9, iter([2.0] * 9), strict=True)
         self.clock, self.later, self.of_system = time.monotonic, functools.partial(time.time), random.SystemRandom()
+        self.calls = iter(time.perf_counter, None)
         self.n, self.seen, self.hits, self.height, self.steps = 0, [], [0, 0], 0, 1.5
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -105,6 +106,7 @@ REFUSED: dict[str, tuple[Callable[[Any], float], str]] = {
     "a clock that iter calls": (lambda m: next(iter(time.monotonic, None)), "reads time.monotonic()"),
     "a clock that a dict calls": (lambda m: collections.defaultdict(time.time_ns)[0] % 7 + 1, "reads time.time_ns()"),
     "a clock that a dataclass calls": (lambda m: Stamped().at, "reads time.time()"),
+    "an iterator that calls": (lambda m: next(m.calls), "advances calls, a callable_iterator"),
     "the time of now": (lambda m: localtime().tm_sec + 1, "reads time.localtime()"),
     "the time of None": (lambda m: time.gmtime(None).tm_sec + 1, "reads time.gmtime()"),
     "now in words": (lambda m: float(strftime("%Y")), "reads time.strftime()"),

@@ -36,6 +36,7 @@ SEED = random.Random.seed.__code__
 FirstValues = Literal["refuse", "keep"]  # of what a captured step does not repeat
 FIRST_VALUES: tuple[FirstValues, ...] = get_args(FirstValues)
 UNKNOWN_STATE = object()
+CALLING = type(iter(int, 1))  # what it calls decides its next value
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,8 @@ def _state(value: Any, depth: int) -> Any:
         return _frozen(value.get_state(legacy=False) if hasattr(value, "get_state") else bits_of(value).state)
     if isinstance(value, io.IOBase):
         return value.tell()
+    if isinstance(value, CALLING):
+        return UNKNOWN_STATE
     if isinstance(value, types.GeneratorType):
         return "ended" if value.gi_frame is None else UNKNOWN_STATE
     if depth > 8:
