@@ -136,7 +136,8 @@ class Signature:
         constants: the other arguments, with their types (1, 1.0 and True are equal in Python).
         state: for each parameter and buffer its name, its facts, and the first name of the same tensor.
         training: the training flag of each module, once for each of its names.
-        modes: whether gradients are on, the deterministic mode (0: off, 1: warn, 2: raise), and the autocast state.
+        modes: whether gradients are on, the deterministic mode (0: off, 1: warn, 2: raise), the default dtype, and the
+            autocast state.
         names: the names of the tensor arguments, for messages.
     """
 
@@ -165,6 +166,7 @@ def signature_of(state: ModelState, arguments: Arguments) -> Signature:
         (
             torch.is_grad_enabled(),
             torch.get_deterministic_debug_mode(),
+            torch.get_default_dtype(),
             *((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")),
         ),
         tuple(arguments.names),

@@ -254,6 +254,24 @@ def test_what_a_capture_is_keyed_by() -> None:
     assert parallel.captures == 6
 
 
+def test_another_default_dtype_is_another_capture() -> None:
+    """Forward makes tensors of it."""
+
+    class Made(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.float() * torch.full((), 1.1)
+
+    parallel, x = autopar.parallelize(Made(), Mesh(dp=2)), torch.randn(4, 4)
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            assert torch.equal(parallel.simulate(x), Made()(x))
+    finally:
+        torch.set_default_dtype(before)
+    assert parallel.captures == 2
+
+
 class Running(nn.Module):
     """A buffer written in place, one that is given a new tensor, one that is only read."""
 

@@ -47,6 +47,8 @@ COMPARED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "argmax": lambda h: torch.where(h == h.gather(0, h.argmax(0, keepdim=True)), h, 0.0),
     "a view": rows_of_views,
 }
+if torch.__version__.startswith("2.11."):  # there it has no derivative
+    del COMPARED["aminmax"]
 ROWS = {"topk": 13}  # each case fails with these rows, 5 of the others, if a value is reduced in two ways
 
 

@@ -118,6 +118,8 @@ CASES: dict[str, Function] = {
     "embedding_bag": lambda y: F.embedding_bag(torch.arange(8).reshape(2, 4) % 4, y),
     "masked_scatter": lambda y: y.masked_scatter(y > 0, y * 2),
 }
+if torch.__version__.startswith("2.11."):  # there one has no derivative, and the other reads values
+    del CASES["aminmax"], CASES["quantile"]
 
 
 class Model(torch.nn.Module):

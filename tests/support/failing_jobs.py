@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from forks import MAY_CAPTURE_BEFORE
+
 Ended = tuple[list[int | None], str]  # how each rank ended (``failing_ranks.ends``), and what all have printed
 
 
@@ -22,7 +24,7 @@ def ended(script: str, jobs: Sequence[dict[str, Any]], folder: Path) -> dict[str
         input="".join(json.dumps(job) + "\n" for job in served),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=300 if MAY_CAPTURE_BEFORE else 900,
         check=True,
     )
     codes = {answer["case"]: answer["codes"] for answer in map(json.loads, done.stdout.splitlines())}

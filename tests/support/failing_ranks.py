@@ -22,6 +22,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from forks import MAY_CAPTURE_BEFORE
 
 from autopar.ir.program import Program
 from autopar.runtime import current_op
@@ -31,8 +32,8 @@ from autopar.runtime.processes.launch import store_of_job
 from autopar.runtime.processes.watch.watch import INTERVAL, Watch
 from autopar.torch_private import kernel_of
 
-LIMIT = 30  # seconds until a job is given up
-AT_ONCE = 6  # jobs
+# seconds until a job is given up, and jobs at once: ranks that capture by themselves take longer
+LIMIT, AT_ONCE = (30, 6) if MAY_CAPTURE_BEFORE else (90, 1)
 TIMEOUT = 2.0  # seconds, of a watch
 
 STEP = """\

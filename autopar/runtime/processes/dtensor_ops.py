@@ -128,7 +128,13 @@ def _viewing(name: str) -> Callable[..., Any]:
     """Return a method of a view. What is gathered for it is no view, and refuses to be written to."""
 
     def view(tensor: Any, *args: Any, **options: Any) -> Any:
-        results = getattr(torch.Tensor, name)(tensor, *args, **options)
+        method = getattr(torch.Tensor, name)
+        try:
+            results = method(tensor, *args, **options)
+        except RuntimeError:  # before torch 2.13 a dim that is split is not flattened
+            if job_with(tensor.device_mesh) is None:
+                raise
+            results = method(_replicated(tensor), *args, **options)
         copies = name == "__getitem__" and any(map(_chooses, args[0] if isinstance(args[0], tuple) else args))
         if copies or job_with(tensor.device_mesh) is None:
             return results
@@ -143,6 +149,12 @@ def _viewing(name: str) -> Callable[..., Any]:
         return results
 
     return view
+
+
+def _replicated(tensor: Any) -> Any:
+    from torch.distributed.tensor import Replicate
+
+    return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
 
 
 def _chooses(index: object) -> bool:

@@ -22,7 +22,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 
@@ -70,6 +70,8 @@ def launch(
         _refuse_used_port(endpoint)
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     variables = {STORE_VARIABLE: f"localhost:{store.port}", **_defaults(processes), **(environment or {})}
+    # torch 2.11 has no such field, and gives them 30 s
+    patience: dict[str, Any] = {"shutdown_timeout": PATIENCE} if hasattr(LaunchConfig, "shutdown_timeout") else {}
     with tempfile.TemporaryDirectory(prefix="autopar_") as logs, _environment(variables), _signals_restored(), _quiet():
         config = LaunchConfig(
             min_nodes=1,
@@ -81,7 +83,7 @@ def launch(
             local_addr="localhost",  # otherwise the host's full name, which a laptop may take long to find
             max_restarts=0,
             monitor_interval=0.1,
-            shutdown_timeout=PATIENCE,
+            **patience,
             signals_to_handle=",".join(SIGNALS),
             log_line_prefix_template="[rank ${rank}] ",
             logs_specs=DefaultLogsSpecs(log_dir=logs, tee={rank: Std.ALL for rank in range(1, processes)}),

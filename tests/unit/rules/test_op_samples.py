@@ -63,7 +63,7 @@ def test_every_rule_holds_on_torchs_samples(
                 failed.append(str(error))
     assert not failed, "\n".join(failed)
     assert len(unbound) <= 5
-    assert len([op for op, count in shown.items() if count]) >= 430  # overloads that torch's samples reach
+    assert len([op for op, count in shown.items() if count]) >= 429  # overloads that samples reach; 430 from 2.12 on
     assert sum(shown.values()) >= claims, sum(shown.values())
 
 
