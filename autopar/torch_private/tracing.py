@@ -35,14 +35,27 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode 
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
+BEFORE_2_13 = torch.__version__.startswith(("2.11.", "2.12."))
+
+
+def _attention_of_doubles(query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, heads, rows, _ = query.shape
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    sums = torch.empty((batch, rows, heads), dtype=dtype, device=query.device)
+    return torch.empty_like(query), sums.transpose(1, 2)
+
+
+if BEFORE_2_13:  # there the logarithms of sums are float64, and on fake tensors float32
+    META = torch.library.Library("aten", "IMPL")
+    META.impl("_scaled_dot_product_flash_attention_for_cpu", _attention_of_doubles, "Meta", allow_override=True)
+
 
 def products_of_symbols() -> contextlib.AbstractContextManager[Any]:
     """Let products take sizes that are symbols: before 2.13, ``matmul`` makes numbers of them unless it is in Python.
 
     Tried on 2.11 to 2.15.
     """
-    older = torch.__version__.startswith(("2.11.", "2.12."))
-    return _ProductsInPython() if older else contextlib.nullcontext()
+    return _ProductsInPython() if BEFORE_2_13 else contextlib.nullcontext()
 
 
 class _ProductsInPython(TorchFunctionMode):
