@@ -42,7 +42,8 @@ class Namespaces:
 
     def add(self, owner: Any) -> None:
         """Add a class with its bases and its metaclass, a module, or a function."""
-        for space in (*owner.__mro__, *type(owner).__mro__) if isinstance(owner, type) else (owner,):
+        meta: type = type(owner)
+        for space in (*owner.__mro__, *meta.__mro__) if isinstance(owner, type) else (owner,):
             if id(space) in self._known:
                 continue
             of_user = is_own(space)

@@ -120,8 +120,10 @@ class Watch:
         while frame is not None and name.startswith("os.") and frame.f_code.co_filename.endswith(RANDOM_FILES):
             frame = frame.f_back
         if name and frame is not None and is_users_frame(frame) and name not in self._called:
-            remedy = "read it before the call, and pass it on"
-            self._called[name] = Unrepeated(f"reads {name}()", f"{name}()", remedy, _line_of(frame))
+            remedy, line = "read it before the call, and pass it on", _line_of(frame)
+            if name == "os.urandom" and any(row.line == line for row in self._called.values()):
+                return  # it is how a source that has a name draws
+            self._called[name] = Unrepeated(f"reads {name}()", f"{name}()", remedy, line)
 
     def begins(self, frame: types.FrameType) -> None:
         """Note a function that begins if it asks the system for randomness, for whoever has called it."""
