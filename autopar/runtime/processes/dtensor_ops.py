@@ -248,7 +248,8 @@ def _copied(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 def _piece(job: Job, tensor: Any, whole: torch.Tensor) -> torch.Tensor | None:
     """Return this rank's piece of a plain tensor, after the ranks have agreed that all have the same."""
-    digest = hashlib.sha256(whole.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data).hexdigest()[:16]
+    content = whole.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data
+    digest = hashlib.sha256(content).hexdigest()[:16]
     _agree(job, f"copy a whole tensor with the digest {digest} to a tensor on the mesh", SAME)
     return piece_of_whole(tensor, whole.expand(tensor.shape))
 
