@@ -123,6 +123,8 @@ FROM_ROWS: dict[str, Loss] = {  # numbers that follow from the rows in another w
     "by a sum of ones": lambda z, y, m, s: z.square().sum() / torch.ones(len(z)).sum(),
     "scaled before the loss": lambda z, y, m, s: (z * len(z) ** -0.25).square().mean(),
     "and the number of rows": lambda z, y, m, s: ce(z, y) + len(z),
+    "where a loss bends": lambda z, y, m, s: F.huber_loss(z, 0 * z, delta=1 / len(z)),
+    "beside a variance": lambda z, y, m, s: F.layer_norm(z, z.shape[1:], eps=1 / len(z)).pow(4).mean(),
     "with a power of rows": lambda z, y, m, s: ce(z, y) * 0.9 ** len(z),
     "a mean by a count with rows": lambda z, y, m, s: (each(z) * m).sum() / (m.sum() + 1 / len(z)),
 }  # fmt: skip

@@ -131,12 +131,8 @@ class BatchIndependence:
             return []
         mixing = []
         for node in behind(values):
-            call, new = record_of(node).call, self._same[node]
-            if (
-                node.op != "call_function"
-                or node not in self.varying
-                or (call is not None and OWN_STATISTICS in call.op)
-            ):
+            new = self._same[node]
+            if node.op != "call_function" or node not in self.varying or has_own_statistics(node):
                 continue
             for value, need in zip(operands(new), placed.uses[new], strict=True):
                 have = placed.types[value]
@@ -147,6 +143,12 @@ class BatchIndependence:
                     mixing.append(node)
                     break
         return sorted(mixing)
+
+
+def has_own_statistics(node: fx.Node) -> bool:
+    """Return whether a node is a part of a batch norm, which mixes the rows of a micro-batch and counts them."""
+    call = record_of(node).call
+    return call is not None and OWN_STATISTICS in call.op
 
 
 def _with_seed_of_rows(record: Record) -> Record:

@@ -30,9 +30,7 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.torch_private import OpOverload, aten, number_arguments
 
-FIXED = {"eps", "momentum", "p", "dropout_p", "correction"}  # arguments that nobody computes from the batch
 POSITIONS = {aten.arange.default, aten.arange.start, aten.arange.start_step, aten.linspace.default}
-COUNTING = ("mean", "var", "std", "norm", "loss")  # calls that are taken apart, and divide by a number of elements
 FACTORS = (2.0, 0.5)  # of the rows
 
 
@@ -138,7 +136,6 @@ def _numbers(node: fx.Node, program: Program) -> list[Any]:
     arguments = [
         node.args[position] if position < len(node.args) else node.kwargs.get(name)
         for position, name in number_arguments(node.target)
-        if name not in FIXED
     ]
     return [number for number in arguments if isinstance(number, (int, float)) and not isinstance(number, bool)]
 
@@ -155,12 +152,6 @@ def _growth(here: Sequence[Any], there: Sequence[Any], factor: float) -> int | N
     if math.isclose(b, factor * a, rel_tol=1e-9):
         return 1
     return -1 if math.isclose(a, factor * b, rel_tol=1e-9) else None
-
-
-def counts_inside(node: fx.Node) -> bool:
-    """Return whether a node is a part of a call that divides by a number of elements itself, as ``mean`` does."""
-    call = record_of(node).call
-    return call is not None and any(word in call.op for word in COUNTING)
 
 
 def _shape(node: fx.Node) -> tuple[int, ...] | None:

@@ -24,9 +24,9 @@ from torch import fx
 from autopar.ir.nodes import behind, is_getitem, name_of, node_at, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.step.batches.batch_independence import BatchIndependence
+from autopar.step.batches.batch_independence import BatchIndependence, has_own_statistics
 from autopar.step.batches.batches import COUNTED
-from autopar.step.batches.more_rows import MoreRows, counts_inside
+from autopar.step.batches.more_rows import MoreRows
 from autopar.torch_private import aten
 
 DIVISION, PRODUCTS, SHIFTS = aten.div.Tensor, (aten.mul.Tensor,), (aten.add.Tensor, aten.sub.Tensor)
@@ -228,9 +228,11 @@ class _Search:
         if self.more_rows is None or not self.more_rows.has(op):
             return [(value, path.with_number(number, op))]
         growth = self.more_rows.growth(op)
-        if growth is None:  # ``_numbers`` has it, unless it is that of a mean over more than the rows
-            return [(value, path.with_number(number, op))] if counts_inside(op) else []
+        if growth is None and op.target is not aten.div.Scalar:
+            return []  # ``_numbers`` has it
         self.told.add(op)
+        if growth is None:  # of a mean that is taken apart, over more than the rows, or where they cannot be others
+            return [(value, path.with_number(number, op))]
         return [(value, path.counted_by(degree * growth))]
 
     def _by_constant(self, value: fx.Node, path: _Path, by: fx.Node, degree: int) -> list[tuple[fx.Node, _Path]]:
@@ -254,7 +256,7 @@ class _Search:
             for node in behind([self.loss])
             if node not in self.told
             and record_of(node).phase == "forward"
-            and not counts_inside(node)
+            and not has_own_statistics(node)
             and (more_rows.growth(node) != 0 or (node not in self.independence.varying and more_rows.is_reduced(node)))
         )
 
