@@ -107,6 +107,7 @@ from autopar.torch_private.tensors import storage_of as storage_of
 from autopar.torch_private.tensors import tensor_dict as tensor_dict
 from autopar.torch_private.tensors import version_of as version_of
 from autopar.torch_private.tensors import versions_of as versions_of
+from autopar.torch_private.tracing import BEFORE_2_13 as BEFORE_2_13
 from autopar.torch_private.tracing import DATA_DEPENDENT as DATA_DEPENDENT
 from autopar.torch_private.tracing import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from autopar.torch_private.tracing import FakeTensor as FakeTensor

@@ -20,6 +20,7 @@ from autopar.runtime.processes.job import Job, job_with
 from autopar.runtime.processes.replicas import note_memory_given
 from autopar.runtime.seeds import first_ranks_generator
 from autopar.torch_private import (
+    BEFORE_2_13,
     OpOverload,
     add_dtensor_methods,
     aten,
@@ -131,9 +132,10 @@ def _viewing(name: str) -> Callable[..., Any]:
         method = getattr(torch.Tensor, name)
         try:
             results = method(tensor, *args, **options)
-        except RuntimeError:  # before torch 2.13 a dim that is split is not flattened
-            if job_with(tensor.device_mesh) is None:
+        except RuntimeError:
+            if not BEFORE_2_13 or job_with(tensor.device_mesh) is None:
                 raise
+            # there DTensor flattens no dim that is split; all ranks come here, because all have the same placements
             results = method(_replicated(tensor), *args, **options)
         copies = name == "__getitem__" and any(map(_chooses, args[0] if isinstance(args[0], tuple) else args))
         if copies or job_with(tensor.device_mesh) is None:
@@ -229,10 +231,11 @@ def _on_wholes(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def _transposed(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    try:
+    if job_with(args[0].device_mesh) is None:
         return _by_dtensor(op, args, kwargs)
-    except NotImplementedError:
-        raise NotImplementedError(TRANSPOSED.format(line=user_line())) from None
+    raise NotImplementedError(
+        TRANSPOSED.format(line=user_line())
+    )  # from 2.14 on DTensor has it, for whole tensors alone
 
 
 def _copied(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
