@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, cast
 
 from torch import fx
@@ -88,15 +88,15 @@ def _collect(values: Any, nodes: list[fx.Node]) -> None:
             _collect(value.values(), nodes)
 
 
-def behind(values: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return the values, and all nodes that they are computed from."""
+def behind(values: Iterable[fx.Node], ends: Collection[fx.Node] = ()) -> set[fx.Node]:
+    """Return the values, and all nodes that they are computed from. ``ends``: nodes behind which it does not look."""
     ancestors: set[fx.Node] = set()
     open_ = list(values)
     while open_:
         node = open_.pop()
         if node not in ancestors:
             ancestors.add(node)
-            open_ += node.all_input_nodes
+            open_ += [] if node in ends else node.all_input_nodes
     return ancestors
 
 

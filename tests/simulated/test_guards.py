@@ -203,6 +203,74 @@ def test_a_float_that_anneals_becomes_an_input(options: dict[str, Any]) -> None:
     )
 
 
+class WithFloat(nn.Module):
+    """A loss of a layer's output and a float."""
+
+    def __init__(self, loss: Callable[[torch.Tensor, float], torch.Tensor]) -> None:
+        super().__init__()
+        self.l, self.beta, self.loss = nn.Linear(4, 4, dtype=d), 0.0, loss
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.l(x), self.beta)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y, beta: y.square().sum() * (beta / len(y)),
+        lambda y, beta: y.square().sum() / (beta * len(y) + 1e-9 * len(y)),
+        lambda y, beta: y.square().sum() * beta / len(y),
+        lambda y, beta: y.square().mean() * (beta * len(y)),
+        lambda y, beta: y.square().mean() + (beta / len(y)) * y.sum(),
+        lambda y, beta: y.square().mean() + (2 - beta) * y.mean(),
+    ],
+    ids=["mean", "by", "apart", "sum", "added", "plain"],
+)
+def test_a_float_beside_the_number_of_rows(loss: Callable[[torch.Tensor, float], torch.Tensor]) -> None:
+    """Its input grows with the rows, or as their inverse, also where it is 0 when it becomes an input."""
+    torch.manual_seed(0)
+    model = WithFloat(loss)
+    alone, x = copy.deepcopy(model), torch.randn(8, 4, dtype=d)
+    step = autopar.parallelize(model, Mesh(dp=2)).train_step(
+        torch.optim.SGD(model.parameters(), lr=0.1), microbatches=2
+    )
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for beta in (0.4, 0.1, 0.0, 0.3, 0.2):
+        model.beta = alone.beta = beta
+        ours, expected = step.simulate(x), alone(x)
+        optimizer.zero_grad()
+        expected.backward()
+        optimizer.step()
+        torch.testing.assert_close(ours, expected.detach())
+    torch.testing.assert_close(dict(model.named_parameters()), dict(alone.named_parameters()))
+    assert step.captures == 3 and "input('.beta')" in str(step.program)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y, beta: y.square().mean() * (beta / len(y) ** 0.5),
+        lambda y, beta: (y * (beta / len(y))).square().mean(),
+        lambda y, beta: (y * (k := beta / len(y))).square().sum() * k,
+        lambda y, beta: y.square().mean() + (beta + len(y)),
+    ],
+    ids=["root", "inside", "inside and outside", "added"],
+)
+def test_what_follows_from_a_float_and_the_rows_is_told(loss: Callable[[torch.Tensor, float], torch.Tensor]) -> None:
+    """With the line of its first use."""
+    model, x = WithFloat(loss), torch.randn(8, 4, dtype=d)
+    step = autopar.parallelize(model, Mesh(dp=2)).train_step(
+        torch.optim.SGD(model.parameters(), lr=0.1), microbatches=2
+    )
+    for beta in (0.4, 0.1, 0.2):
+        model.beta = beta
+        with pytest.warns(
+            UserWarning, match=r"one of its numbers follows from the number of rows[^\n]*\n +test_guards"
+        ):
+            step.simulate(x)
+    assert step.captures == 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_number_that_is_an_input_is_none_of_a_dtype(dtype: torch.dtype) -> None:
     """Results have the dtypes and the bits that they have with a Python number: of low precision, of whole numbers, of

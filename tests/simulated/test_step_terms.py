@@ -68,6 +68,7 @@ MEANS: dict[str, Loss] = {  # equal to the whole batch's, and nobody is told any
     "unsqueezed": lambda z, y, m, s: ce(z, y).unsqueeze(0).mean(),
     "shifted by a mean of inputs": lambda z, y, m, s: ce(z, y) - m.mean(),
     "and nothing of a sum": lambda z, y, m, s: ce(z, y) + 0.0 * z.sum(),
+    "and nothing of a mean": lambda z, y, m, s: ce(z, y) + 0.0 * z.mean() - (z.sum() / (len(z) - 1)) * 0,
     "with learned weights": lambda z, y, m, s: (-s.linear.bias[0]).exp() * ce(z, y) + s.linear.bias[0],
     "smoothed, weighted": lambda z, y, m, s: ce(z, y, s.weight, label_smoothing=0.1),
     "focal": lambda z, y, m,
@@ -125,6 +126,7 @@ FROM_ROWS: dict[str, Loss] = {  # numbers that follow from the rows in another w
     "and the number of rows": lambda z, y, m, s: ce(z, y) + len(z),
     "where a loss bends": lambda z, y, m, s: F.huber_loss(z, 0 * z, delta=1 / len(z)),
     "beside a variance": lambda z, y, m, s: F.layer_norm(z, z.shape[1:], eps=1 / len(z)).pow(4).mean(),
+    "a number within and outside": lambda z, y, m, s: (z * (k := torch.tensor(1 / len(z)))).square().sum() * k,
     "with a power of rows": lambda z, y, m, s: ce(z, y) * 0.9 ** len(z),
     "a mean by a count with rows": lambda z, y, m, s: (each(z) * m).sum() / (m.sum() + 1 / len(z)),
 }  # fmt: skip

@@ -55,10 +55,10 @@ COMPUTED_IN = {
 Expression = float | GuardedPlace | tuple[Any, ...]
 
 
-def _computed(expression: Expression) -> float:
+def _computed(expression: Expression, of: Callable[[GuardedPlace], float] = GuardedPlace.now) -> float:
     if isinstance(expression, tuple):
-        return expression[0](*map(_computed, expression[1:]))
-    return expression.now() if isinstance(expression, GuardedPlace) else expression
+        return expression[0](*(_computed(part, of) for part in expression[1:]))
+    return of(expression) if isinstance(expression, GuardedPlace) else expression
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,19 @@ class Number:
     Attributes:
         name: the name of the input; begins with a dot.
         dtype: the dtype of the input.
-        value: computes the number.
+        expression: what it is computed from.
     """
 
     name: str
     dtype: torch.dtype
-    value: Callable[[], float]
+    expression: Expression
 
     def tensor(self, device: torch.device) -> torch.Tensor:
-        return torch.tensor(self.value(), dtype=self.dtype, device=device)
+        return torch.tensor(_computed(self.expression), dtype=self.dtype, device=device)
+
+    def where_all_are(self, value: float) -> float:
+        """Return the number where each place holds ``value``."""
+        return _computed(self.expression, lambda _: value)
 
 
 class Tracked(float):
@@ -263,9 +267,11 @@ def put_in(program: Program, taken: Sequence[Taken]) -> tuple[Number, ...]:
         if key not in homes:
             name = _free(use.number.name, used)
             home = homes[key] = make_node(graph, name, "placeholder", name, (), {})
-            set_record(home, Record(TensorType((), use.dtype), role="input", name=f".{name}"))
+            first = record_of(use.node)
+            record = Record(TensorType((), use.dtype), role="input", name=f".{name}")
+            set_record(home, record._replace(module=first.module, source=first.source))
             before.prepend(home)
-            numbers.append(Number(f".{name}", use.dtype, use.number.compute))
+            numbers.append(Number(f".{name}", use.dtype, use.number.expression))
         op = OPERANDS[use.node.target][1]
         operands = [use.node.args[0], homes[key]]
         use.node.args = tuple(reversed(operands) if use.node.target in REVERSED else operands)

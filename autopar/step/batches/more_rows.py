@@ -4,6 +4,7 @@
     loss.sum() * (1 / len(x))      8 rows: 1/8    16 rows: 1/16     as their inverse: -1
     loss.sum() / 8.0               8 rows: 8      16 rows: 8        not: 0
     loss.sum() / (len(x) - 1)      8 rows: 7      16 rows: 15       otherwise: None
+    loss.sum() * (beta / len(x))   8 rows: β/8    16 rows: β/16     as their inverse: -1, whatever β is in later calls
 
 In a captured program all of them are numbers. So it is compared with the program at twice the rows: a capture with
 symbols gives it, any other call is captured once more.
@@ -22,6 +23,8 @@ from torch import fx
 
 from autopar.capture import Captured, capture_call
 from autopar.capture.arguments import Arguments
+from autopar.capture.guards.numbers import Number
+from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.symbolic.validity import Misfit
 from autopar.ir.at_values import at_values
 from autopar.ir.nodes import operands, record_of
@@ -32,6 +35,7 @@ from autopar.torch_private import OpOverload, aten, number_arguments
 
 POSITIONS = {aten.arange.default, aten.arange.start, aten.arange.start_step, aten.linspace.default}
 FACTORS = (2.0, 0.5)  # of the rows
+GENERIC = (0.7182818, 1.6180339)  # values at which no two expressions of people meet
 
 
 class MoreRows:
@@ -45,31 +49,30 @@ class MoreRows:
         arguments: Arguments,
         cut: Collection[str],
         random: Random,
+        floats: Sequence[GuardedPlace],
         keep: bool,
     ) -> None:
-        """``captured``: the call. ``cut``: the names of the inputs that are cut into micro-batches along dim 0."""
+        """``captured``: the call. ``cut``: the names of the inputs that are cut into micro-batches along dim 0.
+        ``floats``: the places whose numbers are inputs."""
         self._call, self._model, self._arguments, self._cut = captured, model, arguments, cut
-        self._options = random, keep
+        self._options = random, floats, keep  # of a capture
 
     def growth(self, node: fx.Node) -> int | None:
         """Return how the number of a node of the captured program grows: 0, 1 or -1; ``None`` if otherwise, or if the
         other program has no such node. A node that a pass has inserted has no number of the user's: 0."""
-        here = self._here.get(node.name)
-        if here is None or here.target is not node.target:
+        if not self.has(node):
             return 0
-        numbers = _numbers(here, self._call.program)
-        if not numbers:
-            return 0
-        program, factor = self._there
-        there = self._nodes_there.get(node.name)
-        if program is None or there is None or there.target != here.target:
+        there = self._there.nodes.get(node.name)
+        if there is None or there.target != node.target:
             return None
-        return _growth(numbers, _numbers(there, program), factor)
+        pairs = zip(self._here.numbers(self._here.nodes[node.name]), self._there.numbers(there), strict=False)
+        growths = {_growth(numbers, others, self._there.factor) for numbers, others in pairs}
+        return growths.pop() if len(growths) == 1 else None
 
     def has(self, node: fx.Node) -> bool:
         """Return whether a node is one of the captured program, with a number."""
-        here = self._here.get(node.name)
-        return here is not None and here.target is node.target and bool(_numbers(here, self._call.program))
+        here = self._here.nodes.get(node.name)
+        return here is not None and here.target == node.target and any(self._here.numbers(here))
 
     def is_reduced(self, node: fx.Node) -> bool:
         """Return whether a value keeps its size with more rows, and an operand does not: ``ones(len(x)).sum()``.
@@ -80,28 +83,20 @@ class MoreRows:
 
     def _resized(self, node: fx.Node) -> bool | None:
         """``None`` for what is no tensor, or is not there."""
-        here, there = self._here.get(node.name), self._nodes_there.get(node.name)
+        here, there = self._here.nodes.get(node.name), self._there.nodes.get(node.name)
         shapes = [None if n is None else _shape(n) for n in (here, there)]
         return None if None in shapes else shapes[0] != shapes[1]
 
     @functools.cached_property
-    def _here(self) -> dict[str, fx.Node]:
-        return {node.name: node for node in self._call.program.nodes}
+    def _here(self) -> _Rows:
+        return _Rows(self._call.program, self._call.numbers)
 
     @functools.cached_property
-    def _nodes_there(self) -> dict[str, fx.Node]:
-        program = self._there[0]
-        return {} if program is None else {node.name: node for node in program.nodes}
+    def _there(self) -> _Rows:
+        """The program at more rows; one without nodes if there is none."""
+        return next((rows for factor in FACTORS if (rows := self._rows(factor)) is not None), _Rows(None))
 
-    @functools.cached_property
-    def _there(self) -> tuple[Program | None, float]:
-        """The program at more rows, and how many times as many they are."""
-        for factor in FACTORS:
-            if (program := self._program(factor)) is not None:
-                return program, factor
-        return None, 1.0
-
-    def _program(self, factor: float) -> Program | None:
+    def _rows(self, factor: float) -> _Rows | None:
         names = iter(self._arguments.names)
         leaves = []
         for leaf in self._arguments.flat:
@@ -116,28 +111,47 @@ class MoreRows:
             shapes = {name: tuple(t.shape) for name, t in zip(arguments.names, arguments.tensors, strict=True)}
             values = symbolic.validity.fits(shapes)
             if not isinstance(values, Misfit):
-                return at_values(symbolic.captured.program, values)
-        random, keep = self._options
+                return _Rows(at_values(symbolic.captured.program, values), factor=factor)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the capture itself has given them
-                return capture_call(self._model, arguments, random, keep=keep).program
+                captured = capture_call(self._model, arguments, *self._options)
         except Exception:  # whatever a model raises that is made for one size
             return None
+        return _Rows(captured.program, captured.numbers, factor)
 
 
-def _numbers(node: fx.Node, program: Program) -> list[Any]:
-    """Return the numbers that a node computes with: no sizes, dims or flags. A constant is its content."""
-    if node.op == "get_attr":
-        constant = program.constants[str(node.target)]
-        return [(constant.shape, constant.content)] if constant.shape else [constant.content]
-    if not isinstance(node.target, OpOverload) or node.target in POSITIONS:
-        return []
-    arguments = [
-        node.args[position] if position < len(node.args) else node.kwargs.get(name)
-        for position, name in number_arguments(node.target)
-    ]
-    return [number for number in arguments if isinstance(number, (int, float)) and not isinstance(number, bool)]
+class _Rows:
+    """A program at so many rows.
+
+    Attributes:
+        nodes: name → node.
+        factor: how many times as many the rows are as those of the call.
+    """
+
+    def __init__(self, program: Program | None, inputs: Sequence[Number] = (), factor: float = 1.0) -> None:
+        self.nodes = {} if program is None else {node.name: node for node in program.nodes}
+        self.factor = factor
+        self._constants = {} if program is None else program.constants
+        self._inputs = {number.name: number for number in inputs}
+
+    def numbers(self, node: fx.Node) -> list[list[Any]]:
+        """Return the numbers that a node computes with: no sizes, dims or flags. A constant is its content.
+
+        An input that is computed from floats has the numbers of ``GENERIC`` floats, a list for each.
+        """
+        if node.op == "get_attr":
+            constant = self._constants[str(node.target)]
+            return [[(constant.shape, constant.content)] if constant.shape else [constant.content]]
+        if node.op == "placeholder" and (number := self._inputs.get(record_of(node).name)) is not None:
+            return [[number.where_all_are(value)] for value in GENERIC]
+        if not isinstance(node.target, OpOverload) or node.target in POSITIONS:
+            return [[]]
+        arguments = [
+            node.args[position] if position < len(node.args) else node.kwargs.get(name)
+            for position, name in number_arguments(node.target)
+        ]
+        return [[number for number in arguments if isinstance(number, (int, float)) and not isinstance(number, bool)]]
 
 
 def _growth(here: Sequence[Any], there: Sequence[Any], factor: float) -> int | None:

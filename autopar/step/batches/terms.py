@@ -120,6 +120,7 @@ class _Search:
         is_added: whether all terms are added.
         others: the terms that are not means over the batch.
         told: the ops whose number is taken for a number of rows, or for none.
+        vanishing: products with 0.
         terms: the nodes between the loss and its terms.
     """
 
@@ -135,6 +136,7 @@ class _Search:
         self.is_added = True
         self.others: dict[fx.Node, None] = {}
         self.told: set[fx.Node] = set()
+        self.vanishing: set[fx.Node] = set()
         self.terms: set[fx.Node] = set()
 
     def run(self) -> Terms:
@@ -193,6 +195,7 @@ class _Search:
         if node.target in BY_NUMBER or (node.target in PRODUCTS and len(values) == 1):
             number = node.args[1]
             if number == 0:
+                self.vanishing.add(node)
                 return []
             by = BY_NUMBER.get(node.target, BY_NUMBER[aten.mul.Scalar])(number)
             if self._is_of_one_row(values[0], by):
@@ -236,11 +239,14 @@ class _Search:
         return [(value, path.counted_by(degree * growth))]
 
     def _by_constant(self, value: fx.Node, path: _Path, by: fx.Node, degree: int) -> list[tuple[fx.Node, _Path]]:
-        """The same for a tensor that is the same for all micro-batches. Only a constant may be a number of rows."""
+        """The same for a tensor that is the same for all micro-batches. A constant, or an input that is computed from
+        floats, may be a number of rows."""
         made = by
         while made.target in PASSED and len(operands(made)) == 1:
             (made,) = operands(made)
         growth = 0 if self.more_rows is None else self.more_rows.growth(made)
+        if growth is None or (growth and not self._only_scales(made)):
+            return []  # ``_numbers`` has it
         if growth:
             self.told.add(made)
             return [(value, path.counted_by(degree * growth))]
@@ -253,7 +259,7 @@ class _Search:
             return []
         return sorted(
             node
-            for node in behind([self.loss])
+            for node in behind([self.loss], self.vanishing)
             if node not in self.told
             and record_of(node).phase == "forward"
             and not has_own_statistics(node)
@@ -331,6 +337,15 @@ class _Search:
             record_of(user).phase != "forward"
             or (user in self.terms and user.target is DIVISION and user.args[0] is not count)
             for user in count.users
+        )
+
+    def _only_scales(self, number: fx.Node) -> bool:
+        """Return whether forward uses a number for nothing but dividing and multiplying terms of the loss."""
+        return all(
+            record_of(user).phase != "forward"
+            or (user in self.terms and user.target in (DIVISION, *PRODUCTS))
+            or (user.target in PASSED and len(operands(user)) == 1 and self._only_scales(user))
+            for user in number.users
         )
 
     def _degree(self, node: fx.Node) -> int | None:

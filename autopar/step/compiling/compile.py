@@ -122,7 +122,7 @@ class MicroCompiler:
             return None
         compiler = self.compiler
         whole, random, keep = self.call.whole(), compiler.random, compiler.sizes.keep
-        return MoreRows(self.captured, compiler.model, whole, cut, random, keep)
+        return MoreRows(self.captured, compiler.model, whole, cut, random, compiler.numbers, keep)
 
     def placed(
         self,
