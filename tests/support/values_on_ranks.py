@@ -295,6 +295,8 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "data of other placements": _give(lambda w: _gathered(w.data) * 2),
     "data that was transposed": _give(lambda w: torch.arange(w.numel(), dtype=torch.float64).view(w.shape[::-1]).t()),
     "data that is restored": _restore,
+    "data of data": lambda w: w.data.data.detach().mul_(2),
+    "transposed in place": lambda w: w.T.add_(1),
     "data of a gradient": lambda w: setattr(w.grad, "data", w.grad.data * 2),
     "data of parts of a vector": lambda w: nn.utils.vector_to_parameters(torch.arange(96).double(), [w]),
     "index_fill_": lambda w: w.index_fill_(0, torch.tensor([1, 5]), 1.0),
@@ -308,6 +310,10 @@ LOST: list[Callable[[Any], Any]] = [
     lambda w: w.chunk(5)[0].fill_(1),
     lambda w: w[1:3].__setitem__(0, 1),
     lambda w: w[0].__iadd__(1),
+    lambda w: w[0].data.zero_(),
+    lambda w: w[0].detach().zero_(),
+    lambda w: w[1:4].T.zero_(),
+    lambda w: w[1:4].transpose(0, 1)[0].fill_(2),
 ]
 
 

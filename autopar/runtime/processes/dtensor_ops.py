@@ -63,8 +63,9 @@ OF_OTHER = (
 )
 OF_OTHER_MESH = "give it value.full_tensor()"
 VIEWS = ("__getitem__", "select", "narrow", "view", "view_as", "reshape", "flatten", "unflatten", "unbind", "chunk",
-         "split", "tensor_split", "diagonal", "squeeze", "unsqueeze", "movedim", "permute", "expand",
-         "unfold")  # fmt: skip
+         "split", "tensor_split", "diagonal", "squeeze", "unsqueeze", "movedim", "permute", "expand", "unfold", "t",
+         "transpose", "swapaxes", "swapdims", "ravel", "detach")  # fmt: skip
+VIEWS_AS_ATTRIBUTES = ("T", "mT", "data")
 OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 
 
@@ -76,10 +77,11 @@ def take_dtensor_ops() -> None:
         handlers[op] = _on_wholes
     handlers[aten.t_.default] = _transposed
     handlers[aten.copy_.default] = _copied
-    views = {name: _viewing(name) for name in VIEWS}
+    views: dict[str, Any] = {name: _viewing(name) for name in VIEWS}
+    for name in VIEWS_AS_ATTRIBUTES:
+        views[name] = property(_viewing(name), _set_data if name == "data" else None)
     writes: dict[str, Callable[..., Any]] = {"__setitem__": _set_item, "fill_diagonal_": _fill_diagonal}
-    data = property(lambda tensor: torch.Tensor.data.__get__(tensor), _set_data)  # type: ignore[attr-defined]
-    add_dtensor_methods({"tolist": _tolist, "numpy": _numpy, "__format__": _format, "data": data, **writes, **views})
+    add_dtensor_methods({"tolist": _tolist, "numpy": _numpy, "__format__": _format, **writes, **views})
 
 
 def _tolist(tensor: Any) -> Any:
@@ -129,7 +131,8 @@ def _viewing(name: str) -> Callable[..., Any]:
     """Return a method of a view. What is gathered for it is no view, and refuses to be written to."""
 
     def view(tensor: Any, *args: Any, **options: Any) -> Any:
-        method = getattr(torch.Tensor, name)
+        of_tensors = getattr(torch.Tensor, name)
+        method = of_tensors if callable(of_tensors) else of_tensors.__get__
         try:
             results = method(tensor, *args, **options)
         except RuntimeError:
@@ -233,9 +236,8 @@ def _on_wholes(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 def _transposed(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if job_with(args[0].device_mesh) is None:
         return _by_dtensor(op, args, kwargs)
-    raise NotImplementedError(
-        TRANSPOSED.format(line=user_line())
-    )  # from 2.14 on DTensor has it, for whole tensors alone
+    # from torch 2.14 on DTensor has it for whole tensors alone
+    raise NotImplementedError(TRANSPOSED.format(line=user_line()))
 
 
 def _copied(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
