@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterable
+from enum import EnumMeta
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ ADMITTED = {
     "pathlib": {"Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
     "pathlib._local": {"Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
 }  # fmt: skip
+
+NO_PART = "names {}, which is no part of DCP's descriptions and could run code; it was not read"
 
 ObjectPath = tuple[str | int, ...]
 
@@ -180,14 +183,22 @@ class _Descriptions(pickle.Unpickler):
     """Unpickles only DCP's descriptions."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         admitted = name in ADMITTED.get(module, ()) or (
             module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         )
         if not admitted:
-            raise CheckpointError(
-                f"names {module}.{name}, which is no part of DCP's descriptions and could run code; it was not read"
-            )
+            raise CheckpointError(NO_PART.format(f"{module}.{name}"))
         return super().find_class(module, name)
+
+
+def _member(owner: object, name: str) -> Any:
+    """Return a member of an enumeration. The first releases of Python 3.11 pickle one as ``getattr(its class, name)``,
+    and of all that a pickle may name only DCP's memory formats are an enumeration."""
+    if not isinstance(owner, EnumMeta):
+        raise CheckpointError(NO_PART.format("builtins.getattr"))
+    return owner[name]
 
 
 def _check(path: Path, metadata: Any) -> None:

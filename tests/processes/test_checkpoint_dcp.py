@@ -204,9 +204,23 @@ def test_a_pickle_is_read_with_the_users_word_alone(tmp_path: Path) -> None:
         f"CheckpointError: {path} names os.system, which is no part of DCP's descriptions and could run code; it was "
         f"not read"
     )
+    path.write_bytes(b"cbuiltins\ngetattr\n(ctorch\nSize\nS'__init__'\ntR.")
+    assert "names builtins.getattr, which is no part" in refused(folder, tmp_path, allow_pickle=True)
     path.write_bytes(b"ctorch\nload\n(S'x'\ntR.")
     assert "names torch.load, which is no part" in refused(folder, tmp_path, allow_pickle=True)
     assert not ran.exists()
+
+
+def test_enumerations_as_the_first_releases_of_python_3_11_pickle_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formats = dcp.metadata._MEM_FORMAT_ENCODING
+    monkeypatch.setattr(formats, "__reduce_ex__", lambda self, protocol: (getattr, (formats, self.name)))
+    folder = written(tmp_path / "dcp", {"model": {"w": torch.arange(3.0)}})
+    assert b"getattr" in (folder / ".metadata").read_bytes()
+    checkpoint.import_dcp(folder, tmp_path / "out", allow_pickle=True)
+    found = checkpoint.load(tmp_path / "out", {"model": {"w": torch.zeros(3)}})
+    assert torch.equal(found["model"]["w"], torch.arange(3.0))
 
 
 class Harmless:
