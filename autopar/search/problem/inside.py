@@ -83,6 +83,8 @@ class Expanded:
         for k, step in enumerate(self.steps):
             if step.target is not ARANGE:
                 self._add(k, step, parts[k], needed)
+        if not all(self.placed):
+            return  # an op inside reads no operand as it is needed: weights of classes, of which each rank has a part
         payments = Payments(self.graph, self.chains, self.order, self.labels, PENALTY)
         for value in self.values.values():
             payments.pay(value)
@@ -146,7 +148,10 @@ class Expanded:
         """Return the cheapest plan inside for the needs and gives of a strategy, with its nanoseconds.
 
         A result that no op inside can give as the rule says may have any other layout: each is a strategy of its own.
+        There may be no plan.
         """
+        if not all(self.placed):
+            return []
         fits = [np.ones(len(each), dtype=bool) for each in self.placed]
         for k, variable in self.variables.items():
             for position, ref in enumerate(refs(self.steps[k])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -362,3 +363,42 @@ def test_a_file_with_another_expansion(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(PlanError, match=f"the plan has an expansion of {other}, which has none; search the plan again"):
         autopar.parallelize(model, Mesh(a=2), str(path), example=inputs)
+
+
+class Classifier(torch.nn.Module):
+    """Its loss weighs the classes."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.linear, self.loss = torch.nn.Linear(4, 8, dtype=torch.float64), loss
+        self.register_buffer("weight", torch.linspace(0.5, 2, 8, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.linear(x), target, self.weight)
+
+
+@pytest.mark.parametrize("plan", [None, {"linear.weight": ("b",)}], ids=["searched", "split classes"])
+@pytest.mark.parametrize("mesh", [Mesh(a=2), Mesh(a=2, b=2), Mesh(a=2, b=2, c=2)], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z, y, w: torch.nn.functional.nll_loss(z.log_softmax(1), y, w),
+        lambda z, y, w: torch.nn.functional.cross_entropy(z, y, w, ignore_index=3),
+        lambda z, y, w: torch.nn.functional.cross_entropy(z[:, :, None], y[:, None], w, label_smoothing=0.1),
+    ],
+    ids=["nll_loss", "cross_entropy", "smoothed, in two dims"],
+)
+def test_weights_of_classes(loss: Any, mesh: Mesh, plan: Any) -> None:
+    """An op inside of the expanded loss reads whole weights, so no split of the classes splits these as well."""
+    if plan is not None and "b" not in mesh.sizes:
+        pytest.skip("the plan splits over b")
+    torch.manual_seed(0)
+    model = Classifier(loss)
+    alone, x, target = copy.deepcopy(model), torch.randn(12, 4, dtype=torch.float64), torch.arange(12) % 8
+    step = autopar.parallelize(model, mesh, plan).train_step(torch.optim.SGD(model.parameters(), lr=1.0))
+    value, expected = step.simulate(x, target), alone(x, target)
+    expected.backward()
+    torch.testing.assert_close(value, expected.detach())
+    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        assert theirs.grad is not None
+        torch.testing.assert_close(ours, theirs - theirs.grad)
