@@ -127,6 +127,7 @@ FROM_ROWS: dict[str, Loss] = {  # numbers that follow from the rows in another w
     "where a loss bends": lambda z, y, m, s: F.huber_loss(z, 0 * z, delta=1 / len(z)),
     "beside a variance": lambda z, y, m, s: F.layer_norm(z, z.shape[1:], eps=1 / len(z)).pow(4).mean(),
     "a number within and outside": lambda z, y, m, s: (z * (k := torch.tensor(1 / len(z)))).square().sum() * k,
+    "made within and outside": lambda z, y, m, s: (z * (k := z.new_full((), 1 / len(z)))).square().sum() * k,
     "with a power of rows": lambda z, y, m, s: ce(z, y) * 0.9 ** len(z),
     "a mean by a count with rows": lambda z, y, m, s: (each(z) * m).sum() / (m.sum() + 1 / len(z)),
 }  # fmt: skip

@@ -245,7 +245,7 @@ class _Search:
         while made.target in PASSED and len(operands(made)) == 1:
             (made,) = operands(made)
         growth = 0 if self.more_rows is None else self.more_rows.growth(made)
-        if growth is None or (growth and not self._only_scales(made)):
+        if growth is None:
             return []  # ``_numbers`` has it
         if growth:
             self.told.add(made)
@@ -260,7 +260,7 @@ class _Search:
         return sorted(
             node
             for node in behind([self.loss], self.vanishing)
-            if node not in self.told
+            if not self._is_told(node)
             and record_of(node).phase == "forward"
             and not has_own_statistics(node)
             and (more_rows.growth(node) != 0 or (node not in self.independence.varying and more_rows.is_reduced(node)))
@@ -338,6 +338,9 @@ class _Search:
             or (user in self.terms and user.target is DIVISION and user.args[0] is not count)
             for user in count.users
         )
+
+    def _is_told(self, node: fx.Node) -> bool:
+        return node in self.told and (node in self.independence.varying or self._only_scales(node))
 
     def _only_scales(self, number: fx.Node) -> bool:
         """Return whether forward uses a number for nothing but dividing and multiplying terms of the loss."""
