@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from autopar.ir.nodes import record_of, tensor_type
+from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.step.choices import Chosen
 from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
@@ -51,6 +51,6 @@ class Shown:
 
 
 def _batch_of(program: Program) -> Batch:
-    """Return the shapes of a program's inputs."""
-    inputs = [node for node in program.placeholders if record_of(node).role == "input"]
+    """Return the shapes of what the user passes to a program. Names of what calls compute begin with a dot."""
+    inputs = [n for n in program.placeholders if record_of(n).role == "input" and not name_of(n).startswith(".")]
     return tuple((node.name, tuple(tensor_type(node).shape)) for node in inputs)

@@ -117,6 +117,16 @@ def test_a_float_beside_the_number_of_rows(loss: Callable[[torch.Tensor, float],
     assert step.captures == 3 and "input('.beta')" in str(step.program)
 
 
+def test_a_step_shows_the_program_with_the_input_at_once() -> None:
+    """The input is no part of the batch by which the shown program is chosen."""
+    model, x = Weighted(), torch.randn(4, 4, dtype=d)
+    step = autopar.parallelize(model, Mesh(dp=2), "ddp").train_step(torch.optim.SGD(model.parameters(), lr=0.1))
+    for beta in (0.1, 0.1, 0.2, 0.3):
+        model.beta = beta
+        step.simulate(x)
+    assert step.captures == 3 and "input('.beta')" in str(step.program) and "beta is 0.3" in str(step.reports)
+
+
 @pytest.mark.parametrize(
     "loss",
     [
