@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from autopar.step.reports.log import log
     from autopar.torch_compile import compile_backend
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AutoparError", "CaptureError", "CheckpointError", "DistAttr", "EditError", "Layout", "Mesh", "Parallel",
