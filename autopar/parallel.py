@@ -367,13 +367,9 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
                 calls.agreement.wait()
             compiled = staged.compiled(inputs, call)
         with torch.no_grad():
-            if simulates:
-                outputs = staged.simulated(compiled, inputs, state)
-            else:
+            if not simulates:
                 calls.agreement.announce(words, [inputs], call.numbers_now)
-                pieces = staged.here(compiled, inputs, state)
-                types = [type for _, _, type in compiled.outputs]
-                outputs = [calls.tensors.returned(piece, type) for piece, type in zip(pieces, types, strict=True)]
+            outputs = staged.run(compiled, inputs, state)
         return compiled.captured.with_tensors(outputs)
 
     def train_step(self, optimizer: torch.optim.Optimizer, **options: Unpack[StepKeywords]) -> TrainStep:

@@ -40,19 +40,19 @@ from torch import distributed, nn
 
 import autopar
 from autopar.examples.peak import peak_bytes
-from autopar.runtime.whole import ProcessRun
+from autopar.runtime.running.rank import RankRun
 from autopar.step.captures import StepCaptures
-from autopar.step.runs import OnProcess
+from autopar.step.run import StepRunner
 from autopar.step.states.optimizer_state import OptimizerState
 from autopar.step.train_step import TrainStep
 
 LINES = [
     TrainStep.__call__,
     StepCaptures.compiled,
-    OnProcess.__call__,
+    StepRunner.__call__,
     OptimizerState.trained,
     OptimizerState.finish,
-    ProcessRun.__call__,
+    RankRun.run_part,
 ]
 SAME = 1e-5  # the loss, and all gradients, relatively
 CHANGED = 1e-3  # of all parameters, relatively: the first is the sign of a gradient, also of one that is all rounding

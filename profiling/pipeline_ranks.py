@@ -23,10 +23,10 @@ import autopar
 from autopar.costs.machine import Link, Machine
 from autopar.examples.peak import peak_bytes
 from autopar.pipeline import PipelineSchedule
+from autopar.runtime.running import functions
+from autopar.runtime.running.slots import SlotRunner
 from autopar.runtime.wire.clock import now
 from autopar.step.pipelined import captures
-from autopar.step.pipelined.running import functions
-from autopar.step.pipelined.running.loop import PipelineLoop
 
 RANKS = 4
 MIB = 2**20
@@ -123,6 +123,25 @@ def paced() -> Machine:
     return Machine("paced", "cpu", 64, link, link, Link(PRODUCT, 1e15), (("f32", 1e15), ("f64", 1e15)))
 
 
+@contextlib.contextmanager
+def slots_between(begin: Callable[[], float], end: Callable[[float], None]) -> Iterator[None]:
+    """Call ``begin`` before the first slot of each step, and ``end`` with its result behind the last one."""
+    run, wait = SlotRunner.run, SlotRunner.end
+    begun: dict[int, float] = {}
+
+    def timed(slots: SlotRunner, slot: Any) -> Any:
+        if id(slots) not in begun:
+            begun[id(slots)] = begin()
+        yield from run(slots, slot)
+
+    def ended(slots: SlotRunner) -> Any:
+        yield from wait(slots)
+        end(begun.pop(id(slots)))
+
+    with mock.patch.object(SlotRunner, "run", timed), mock.patch.object(SlotRunner, "end", ended):
+        yield
+
+
 def on_wire(policies: dict[str, int], microbatches: Sequence[int]) -> list[tuple[str, int, float, float, float]]:
     """Policy, micro-batches, seconds of the slots, seconds as simulated, and how late computing was.
 
@@ -131,15 +150,7 @@ def on_wire(policies: dict[str, int], microbatches: Sequence[int]) -> list[tuple
     """
     rows = []
     spans: list[tuple[float, float]] = []
-    run = PipelineLoop.run
-
-    def timed(loop: PipelineLoop) -> Any:
-        distributed.barrier()
-        begun = now()
-        yield from run(loop)
-        spans.append((begun, now()))
-
-    with mock.patch.object(PipelineLoop, "run", timed):
+    with slots_between(lambda: (distributed.barrier(), now())[1], lambda begun: spans.append((begun, now()))):
         for count in microbatches:
             for policy, chunks in policies.items():
                 torch.manual_seed(0)
@@ -163,11 +174,13 @@ def on_wire(policies: dict[str, int], microbatches: Sequence[int]) -> list[tuple
 def overhead(policy: str, microbatches: int) -> list[tuple[int, float, float]]:
     """For each rank: its slots, and the CPU milliseconds of a slot of its thread, beside its functions and in all."""
     loops, inside = list[float](), [0.0]
-    run, call = PipelineLoop.run, functions._Lowered.__call__
+    call = functions._LoweredPart.__call__
 
-    def timed(loop: PipelineLoop) -> Any:
-        inside[0], begun = 0.0, time.thread_time()
-        yield from run(loop)
+    def begin() -> float:
+        inside[0] = 0.0
+        return time.thread_time()
+
+    def end(begun: float) -> None:
         whole = time.thread_time() - begun
         loops.append((whole - inside[0], whole))
 
@@ -180,7 +193,7 @@ def overhead(policy: str, microbatches: int) -> list[tuple[int, float, float]]:
     torch.manual_seed(0)
     given = Blocks.batch(8 * microbatches, 8)
     step = stepped(Blocks(RANKS, 8), given, microbatches, policy)
-    with mock.patch.object(PipelineLoop, "run", timed), mock.patch.object(functions._Lowered, "__call__", counted):
+    with slots_between(begin, end), mock.patch.object(functions._LoweredPart, "__call__", counted):
         for _ in range(12):
             step(**given)
     slots = [row[distributed.get_rank()] for row in step.pipeline.schedule.slots]

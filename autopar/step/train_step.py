@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from autopar.capture.arguments import Arguments
 from autopar.capture.guards import GuardedCall
-from autopar.capture.model_state import model_state
+from autopar.capture.model_state import ModelState, model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.costs.machine import Machine
 from autopar.costs.profile import Profile
@@ -28,13 +27,13 @@ from autopar.page.subject import Subject
 from autopar.report.passes import PRICE, PassReport, Reports
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Effort
+from autopar.runtime.running.carriers import SimulatedCarrier
+from autopar.runtime.running.rank import Tensors
 from autopar.runtime.spans import span
-from autopar.runtime.whole import Pieces
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.solution import Solution, priced
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.across.crossing import Crossing
-from autopar.step.across.turns import SimulatedTurns, TurnsOnProcess
 from autopar.step.batches.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures
 from autopar.step.choices import Chosen, StepChoices
@@ -51,7 +50,8 @@ from autopar.step.reports.memory import StepMemory
 from autopar.step.reports.pace import RankPaces, clock_of
 from autopar.step.reports.paged import subject_of_step
 from autopar.step.reports.recorded_steps import RecordedSteps
-from autopar.step.runs import OnProcess, Returned, Simulated
+from autopar.step.run import Returned, StepRunner, carrier_here
+from autopar.step.running import StepRuns, of_one_stage
 from autopar.step.shown import Shown
 from autopar.step.solution import solution_of
 from autopar.step.states.average import Averages
@@ -100,17 +100,14 @@ class TrainStep(RecordedSteps, Paged):
         self._choices = StepChoices(calls, options, self._way)
         self._shown = Shown(self._choices.latest)
         self._described_options = describe_options(options)
-        self._here, self._simulated = self._runs()
+        self._here = StepRunner(calls, lambda: carrier_here(calls, options.offload))
+        self._simulated = StepRunner(calls, lambda: SimulatedCarrier(calls.mesh.ranks, calls.device))
+        self._runs: dict[tuple[int, int], StepRuns] = {}
         self._crossing = Crossing(calls, self.optimizer_state) if options.across else None
         self._clock = clock_of(calls)
-        self._turns_here, self._turns_simulated = TurnsOnProcess(self._here), SimulatedTurns(self._simulated)
         self._training_state = TrainingState(
             parallel, calls, self.optimizer_state, self.averages, self.scaler, options.loss_scale
         )
-
-    def _runs(self) -> tuple[OnProcess, Simulated]:
-        """Return what runs the step on this rank, and on all simulated ranks."""
-        return OnProcess(self._calls, self.options.offload), Simulated(self._calls)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise TypeError(
@@ -352,11 +349,10 @@ class TrainStep(RecordedSteps, Paged):
             inputs, state = self._inputs(self._agreed(args, kwargs)), model_state(calls.module)
             calls.refuse_without_values(inputs[0], state)
             call = self._captured.call(inputs[0], state)
-            self._prepare(self._turns_simulated, call)
+            self._prepare(self._simulated, call)
             micro, update = self._captured.compiled(inputs[0], call)
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode():
-            run = self._run_by(self._simulated, self._turns_simulated, update)
-            return self._finish(micro, update, *run(inputs, state, micro, update, self._state()))
+            return self._finish(micro, update, *self._run(self._simulated, inputs, state, micro, update))
 
     @never_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -382,7 +378,7 @@ class TrainStep(RecordedSteps, Paged):
                 f"train step {describe(arguments, call.key[0])}{call.where}{call.numbers_now}"
                 + f" of {len(inputs)} micro-batches" * (len(inputs) > 1)
             )
-            self._prepare(self._turns_here, call)
+            self._prepare(self._here, call)
             made_before = captured.made
             calls.agreement.announce(words, inputs, f" by {self.optimizer_state.describe()}{self._described_options}")
             if not call.known:
@@ -392,26 +388,36 @@ class TrainStep(RecordedSteps, Paged):
                 self._agree_on_programs()
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode(), \
                 span(f"step {self.steps + 1}"):  # fmt: skip
-            run = self._run_by(self._here, self._turns_here, update)
-            result = self._finish(micro, update, *run(inputs, state, micro, update, self._state()))
+            result = self._finish(micro, update, *self._run(self._here, inputs, state, micro, update))
         if self._clock is not None:
             self._clock.end(is_first=captured.made != made_before)
         return result
 
-    def _prepare(self, turns: TurnsOnProcess | SimulatedTurns, call: GuardedCall) -> None:
+    def _prepare(self, runner: StepRunner, call: GuardedCall) -> None:
         """Complete the steps that the next one does not complete itself."""
         if self._crossing is None:
             self._calls.complete()
         else:
-            self._crossing.prepare(turns, self._captured, call)
+            self._crossing.prepare(runner, self._captured, call)
 
-    def _run_by(
-        self, whole: OnProcess | Simulated, turns: TurnsOnProcess | SimulatedTurns, update: StepUpdate
-    ) -> Callable[..., Returned]:
-        """Return what runs a step, which may leave something under way."""
-        if self._crossing is None or not update.crossing:
-            return whole
-        return partial(self._crossing.run, turns)
+    def _run(self, runner: StepRunner, inputs: Sequence[CallInputs], state: ModelState, micro: MicroBatch,
+             update: StepUpdate) -> Returned:  # fmt: skip
+        """Run a step, which may leave something under way."""
+        runs = self._what_runs(micro, update)
+        if self._crossing is None or runs.end is None:
+            returned, _ = runner(inputs, state, micro, runs, self._state())
+            return returned
+        return self._crossing.run(runner, inputs, state, micro, runs, self._state())
+
+    def _what_runs(self, micro: MicroBatch, update: StepUpdate) -> StepRuns:
+        """Return what the step of a capture runs."""
+        key = id(micro), id(update)
+        if key not in self._runs:
+            self._runs[key] = self._made_runs(micro, update)
+        return self._runs[key]
+
+    def _made_runs(self, micro: Any, update: Any) -> StepRuns:
+        return of_one_stage(micro, update, self._choices.latest.options.count, self._calls.mesh)
 
     def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         """Return the bound arguments of a batch; where open options are chosen for it, all ranks bring such a batch."""
@@ -440,7 +446,7 @@ class TrainStep(RecordedSteps, Paged):
             self._captured.clear()
             self._shown.clear()
             self._here.clear()
-            self._turns_here.clear()
+            self._runs.clear()
             raise
 
     def _text(self) -> str:
@@ -452,14 +458,16 @@ class TrainStep(RecordedSteps, Paged):
         """Drop a program that does not run again."""
         self._here.forget(program)
         self._simulated.forget(program)
-        self._turns_here.forget(program)
-        self._turns_simulated.forget(program)
+        self._runs = {
+            key: runs for key, runs in self._runs.items()
+            if all(placed.program is not program for placed in runs.programs.values())
+        }  # fmt: skip
 
     def _anomaly_mode(self) -> contextlib.AbstractContextManager[Any]:
         """Look for NaN after each op in the ``with`` block, if the step has the option ``detect_anomaly``."""
         return torch.autograd.set_detect_anomaly(True) if self.options.detect_anomaly else contextlib.nullcontext()
 
-    def _state(self) -> Pieces:
+    def _state(self) -> Tensors:
         """Return the tensors that a step takes besides parameters, buffers and inputs, by name.
 
         They are the optimizer's state, the numbers that schedulers change, the averages of the weights, and the scale
@@ -469,11 +477,8 @@ class TrainStep(RecordedSteps, Paged):
         averages = {} if self.averages is None else self.averages.pieces
         return {**self.optimizer_state.pieces, **self.optimizer_state.numbers(self._calls.device), **averages, **scaler}
 
-    def _finish(
-        self, micro: MicroBatch, update: StepUpdate, returned: list[torch.Tensor], outputs: list[torch.Tensor]
-    ) -> Any:
+    def _finish(self, micro: MicroBatch, update: StepUpdate, values: Tensors, outputs: list[torch.Tensor]) -> Any:
         """Count the step, keep its norm and whether it was skipped, and return the loss or the model's outputs."""
-        values = dict(zip(update.returns, returned, strict=True))
         self.optimizer_state.finish(values.get("found_inf"))
         if self.averages is not None:
             self.averages.finish(values.get("found_inf"))

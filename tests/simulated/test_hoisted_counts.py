@@ -13,12 +13,12 @@ from overlapped_steps import AnyGroup, code, made, named, places, random_pieces,
 from processes import ranks
 from torch import nn
 from transformers_models import llama
+from whole_programs import WholeProgram
 
 from autopar import Mesh
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
 from autopar.runtime.lowering.lower import lower_whole
-from autopar.runtime.whole import SimulatedRun
 from autopar.step.compiling.hoisted_counts import hoist_counts
 
 
@@ -147,9 +147,9 @@ def test_the_first_is_counts_and_then_micro(sizes: dict[str, int], zero: int) ->
     micro = step._current()[0]
     assert micro.count is not None and micro.first is not None
     counting, plain, both = (
-        SimulatedRun(*micro.count),
-        SimulatedRun(micro.program, micro.local),
-        SimulatedRun(*micro.first),
+        WholeProgram(*micro.count),
+        WholeProgram(micro.program, micro.local),
+        WholeProgram(*micro.first),
     )
     given = {rank: named(both, own) for rank, own in random_pieces(both, {}).items()}
     counts = counting(random_pieces(counting, given))

@@ -17,7 +17,7 @@ from autopar import Mesh
 from autopar.errors import AnomalyError, ScheduleError, SimulationError
 from autopar.pipeline import PipelineSchedule, build
 from autopar.pipeline.task import Slot
-from autopar.step.pipelined.running.messages import Message, SimulatedMessages
+from autopar.runtime.running.messages import Message, SimulatedMessages
 
 TP, DP = {"pp": 2, "tp": 2}, {"pp": 2, "dp": 2}
 

@@ -17,8 +17,8 @@ from steps import run
 from autopar.errors import ScheduleError
 from autopar.pipeline import PipelineSchedule, Slot, Task, build
 from autopar.pipeline.rows import rows
-from autopar.step.pipelined.running.messages import Message, SimulatedMessages
-from autopar.step.pipelined.running.stage_state import StageState
+from autopar.runtime.running.messages import Message, SimulatedMessages
+from autopar.runtime.running.slots import SlotRunner
 
 RANDOM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
@@ -126,9 +126,9 @@ def test_nothing_is_kept_longer_than_the_schedule_says(policy: str, monkeypatch:
     """So memory does not grow with micro-batches: activations are dropped behind the last pass that reads them, and
     sends are waited for where their buffers are free."""
     under_way: dict[object, set[Task]] = {}
-    live: dict[int, set[int]] = {}
+    left: dict[int, dict[object, object]] = {}
     most = {"sends": 0, "live": 0}
-    start, wait, run_pass, end = SimulatedMessages.start, SimulatedMessages.wait, StageState.run, StageState.end
+    start, wait, compute = SimulatedMessages.start, SimulatedMessages.wait, SlotRunner._compute
 
     def counted_start(self: SimulatedMessages, messages: Sequence[Message]) -> None:
         own = under_way.setdefault(self._rank, set())
@@ -140,26 +140,20 @@ def test_nothing_is_kept_longer_than_the_schedule_says(policy: str, monkeypatch:
         under_way.setdefault(self._rank, set()).discard(task)
         return (yield from wait(self, task))
 
-    def counted_run(self: StageState, task: Task) -> Any:
-        own = live.setdefault(id(self), set())
-        own.add(task.batch)
-        most["live"] = max(most["live"], len(own))
-        return (yield from run_pass(self, task))
-
-    def counted_end(self: StageState, batch: int) -> None:
-        end(self, batch)
-        live[id(self)].discard(batch)
-        assert not self.kept[batch]
+    def counted_compute(self: SlotRunner, task: Task) -> Any:
+        yield from compute(self, task)
+        left[id(self)] = own = {key: kept for key, kept in self.rank.kept.items() if kept}
+        assert all(name == "micro" for name, *_ in own)
+        most["live"] = max(most["live"], len({batch for _, stage, batch in own if stage == task.stage}) + 1)
 
     monkeypatch.setattr(SimulatedMessages, "start", counted_start)
     monkeypatch.setattr(SimulatedMessages, "wait", counted_wait)
-    monkeypatch.setattr(StageState, "run", counted_run)
-    monkeypatch.setattr(StageState, "end", counted_end)
+    monkeypatch.setattr(SlotRunner, "_compute", counted_compute)
     found = []
     for count in (8, 24):
         most |= {"sends": 0, "live": 0}
         step, _, batches = made("layers", {"pp": 2}, policy, count)
         run(step, batches(0))
-        assert not any(under_way.values()) and not any(live.values())
+        assert not any(under_way.values()) and not any(left.values())
         found.append(dict(most))
     assert found[0] == found[1] and found[0]["live"] <= 4 and 0 < found[0]["sends"] <= 4

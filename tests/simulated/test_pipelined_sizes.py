@@ -10,9 +10,9 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.step.pipelined.placing.bundles import Bundle
+from autopar.runtime.lowering.bundles import Bundle
+from autopar.runtime.running.slots import SlotRunner
 from autopar.step.pipelined.reports.sizes import stage_sizes
-from autopar.step.pipelined.running.loop import PipelineLoop
 
 LAYERS, WIDE, ROWS, COUNT = 6, 8, 16, 4
 
@@ -62,24 +62,25 @@ def storages(tensors: Any) -> dict[int, int]:
 
 def kept_by(step: Any, given: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], int]:
     """Pass and stage → the bytes that a micro-batch keeps after it, beside messages, in a simulated step."""
-    compute, found = PipelineLoop._compute, dict[tuple[str, int], int]()
+    compute, found = SlotRunner._compute, dict[tuple[str, int], int]()
 
     def counted(loop: Any, task: Any) -> Any:
-        at, state = (task.stage, task.batch), loop._stages[task.stage]
+        at, rank = (task.stage, task.batch), loop.rank
         yield from compute(loop, task)
         if task.batch:
             return  # only the first has all readers still before it
-        elsewhere = storages((*state.held.values(), *state.inputs[task.batch].values()))
+        boxes = [tensor for box in rank.boxes.values() for tensor in box.values()]
+        elsewhere = storages((*rank.held.values(), *boxes, *rank.inputs[task.stage][task.batch].values()))
         made = loop._made.get(task, ()) if task.of == "F" else ()
-        goes = [loop._schedule.rank_of[stage] for stage in (task.stage, task.stage + 1)] if made else []
+        goes = [loop.facts.rank_of[stage] for stage in (task.stage, task.stage + 1)] if made else []
         # one value that goes to another rank is sent from its own memory; others are copied, or stay
         sent = storages(made) if len(made) == 1 and len(set(goes)) == 2 else {}
         others = elsewhere.keys() | sent.keys() | storages(loop._buffers.get(at, ())).keys()  # the last is received
-        kept = storages(state.kept[task.batch].values())
+        kept = storages(rank.kept[("micro", *at)].values())
         found[task.of, task.stage] = sum(bytes for place, bytes in kept.items() if place not in others)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PipelineLoop, "_compute", counted)
+        patch.setattr(SlotRunner, "_compute", counted)
         step.simulate(**given)
     return found
 

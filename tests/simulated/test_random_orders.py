@@ -16,13 +16,13 @@ from overlapped_steps import made, random_pieces
 from random_models import random_case
 from random_orders import by_chance, decided, in_order, order_of_today, random_order
 from random_transfers import random_transfers, results_on_ranks
+from whole_programs import WholeProgram
 
 import autopar
 from autopar import Mesh
 from autopar.errors import AutoparError
 from autopar.ir.program import Program
 from autopar.runtime.localize import LocalPrograms
-from autopar.runtime.whole import SimulatedRun
 from autopar.scheduling.programs.order import OF_CALLS, Execution
 
 SOME = settings(
@@ -128,13 +128,13 @@ def test_steps_in_any_order(name: str, sizes: dict[str, int], options: dict[str,
     programs = [(micro.program, micro.local), update.last, *filter(None, (micro.first, micro.copy))]
     execution = Execution(whole=True, written=update.states)
     for program, local in programs:
-        run = SimulatedRun(program, local)
+        run = WholeProgram(program, local)
         pieces = random_pieces(run, {})
         expected = run(copied(pieces))
         for seed in range(3):
             other = in_order(program, random_order(program, execution, random.Random(seed)))
             print_and_parse(other)
-            for rank, (returned, states) in SimulatedRun(program, other)(copied(pieces)).items():
+            for rank, (returned, states) in WholeProgram(program, other)(copied(pieces)).items():
                 assert all(same(a, b) for a, b in zip(returned, expected[rank][0], strict=True))
                 assert all(same(value, expected[rank][1][state]) for state, value in states.items())
 
@@ -167,5 +167,5 @@ def test_a_whole_program_runs_line_by_line() -> None:
     own.verify()
     programs = {rank: own.at({"dp": rank}) for rank in range(2)}
     values = {rank: {"v": torch.ones(4), "x": torch.full((4,), rank + 1.0)} for rank in range(2)}
-    found = SimulatedRun(Program.parse(EXPLICIT), programs)(values)
+    found = WholeProgram(Program.parse(EXPLICIT), programs)(values)
     assert [returned[0].tolist() for returned, _ in found.values()] == [[2.0] * 4] * 2

@@ -16,13 +16,13 @@ from overlapped_steps import made, text
 from random_orders import by_chance, decided
 from steps import Pair
 from transformers_models import llama
+from whole_programs import WholeProgram
 
 from autopar import Mesh
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE
 from autopar.runtime.lowering.lower import Lowered, lower_whole
-from autopar.runtime.whole import SimulatedRun
 from autopar.scheduling.programs.donated import Donated
 
 SOME = settings(
@@ -46,7 +46,7 @@ def last_part(step: Any) -> tuple[Program, Donated]:
     """The last micro-batch and the update of rank 0, with what they overwrite."""
     update = step._current()[1]
     last, locals = update.last
-    found = SimulatedRun(last, locals)
+    found = WholeProgram(last, locals)
     written = [of for name, of in found.named.items() if name in update.states or name in found.sums]
     return locals[0], Donated.of(locals[0], written, [found.named[name] for name in found.sums])
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from overlapped_steps import code, made, named, places, random_pieces, text
 from processes import ranks
 from transformers_models import llama
+from whole_programs import WholeProgram
 
 from autopar import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
-from autopar.runtime.whole import SimulatedRun
 from autopar.scheduling.programs import buckets
 from autopar.step.compiling.merged_programs import merge_programs
 
@@ -54,9 +54,9 @@ def test_joined_is_one_behind_the_other(
     )
     micro, update = step._current()
     first, second, both = (
-        SimulatedRun(micro.program, micro.local),
-        SimulatedRun(update.program, update.local),
-        SimulatedRun(*update.last),
+        WholeProgram(micro.program, micro.local),
+        WholeProgram(update.program, update.local),
+        WholeProgram(*update.last),
     )
     assert all(str(program) == str(merge_programs(micro.program, update.program)) for program in (update.last[0],))
     given = {rank: named(both, own) for rank, own in random_pieces(both, {}).items()}

@@ -28,7 +28,7 @@ from autopar.runtime.current_slot import current_slot
 from autopar.runtime.lowering import point_to_point, source
 from autopar.runtime.processes import job as jobs
 from autopar.runtime.processes.watch.watch import INTERVAL
-from autopar.step.pipelined.running.messages import NUMBERS, Message, ProcessMessages
+from autopar.runtime.running.messages import NUMBERS, Message, ProcessMessages
 from autopar.torch_private import kernel_of
 
 STEPS, AT = 4, 2  # what happens, happens in step ``AT``, counted from 0

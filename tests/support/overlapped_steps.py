@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from presets import preset_of
 from torch import nn
+from whole_programs import Pieces, WholeProgram
 
 import autopar
 from autopar import Mesh
 from autopar.runtime.lowering.lower import lower_whole
-from autopar.runtime.whole import Pieces, SimulatedRun
 from autopar.scheduling.programs.donated import Donated
 
 
@@ -33,7 +33,7 @@ def code(step: Any, *args: Any, **batch: Any) -> list[str]:
     step.capture(*args, **batch)
     update = step._current()[1]
     last, locals = update.last
-    found = SimulatedRun(last, locals)
+    found = WholeProgram(last, locals)
     written = [of for name, of in found.named.items() if name in update.states or name in found.sums]
     zeros = [found.named[name] for name in found.sums]
     donated = Donated.of(locals[0], written, zeros)
@@ -50,7 +50,7 @@ def text() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-def random_pieces(run: SimulatedRun, known: Mapping[int, Pieces]) -> dict[int, Pieces]:
+def random_pieces(run: WholeProgram, known: Mapping[int, Pieces]) -> dict[int, Pieces]:
     """Numbers for all placeholders of all ranks, but those that are known, by the user's names."""
     found = {}
     mesh = run.interface.mesh
@@ -70,5 +70,5 @@ def random_pieces(run: SimulatedRun, known: Mapping[int, Pieces]) -> dict[int, P
     return found
 
 
-def named(run: SimulatedRun, pieces: Mapping[str, torch.Tensor]) -> Pieces:
+def named(run: WholeProgram, pieces: Mapping[str, torch.Tensor]) -> Pieces:
     return {run.names[of]: tensor for of, tensor in pieces.items()}

@@ -38,8 +38,7 @@ def used(policy: str, counts: list[int]) -> list[tuple[int, int, int]]:
         predicted = step.memory(rank).made
         gc.collect()
         allocated = peak_bytes(lambda step=step, given=given: step(**given))
-        (rank_step,) = step._here._steps.values()
-        found.append((allocated, predicted, rank_step.messages._pool.made))
-        del step, parallel, rank_step
+        found.append((allocated, predicted, step._here.carrier.messages(rank)._pool.made))
+        del step, parallel
         gc.collect()
     return found

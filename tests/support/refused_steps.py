@@ -15,7 +15,7 @@ import autopar
 from autopar import Mesh
 from autopar.pipeline import build
 from autopar.runtime.dtensors import is_dtensor
-from autopar.step.pipelined.running import messages
+from autopar.runtime.running import messages
 
 MESH, ODD = Mesh({"pp": 2, "tp": 2}), 2  # the rank that differs
 OWN = build("1f1b", 2, 4)

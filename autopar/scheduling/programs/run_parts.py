@@ -64,6 +64,16 @@ def handed_over(program: Program) -> frozenset[str]:
     return frozenset(node.name for node in program.placeholders if record_of(node).started or name_of(node) in before)
 
 
+def taken_by_finish(program: Program) -> frozenset[str]:
+    """Return the user's names of the inputs that the phase ``finish`` reads, such as the learning rate of the step
+    before."""
+    return frozenset(
+        name_of(node)
+        for node in program.placeholders
+        if record_of(node).role == "input" and any(record_of(user).phase == "finish" for user in node.users)
+    )
+
+
 def selected(program: Program, part: RunPart, sums: Mapping[str, str] | None = None) -> Selected:
     """Return a part of a scheduled program. Linear in the graph.
 

@@ -19,14 +19,12 @@ from autopar.model.calls import Calls
 from autopar.model.dtensor_parameters import local_of
 from autopar.model.inputs import CallInputs
 from autopar.runtime.dtensors import is_dtensor
-from autopar.step.across.turns import SimulatedTurns, TurnsOnProcess, UnderWay
 from autopar.step.captures import StepCaptures
-from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
-from autopar.step.runs import Returned
+from autopar.step.run import Micro, Returned, StepRunner, UnderWay
+from autopar.step.running import StepRuns
 from autopar.step.states.optimizer_state import OptimizerState
 from autopar.torch_private import version_of, without_function_modes
 
-Runner = TurnsOnProcess | SimulatedTurns
 ALIKE = (
     "step.finish() and what completes a step are for all ranks: let all of them, or none, do that between two steps "
     "(a call of the model, state dicts, checkpoints, step.ema, step.averaged(), parallel.close())"
@@ -46,8 +44,8 @@ class Crossing:
     calls: Calls
     optimizer_state: OptimizerState
     failed: BaseException | None = None
-    _left: tuple[Runner, UnderWay] | None = None
-    _dropped: tuple[Runner, UnderWay] | None = None
+    _left: tuple[StepRunner, UnderWay] | None = None
+    _dropped: tuple[StepRunner, UnderWay] | None = None
     _facts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _updates: list[Any] = field(default_factory=list)
 
@@ -57,7 +55,7 @@ class Crossing:
         optimizer.register_load_state_dict_pre_hook(lambda optimizer, state: self.finish())
         optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: self.finish())
 
-    def prepare(self, runner: Runner, captured: StepCaptures, call: GuardedCall) -> None:
+    def prepare(self, runner: StepRunner, captured: StepCaptures, call: GuardedCall) -> None:
         """Prepare a step: complete other steps, and this one if its next step does not run the same programs.
 
         Raises:
@@ -73,19 +71,20 @@ class Crossing:
         if not same or self._updates != self._updates_now():
             self.finish()
 
-    def run(self, runner: Runner, batch: Sequence[CallInputs], model: ModelState, micro: MicroBatch,
-            update: StepUpdate, state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
+    def run(self, runner: StepRunner, batch: Sequence[CallInputs], model: ModelState, micro: Micro, runs: StepRuns,
+            state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
         """Run a step that takes what is under way."""
-        if self._left is not None and self._left[1].update is not update:
+        if self._left is not None and self._left[1].runs is not runs:
             self.finish()
         before = None if self._left is None else self._left[1]
         try:
-            returned, left = runner(batch, model, micro, update, state, before)
+            returned, left = runner(batch, model, micro, runs, state, before)
         except BaseException as error:
             if before is not None and before.taken:
                 self._forget()
                 self.failed = error
             raise
+        assert left is not None
         self._left, self._dropped = (runner, left), None
         self.calls.unfinished[id(self)] = self.finish
         return returned

@@ -91,6 +91,7 @@ class MicroCompiler:
         attrs: node → its layout, of the nodes that have one before layouts are propagated.
         reports: of all passes so far.
         call: the inputs of the micro-batch, which may be captured again with more rows.
+        renamed: input → its name in the program, where it is another one.
     """
 
     def __init__(
@@ -108,14 +109,15 @@ class MicroCompiler:
         self.compiler, self.options, self.trained, self.updates = compiler, options, trained, updates
         self.captured, self.attrs, self.reports = captured, attrs, [report]
         self.same_numbers, self.call = same_numbers, call
+        self.renamed: Mapping[str, str] = {}
 
     def run(self, cut: Collection[str]) -> MicroBatch:
         return self.placed(*self.traced(cut))
 
     def traced(self, cut: Collection[str]) -> tuple[Program, Micro]:
         """Return the traced program of the loss, and that of a micro-batch. ``cut``: the inputs that are cut."""
-        traced, renamed = self._loss_alone()
-        return traced, self._micro(traced, {renamed.get(name, name) for name in cut}, self._more_rows(cut))
+        traced, self.renamed = self._loss_alone()
+        return traced, self._micro(traced, {self.renamed.get(name, name) for name in cut}, self._more_rows(cut))
 
     def _more_rows(self, cut: Collection[str]) -> MoreRows | None:
         if self.call is None or self.options.count == 1:

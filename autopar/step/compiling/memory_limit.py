@@ -4,28 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from autopar.model.compiled import Compiler
 from autopar.model.planner import may_exceed, with_reserve
+from autopar.runtime.lowering.lower import Lowered
+from autopar.runtime.running.carriers import PlacedProgram
+from autopar.runtime.running.functions import LoweredFunctions, Lowering
 from autopar.step.compiling.compile_update import compile_update
 from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
 from autopar.step.compiling.ending import Updating
 from autopar.step.compiling.update import Trained
 from autopar.step.options import StepOptions
 from autopar.step.reports.memory import StepMemory, memory_of_step, with_copies
-from autopar.step.runs import lowered_of
 
 
 def memory_of_programs(
     micro: MicroBatch, update: StepUpdate, options: StepOptions, rank: int, on_cpu: bool
 ) -> StepMemory:
     """Return the memory of a step on one rank. ``on_cpu``: whether the ranks are on CPU."""
-    lowered = lowered_of(*update.last, rank, update.states, options.count, options.offload)
+    last = PlacedProgram(*update.last, written=update.states)
+    lowered = lowered_of(last, rank, zeros=options.count == 1, offload=options.offload)
     memory = memory_of_step(update.last[1][rank], lowered, options.count, options.offload, on_cpu)
     if micro.copy is None or update.crossing:
         return memory
-    program, local = micro.copy
-    return with_copies(memory, local[rank], lowered_of(program, local, rank, (), options.count), on_cpu)
+    copies = lowered_of(PlacedProgram(*micro.copy), rank, zeros=False)
+    return with_copies(memory, micro.copy[1][rank], copies, on_cpu)
+
+
+def lowered_of(placed: PlacedProgram, rank: int, *, zeros: bool, offload: bool = False) -> Lowered:
+    """Return the function of a rank for all of a program, for inspection: it has no process groups.
+
+    ``zeros``: whether the sums begin in it.
+    """
+    how = Lowering(_Groups(), torch.device("cpu"), donated=placed.donated, sums=placed.sums, offloaded=offload)
+    lowered = LoweredFunctions(placed.program, placed.local[rank], how).lowered("whole", zeros)
+    assert lowered is not None
+    return lowered
+
+
+class _Groups(dict[Any, str]):
+    """Gives each set of ranks the name of a group that does not exist."""
+
+    def __missing__(self, ranks: Any) -> str:
+        return "group"
 
 
 def trained_of(micro: MicroBatch, updates: Mapping[str, Updating]) -> list[Trained]:

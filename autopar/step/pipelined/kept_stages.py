@@ -15,6 +15,7 @@ from autopar.ir.record import TensorType
 from autopar.model.compiled import RUNS, Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
+from autopar.runtime.lowering.bundles import Crossed
 from autopar.step.kept_steps import (
     Form,
     batch_of,
@@ -25,7 +26,6 @@ from autopar.step.kept_steps import (
     step_capture_to_json,
 )
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
-from autopar.step.pipelined.placing.bundles import Crossed
 from autopar.step.pipelined.placing.programs import Counting, PipelinedMicro, Stage, Tied
 from autopar.step.pipelined.placing.update import PipelinedUpdate, SentHome, StageUpdate
 
@@ -41,6 +41,7 @@ def stages_to_json(micro: PipelinedMicro) -> Any:
         "tied": [_tied_to_json(tied) for tied in micro.tied],
         "homes": list(micro.homes.items()),
         "outputs": outputs_to_json(micro.outputs),
+        "inputs": list(micro.inputs),
         "reports": reports_to_json(micro.reports),
     }
     return {**written, "types": types.to_json()}
@@ -69,6 +70,7 @@ def stages_of(
         reports_of(content["reports"]),
         outputs_of(content["outputs"]),
         compiler.whole,
+        inputs=tuple(content["inputs"]),
     )
 
 

@@ -18,6 +18,7 @@ from autopar.page.subject import Subject
 from autopar.report.passes import Reports
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Effort
+from autopar.runtime.running.messages import connect
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches.batches import MicroBatches
@@ -31,13 +32,13 @@ from autopar.step.pipelined.reports.rank_memory import memory_of_rank
 from autopar.step.pipelined.reports.rank_programs import rank_step_of
 from autopar.step.pipelined.reports.report import Pipeline, communication_of, running
 from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock, simulated_tracks, stages_text
-from autopar.step.pipelined.running.messages import connect
-from autopar.step.pipelined.running.runs import PipelinedOnProcess, PipelinedSimulated
+from autopar.step.pipelined.runs import of_stages
 from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.pipelined.step import PipelinedPrograms
 from autopar.step.reports.measured import measured
 from autopar.step.reports.paged import subject_of_stages
 from autopar.step.reports.step_profile import Computed, Places
+from autopar.step.running import StepRuns
 from autopar.step.stages import stages_of
 from autopar.step.train_step import TrainStep
 
@@ -65,8 +66,8 @@ class PipelinedStep(TrainStep):
         schedule_of(options, calls.mesh)  # refused before anything runs
         super().__init__(parallel, calls, optimizer, options)
 
-    def _runs(self) -> Any:
-        return PipelinedOnProcess(self._calls), PipelinedSimulated(self._calls)
+    def _made_runs(self, micro: Any, update: Any) -> StepRuns:
+        return of_stages(micro, update, self._calls.mesh)
 
     def _captures_of(self, batches: MicroBatches, options: StepOptions) -> PipelinedCaptures:
         return PipelinedCaptures(self._calls, self.optimizer_state, self.averages, batches, options, self._forget)
@@ -79,8 +80,7 @@ class PipelinedStep(TrainStep):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step, as ``TrainStep``. ``RuntimeError`` if one has failed on this rank before."""
-        here: Any = self._here
-        here.refuse_after_failure()
+        self._here.refuse_after_failure()
         return super().__call__(*args, **kwargs)
 
     def _programs(self, micro: Any, update: Any, way: Chosen) -> Any:

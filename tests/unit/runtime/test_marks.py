@@ -17,8 +17,8 @@ from autopar.pipeline import Task
 from autopar.runtime.marks import EventMarks, HostMarks, marks_of
 from autopar.runtime.measuring.peak import peak_bytes
 from autopar.runtime.processes.agreement import UNKNOWN
+from autopar.runtime.running.recorded import RecordedMessages
 from autopar.runtime.waited import wait_begins, wait_ends
-from autopar.step.pipelined.running.recorded import RecordedMessages
 from autopar.step.reports import recorded_steps
 from autopar.step.reports.pace import RankClock
 

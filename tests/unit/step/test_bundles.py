@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from autopar import Mesh
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.record import TensorType
+from autopar.runtime.lowering.bundles import ALIGNED, Bundle, Crossed
 from autopar.runtime.simulation.pieces import cut
-from autopar.step.pipelined.placing.bundles import ALIGNED, Bundle, Crossed
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8)

@@ -9,8 +9,8 @@ import torch
 from pipelined_programs import CPU
 
 from autopar.errors import SimulationError
+from autopar.runtime.running.messages import Mail, Message, Pool, SimulatedMessages
 from autopar.runtime.simulation.simulate import run_together
-from autopar.step.pipelined.running.messages import Mail, Message, Pool, SimulatedMessages
 
 
 def bytes_of(*values: int) -> torch.Tensor:

@@ -39,7 +39,9 @@ def _codec(compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Seq
         types = Types.of(content["types"])
         stages = tuple(_stage_of(row, number, types) for number, row in enumerate(content["stages"]))
         captured = captured_here(compiler, inputs, content["captured"], stages[0].program, guards)
-        return StagedCall(captured, stages, homes, outputs_of_stages(stages), compiler.whole)
+        return StagedCall(
+            captured, stages, homes, outputs_of_stages(stages), tuple(inputs.arguments.names), compiler.whole
+        )
 
     return Codec(
         kind="call on stages",

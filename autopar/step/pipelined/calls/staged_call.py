@@ -19,10 +19,10 @@ from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.model.stage_homes import StageHomes
 from autopar.report.progress import doing
+from autopar.step.compiling.outputs import Output
 from autopar.step.pipelined.cutting.assignment import Assignment, computed_anywhere, stages_of_written_buffers
 from autopar.step.pipelined.cutting.stage_programs import cut_program
-from autopar.step.pipelined.placing.bundles import Crossed
-from autopar.step.pipelined.placing.outputs import StageOutput, outputs_of_stages, to_all_ranks
+from autopar.step.pipelined.placing.outputs import StageOutput, outputs_of_stages
 from autopar.step.pipelined.placing.programs import CutStage
 from autopar.verify.levels import verify
 
@@ -35,14 +35,16 @@ class StagedCall:
         captured: the call.
         stages: its stages.
         homes: where the parameters are.
-        outputs: what it returns.
+        made: what it returns.
+        inputs: the names of the inputs, in the order in which a call passes them.
         whole: whether each rank gets all of each output.
     """
 
     captured: Captured
     stages: tuple[CutStage, ...]
     homes: StageHomes
-    outputs: tuple[StageOutput, ...]
+    made: tuple[StageOutput, ...]
+    inputs: tuple[str, ...]
     whole: bool = False
 
     @property
@@ -50,9 +52,10 @@ class StagedCall:
         """The programs, as text that ranks compare."""
         return "\n".join(str(stage.program) for stage in self.stages)
 
-    def bundles(self) -> list[Crossed]:
-        """Return the outputs as they go to each position along the pipeline, output by output."""
-        return to_all_ranks(self.outputs, self.stages, self.whole)
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """How its outputs are joined: there is one micro-batch."""
+        return tuple(Output(output.name, "same") for output in self.made)
 
 
 @doing("parallelize")
@@ -80,7 +83,7 @@ def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, no
             own |= {part.from_before[value]: stages[-1].sent(value)[1].attr for value in part.from_before}
         local, _, _ = replace(compiler, mesh=mesh).place(part.program, own, captured.device)
         stages.append(CutStage(number, mesh, part, part.program, local))
-    return StagedCall(captured, tuple(stages), homes, outputs_of_stages(stages), whole)
+    return StagedCall(captured, tuple(stages), homes, outputs_of_stages(stages), tuple(inputs.arguments.names), whole)
 
 
 def assigned_by_homes(program: Program, homes: StageHomes) -> Assignment:

@@ -94,6 +94,7 @@ def compile_pipelined(
         (*reports, *stages.reports),
         micro.outputs,
         compiler.whole,
+        inputs=tuple(whole.renamed.get(name, name) for name in call.arguments.names),
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
-from autopar.step.pipelined.placing.bundles import Crossed
+from autopar.runtime.lowering.bundles import Crossed
 from autopar.step.pipelined.placing.programs import CutStage
 
 

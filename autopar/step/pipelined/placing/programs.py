@@ -19,11 +19,11 @@ from autopar.pipeline import PipelineSchedule
 from autopar.report.passes import PassReport
 from autopar.runtime.interface import Interface
 from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.lowering.bundles import Crossed
 from autopar.step.compiling.compiled_step import MicroBatch, Placed
 from autopar.step.compiling.outputs import Output
 from autopar.step.compiling.update import Untrained
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
-from autopar.step.pipelined.placing.bundles import Crossed
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,7 @@ class PipelinedMicro:
         outputs: how the outputs of micro-batches are joined, if the step returns them.
         whole: whether each rank gets all of each output.
         digest: that of the text in which other processes have it; "" if they have not.
+        inputs: the names of the inputs in the programs, in the order in which a call passes them.
     """
 
     captured: Captured
@@ -186,6 +187,7 @@ class PipelinedMicro:
     whole: bool = False
     found: None = None
     digest: str = ""
+    inputs: tuple[str, ...] = ()
 
     @cached_property
     def parameters(self) -> dict[str, TensorType]:

@@ -12,12 +12,12 @@ from autopar.ir.value_names import foreign_name, gradient_name
 from autopar.model.compiled import Compiler
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
+from autopar.runtime.lowering.bundles import Crossed
 from autopar.scheduling.programs.order import OF_STEPS, Execution
 from autopar.step.compiling.compiled_step import Placed, about
 from autopar.step.compiling.graph_builder import GraphBuilder
 from autopar.step.compiling.update import Norm, Staged, Trained, update_of
 from autopar.step.options import StepOptions
-from autopar.step.pipelined.placing.bundles import Crossed
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage, Tied
 from autopar.verify.levels import verify
 

@@ -14,12 +14,12 @@ from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.value_names import copy_name, sums_in
 from autopar.pipeline import Sizes
 from autopar.report.liveness import START, Storage, liveness
+from autopar.runtime.lowering.bundles import Bundle
 from autopar.scheduling.programs.shared import piece_bytes
-from autopar.step.pipelined.placing.bundles import Bundle
 from autopar.step.pipelined.placing.outputs import outputs_of_stages
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
 from autopar.step.pipelined.placing.update import PipelinedUpdate
-from autopar.step.pipelined.running.runs import types_of_held
+from autopar.step.pipelined.runs import types_of_held
 
 PASSES = ("forward", "backward", "weight_gradients")
 

@@ -12,7 +12,7 @@ from autopar.costs.machine import Machine
 from autopar.costs.prices import crossed, exchange_price
 from autopar.costs.profile import Profile
 from autopar.pipeline.per_stage import Times
-from autopar.step.pipelined.placing.bundles import Bundle
+from autopar.runtime.lowering.bundles import Bundle
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
 
 PASSES = ("forward", "backward")  # in which messages are sent

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from autopar.runtime.lowering.bundles import Bundle
 from autopar.runtime.lowering.tags import tag_of
-from autopar.step.pipelined.placing.bundles import Bundle
-from autopar.step.pipelined.running.messages import Message, Messages
+from autopar.runtime.running.messages import Message, Messages
 
 Move = tuple[
     Bundle, list[torch.Tensor]

@@ -17,7 +17,7 @@ import torch
 
 from autopar.pipeline import Task
 from autopar.runtime.recording import LineKind, RecordedSlot, recorder
-from autopar.step.pipelined.running.messages import NUMBERS, Message, Messages, Waits, Where, words_of
+from autopar.runtime.running.messages import NUMBERS, Message, Messages, Waits, Where, words_of
 
 
 def recorded(messages: Messages, rank: int) -> Messages:

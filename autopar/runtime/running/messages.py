@@ -18,10 +18,10 @@ from autopar.pipeline import Task
 from autopar.runtime.current_slot import slot, waiting_for
 from autopar.runtime.lowering.point_to_point import Handle, start
 from autopar.runtime.lowering.point_to_point import Message as End
+from autopar.runtime.running.functions import slot_of
 from autopar.runtime.simulation.simulate import Until
 from autopar.runtime.spans import span
 from autopar.runtime.waited import wait_begins, wait_ends
-from autopar.step.pipelined.running.functions import slot_of
 from autopar.torch_private import group_named, profiler_is_on
 
 NUMBERS = "the numbers of all stages"

@@ -1,0 +1,346 @@
+"""Run a step on the ranks of this process: cut or take their pieces, run their lines, and join what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from autopar.capture import Captured
+from autopar.capture.model_state import ModelState
+from autopar.errors import SimulationError
+from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.ir.streams import DEFAULT, group_key
+from autopar.ir.value_names import batch_input_name
+from autopar.model.calls import Calls
+from autopar.model.inputs import CallInputs, piece_of
+from autopar.model.local_tensors import refuse_without_values
+from autopar.runtime import anomaly
+from autopar.runtime.anomaly import nth
+from autopar.runtime.current_op import where_raised
+from autopar.runtime.processes.watch.caught import with_place
+from autopar.runtime.processes.watch.wording import at
+from autopar.runtime.running.carriers import Carrier, PlacedProgram, ProcessCarrier, SimulatedCarrier, same_on_all
+from autopar.runtime.running.functions import Where
+from autopar.runtime.running.messages import Messages
+from autopar.runtime.running.programs import RankProgram, output_name
+from autopar.runtime.running.rank import RankRun, Tensors
+from autopar.runtime.running.recorded import recorded
+from autopar.runtime.seeds import seeds_of_calls
+from autopar.runtime.simulation.pieces import join
+from autopar.runtime.spans import span
+from autopar.step.compiling.outputs import Output, join_pieces, join_whole
+from autopar.step.running import StepRuns
+from autopar.timetable import Entry, Timetable
+
+# the values that the update returns, by name, and the outputs of all micro-batches
+Returned = tuple[Tensors, list[torch.Tensor]]
+FINISH = "the end of the step before"  # in errors
+WORDS = {  # (program, part) → what errors call it
+    ("count", "whole"): "the counts of all micro-batches", ("copy", "whole"): "the low-precision copies of parameters",
+    ("turn", "finish"): FINISH,
+}  # fmt: skip
+OF_STAGES = {  # the same, of a stage
+    ("copy", "whole"): "the copies of parameters", ("sums", "whole"): "the counts of all micro-batches",
+    ("count", "whole"): "the counts of all micro-batches", ("home", "whole"): "the gradients of tied parameters",
+    ("update", "reduction"): "the reduction of gradients", ("update", "update"): "the update",
+}  # fmt: skip
+
+
+class Micro(Protocol):
+    """What a step needs to know of a captured micro-batch."""
+
+    @property
+    def captured(self) -> Captured: ...
+
+    @property
+    def outputs(self) -> tuple[Output, ...]: ...
+
+
+@dataclass
+class UnderWay:
+    """The values that a step has left for the next one.
+
+    Attributes:
+        micro: what was captured.
+        runs: what the step runs.
+        started: rank → what is under way, by placeholder of the rotated program, and the numbers of the step that its
+            updates read, such as the learning rate, by the user's names.
+        tensors: the tensors that the updates read and write, by the user's names.
+        taken: whether a step has begun to complete it.
+    """
+
+    micro: Micro
+    runs: StepRuns
+    started: Mapping[int, Tensors]
+    tensors: Tensors
+    taken: bool = False
+
+
+@dataclass
+class StepRunner:
+    """Runs steps on the ranks of this process.
+
+    Attributes:
+        calls: the calls of the model.
+        carrier: makes what carries the ranks.
+    """
+
+    calls: Calls
+    carrier_of: Callable[[], Carrier]
+    _programs: dict[tuple[int, int], tuple[Program, RankProgram]] = field(default_factory=dict)
+    _made: list[Carrier] = field(default_factory=list)  # none or one
+    _failed: str = ""  # where a step on stages has failed
+
+    @property
+    def carrier(self) -> Carrier:
+        """What carries the ranks; made when a step first runs."""
+        if not self._made:
+            self._made.append(self.carrier_of())
+        return self._made[0]
+
+    def __call__(
+        self,
+        batch: Sequence[CallInputs],
+        model: ModelState,
+        micro: Micro,
+        runs: StepRuns,
+        state: Mapping[str, torch.Tensor],
+        before: UnderWay | None = None,
+    ) -> tuple[Returned, UnderWay | None]:
+        """Run the step of a batch. Returns what the step returns, and what it has left under way.
+
+        Args:
+            batch: the inputs of each micro-batch.
+            model: the model's parameters and buffers, which are updated in place.
+            micro: what was captured, and how outputs are joined.
+            runs: what runs.
+            state: the other inputs and states of the update, by the user's names; states are updated in place.
+            before: what the step before has left, if there is anything.
+        """
+        calls, carrier = self.calls, self.carrier
+        tensors: Tensors = dict((*model.parameters, *model.buffers))
+        if isinstance(carrier, ProcessCarrier):
+            calls.tensors.check_parameters(model.parameters)
+            refuse_without_values([*tensors.items(), *(named for inputs in batch for named in inputs.named)])
+        if runs.is_staged:
+            calls.agreement.wait()  # before any other message
+        made = self._rank_runs(runs, batch, micro.captured, tensors, state)
+        if anomaly.is_on():
+            self._refuse_nan(model, made, batch, tensors, state)
+        table = runs.alone if before is None else runs.timetable
+        left = self._run(micro, runs, table, made, {**tensors, **state}, before)
+        returned = {
+            label: same_on_all(label, {rank: run.returned[label] for rank, run in made.items()})
+            for label in next(iter(made.values())).returned
+        }
+        return (returned, self._joined(runs, micro.outputs, made, batch)), left
+
+    def finish(self, left: UnderWay) -> None:
+        """Complete a step. All ranks call it."""
+        assert left.runs.end is not None
+        made = {rank: self._rank_run(left.runs, rank, left.tensors) for rank in self.carrier.ranks}
+        self._run(left.micro, left.runs, left.runs.end, made, left.tensors, left)
+
+    def _run(self, micro: Micro, runs: StepRuns, table: Timetable, made: Mapping[int, RankRun], full: Tensors,
+             before: UnderWay | None) -> UnderWay | None:  # fmt: skip
+        carrier = self.carrier
+        if before is not None:
+            before.taken = True
+            for rank, run in made.items():
+                run.boxes["started", None] = dict(before.started[rank])
+        messages = {rank: recorded(carrier.messages(rank), rank) for rank in made} if runs.is_staged else {}
+        for rank, run in made.items() if runs.is_staged else ():
+            run.others = runs.others(rank, messages[rank])
+            run.during = _in_slots(messages[rank])
+        slots = {rank: runs.slots(rank, messages[rank]) for rank in messages} if runs.slots is not None else {}
+        try:
+            carrier.run({rank: run.run(table.of(rank), slots.get(rank)) for rank, run in made.items()})
+        except BaseException as error:
+            self._fail(error, runs)
+            raise
+        held = {rank: run.held for rank, run in made.items()}
+        types = {name: type for own in runs.held.values() for name, type in own.items()}
+        carrier.write({name: full[name].detach() for name in runs.written if name in full}, held, types)
+        if runs.end is None or table is runs.end:
+            return None
+        started = {rank: run.boxes["started", None] for rank, run in made.items()}
+        carrier.settle(started)
+        numbers = {rank: self._program(runs.programs["turn", None], rank).finished for rank in made}
+        left = {rank: {**own, **{name: full[name] for name in numbers[rank]}} for rank, own in started.items()}
+        return UnderWay(micro, runs, left, full)
+
+    # -- the ranks -------------------------------------------------------------------------------------------------
+
+    def _rank_runs(self, runs: StepRuns, batch: Sequence[CallInputs], captured: Captured, tensors: Tensors,
+                   state: Mapping[str, torch.Tensor]) -> dict[int, RankRun]:  # fmt: skip
+        """Return each rank with its pieces of the model, the state and the batch."""
+        computed = self._computed(captured, len(batch))
+        made = {}
+        for rank in self.carrier.ranks:
+            run = made[rank] = self._rank_run(runs, rank, {**tensors, **state})
+            for stage in runs.stages_of(rank):
+                types = runs.input_types[stage]
+                pieces = [self._inputs(runs, types, inputs, rank) for inputs in batch]
+                run.inputs[stage] = [{**own, **numbers} for own, numbers in zip(pieces, computed, strict=True)]
+            if (None in run.inputs and ("first", None) in runs.programs) or ("turn", None) in runs.programs:
+                run.batches = {
+                    batch_input_name(name, k): tensor for k, own in enumerate(pieces) for name, tensor in own.items()
+                }
+        return made
+
+    def _rank_run(self, runs: StepRuns, rank: int, tensors: Mapping[str, torch.Tensor]) -> RankRun:
+        programs = {
+            key: self._program(placed, rank)
+            for key, placed in runs.programs.items()
+            if placed.program.mesh is not None and rank in placed.program.mesh
+        }
+        types = {name: type for stage in runs.stages_of(rank) for name, type in runs.held[stage].items()}
+        known = {name for own in runs.held.values() for name in own}
+        held = {
+            name: self.carrier.held(tensor, types.get(name), rank)
+            for name, tensor in tensors.items()
+            if name in types or name not in known or isinstance(self.carrier, ProcessCarrier)
+        }
+        count = runs.timetable.batches
+        return RankRun(programs, held, {}, self.carrier.device, lambda entry: _in_span(entry, count))
+
+    @staticmethod
+    def _inputs(runs: StepRuns, types: Mapping[str, TensorType], inputs: CallInputs, rank: int) -> Tensors:
+        """Return a rank's pieces of the inputs that a stage reads, by their names in the programs."""
+        named = zip(runs.inputs, inputs.named, strict=True)
+        return {
+            name: piece_of(tensor, given, types[name], rank, inputs) for name, (given, tensor) in named if name in types
+        }
+
+    def _computed(self, captured: Captured, count: int) -> list[Tensors]:
+        """Return the numbers and the seed of each micro-batch, by the names of their placeholders.
+
+        The seeds are drawn at once and in the order of the micro-batches, so that the schedule changes no draw.
+        """
+        calls = self.calls
+        control = None if calls.job is None else calls.job.control
+        if captured.draws:
+            calls.agreement.wait()  # the ranks exchange seeds in the group in which they compare calls
+        seeds = seeds_of_calls(count, captured.draws, calls.compiler.random, captured.device, control)
+        numbers = {number.name: number.tensor(captured.device) for number in captured.numbers}
+        return [{**numbers, **({"seed": seeds[k]} if seeds else {})} for k in range(count)]
+
+    def _program(self, placed: PlacedProgram, rank: int) -> RankProgram:
+        key = id(placed.program), rank
+        if key not in self._programs:
+            self._programs[key] = placed.program, placed.on(rank, self.carrier.functions)
+        return self._programs[key][1]
+
+    def forget(self, program: Program) -> None:
+        """Drop a program that does not run again."""
+        for rank in self._made[0].ranks if self._made else ():
+            self._programs.pop((id(program), rank), None)
+
+    def clear(self) -> None:
+        """Drop all programs."""
+        self._programs.clear()
+
+    # -- errors ----------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException, runs: StepRuns) -> None:
+        """Keep where a step on stages has failed on this rank, and raise its error with that."""
+        if not runs.is_staged or not isinstance(self.carrier, ProcessCarrier):
+            return
+        self._failed = at(where_raised(error))
+        if isinstance(error, Exception):
+            told = with_place(error, self.carrier.rank)
+            if told is not error:
+                raise told from error
+
+    def refuse_after_failure(self) -> None:
+        """Refuse to run on after a step that failed: its messages would meet those of the next."""
+        if self._failed:
+            raise RuntimeError(
+                f"a step failed on this rank {self._failed}, and its messages are still under way: end the job, and "
+                f"start again from a checkpoint"
+            )
+
+    def _refuse_nan(self, model: ModelState, made: Mapping[int, RankRun], batch: Sequence[CallInputs],
+                    tensors: Tensors, state: Mapping[str, torch.Tensor]) -> None:  # fmt: skip
+        """Refuse NaN that comes in: in the full tensors of simulated ranks, or in the pieces of this one."""
+        if isinstance(self.carrier, SimulatedCarrier):
+            brought = [dict(inputs.named) for inputs in batch]
+            anomaly.refuse_nan(model, {name: tensor.detach() for name, tensor in tensors.items()}, brought, state)
+            return
+        for rank, run in made.items():
+            held = {name: run.held[name] for name in tensors if name in run.held}
+            for pieces in run.inputs.values():
+                anomaly.refuse_nan(model, held, pieces, state, rank)
+
+    # -- what is returned ------------------------------------------------------------------------------------------
+
+    def _joined(self, runs: StepRuns, outputs: Sequence[Output], made: Mapping[int, RankRun],
+                batch: Sequence[CallInputs]) -> list[torch.Tensor]:  # fmt: skip
+        """Return the outputs of the batch, of those of all micro-batches. All ranks call it."""
+        labels = [output_name(k) for k in range(len(outputs))]
+        counts = range(len(batch))
+        if isinstance(self.carrier, SimulatedCarrier):
+            types = {rank: runs.outputs(rank) for rank in made}
+            return [
+                join_whole(
+                    output,
+                    [
+                        whole_of_all(output.name, {rank: (run.outputs[None, batch][labels[k]], types[rank][k])
+                                                   for rank, run in made.items()})
+                        for batch in counts
+                    ],
+                )
+                for k, output in enumerate(outputs)
+            ]  # fmt: skip
+        ((rank, run),) = made.items()
+        brought = brought_pieces(batch[0], self.calls.mesh)
+        return [
+            join_pieces(output, [run.outputs[None, k][label] for k in counts], type, self.calls.tensors, brought)
+            for output, label, type in zip(outputs, labels, runs.outputs(rank), strict=True)
+        ]
+
+
+def whole_of_all(name: str, pieces: Mapping[int, tuple[torch.Tensor, TensorType]]) -> torch.Tensor:
+    """Return a full tensor of pieces of simulated ranks. The ranks of each mesh among them have all of it.
+
+    Raises:
+        SimulationError: two meshes have other values.
+    """
+    types = {type.mesh: type for _, type in pieces.values()}
+    first, *others = (join({rank: pieces[rank][0] for rank in mesh.ranks}, type, name) for mesh, type in types.items())
+    if not all(torch.equal(other.nan_to_num(), first.nan_to_num()) for other in others):
+        raise SimulationError(f"the ranks of all stages have the output {name}, and their values differ")
+    return first
+
+
+def brought_pieces(inputs: CallInputs, mesh: Mesh) -> int:
+    """Return the number of different pieces of the batch that the ranks bring; 0 if all ranks have the same batch."""
+    counts = [mesh.count(inputs.layouts[name].dims[0][0][1]) for name in inputs.shapes if inputs.layouts[name].dims]
+    return max(counts, default=0)
+
+
+def _in_span(entry: Entry, count: int) -> tuple[Where, AbstractContextManager[Any]]:
+    """Return what errors call a line, and the span of it."""
+    words = WORDS.get(entry.what) or ("" if entry.batch is None else nth(entry.batch + 1, count))
+    return words, span(words)
+
+
+def _in_slots(messages: Messages) -> Callable[[Entry], tuple[Where, AbstractContextManager[Any]]]:
+    """Return the same for a rank of a step with stages, whose lines are blocks of their own, as slots are."""
+    return lambda entry: ("", messages.during(f"{OF_STAGES.get(entry.what, entry.program)} of stage {entry.stage}"))
+
+
+def carrier_here(calls: Calls, offload: bool) -> ProcessCarrier:
+    """Return what carries this process's rank."""
+    context, job = calls.context(), calls.job
+    groups, device = ({}, torch.device("cpu")) if job is None else (job.groups, job.device)
+    along = calls.mesh.group(context.rank, PIPELINE) if PIPELINE in calls.mesh.sizes else ()
+    gate = None if context.agreement is None else context.agreement.finish
+    return ProcessCarrier(context.rank, device, groups, context.groups_for, gate, context.regions, offload,
+                          groups.get(group_key(along, DEFAULT), ""))  # fmt: skip

@@ -1,0 +1,134 @@
+"""Say what a step runs: its timetable, and the programs that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import name_of, record_of, tensor_type
+from autopar.ir.program import Program
+from autopar.ir.record import TensorType
+from autopar.ir.value_names import belongs_to_step, count_name, sums_in
+from autopar.runtime.interface import Interface
+from autopar.runtime.running.carriers import PlacedProgram
+from autopar.runtime.running.messages import Messages
+from autopar.runtime.running.programs import output_name
+from autopar.runtime.running.rank import Lines, ProgramKey, RankRun, Slots
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
+from autopar.timetable import Position, Timetable
+from autopar.timetable.entry import Line
+from autopar.timetable.rules import cross, empty, end_of_crossing, hoist_counts, join_update, of_step
+
+Others = Mapping[str, Callable[[RankRun], Lines]]
+
+
+@dataclass(frozen=True, eq=False)
+class StepRuns:
+    """What a step runs.
+
+    Attributes:
+        timetable: that of a step behind another one.
+        alone: that of a step without one before it; the same, unless something crosses the end of a step.
+        end: that which completes a step; ``None`` if nothing crosses its end.
+        programs: (name, stage) → the program.
+        inputs: the names of the inputs of a micro-batch, in the order in which a call passes them.
+        held: stage → the types of what its ranks keep between steps, by the user's names.
+        input_types: stage → the types of the inputs that it reads, by name.
+        outputs: rank → the types of the outputs of a micro-batch.
+        slots: what runs the slots of a rank; ``None`` if there are none.
+        others: what a rank runs beside programs.
+    """
+
+    timetable: Timetable
+    alone: Timetable
+    end: Timetable | None
+    programs: Mapping[ProgramKey, PlacedProgram]
+    inputs: Sequence[str]
+    held: Mapping[int | None, Mapping[str, TensorType]]
+    input_types: Mapping[int | None, Mapping[str, TensorType]]
+    outputs: Callable[[int], Sequence[TensorType]]
+    slots: Callable[[int, Messages], Callable[[RankRun], Slots]] | None = None
+    others: Callable[[int, Messages], Others] = field(default=lambda rank, messages: {})
+
+    def stages_of(self, rank: int) -> tuple[int | None, ...]:
+        """Return the stages of a rank; ``(None,)`` where there are none."""
+        found = next(position.stages for position in self.timetable.positions if rank in position.ranks)
+        return found or (None,)
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether stages send messages to each other."""
+        return None not in self.held
+
+    @cached_property
+    def written(self) -> frozenset[str]:
+        """The names of what a step may change of what stays between steps."""
+        return frozenset(
+            name_of(node)
+            for placed in self.programs.values()
+            for node in placed.program.placeholders
+            if node.name in Interface.of(placed.program).states
+        )
+
+
+def of_one_stage(micro: MicroBatch, update: StepUpdate, microbatches: int, mesh: Mesh) -> StepRuns:
+    """Return what a step without stages runs: the last micro-batch is joined with the update."""
+    counts = [] if micro.count is None else list(range(len(Interface.of(micro.count[0]).returned)))
+    outputs = [output_name(k) for k in range(len(micro.outputs))]
+    behind = [*outputs, *update.returns]
+    programs: dict[ProgramKey, PlacedProgram] = {("inner", None): PlacedProgram(micro.program, micro.local, outputs)}
+    if micro.copy is not None:
+        programs["copy", None] = PlacedProgram(*micro.copy, ())
+    if update.crossing:
+        programs["turn", None] = PlacedProgram(*update.last, behind, update.states, handed_sums=update.sums)
+    else:
+        programs["last", None] = PlacedProgram(*update.last, behind, update.states)
+        if micro.first is not None:
+            programs["first", None] = PlacedProgram(*micro.first, [*map(count_name, counts), *outputs])
+    tables = timetables(microbatches, mesh, micro, crosses=bool(update.crossing))
+    interface = Interface.of(micro.program)
+    names = tuple(
+        name for node in micro.program.placeholders
+        if record_of(node).role == "input" and not belongs_to_step(name := name_of(node))
+    )  # fmt: skip
+    types = {name_of(node): tensor_type(node) for node in micro.program.placeholders}
+    returned = [type for _, type in interface.returned]
+    return StepRuns(*tables, programs, names, {None: _held(micro, programs)}, {None: types}, lambda rank: returned)
+
+
+def timetables(
+    microbatches: int, mesh: Mesh, micro: MicroBatch, *, crosses: bool
+) -> tuple[Timetable, Timetable, Timetable | None]:
+    """Return the timetable of a step, that of a first step, and that which completes a step."""
+
+    def table(lines: Sequence[Line], batches: int = microbatches) -> Timetable:
+        return Timetable(batches, (Position(tuple(mesh.ranks), (), tuple(empty(lines))),))
+
+    joined = join_update(
+        hoist_counts(of_step(microbatches, copy=micro.copy is not None, count=micro.count is not None))
+    )
+    if not crosses:
+        return table(joined), table(joined), None
+    return table(cross(joined, True)), table(cross(joined, False)), table(end_of_crossing(), 0)
+
+
+def _held(micro: MicroBatch, programs: Mapping[ProgramKey, PlacedProgram]) -> dict[str, TensorType]:
+    """Return the types of what stays between steps; of a parameter, that of its float32 values."""
+    found: dict[str, TensorType] = {}
+    for name in ("copy", "last", "turn", "first", "inner"):
+        if (name, None) in programs:
+            for other, type in held_types(programs[name, None].program).items():
+                found.setdefault(other, type)
+    return {**found, **micro.parameters}
+
+
+def held_types(program: Program) -> dict[str, TensorType]:
+    """Return the types of the parameters, buffers and states of a program that are no sums, by name."""
+    sums = sums_in(program)
+    return {
+        name: tensor_type(node)
+        for node in program.placeholders
+        if record_of(node).role in ("param", "buffer", "state") and (name := name_of(node)) not in sums
+    }
