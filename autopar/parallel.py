@@ -45,6 +45,7 @@ from autopar.report.guards import GuardReport, GuardRow
 from autopar.report.passes import PassReport, Reports
 from autopar.report.transfers import Transfers, transfers_of
 from autopar.runtime.lowering.regions import Regions
+from autopar.runtime.process_step import timetable_of_call
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 from autopar.runtime.processes.one_rank import alone
@@ -54,6 +55,7 @@ from autopar.scheduling.programs.overlap import Given, overlap_of
 from autopar.scheduling.simulation import Issue
 from autopar.search.devices.stages import Pipelined
 from autopar.search.solutions.solution import Solution
+from autopar.timetable import Timetable
 from autopar.verify.channels.classes import RankClass
 
 if TYPE_CHECKING:
@@ -226,6 +228,13 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         name = type(self.module).__name__
         return subject_of_call(compiled, name, self.mesh, machine or planned, self.communication)
 
+    @property
+    def timetable(self) -> Timetable:
+        """What each rank runs in a call, in which order. Prints as text. ``RuntimeError`` before a capture."""
+        staged = self._calls.staged
+        found: Timetable | None = None if staged is None else staged.timetable
+        return found or timetable_of_call(self._current().program)
+
     def local(self, rank: int) -> Program:
         """Return the program of one rank, in the shapes of its pieces and in the order in which it runs.
 
@@ -353,24 +362,9 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         """Run the forward from stage to stage, on this rank or on all simulated ranks."""
         from autopar.step.pipelined.calls.evaluation import StagedCalls
 
-        calls, simulates = self._calls, self.job is None
-        if calls.staged is None:
-            calls.staged = StagedCalls(calls)
-        staged: StagedCalls = calls.staged
-        with ONE_AT_A_TIME:
-            inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
-            call = staged.known(inputs, state)
-            calls.refuse_without_values(inputs, state)
-            words = f"call {describe(inputs.arguments, call.key)}{call.where}"
-            if not call.known:
-                calls.agreement.announce(f"{words}, for the first time")
-                calls.agreement.wait()
-            compiled = staged.compiled(inputs, call)
-        with torch.no_grad():
-            if not simulates:
-                calls.agreement.announce(words, [inputs], call.numbers_now)
-            outputs = staged.run(compiled, inputs, state)
-        return compiled.captured.with_tensors(outputs)
+        if self._calls.staged is None:
+            self._calls.staged = StagedCalls(self._calls)
+        return self._calls.staged(args, kwargs)
 
     def train_step(self, optimizer: torch.optim.Optimizer, **options: Unpack[StepKeywords]) -> TrainStep:
         """Make the whole training step one static program: ``loss = step(batch)`` runs forward, backward and optimizer.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -11,52 +11,21 @@ import torch
 
 from autopar.ir.program import Program
 from autopar.ir.streams import Groups
-from autopar.runtime import anomaly, current_op
 from autopar.runtime.interface import Interface
-from autopar.runtime.lowering.lower import Lowered, lower
 from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.modes import as_captured
-from autopar.runtime.picks import Pick, pick
 from autopar.runtime.processes.agreement import Agreement, Brought
-from autopar.runtime.wire.pacing import pacing_of
+from autopar.runtime.running.carriers import to_the_end
+from autopar.runtime.running.functions import LoweredFunctions, Lowering
+from autopar.runtime.running.programs import CallProgram, output_name
+from autopar.runtime.running.rank import RankRun, Tensors
+from autopar.timetable import Entry, Position, Timetable
 
 Gradient = Callable[[str, torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class _Picks:
-    """What is handed from function to function, picked from rows of values.
-
-    Attributes:
-        taken: what the forward takes, from constants and arguments.
-        states, next_states: the states, from the arguments; and their next values, as below.
-        returned, saved: what is returned, and what the backward needs besides the gradients of outputs: from results of
-            the forward, constants and arguments.
-        boxed: what the backward takes, from the gradients of outputs and what was saved.
-    """
-
-    taken: Pick
-    states: Pick
-    next_states: Pick
-    returned: Pick
-    saved: Pick
-    boxed: Pick
-
-    @classmethod
-    def of(cls, interface: Interface, constants: Sequence[str], phases: Mapping[str, Lowered]) -> _Picks:
-        first, arguments = phases["forward"], interface.arguments
-        takes = phases["backward"].takes if "backward" in phases else ()
-        tangents = list(interface.tangents.values())
-        needed = [name for name in takes if name not in tangents]
-        row = [*first.gives, *constants, *arguments]
-        return cls(
-            taken=pick(first.takes, [*constants, *arguments]),
-            states=pick(list(interface.states), arguments),
-            next_states=pick([name for name, _ in interface.states.values()], row),
-            returned=pick([name for name, _ in interface.returned], row),
-            saved=pick(needed, row),
-            boxed=pick(takes, [*tangents, *needed]),
-        )
+# the lines of a call
+FORWARD = Entry("call", "forward", takes=("inputs",), hands=("kept",))
+BACKWARD = Entry("call", "backward", takes=("inputs", "kept"), empties=("inputs", "kept"))
+KEPT = ("call", None, None)
 
 
 class ProcessStep:
@@ -90,31 +59,19 @@ class ProcessStep:
         self.interface = Interface.of(explicit)
         self.specialize = specialize
         self._explicit, self._local = explicit, local
-        self._constants = {
-            name: constant.tensor for name, constant in explicit.constants.items() if constant.tensor is not None
-        }
-        self._groups, self._agreement, self._device, self._regions = groups, agreement, device, regions
+        self._groups, self._agreement, self._regions = groups, agreement, regions
+        self._device = torch.device("cpu") if device is None else device
         self.tangents = frozenset(self.interface.tangents)
         scalars = frozenset(k for k in self.tangents if not self.interface.returned[k][1].shape)
         self.expected = scalars or self.tangents
         self.calls = 0
 
     @cached_property
-    def phases(self) -> Mapping[str, Lowered]:
-        """The functions of the phases, lowered on first use: most steps only ever run for fewer gradients."""
+    def program(self) -> CallProgram:
+        """The program of this rank; its functions are lowered on first use: most steps only run for fewer gradients."""
         gate = None if self._agreement is None else self._agreement.finish
-        pacing = pacing_of(self._explicit)
-        return lower(self._local, self._groups, gate, self._device, pacing=pacing, regions=self._regions)
-
-    @cached_property
-    def checked_phases(self) -> Mapping[str, Lowered]:
-        """The functions of the phases with checks for NaN."""
-        gate = None if self._agreement is None else self._agreement.finish
-        return lower(self._local, self._groups, gate, self._device, hunt=anomaly.Hunt(self._local))
-
-    @cached_property
-    def _picks(self) -> _Picks:
-        return _Picks.of(self.interface, tuple(self._constants), self.phases)
+        how = Lowering(self._groups, self._device, gate, self._regions)
+        return CallProgram(LoweredFunctions(self._explicit, self._local, how), self._explicit)
 
     def __call__(self, pieces: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor], gradient: Gradient,
                  owners: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:  # fmt: skip
@@ -133,30 +90,38 @@ class ProcessStep:
 
     def forward(
         self, pieces: Sequence[torch.Tensor], *, keep_states: bool = True
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the pieces of the returned values, and the values that the backward needs, in its order."""
-        constants = list(self._constants.values())
-        results = self._run("forward", self._picks.taken([*constants, *pieces]))
-        if self._agreement is not None:
-            self._agreement.finish()
-        row = [*results, *constants, *pieces]
+    ) -> tuple[list[torch.Tensor], Tensors]:
+        """Return the pieces of the returned values, and what the backward takes besides them, by name."""
+        run = self._run(pieces)
+        to_the_end(run.call(FORWARD, ""))
+        self._gate()
         if keep_states:
-            for piece, value in zip(self._picks.states(pieces), self._picks.next_states(row), strict=True):
-                piece.copy_(value)
-        return _distinct(self._picks.returned(row)), self._picks.saved(row)
+            for name, value in run.written.items():
+                run.held[name].copy_(value)
+        outputs = run.outputs[None, None]
+        return _distinct([outputs[output_name(k)] for k in range(len(outputs))]), run.kept[KEPT]
 
-    def backward(self, saved: list[torch.Tensor], gradients: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the piece of each gradient, by placeholder. This empties ``saved``, to free memory early."""
-        if "backward" not in self.phases:
-            if self._agreement is not None:
-                self._agreement.finish()
-            return {}
-        boxed = self._picks.boxed([*(gradients[k].contiguous() for k in self.interface.tangents), *saved])
-        saved.clear()
-        results = dict(zip(self.phases["backward"].gives, self._run("backward", boxed), strict=True))
+    def backward(
+        self, pieces: list[torch.Tensor], kept: Tensors, gradients: Mapping[int, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return the piece of each gradient, by placeholder. This empties ``pieces``, to free memory early."""
+        run = self._run(pieces)
+        run.batches = run.held | {of: gradients[k].contiguous() for k, of in self.interface.tangents.items()}
+        run.kept[KEPT] = kept
+        run.held = {}
+        pieces.clear()
+        made = to_the_end(run.run_part(self.program, BACKWARD, "", zeros=False, empties=("batches",)))
+        self._gate()
+        found = self.program.results("backward").gradients
+        return {placeholder: made[value] for placeholder, value in found.items() if value in made}
+
+    def _run(self, pieces: Sequence[torch.Tensor]) -> RankRun:
+        given = dict(zip(self.interface.arguments, pieces, strict=True))
+        return RankRun({("call", None): self.program}, given, {}, self._device, lambda entry: ("", nullcontext()))
+
+    def _gate(self) -> None:
         if self._agreement is not None:
             self._agreement.finish()
-        return {placeholder: results[name] for placeholder, (name, _) in self.interface.gradients.items()}
 
     def _agree_on_backward(self, serial: int, gradients: Mapping[int, torch.Tensor]) -> None:
         """Check that all ranks run the backward of the same call, from the same outputs, with the same gradients."""
@@ -172,9 +137,12 @@ class ProcessStep:
             f"backward of call {serial} from its outputs {outputs}", brought, f"backward from {outputs}"
         )
 
-    def _run(self, phase: str, boxed: list[Any]) -> list[torch.Tensor]:
-        current_op.tick()
-        return (self.checked_phases if anomaly.is_on() else self.phases)[phase].run(boxed)
+
+def timetable_of_call(program: Program) -> Timetable:
+    """Return the timetable of a call: its forward, and its backward if it has one."""
+    assert program.mesh is not None
+    lines = (FORWARD, BACKWARD) if Interface.of(program).tangents else (FORWARD,)
+    return Timetable(0, (Position(tuple(program.mesh.ranks), (), lines),))
 
 
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -199,9 +167,9 @@ class _Step(torch.autograd.Function):
         }
         with as_captured():
             outputs, saved = step.forward(pieces)
-        ctx.whole, ctx.step, ctx.names, ctx.gradient, ctx.kept = whole, step, names, gradient, len(saved)
+        ctx.whole, ctx.step, ctx.names, ctx.gradient, ctx.kept = whole, step, names, gradient, tuple(saved)
         ctx.serial = whole.calls
-        ctx.save_for_backward(*saved, *(before.get(k, piece) for k, piece in enumerate(pieces)), *owners)
+        ctx.save_for_backward(*saved.values(), *(before.get(k, piece) for k, piece in enumerate(pieces)), *owners)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(o for k, o in enumerate(outputs) if k not in whole.tangents))
         return tuple(outputs)
@@ -213,9 +181,10 @@ class _Step(torch.autograd.Function):
                 "a captured step is differentiated once: its gradients cannot be differentiated again, "
                 "so create_graph=True is refused; take such a penalty on the model itself, without autopar"
             )
-        saved = list(ctx.saved_tensors)
-        pieces = saved[ctx.kept : ctx.kept + len(ctx.step.interface.arguments)]
-        del saved[ctx.kept :]
+        tensors, count = ctx.saved_tensors, len(ctx.kept)
+        kept = dict(zip(ctx.kept, tensors, strict=False))
+        pieces = list(tensors[count : count + len(ctx.step.interface.arguments)])
+        del tensors
         ctx.maybe_clear_saved_tensors()  # so that the backward frees what it has read, unless retain_graph=True
         present = {k: gradient for k, gradient in enumerate(gradients) if gradient is not None}
         none = (None,) * (5 + len(ctx.names))
@@ -228,7 +197,6 @@ class _Step(torch.autograd.Function):
                 positions = frozenset(present)
                 ctx.whole.expected = positions
                 step = ctx.whole if positions == ctx.whole.tangents else ctx.whole.specialize(positions)
-                _, saved = step.forward(pieces, keep_states=False)
-            del pieces
-            results = step.backward(saved, present)
+                _, kept = step.forward(pieces, keep_states=False)
+            results = step.backward(pieces, kept, present)
             return (*none[:5], *(ctx.gradient(name, results[name]) if name in results else None for name in ctx.names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -10,12 +11,16 @@ import torch
 
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES, TensorType
-from autopar.runtime import anomaly
 from autopar.runtime.interface import Interface
 from autopar.runtime.modes import as_captured
+from autopar.runtime.process_step import BACKWARD, KEPT
 from autopar.runtime.redistribute import Redistribution, reduced
+from autopar.runtime.running.carriers import PlacedProgram, SimulatedCarrier
+from autopar.runtime.running.programs import CallProgram, output_name
+from autopar.runtime.running.rank import Lines, RankRun, Tensors
 from autopar.runtime.simulation.pieces import cut, join
-from autopar.runtime.simulation.simulate import Instruction, Values, compile_phases, run_ranks
+from autopar.runtime.simulation.simulate import Values, run_together
+from autopar.timetable import Entry
 
 
 class SimulatedStep:
@@ -33,23 +38,15 @@ class SimulatedStep:
     ) -> None:
         self.specialize = specialize
         self.interface = Interface.of(explicit)
-        self.mesh, self.meshes = self.interface.mesh, explicit.meshes
-        self._local = local
+        self.mesh = self.interface.mesh
+        self._explicit, self._local = explicit, local
 
     @cached_property
-    def code(self) -> dict[int, dict[str, list[Instruction]]]:
-        """Rank → its instructions, by phase; ranks of one class share them.
-
-        Compiled on first use, because a program may only be printed.
-        """
-        compiled: dict[int, dict[str, list[Instruction]]] = {}
-        by_rank = {}
-        for rank, program in self._local.items():
-            key = id(program.graph)
-            if key not in compiled:
-                compiled[key] = compile_phases(program)
-            by_rank[rank] = compiled[key]
-        return by_rank
+    def programs(self) -> dict[int, CallProgram]:
+        """Rank → its program. Compiled on first use, because a program may only be printed."""
+        carrier = SimulatedCarrier(self.mesh.ranks, torch.device("cpu"))
+        placed = PlacedProgram(self._explicit, self._local)
+        return {rank: CallProgram(carrier.functions(placed, rank), self._explicit) for rank in self.mesh.ranks}
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on full tensors: parameters, buffers, inputs, in the order of the placeholders. Buffers are updated."""
@@ -57,16 +54,49 @@ class SimulatedStep:
             return list(_Step.apply(self, *tensors))
         return self.forward(tensors)[0]
 
-    def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[int, Values]]:
-        """Return the returned tensors, and every value of every rank for the backward."""
-        values = self.start(tensors)
-        for phase in ("forward",) if self.interface.tangents else PHASES:
-            self.run(phase, values)
+    def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[int, RankRun]]:
+        """Return the returned tensors, and each rank with what the backward takes."""
+        runs = self.begin(self.start(tensors))
         tensors_by_name = dict(zip(self.interface.arguments, tensors, strict=True))
-        for state, (name, type) in self.interface.states.items():
+        for state, (_, type) in self.interface.states.items():
             with torch.no_grad():
-                tensors_by_name[state].copy_(self.join(values, name, type))
-        return [self.join(values, name, type) for name, type in self.interface.returned], values
+                tensors_by_name[state].copy_(self.join({rank: run.written for rank, run in runs.items()}, state, type))
+        outputs = {rank: run.outputs[None, None] for rank, run in runs.items()}
+        returned = self.interface.returned
+        return [self.join(outputs, output_name(k), type, name) for k, (name, type) in enumerate(returned)], runs
+
+    def begin(self, pieces: Mapping[int, Values]) -> dict[int, RankRun]:
+        """Run the forward on the pieces of all ranks; all phases, where there is no tangent."""
+        phases = ("forward",) if self.interface.tangents else PHASES
+        runs = {rank: self._run(rank, own) for rank, own in pieces.items()}
+        lines = [Entry("call", phase) for phase in phases]
+        self._together({rank: _calls(run, lines) for rank, run in runs.items()})
+        return runs
+
+    def backward(self, runs: Mapping[int, RankRun], tangents: Mapping[str, torch.Tensor | None]
+                 ) -> dict[str, torch.Tensor]:  # fmt: skip
+        """Return the gradients, by placeholder. ``tangents``: by placeholder; ``None`` only where ``cut`` knows it."""
+        again = {}
+        for rank, run in runs.items():
+            again[rank] = own = self._run(rank, {**run.held, **self.cut(tangents, rank)})
+            own.kept[KEPT] = dict(run.kept[KEPT])
+        made: dict[int, Values] = {}
+
+        def kept(rank: int, run: RankRun) -> Lines:
+            made[rank] = yield from run.run_part(self.programs[rank], BACKWARD, "", zeros=False)
+
+        self._together({rank: kept(rank, run) for rank, run in again.items()})
+        for rank, run in again.items():  # a gradient may be computed in the forward, or be what was given
+            made[rank] = {**run.held, **runs[rank].kept[KEPT], **made[rank]}
+        return {of: self.join(made, name, type) for of, (name, type) in self.interface.gradients.items()}
+
+    def _run(self, rank: int, held: Tensors) -> RankRun:
+        nowhere = ("", nullcontext())
+        return RankRun({("call", None): self.programs[rank]}, held, {}, torch.device("cpu"), lambda entry: nowhere)
+
+    def _together(self, runs: Mapping[int, Lines]) -> None:
+        with as_captured():
+            run_together(runs)
 
     def start(self, tensors: Sequence[torch.Tensor]) -> dict[int, Values]:
         tensors_by_name = dict(zip(self.interface.arguments, tensors, strict=True))
@@ -91,28 +121,19 @@ class SimulatedStep:
                 pieces[name] = piece.clone() if name in self.interface.states else piece
         return pieces
 
-    def run(self, phase: str, values: dict[int, Values]) -> None:
-        if anomaly.is_on():
-            values |= {
-                rank: anomaly.Watched(rank_values, anomaly.Hunt(self._local[rank]))
-                for rank, rank_values in values.items()
-            }
-        code: dict[int, Sequence[Instruction]] = {rank: phases.get(phase, ()) for rank, phases in self.code.items()}
-        with as_captured():
-            run_ranks(self.meshes, code, values)
-
-    def join(self, values: Mapping[int, Values], name: str, type: TensorType) -> torch.Tensor:
+    def join(self, values: Mapping[int, Values], name: str, type: TensorType, words: str = "") -> torch.Tensor:
+        """Return the full tensor of a value of all ranks. ``words``: what errors call it, if not by its name."""
         pieces = {rank: values[rank][name] for rank in type.mesh.ranks}
         if type.attr.pending:
             pieces = Redistribution(type, reduced(type)).simulate(pieces)
             type = reduced(type)
-        return join(pieces, type, name)
+        return join(pieces, type, words or name)
 
 
 class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: SimulatedStep, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs, ctx.values = step.forward(tensors)
+        outputs, ctx.runs = step.forward(tensors)
         ctx.step = step
         ctx.set_materialize_grads(False)
         # saved but not read, so that torch refuses a second backward without retain_graph, and tensors that have
@@ -133,20 +154,16 @@ class _Step(torch.autograd.Function):
             )
         step: SimulatedStep = ctx.step
         positions = frozenset(k for k, gradient in enumerate(gradients) if gradient is not None)
-        values: dict[int, Values] = ctx.values
+        runs: dict[int, RankRun] = ctx.runs
         if positions != step.interface.tangents.keys():
             if not positions:
                 return (None,) * (1 + len(step.interface.arguments))
             step = step.specialize(positions)
-            values = {
-                rank: {name: rank_values[name] for name in step.interface.arguments}
-                for rank, rank_values in values.items()
-            }
-            step.run("forward", values)
-        tangents = {name: gradients[k] for k, name in step.interface.tangents.items()}
-        values = {rank: {**rank_values, **step.cut(tangents, rank)} for rank, rank_values in values.items()}
-        step.run("backward", values)
-        results = {
-            placeholder: step.join(values, name, type) for placeholder, (name, type) in step.interface.gradients.items()
-        }
+            runs = step.begin({rank: run.held for rank, run in runs.items()})
+        results = step.backward(runs, {name: gradients[k] for k, name in step.interface.tangents.items()})
         return (None, *(results.get(name) for name in step.interface.arguments))
+
+
+def _calls(run: RankRun, lines: Sequence[Entry]) -> Lines:
+    for line in lines:
+        yield from run.call(line, "")

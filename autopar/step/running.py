@@ -62,6 +62,11 @@ class StepRuns:
         """Whether stages send messages to each other."""
         return None not in self.held
 
+    @property
+    def explicit(self) -> list[Program]:
+        """The explicit programs."""
+        return [placed.program for placed in self.programs.values()]
+
     @cached_property
     def written(self) -> frozenset[str]:
         """The names of what a step may change of what stays between steps."""
@@ -71,6 +76,29 @@ class StepRuns:
             for node in placed.program.placeholders
             if node.name in Interface.of(placed.program).states
         )
+
+
+@dataclass
+class KnownRuns:
+    """What the steps of captures run, by their programs."""
+
+    _known: dict[tuple[int, int], StepRuns] = field(default_factory=dict)
+
+    def of(self, micro: object, update: object, make: Callable[[], StepRuns]) -> StepRuns:
+        """Return what a step runs; ``make`` makes it once."""
+        key = id(micro), id(update)
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    def forget(self, program: Program) -> None:
+        """Drop what has a program that does not run again."""
+        self._known = {
+            key: runs for key, runs in self._known.items() if all(program is not own for own in runs.explicit)
+        }
+
+    def clear(self) -> None:
+        self._known.clear()
 
 
 def of_one_stage(micro: MicroBatch, update: StepUpdate, microbatches: int, mesh: Mesh) -> StepRuns:

@@ -51,12 +51,13 @@ from autopar.step.reports.pace import RankPaces, clock_of
 from autopar.step.reports.paged import subject_of_step
 from autopar.step.reports.recorded_steps import RecordedSteps
 from autopar.step.run import Returned, StepRunner, carrier_here
-from autopar.step.running import StepRuns, of_one_stage
+from autopar.step.running import KnownRuns, StepRuns, of_one_stage
 from autopar.step.shown import Shown
 from autopar.step.solution import solution_of
 from autopar.step.states.average import Averages
 from autopar.step.states.optimizer_state import OptimizerState
 from autopar.step.states.state import TrainingState
+from autopar.timetable import Timetable
 from autopar.torch_private import without_function_modes
 from autopar.verify.channels.classes import RankClass
 
@@ -102,7 +103,7 @@ class TrainStep(RecordedSteps, Paged):
         self._described_options = describe_options(options)
         self._here = StepRunner(calls, lambda: carrier_here(calls, options.offload))
         self._simulated = StepRunner(calls, lambda: SimulatedCarrier(calls.mesh.ranks, calls.device))
-        self._runs: dict[tuple[int, int], StepRuns] = {}
+        self._runs = KnownRuns()
         self._crossing = Crossing(calls, self.optimizer_state) if options.across else None
         self._clock = clock_of(calls)
         self._training_state = TrainingState(
@@ -206,6 +207,15 @@ class TrainStep(RecordedSteps, Paged):
     def rank_classes(self) -> dict[str, list[RankClass]]:
         """The ranks that share a program, with it, by the name of each program that the step runs."""
         return {name: local.classes for name, local in self._running().items()}
+
+    @property
+    def timetable(self) -> Timetable:
+        """What each rank runs, in which order: the programs, stage by stage and micro-batch by micro-batch.
+
+        It has what they hand on, and prints as text that ``Timetable.parse`` reads. Where anything crosses the end of a
+        step, it is that of a step behind another one. ``RuntimeError`` before a capture.
+        """
+        return self._what_runs(*self._current(), self._shown.way).timetable
 
     def local(self, rank: int) -> RankStep:
         """Return what one rank runs, in the order in which it runs: the first micro-batch, the inner ones, and the last
@@ -403,21 +413,18 @@ class TrainStep(RecordedSteps, Paged):
     def _run(self, runner: StepRunner, inputs: Sequence[CallInputs], state: ModelState, micro: MicroBatch,
              update: StepUpdate) -> Returned:  # fmt: skip
         """Run a step, which may leave something under way."""
-        runs = self._what_runs(micro, update)
+        runs = self._what_runs(micro, update, self._choices.latest)
         if self._crossing is None or runs.end is None:
             returned, _ = runner(inputs, state, micro, runs, self._state())
             return returned
         return self._crossing.run(runner, inputs, state, micro, runs, self._state())
 
-    def _what_runs(self, micro: MicroBatch, update: StepUpdate) -> StepRuns:
+    def _what_runs(self, micro: MicroBatch, update: StepUpdate, way: Chosen) -> StepRuns:
         """Return what the step of a capture runs."""
-        key = id(micro), id(update)
-        if key not in self._runs:
-            self._runs[key] = self._made_runs(micro, update)
-        return self._runs[key]
+        return self._runs.of(micro, update, lambda: self._made_runs(micro, update, way.options.count))
 
-    def _made_runs(self, micro: Any, update: Any) -> StepRuns:
-        return of_one_stage(micro, update, self._choices.latest.options.count, self._calls.mesh)
+    def _made_runs(self, micro: Any, update: Any, microbatches: int) -> StepRuns:
+        return of_one_stage(micro, update, microbatches, self._calls.mesh)
 
     def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         """Return the bound arguments of a batch; where open options are chosen for it, all ranks bring such a batch."""
@@ -458,10 +465,7 @@ class TrainStep(RecordedSteps, Paged):
         """Drop a program that does not run again."""
         self._here.forget(program)
         self._simulated.forget(program)
-        self._runs = {
-            key: runs for key, runs in self._runs.items()
-            if all(placed.program is not program for placed in runs.programs.values())
-        }  # fmt: skip
+        self._runs.forget(program)
 
     def _anomaly_mode(self) -> contextlib.AbstractContextManager[Any]:
         """Look for NaN after each op in the ``with`` block, if the step has the option ``detect_anomaly``."""

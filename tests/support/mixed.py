@@ -64,11 +64,9 @@ def run(
     tensors = [*model.parameters(), *model.buffers(), *args]
     given = [node for node in program.placeholders if record_of(node).role != "tangent"]
     with torch.no_grad():
-        returned, values = step.forward([_like(tensor, node) for tensor, node in zip(tensors, given, strict=True)])
+        returned, runs = step.forward([_like(tensor, node) for tensor, node in zip(tensors, given, strict=True)])
         tangents = {name: torch.ones_like(returned[k]) for k, name in step.interface.tangents.items()}
-        values = {rank: {**own, **step.cut(tangents, rank)} for rank, own in values.items()}
-        step.run("backward", values)
-        found = {of: step.join(values, name, type) for of, (name, type) in step.interface.gradients.items()}
+        found = step.backward(runs, tangents)
     names = {record_of(node).name or node.name: node.name for node in given}
     return Step(program, returned, {name: found[names[name]] for name, _ in model.named_parameters()})
 

@@ -7,7 +7,7 @@ until the others have arrived, a real one never stops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, cast
@@ -25,7 +25,7 @@ from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.lowering.lower import Lowered, lower, lower_whole
 from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.recording import recorder
-from autopar.runtime.simulation.simulate import Instruction, Values, compile_whole, run_rank
+from autopar.runtime.simulation.simulate import Instruction, Values, run_rank
 from autopar.runtime.wire.pacing import pacing_of
 from autopar.scheduling.programs.donated import Donated
 from autopar.scheduling.programs.functions import Function, functions_of, runs
@@ -203,11 +203,11 @@ class SimulatedFunctions:
     Args:
         local: the program.
         rank: the rank.
-        code: its instructions, which ranks of one class share.
+        code: the instructions of all of it, which ranks of one class share.
         scaled, handed_sums: as of ``Lowering``.
     """
 
-    def __init__(self, local: Program, rank: int, code: list[Instruction] | None = None, scaled: bool = False,
+    def __init__(self, local: Program, rank: int, code: Sequence[Instruction], scaled: bool = False,
                  handed_sums: Mapping[str, str] | None = None) -> None:  # fmt: skip
         self.local, self.rank, self._scaled, self._handed_sums = local, rank, scaled, handed_sums or {}
         self._code = code
@@ -227,8 +227,6 @@ class SimulatedFunctions:
         return self._parts[part]
 
     def _made(self, part: str) -> PartFunction | None:
-        if self._code is None:
-            self._code = compile_whole(self.local)
         if part in PIECES:
             function, replaced = self._whole(cast(RunPart, part))
         elif part in self._phases:

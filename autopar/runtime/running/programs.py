@@ -167,3 +167,26 @@ class RankProgram:
 def output_name(number: int | str) -> str:
     """Return what the values of a program are called that it returns without names: ``output.0``."""
     return f"output.{number}"
+
+
+class CallProgram(RankProgram):
+    """The program of a call, as one rank runs it: nothing is handed on by name, so placeholders have their own names.
+
+    Parameters, buffers, inputs and tangents are all given, by placeholder.
+    """
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        return {node.name: node.name for node in self.local.placeholders}
+
+    @cached_property
+    def groups(self) -> dict[str, str]:
+        return dict.fromkeys(self.names, INPUT)
+
+    @cached_property
+    def copies(self) -> dict[str, str]:
+        return {}
+
+    @cached_property
+    def sums(self) -> frozenset[str]:
+        return frozenset()

@@ -54,6 +54,7 @@ class RankRun:
         outputs: (stage, micro-batch) → the outputs of the model, by their labels.
         returned: what the step or the call returns, by its labels.
         others: name → what runs beside programs.
+        written: the next values of what stays between steps, until the last line has run.
     """
 
     programs: Mapping[ProgramKey, RankProgram]
@@ -67,7 +68,7 @@ class RankRun:
     outputs: dict[tuple[int | None, int | None], Tensors] = field(default_factory=lambda: defaultdict(dict))
     returned: Tensors = field(default_factory=dict)
     others: Mapping[str, Callable[[RankRun], Lines]] = field(default_factory=dict)
-    _written: Tensors = field(default_factory=dict)
+    written: Tensors = field(default_factory=dict)
 
     def run(self, lines: Iterable[Line], slots: Callable[[RankRun], Slots] | None = None) -> Lines:
         """Run lines of a timetable. What programs of the whole step write is written behind the last line."""
@@ -89,9 +90,9 @@ class RankRun:
                     yield from self.call(line, where)
         if runner is not None:
             yield from runner.end()
-        for name, value in self._written.items():
+        for name, value in self.written.items():
             self.held[name].copy_(value)
-        self._written.clear()
+        self.written.clear()
 
     def call(self, entry: Entry, where: Where) -> Lines:
         """Run one line."""
@@ -174,7 +175,7 @@ class RankRun:
             self.boxes[group, stage][of if group == "started" else name] = value
         elif value is not self.held[name]:
             if batch is None:
-                self._written[name] = value  # other programs of the step may read it yet
+                self.written[name] = value  # other programs of the step may read it yet
             else:
                 self.held[name].copy_(value)
 

@@ -66,7 +66,7 @@ class PipelinedStep(TrainStep):
         schedule_of(options, calls.mesh)  # refused before anything runs
         super().__init__(parallel, calls, optimizer, options)
 
-    def _made_runs(self, micro: Any, update: Any) -> StepRuns:
+    def _made_runs(self, micro: Any, update: Any, microbatches: int) -> StepRuns:
         return of_stages(micro, update, self._calls.mesh)
 
     def _captures_of(self, batches: MicroBatches, options: StepOptions) -> PipelinedCaptures:

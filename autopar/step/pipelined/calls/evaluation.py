@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from autopar.capture.guards import GuardedCall
-from autopar.capture.model_state import ModelState
+from autopar.capture.model_state import ModelState, model_state
+from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.model.calls import Calls
 from autopar.model.captures import Captures, about_recapture
-from autopar.model.inputs import CallInputs
+from autopar.model.inputs import CallInputs, describe
 from autopar.model.stage_homes import StageHomes
 from autopar.runtime.running.carriers import SimulatedCarrier
 from autopar.step.pipelined.calls.kept_call import staged_by_cache
@@ -18,6 +21,7 @@ from autopar.step.pipelined.calls.staged_call import StagedCall
 from autopar.step.pipelined.runs import of_call
 from autopar.step.run import StepRunner, carrier_here
 from autopar.step.running import StepRuns
+from autopar.timetable import Timetable
 
 
 class StagedCalls:
@@ -25,7 +29,12 @@ class StagedCalls:
 
     Args:
         calls: the calls of the model; they know where the parameters are.
+
+    Attributes:
+        timetable: what each rank has run in the latest call; ``None`` before the first.
     """
+
+    timetable: Timetable | None = None
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -41,13 +50,26 @@ class StagedCalls:
         else:
             self._runner = StepRunner(calls, lambda: carrier_here(calls, offload=False))
 
-    def known(self, inputs: CallInputs, state: ModelState) -> GuardedCall:
-        """Return the call with the values that forward would read now."""
-        if self._homes is not self._calls.homes:
-            self._clear()
-        return self._captures.call(self._calls.key(inputs, state), state.modules)
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call the model on the ranks of this process. Returns its own output structure. All ranks call it."""
+        calls = self._calls
+        with ONE_AT_A_TIME:
+            inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(calls.module)
+            if self._homes is not calls.homes:
+                self._clear()
+            call = self._captures.call(calls.key(inputs, state), state.modules)
+            calls.refuse_without_values(inputs, state)
+            words = f"call {describe(inputs.arguments, call.key)}{call.where}"
+            if not call.known:
+                calls.agreement.announce(f"{words}, for the first time")
+                calls.agreement.wait()
+            compiled = self._compiled(inputs, call)
+        with torch.no_grad():
+            calls.agreement.announce(words, [inputs], call.numbers_now)
+            outputs = self._run(compiled, inputs, state)
+        return compiled.captured.with_tensors(outputs)
 
-    def compiled(self, inputs: CallInputs, call: GuardedCall) -> StagedCall:
+    def _compiled(self, inputs: CallInputs, call: GuardedCall) -> StagedCall:
         """Return the capture of a call; capture it first if it is new. All ranks call it."""
         calls = self._calls
         if not call.known:
@@ -59,9 +81,11 @@ class StagedCalls:
             self._captures.add(call, made.captured.guards, made)
         return self._captures[call]
 
-    def run(self, call: StagedCall, inputs: CallInputs, state: ModelState) -> list[torch.Tensor]:
+    def _run(self, call: StagedCall, inputs: CallInputs, state: ModelState) -> list[torch.Tensor]:
         """Run a call on the ranks of this process. Returns its outputs."""
         if id(call) not in self._runs:
             self._runs[id(call)] = of_call(call, self._calls.mesh)
-        (_, outputs), _ = self._runner([inputs], state, call, self._runs[id(call)], {})
+        runs = self._runs[id(call)]
+        self.timetable = runs.timetable
+        (_, outputs), _ = self._runner([inputs], state, call, runs, {})
         return outputs
