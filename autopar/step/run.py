@@ -126,7 +126,8 @@ class StepRunner:
         calls, carrier = self.calls, self.carrier
         tensors: Tensors = dict((*model.parameters, *model.buffers))
         if isinstance(carrier, ProcessCarrier):
-            calls.tensors.check_parameters(model.parameters)
+            if not runs.is_staged:
+                calls.tensors.check_parameters(model.parameters)
             refuse_without_values([*tensors.items(), *(named for inputs in batch for named in inputs.named)])
         if runs.is_staged:
             calls.agreement.wait()  # before any other message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from autopar.errors import TextError
@@ -48,9 +49,13 @@ class Entry(NamedTuple):
         part = "" if self.part == WHOLE else f".{self.part.replace(' ', '_')}"
         stage = "" if self.stage is None else f"@{self.stage}"
         batch = "" if self.batch is None else f" {self.batch}"
-        words = "".join(f" {verb} {' '.join(sorted(groups, key=[*GROUPS].index))}"
-                        for verb, groups in zip(VERBS, self[4:], strict=True) if groups)  # fmt: skip
+        given = zip(VERBS, self[4:], strict=True)
+        words = "".join(f" {verb} {' '.join(groups)}" for verb, groups in given if groups)
         return f"{self.program}{part}{stage}{batch}{words}"
+
+    def with_groups(self, **groups: Iterable[str]) -> Entry:
+        """Return the entry with others of ``takes``, ``hands`` and ``empties``, in the order of ``GROUPS``."""
+        return self._replace(**{verb: tuple(sorted({*words}, key=ORDER.index)) for verb, words in groups.items()})
 
     @property
     def what(self) -> tuple[str, str]:
@@ -58,7 +63,7 @@ class Entry(NamedTuple):
         return self.program, self.part
 
 
-VERBS = ("takes", "hands", "empties")
+VERBS, ORDER = ("takes", "hands", "empties"), list(GROUPS)
 Line = Entry | Slot
 _ENTRY = re.compile(r"([a-z]+)(?:\.([a-z_]+))?(?:@(\d+))?(?: (\d+))?((?: [a-z ]+)?)")
 _TASK = re.compile(r"([FBW][WSR])(\d+)@(\d+)(?:[<>](\d+))?")

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from autopar.timetable.entry import Entry, Line
 
-CARRIED = ("copies", "counts", "sums")  # what each micro-batch takes of those before it
-
 
 def of_step(batches: int, *, copy: bool = False, count: bool = False) -> list[Line]:
     """Return the lines of a step on one stage: each program once, and ``micro`` once for each micro-batch.
@@ -47,8 +45,9 @@ def hoist_counts(lines: Sequence[Line]) -> list[Line]:
     joined: list[Line] = []
     for line in lines:
         if isinstance(line, Entry) and line.what == ("micro", "whole") and line.batch == 0:
-            takes = ("batches", *(group for group in line.takes if group != "counts"))
-            line = line._replace(program="first", takes=takes, hands=("counts", *line.hands))
+            line = line._replace(program="first").with_groups(
+                takes={"batches", *line.takes} - {"counts"}, hands={"counts", *line.hands}
+            )
         if not (isinstance(line, Entry) and line.program == "count"):
             joined.append(line)
     return joined
@@ -86,19 +85,18 @@ def cross(lines: Sequence[Line], behind: bool) -> list[Line]:
     """
     names = [line.program for line in lines if isinstance(line, Entry)]
     runs = [line for line in lines if isinstance(line, Entry) and line.batch is not None]
-    copies = ("copies",) * ("copy" in names)
+    copies = {"copies"} if "copy" in names and behind else set()  # the step makes them when the last one has ended
     shifted: list[Line] = []
     for line in lines:
         if line is runs[0]:
-            left = [group for group in runs[0].takes if group != "copies" or not behind]
-            takes = (*left, *(("started",) if behind else ()))
+            takes = {*runs[0].takes} - copies | ({"started"} if behind else set())
             if len(runs) == 1:
-                line = Entry("turn", "whole" if behind else "begin", None, 0, takes, ("started",))
+                part, hands = "whole" if behind else "begin", {"started"}
             else:
-                hands = tuple(dict.fromkeys((*runs[0].hands, *(copies if behind else ()))))
-                line = Entry("turn", "first" if behind else "first alone", None, 0, takes, hands)
+                part, hands = "first" if behind else "first alone", {*runs[0].hands} | copies
+            line = Entry("turn", part, batch=0).with_groups(takes=takes, hands=hands)
         elif line is runs[-1]:
-            line = Entry("turn", "last", None, runs[-1].batch, runs[-1].takes, ("started",))
+            line = Entry("turn", "last", batch=runs[-1].batch, takes=runs[-1].takes, hands=("started",))
         if not (behind and isinstance(line, Entry) and line.program == "copy"):
             shifted.append(line)
     return shifted

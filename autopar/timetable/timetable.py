@@ -19,6 +19,7 @@ from autopar.errors import TextError
 from autopar.ir.rank_groups import ranges_of
 from autopar.notebook import InNotebook
 from autopar.timetable.entry import Entry, Line, line_of, text_of
+from autopar.timetable.verify import check
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class Timetable(InNotebook):
     def runs(self) -> Counter[str]:
         """Return how often each program is run by the ranks of the first position."""
         return Counter(line.program for line in self.positions[0].lines if isinstance(line, Entry))
+
+    def verify(self) -> None:
+        """Check that each run takes what was handed on before; ``VerifyError`` quotes the line that does not."""
+        for position in self.positions:
+            check(position.lines, self.batches)
 
     def mapped(self, rule: Callable[[Sequence[Line]], Sequence[Line]]) -> Timetable:
         """Return the timetable with other lines, by a rule that takes those of one position."""

@@ -7,7 +7,9 @@ from pipelined_steps import MESHES, made
 from pipelined_timelines import check_events, layers_for, recorded_events
 
 from autopar.pipeline import POLICIES, Task
-from autopar.runtime.recording import RecordedSlot
+from autopar.runtime.recording import RecordedSlot, recording
+from autopar.runtime.running.messages import SimulatedMessages
+from autopar.runtime.running.recorded import RecordedMessages, recorded
 from autopar.scheduling.op import COMPUTE
 from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock
 
@@ -22,10 +24,10 @@ def test_collectives_inside_of_passes() -> None:
 
 
 def test_nothing_is_recorded_by_other_steps() -> None:
-    step, _, batches = made("layers", {"pp": 2}, "1f1b", 2)
-    step.simulate(**batches(0))
-    (steps,) = step._simulated._steps.values()
-    assert {type(rank.messages).__name__ for rank in steps.values()} == {"SimulatedMessages"}
+    messages = SimulatedMessages(0, {})
+    assert recorded(messages, 0) is messages
+    with recording():
+        assert isinstance(recorded(messages, 0), RecordedMessages)
 
 
 def slot(text: str, kind: str, begin: float, end: float, *tasks: Task) -> RecordedSlot:

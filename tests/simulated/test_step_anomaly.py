@@ -249,14 +249,14 @@ def test_who_does_not_look_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(anomaly, "has_nan", lambda x: pytest.fail("looked"))
     step(batch())
     monkeypatch.undo()
-    runs = [run for run in step._here._runs.values() if run._lowered]
-    plain = [{key: code_of(one) for key, one in run._lowered.items()} for run in runs]
+    runs = [program.functions for _, program in step._here._programs.values() if program.functions._made]
+    plain = [{key: code_of(one.lowered) for key, one in run._made.items()} for run in runs]
     assert len(plain) == 1 and "look" not in str(plain)
     with torch.autograd.set_detect_anomaly(True):
         step(batch())
     for before, run in zip(plain, runs, strict=True):
-        assert {key: code_of(run._lowered[key]) for key in before} == before
-        ((key, looking),) = [(key, one) for key, one in run._lowered.items() if key not in before]
+        assert {key: code_of(run._made[key].lowered) for key in before} == before
+        ((key, looking),) = [(key, one.lowered) for key, one in run._made.items() if key not in before]
         lines = [re.sub(r";  .*", "", line) for line in code_of(looking).splitlines()]
         (same,) = before.values()
         assert [line for line in lines if "anomaly_look" not in line][1:] == [

@@ -182,7 +182,11 @@ def test_the_program() -> None:
     parallel = autopar.parallelize(Pair(), Mesh(dp=1), "ddp")
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters()), ema=DECAY)
     step(x, x)
-    (graph,) = [run.lowered().graph for run in step._here._runs.values() if ".averages" in run.named]
+    (graph,) = [
+        program.functions.lowered("whole", False).graph
+        for _, program in step._here._programs.values()
+        if ".averages" in program.names.values()
+    ]
     called = [node.target for node in graph.nodes if node.target in IN_PLACE.values()]
     assert len(called) == 2 and called[1] is IN_PLACE[AVERAGED]
     before = {name: average.data_ptr() for name, average in step.ema.items()}

@@ -118,4 +118,4 @@ def test_updates_that_constants_make_are_not_kept_for_ever() -> None:
         assert relative(steps.run(step, batches(k), called=True), single(**batches(k))[0]) <= 1e-11
     assert max(steps.differences(step, single).values()) <= 1e-9
     assert (step.captures, step._captured.made, len(step._captured.updates)) == (1, 12, UPDATES_KEPT)
-    assert len(step._here._runs) == 1 + UPDATES_KEPT
+    assert len(step._here._programs) == 1 + UPDATES_KEPT

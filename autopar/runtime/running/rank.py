@@ -159,13 +159,14 @@ class RankRun:
             if name in self.batches:
                 return _from(self.batches, name, "batches" in empties)
             return _from(own, name, INPUT in empties) if name in own else self.held[name]
-        if group == HELD:
+        if group == HELD and name in self.held:
             return self.held[name]
-        box = self.boxes[group, stage]
-        if group == "sums":
+        if group in (HELD, "sums"):  # a sum whose parameter the program does not have is not known as one
+            box = self.boxes["sums", stage]
             if name not in box and of in program.sums:
                 box[name] = program.zeros(of, self.device)
             return _from(box, name, not later)
+        box = self.boxes[group, stage]
         return _from(box, of if group == "started" and of in box else name, group in empties)
 
     def _next(self, program: RankProgram, of: str, value: torch.Tensor, stage: int | None, batch: int | None) -> None:

@@ -13,7 +13,7 @@ import torch
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.transfers import Ends
-from autopar.ir.value_names import MEASURED, SQUARES, copy_name, count_name, gradient_name, total_name
+from autopar.ir.value_names import MEASURED, SQUARES, copy_name, count_name, total_name
 from autopar.pipeline import Slot, Task
 from autopar.runtime.interface import Interface
 from autopar.runtime.lowering.bundles import Bundle, Crossed
@@ -214,11 +214,14 @@ def _lines(
             yield Entry("copy", stage=stage.number, hands=("copies",))
     if micro.tied:
         yield Entry("tied", hands=("copies",))
+    copied = {reader for tied in micro.tied for reader in tied.readers}
     for stage in stages:
         if stage.counting is not None:
+            has_copies = stage.number in copied or (stage.micro.copy is not None and not apart)
+            takes = ("inputs", *("copies",) * has_copies)
             for batch in range(micro.schedule.batches):
-                yield Entry("sums", stage=stage.number, batch=batch, takes=("inputs", "copies"), hands=("totals",))
-            yield Entry("count", stage=stage.number, batch=0, takes=("inputs", "copies", "totals"), hands=("counts",))
+                yield Entry("sums", stage=stage.number, batch=batch, takes=takes, hands=("totals",))
+            yield Entry("count", stage=stage.number, batch=0, takes=(*takes, "totals"), hands=("counts",))
     yield from slots
     if micro.written_buffers:
         yield Entry("buffers")
@@ -229,7 +232,7 @@ def _lines(
     own = [stage.number for stage in stages if update.stages[stage.number].placed is not None]
     for number in own:
         yield Entry("update", "reduction", number, takes=("sums",), hands=("numbers",))
-    yield Entry("numbers", takes=("numbers",), hands=("numbers",))
+    yield Entry("numbers", takes=("numbers",) * bool(own), hands=("numbers",))
     for number in own:
         yield Entry("update", "update", number, takes=("sums", "numbers"))
 
@@ -294,9 +297,6 @@ class _Others:
             pieces = []
             if self.rank in self.micro.stages[sent.reader].mesh:
                 with messages.during(f"the gradient of {sent.tied.name} of stage {sent.reader}"):
-                    (taken,) = sent.placed[0].placeholders
-                    sum = run.boxes["sums", sent.reader].pop(gradient_name(sent.tied.name))
-                    run.kept[f"home.{k}", sent.reader, None][taken.name] = sum
                     yield from run.call(Entry(f"home.{k}", stage=sent.reader, takes=("sums",)), "")
                 pieces = [run.returned.pop("sum")]
             moves.append((bundle, pieces))
