@@ -11,18 +11,21 @@ import ast
 import io
 import tokenize
 from collections import Counter
+from pathlib import Path
 
-from test_structure import SOURCES, module_of, package_of
-
+ROOT = Path(__file__).parents[2]
+FILES = [path for path in sorted((ROOT / "autopar").glob("**/*.py")) if "passes" not in path.relative_to(ROOT).parts]
+FILES += sorted((ROOT / "passes").glob("*.py"))
 # package → the most code lines that it may have; ``autopar`` has the modules that are in no package
 MOST_CODE_LINES = {
-    "step": 9_850, "runtime": 8_900, "capture": 7_900, "search": 6_850, "ir": 4_350, "cli": 3_800, "model": 3_700,
+    "step": 8_750, "runtime": 9_750, "capture": 7_900, "search": 6_850, "ir": 4_350, "cli": 3_800, "model": 3_700,
     "scheduling": 3_650, "pipeline": 3_650, "plan": 2_400, "costs": 2_050, "cache": 1_900, "rules": 1_850,
     "transitions": 1_700, "checkpoint": 1_700, "passes": 1_400, "verify": 1_350, "optimizers": 1_100, "report": 900,
     "autopar": 900, "torch_private": 850, "examples": 800, "page": 550, "data": 550, "elastic": 500,
+    "timetable": 300,
 }  # fmt: skip
 STEP_AND_BELOW = ("step", "runtime", "model", "pipeline")
-MOST_OF_STEP_AND_BELOW = 26_000
+MOST_OF_STEP_AND_BELOW = 25_750
 SLACK = 0.1  # a budget that is larger than the package by more is too large
 
 NO_CODE = {
@@ -48,9 +51,10 @@ def code_lines(source: str) -> int:
 def lines_of_packages() -> Counter[str]:
     """Return the code lines of each package."""
     found: Counter[str] = Counter()
-    for path in SOURCES:
-        package = package_of(module_of(path))
-        found[package if package in MOST_CODE_LINES else "autopar"] += code_lines(path.read_text())
+    for path in FILES:
+        first, *rest = path.relative_to(ROOT).parts
+        package = rest[0] if first == "autopar" and len(rest) > 1 else first
+        found[package] += code_lines(path.read_text())
     return found
 
 
