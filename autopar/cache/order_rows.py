@@ -15,7 +15,9 @@ from autopar.scheduling.simulation import Simulation, Span
 
 def order_to_json(order: Order) -> dict[str, Any]:
     return {
-        "functions": [[list(each.phases), _lines(each.lines), sorted(each.late)] for each in order.functions],
+        "functions": [
+            [list(each.phases), _lines(each.lines), sorted(each.late), each.stage] for each in order.functions
+        ],
         "schedules": json.dumps(list(map(_schedule, order.schedules)), separators=(",", ":")),
         "source": order.source,
         "across": list(order.across),
@@ -24,7 +26,8 @@ def order_to_json(order: Order) -> dict[str, Any]:
 
 def order_of(content: Mapping[str, Any]) -> Order:
     functions = tuple(
-        FunctionLines(tuple(phases), _lines_of(lines), frozenset(late)) for phases, lines, late in content["functions"]
+        FunctionLines(tuple(phases), _lines_of(lines), frozenset(late), stage)
+        for phases, lines, late, stage in content["functions"]
     )
     schedules: Any = Schedules(content["schedules"], len(functions))
     return Order(functions, schedules, content["source"], tuple(content["across"]))

@@ -14,11 +14,13 @@ class StageHomes:
     """Where the parameters of a model are, once it is cut into stages.
 
     Attributes:
+        mesh: the whole mesh.
         meshes: the mesh of each stage.
         stage: parameter → its stage.
         layouts: parameter → its mesh and layout.
     """
 
+    mesh: Mesh
     meshes: tuple[Mesh, ...]
     stage: Mapping[str, int]
     layouts: Mapping[str, Layout]

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from autopar.cache.cache import Codec
 from autopar.cache.described import described_options
 from autopar.cache.placed_rows import placed_of, placed_to_json, reports_of, reports_to_json
-from autopar.cache.program_rows import Types, attr_of, attr_row, op_name
+from autopar.cache.program_rows import Types, attr_of, attr_row, op_name, program_of, rows_of
 from autopar.cache.refused import NotCached
 from autopar.capture import Captured
 from autopar.capture.guards import Guards
@@ -19,7 +19,8 @@ from autopar.model.inputs import CallInputs
 from autopar.model.kept_calls import call_to_json, captured_here, found_of, found_to_json
 from autopar.model.kept_facts import facts_of_call
 from autopar.optimizers.update import Update
-from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
+from autopar.runtime.localize import LocalPrograms
+from autopar.step.compiling.compiled_step import MicroBatch, Placed, StepUpdate
 from autopar.step.compiling.ending import Updating
 from autopar.step.compiling.outputs import Output, loss_of
 from autopar.step.compiling.update import Trained, Untrained
@@ -123,8 +124,10 @@ def step_capture_of(compiler: Compiler, inputs: CallInputs, content: Any, progra
 
 def batch_to_json(micro: MicroBatch, types: Types) -> dict[str, Any]:
     """Return the programs of a micro-batch as JSON, without its capture."""
+    alone = micro.local.order is not None  # else it is of one stage, and its program is joined with others
+    written = placed_to_json((micro.program, micro.local), types) if alone else None
     return {
-        "micro": placed_to_json((micro.program, micro.local), types),
+        "micro": written if alone else rows_of(micro.program, types),
         "count": placed_to_json(micro.count, types),
         "copy": placed_to_json(micro.copy, types),
         "first": placed_to_json(micro.first, types),
@@ -140,8 +143,7 @@ def batch_to_json(micro: MicroBatch, types: Types) -> dict[str, Any]:
 
 def batch_of(content: Any, types: Types, captured: Callable[[Program], Captured]) -> MicroBatch:
     """Return the programs of a micro-batch. ``captured``: explicit program → the capture."""
-    placed = placed_of(content["micro"], types, RUNS)
-    assert placed is not None
+    placed = batch_program_of(content["micro"], types)
     return MicroBatch(
         captured(placed[0]),
         *placed,
@@ -156,6 +158,16 @@ def batch_of(content: Any, types: Types, captured: Callable[[Program], Captured]
         outputs=outputs_of(content["outputs"]),
         reports=reports_of(content["reports"]),
     )
+
+
+def batch_program_of(content: Any, types: Types) -> Placed:
+    """Return the program of a micro-batch, or of one stage of it, which is joined with others."""
+    if "order" in content:
+        placed = placed_of(content, types, RUNS)
+        assert placed is not None
+        return placed
+    program = program_of(content, types)
+    return program, LocalPrograms(program, lambda local: None)
 
 
 def outputs_to_json(outputs: Sequence[Output]) -> Any:

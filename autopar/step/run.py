@@ -93,7 +93,7 @@ class StepRunner:
 
     calls: Calls
     carrier_of: Callable[[], Carrier]
-    _programs: dict[tuple[int, int], tuple[Program, RankProgram]] = field(default_factory=dict)
+    _programs: dict[tuple[int, str, int], tuple[Program, RankProgram]] = field(default_factory=dict)
     _made: list[Carrier] = field(default_factory=list)  # none or one
     _failed: str = ""  # where a step on stages has failed
 
@@ -196,11 +196,7 @@ class StepRunner:
         return made
 
     def _rank_run(self, runs: StepRuns, rank: int, tensors: Mapping[str, torch.Tensor]) -> RankRun:
-        programs = {
-            key: self._program(placed, rank)
-            for key, placed in runs.programs.items()
-            if placed.program.mesh is not None and rank in placed.program.mesh
-        }
+        programs = {key: self._program(placed, rank) for key, placed in runs.programs.items() if rank in placed.mesh}
         types = {name: type for stage in runs.stages_of(rank) for name, type in runs.held[stage].items()}
         known = {name for own in runs.held.values() for name in own}
         held = {
@@ -233,15 +229,15 @@ class StepRunner:
         return [{**numbers, **({"seed": seeds[k]} if seeds else {})} for k in range(count)]
 
     def _program(self, placed: PlacedProgram, rank: int) -> RankProgram:
-        key = id(placed.program), rank
+        key = id(placed.program), placed.stage, rank
         if key not in self._programs:
             self._programs[key] = placed.program, placed.on(rank, self.carrier.functions)
         return self._programs[key][1]
 
     def forget(self, program: Program) -> None:
         """Drop a program that does not run again."""
-        for rank in self._made[0].ranks if self._made else ():
-            self._programs.pop((id(program), rank), None)
+        for key in [key for key, (own, _) in self._programs.items() if own is program]:
+            del self._programs[key]
 
     def clear(self) -> None:
         """Drop all programs."""

@@ -69,6 +69,8 @@ def lower(
     pacing: Pacing | None = None,
     donated: Donated | None = None,
     regions: Regions | None = None,
+    stages: Mapping[str, str] | None = None,
+    stage: str = "",
 ) -> dict[str, Lowered]:
     """Lower the phases of a rank's scheduled or local program; linear in the graph.
 
@@ -80,6 +82,8 @@ def lower(
         pacing: writes the paces of an emulated wire, so that computing takes its seconds.
         donated: the memory that the functions may write to.
         regions: compiles what is computed between exchanges; not with ``hunt``, which looks at each value.
+        stages: as of ``functions_of``.
+        stage: the stage whose phases are lowered.
     """
     donated = donated or Donated()
     own = donated.placeholders
@@ -87,7 +91,8 @@ def lower(
         function.phases[0]: _function(
             function, Body(program, gate, hunt, own), groups, device, donated, pacing, regions
         )
-        for function in functions_of(program, whole=False)
+        for function in functions_of(program, False, stages)
+        if function.stage == stage
     }
 
 

@@ -8,9 +8,11 @@ from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import fx
 
 from autopar.errors import SimulationError
-from autopar.ir.nodes import name_of
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import name_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.streams import Groups
@@ -25,7 +27,7 @@ from autopar.runtime.running.programs import RankProgram
 from autopar.runtime.simulation.in_flight import InFlight
 from autopar.runtime.simulation.pieces import agree, cut, join
 from autopar.runtime.simulation.simulate import Instruction, compile_whole, run_together
-from autopar.scheduling.programs.order import donated_names
+from autopar.scheduling.programs.functions import functions_of, stages_in
 
 Runs = Mapping[int, Generator[Any, Any, None]]
 T = TypeVar("T")
@@ -43,6 +45,7 @@ class PlacedProgram:
         written: the states that it may overwrite besides sums, by the user's names.
         sent_back, handed_sums: as of ``RankProgram``.
         of_stage: whether it is the program of one stage, so that ranks of other stages run others meanwhile.
+        stage: that stage, of a program with several; empty of a program that has no other.
     """
 
     program: Program
@@ -52,21 +55,37 @@ class PlacedProgram:
     sent_back: Collection[str] = ()
     handed_sums: Mapping[str, str] = field(default_factory=dict)
     of_stage: bool = False
+    stage: str = ""
 
     def on(self, rank: int, functions: Callable[[PlacedProgram, int], Functions]) -> RankProgram:
         """Return the program of one rank."""
-        return RankProgram(functions(self, rank), self.program, self.returns, self.sent_back, self.handed_sums)
+        return RankProgram(functions(self, rank), self.program, self.returns, self.sent_back, self.handed_sums,
+                           self.stage)  # fmt: skip
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the ranks that run it."""
+        mesh = self.program.stages.get(self.stage) or self.program.mesh
+        assert mesh is not None
+        return mesh
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        """Its placeholders, or those of the stage that is meant."""
+        nodes = self.program.placeholders
+        return [node for node in nodes if tensor_type(node).mesh.name == self.stage] if self.stage else list(nodes)
 
     @cached_property
     def donated(self) -> list[str]:
         """The placeholders that it may overwrite."""
-        return donated_names(self.program, self.written)
+        names = sums_in(self.program) | frozenset(self.written)
+        return [node.name for node in self.placeholders if name_of(node) in names]
 
     @cached_property
     def sums(self) -> list[str]:
         """Those of them that may begin as zeros."""
         names = sums_in(self.program)
-        return [n.name for n in self.program.placeholders if name_of(n) in names and n.name in self.donated]
+        return [node.name for node in self.placeholders if name_of(node) in names]
 
     @cached_property
     def is_scaled(self) -> bool:
@@ -143,7 +162,7 @@ class ProcessCarrier:
         groups, gate = (self.groups, None) if placed.of_stage else (self.groups_for(placed.local), self.gate)
         how = Lowering(
             groups, self.device, gate, self.regions, placed.donated, placed.sums, placed.is_scaled, self.offloaded,
-            placed.handed_sums, placed.of_stage,
+            placed.handed_sums, placed.of_stage, placed.stage,
         )  # fmt: skip
         return LoweredFunctions(placed.program, placed.local[rank], how)
 
@@ -191,7 +210,10 @@ class SimulatedCarrier:
         key = id(local.graph)
         if key not in self._code:
             self._code[key] = compile_whole(local)
-        return SimulatedFunctions(local, rank, self._code[key], placed.is_scaled, placed.handed_sums)
+        stages = stages_in(placed.program, local) if placed.stage else None
+        functions = functions_of(local, False, stages)
+        phases = {function.phases[0]: function for function in functions if function.stage == placed.stage}
+        return SimulatedFunctions(local, rank, self._code[key], phases, placed.is_scaled, placed.handed_sums)
 
     def messages(self, rank: int) -> Messages:
         return SimulatedMessages(rank, self._mail)

@@ -28,7 +28,7 @@ from autopar.runtime.recording import recorder
 from autopar.runtime.simulation.simulate import Instruction, Values, run_rank
 from autopar.runtime.wire.pacing import pacing_of
 from autopar.scheduling.programs.donated import Donated
-from autopar.scheduling.programs.functions import Function, functions_of, runs
+from autopar.scheduling.programs.functions import Function, runs, stages_in
 from autopar.scheduling.programs.run_parts import PIECES, RunPart, selected
 
 Running = Generator[Any, Any, list[torch.Tensor]]
@@ -83,6 +83,7 @@ class Lowering:
         offloaded: whether the optimizer's state is in host memory.
         handed_sums: placeholder of a sum → the value that it becomes, in the first part of a rotated program.
         of_stage: whether it is the program of one stage, whose slots have times of their own.
+        stage: the stage whose functions are meant, of a program with several.
     """
 
     groups: Groups
@@ -95,6 +96,7 @@ class Lowering:
     offloaded: bool = False
     handed_sums: Mapping[str, str] = field(default_factory=dict)
     of_stage: bool = False
+    stage: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,9 @@ class LoweredFunctions:
         if part in PIECES:
             return lower_whole(self.local, how.groups, how.gate, how.device, donated, hunt, pacing,
                                cast(RunPart, part), how.handed_sums, how.regions)  # fmt: skip
+        stages = stages_in(self._explicit, self.local) if how.stage else None
         self._phases[zeros, is_hunted] = lower(
-            self.local, how.groups, how.gate, how.device, hunt, pacing, donated, how.regions
+            self.local, how.groups, how.gate, how.device, hunt, pacing, donated, how.regions, stages, how.stage
         )
         return self._phases[zeros, is_hunted].get(part)
 
@@ -204,22 +207,19 @@ class SimulatedFunctions:
         local: the program.
         rank: the rank.
         code: the instructions of all of it, which ranks of one class share.
+        phases: phase → the part of the program that it is.
         scaled, handed_sums: as of ``Lowering``.
     """
 
-    def __init__(self, local: Program, rank: int, code: Sequence[Instruction], scaled: bool = False,
-                 handed_sums: Mapping[str, str] | None = None) -> None:  # fmt: skip
+    def __init__(self, local: Program, rank: int, code: Sequence[Instruction], phases: Mapping[str, Function],
+                 scaled: bool = False, handed_sums: Mapping[str, str] | None = None) -> None:  # fmt: skip
         self.local, self.rank, self._scaled, self._handed_sums = local, rank, scaled, handed_sums or {}
-        self._code = code
+        self._code, self._phases = code, phases
         self._parts: dict[str, PartFunction | None] = {}
 
     @cached_property
     def hunt(self) -> Hunt:
         return Hunt(self.local, scaled=self._scaled)
-
-    @cached_property
-    def _phases(self) -> dict[str, Function]:
-        return {function.phases[0]: function for function in functions_of(self.local, whole=False)}
 
     def part(self, part: str, zeros: bool = False) -> PartFunction | None:
         if part not in self._parts:

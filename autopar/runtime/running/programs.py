@@ -8,13 +8,14 @@ from functools import cached_property
 from typing import NamedTuple, cast
 
 import torch
+from torch import fx
 
 from autopar.ir.nodes import name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES, TensorType
 from autopar.ir.value_names import MEASURED, SQUARES, ValueRole, copy_name, roles_in, sums_in, total_name
 from autopar.runtime.running.functions import Functions, zeros_of
-from autopar.scheduling.programs.functions import functions_of
+from autopar.scheduling.programs.functions import Function, functions_of, stages_in
 from autopar.scheduling.programs.run_parts import PIECES, RunPart, handed_over, selected, taken_by_finish
 
 # the role of a value of a step → the word of a timetable for it
@@ -50,6 +51,7 @@ class RankProgram:
         returns: what the values are called that it returns, in its order; ``None``: ``output.0``, ….
         sent_back: the values that go to the stage before behind the backward.
         handed_sums: as of ``Lowering``.
+        stage: the stage that is meant, of a program with several; empty where it has none.
     """
 
     functions: Functions
@@ -57,6 +59,7 @@ class RankProgram:
     returns: Sequence[str] | None = None
     sent_back: Collection[str] = ()
     handed_sums: Mapping[str, str] | None = None
+    stage: str = ""
     _results: dict[str, PartResults] = field(default_factory=dict)
 
     @property
@@ -68,14 +71,28 @@ class RankProgram:
         return {name: c.tensor for name, c in self.explicit.constants.items() if c.tensor is not None}
 
     @cached_property
+    def _stages(self) -> dict[str, str]:
+        return stages_in(self.explicit, self.local) if self.stage else {}
+
+    @cached_property
+    def _placeholders(self) -> list[fx.Node]:
+        return [node for node in self.local.placeholders if self._stages.get(node.name, "") == self.stage]
+
+    @cached_property
+    def phases(self) -> dict[str, Function]:
+        """Phase → the part of the program that it is. Linear in the graph."""
+        functions = functions_of(self.local, False, self._stages)
+        return {function.phases[0]: function for function in functions if function.stage == self.stage}
+
+    @cached_property
     def names(self) -> dict[str, str]:
         """Placeholder → the user's name."""
-        return {node.name: name_of(node) for node in self.local.placeholders}
+        return {node.name: name_of(node) for node in self._placeholders}
 
     @cached_property
     def types(self) -> dict[str, TensorType]:
         """Placeholder → the type of its piece."""
-        return {node.name: cast(TensorType, record_of(node).type) for node in self.local.placeholders}
+        return {node.name: cast(TensorType, record_of(node).type) for node in self._placeholders}
 
     @cached_property
     def groups(self) -> dict[str, str]:
@@ -83,7 +100,7 @@ class RankProgram:
         roles, started, finished = roles_in(self.local), handed_over(self.local), self.finished
         totals = {total_name(k) for k in range(len(self.names))}
         found = {}
-        for node in self.local.placeholders:
+        for node in self._placeholders:
             name, role = name_of(node), record_of(node).role
             if node.name in started or name in finished:
                 found[node.name] = "started"
@@ -147,13 +164,14 @@ class RankProgram:
             for value, result in rows:
                 kinds[result.kind].append((result.of, value.name))
             labels = {label: value for _, value in kinds["return"] for label in self._labels.get(value, ())}
-            self._results[part] = PartResults(dict(kinds["state"]) | sums, labels, dict(kinds["grad"]))
+            states = {of: value for of, value in kinds["state"] if not self.stage or of in self.names}
+            self._results[part] = PartResults(states | sums, labels, dict(kinds["grad"]))
         return self._results[part]
 
     @cached_property
     def later(self) -> Mapping[str, frozenset[str]]:
         """For each phase, what later phases take, or what is sent behind them. Linear in the graph."""
-        takes = {function.phases[0]: function.takes for function in functions_of(self.local, whole=False)}
+        takes = {phase: function.takes for phase, function in self.phases.items()}
         found: dict[str, frozenset[str]] = {}
         taken: frozenset[str] = frozenset()
         for phase in reversed(PHASES):

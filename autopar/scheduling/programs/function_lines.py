@@ -14,9 +14,11 @@ class FunctionLines:
     Attributes:
         phases: the phases that it runs, in order.
         lines: its lines, in the order of issue.
+        stage: the stage of a pipeline; empty where a program has none.
         late: the collectives that run on the stream ``late``, a second process group over their ranks.
     """
 
     phases: tuple[str, ...]
     lines: tuple[Line, ...]
     late: frozenset[str] = frozenset()
+    stage: str = ""

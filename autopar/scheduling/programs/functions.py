@@ -26,6 +26,7 @@ class Function:
         takes: the values that it reads and does not compute; its constants first.
         gives: the values that it returns.
         replaced: next value of a state that another part of the program computes → the state, which it reads instead.
+        stage: the stage of a pipeline whose ops it has; empty where a program has none.
     """
 
     phases: tuple[str, ...]
@@ -33,44 +34,98 @@ class Function:
     takes: tuple[fx.Node, ...]
     gives: tuple[fx.Node, ...]
     replaced: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    stage: str = ""
 
     @staticmethod
-    def of(nodes: Sequence[fx.Node], gives: Sequence[fx.Node], phases: Collection[str] = ()) -> Function:
+    def of(nodes: Sequence[fx.Node], gives: Sequence[fx.Node], phases: Collection[str] = (), stage: str = ""
+           ) -> Function:  # fmt: skip
         gives = tuple(dict.fromkeys(gives))
         constants = [node for node in nodes if node.op == "get_attr"]
         named = tuple(phases or dict.fromkeys(record_of(node).phase for node in nodes))
-        return Function(named, tuple(nodes), (*constants, *_read_from_outside(nodes, gives)), gives)
+        return Function(named, tuple(nodes), (*constants, *_read_from_outside(nodes, gives)), gives, stage=stage)
 
 
-def functions_of(program: Program, whole: bool) -> list[Function]:
+def functions_of(program: Program, whole: bool, stages: Mapping[str, str] | None = None) -> list[Function]:
     """Return the functions of a program. Linear in the graph.
 
     Args:
         whole: whether the program is one function. Else each phase is one, and also returns the values that later
             phases read. Gradients are results of the backward, also where the forward computes them.
+        stages: node → its stage (``stages_in``); each stage has functions of its own. Messages between stages are in
+            none: a function takes what its stage receives, and gives what it sends.
     """
     if whole:
         return [Function.of([node for node in program.nodes if runs(node)], operands(program.output))]
-    nodes: dict[str, list[fx.Node]] = {}
+    stages = {} if stages is None else stages
+    nodes: dict[str, dict[str, list[fx.Node]]] = {}  # stage → phase → its nodes
+    messages = []
     for node in program.nodes:
-        if runs(node):
-            nodes.setdefault(record_of(node).phase, []).append(node)
-    first = min(nodes, key=PHASES.index, default="forward")
-    if first != "reduction":  # the forward of a call returns also where it computes nothing
-        first = "forward"
-    nodes = {phase: nodes.get(phase, []) for phase in PHASES if phase in nodes or phase == first}
-    gives: dict[str, list[fx.Node]] = {phase: [] for phase in nodes}
+        if stages and node.target in MESSAGES:
+            messages.append(node)
+        elif runs(node):
+            nodes.setdefault(stages.get(node.name, ""), {}).setdefault(record_of(node).phase, []).append(node)
+    for stage in dict.fromkeys((*stages.values(), *(() if stages else ("",)))):
+        phases = nodes.setdefault(stage, {})
+        # the forward of a call returns also where it computes nothing
+        first = "reduction" if min(phases, key=PHASES.index, default="") == "reduction" else "forward"
+        nodes[stage] = {phase: phases.get(phase, []) for phase in PHASES if phase in phases or phase == first}
+    gives: dict[tuple[str, str], list[fx.Node]] = {}
+
+    def give(node: fx.Node, phase: str) -> None:
+        """Let a function give a value: that which computes it, or that of a phase if it is computed elsewhere."""
+        stage = stages.get(node.name, "")
+        made = node.op == "call_function" and node not in sent
+        gives.setdefault((stage, record_of(node).phase if made else phase), []).append(node)
+
+    sent = {*messages}
     for node, result in zip(operands(program.output), record_of(program.output).results, strict=True):
+        first = next(iter(nodes[stages.get(node.name, "")]), "forward")
         phase = record_of(node).phase if node.op == "call_function" else first
         if result.kind == "grad" and PHASES.index(phase) < PHASES.index("backward"):
             phase = "backward"
-        gives.setdefault(phase, []).append(node)
-    for phase, part in nodes.items():
-        for node in _read_from_outside(part, gives[phase]):
-            made = record_of(node).phase
-            if node.op == "call_function" and made != phase:
-                gives[made].append(node)
-    return [Function.of(part, gives[phase], (phase,)) for phase, part in nodes.items()]
+        gives.setdefault((stages.get(node.name, ""), phase), []).append(node)
+    for message in messages:
+        for value in operands(message):
+            if value.target is not transfers.send:
+                give(value, record_of(message).phase)
+    for stage, phases in nodes.items():
+        for phase, part in phases.items():
+            for node in _read_from_outside(part, gives.get((stage, phase), [])):
+                if node.op == "call_function" and node not in sent and record_of(node).phase != phase:
+                    gives.setdefault((stage, record_of(node).phase), []).append(node)
+    place = {node: k for k, node in enumerate(program.nodes)}
+    order = [
+        (stage, phase)
+        for phase in PHASES
+        for stage in sorted(nodes, key=lambda stage: place[nodes[stage][phase][0]] if nodes[stage].get(phase) else -1)
+        if phase in nodes[stage]
+    ]
+    return [Function.of(nodes[stage][phase], gives.get((stage, phase), []), (phase,), stage) for stage, phase in order]
+
+
+def stages_in(explicit: Program, local: Program | None = None) -> dict[str, str]:
+    """Return the stage of each node of a program with stages: by name, in the order of the stages.
+
+    Args:
+        local: a program that was made of the explicit one, whose nodes are meant. What it has besides, such as the
+            starts of collectives, is on the stage of its operands.
+    """
+    known = {}
+    for node in explicit.nodes:
+        types = record_of(node).type
+        mesh = next((type.mesh for type in (types if isinstance(types, tuple) else (types,))
+                     if type is not None and type.layout is not None), None)  # fmt: skip
+        if mesh is not None and mesh.name is not None:
+            known[node.name] = mesh.name
+    if local is None:
+        return known
+    found: dict[str, str] = {}
+    for node in local.nodes:
+        inherited = next((found[value.name] for value in operands(node) if value.name in found), None)
+        stage = known.get(node.name, inherited)
+        if stage is not None:
+            found[node.name] = stage
+    return found
 
 
 def is_collective(node: fx.Node) -> bool:

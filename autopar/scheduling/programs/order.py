@@ -16,8 +16,9 @@ from torch import fx
 
 from autopar.costs.durations import Durations
 from autopar.errors import ScheduleError
+from autopar.ir import transfers
 from autopar.ir.digest import text_digest
-from autopar.ir.nodes import is_getitem, name_of
+from autopar.ir.nodes import is_getitem, name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.value_names import sums_in
 from autopar.optimizers import IN_PLACE
@@ -29,7 +30,7 @@ from autopar.scheduling.policies import ByteScheduler
 from autopar.scheduling.programs.across import memory_of_run, rotated_ops, unrotated
 from autopar.scheduling.programs.donated import Donated, numbers_of
 from autopar.scheduling.programs.function_lines import FunctionLines
-from autopar.scheduling.programs.functions import Function, functions_of
+from autopar.scheduling.programs.functions import Function, functions_of, stages_in
 from autopar.scheduling.programs.just_in_time import just_in_time
 from autopar.scheduling.programs.ops import program_ops
 from autopar.scheduling.programs.overlap import TODAY, Overlap
@@ -51,6 +52,7 @@ class Execution:
         from_zero: whether the sums of gradients begin as zeros.
         across: the collectives that are started in the run before.
         sums: whether it may overwrite the sums of gradients; by default if it is one function.
+        stages: whether each stage has functions of its own, between which slots send the messages.
     """
 
     whole: bool = False
@@ -58,6 +60,11 @@ class Execution:
     from_zero: bool = False
     across: tuple[str, ...] = ()
     sums: bool | None = None
+    stages: bool = False
+
+    def functions(self, program: Program) -> list[Function]:
+        """Return the functions of an explicit program."""
+        return functions_of(program, self.whole, stages_in(program) if self.stages else None)
 
     def donated(self, program: Program) -> list[str]:
         """Return the placeholders that a program may overwrite: sums, and the states in ``written``."""
@@ -67,7 +74,7 @@ class Execution:
 
 OF_CALLS = Execution()
 OF_STEPS = Execution(whole=True)
-OF_STAGES = Execution(sums=True)  # the passes of a pipeline's stage: each phase is a function
+OF_STAGES = Execution(sums=True, stages=True)  # the passes of a pipeline: each phase of a stage is a function
 
 
 def donated_names(program: Program, written: Collection[str]) -> list[str]:
@@ -103,7 +110,7 @@ class Order:
 def lines_of(program: Program, execution: Execution) -> tuple[FunctionLines, ...]:
     """Return the lines of the policy ``today``, which needs no durations."""
     donated = Donated.of(program, execution.donated(program))
-    return today(program, functions_of(program, execution.whole), donated)
+    return today(program, execution.functions(program), donated)
 
 
 @dataclass
@@ -146,7 +153,7 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
     Raises:
         ScheduleError: a priority contradicts another one, or the order in which values depend on each other.
     """
-    functions = functions_of(program, execution.whole)
+    functions = execution.functions(program)
     if execution.across:
         lines, made_across = _across(program, execution, functions[0], durations, overlap)
         return Order((lines,), (made_across,), durations.source, execution.across)
@@ -155,8 +162,20 @@ def decide(program: Program, execution: Execution, durations: Durations, overlap
     for function, lines in zip(functions, today(program, functions, donated), strict=True):
         ops = program_ops(program, function, durations.seconds, {*donated.updates, *donated.sums})
         in_time = just_in_time(program, ops) if overlap.is_searched else ops
-        made.append(_Deciding(function, ops, in_time, lines, durations, overlap).run())
+        decided, times = _Deciding(function, ops, in_time, lines, durations, overlap).run()
+        received = _received(program, function)
+        made.append((replace(decided, lines=(*received, *decided.lines), stage=function.stage), times))
     return Order(tuple(lines for lines, _ in made), tuple(schedule for _, schedule in made), durations.source)
+
+
+def _received(program: Program, function: Function) -> list[Line]:
+    """Return a line for each message that the stage of a function receives in its phase; slots say when it comes."""
+    return [
+        Line("compute", (Part(node.name, 0, 0),))
+        for node in program.nodes
+        if node.target is transfers.recv and function.stage
+        and (tensor_type(node).mesh.name, record_of(node).phase) == (function.stage, *function.phases)
+    ]  # fmt: skip
 
 
 def _across(

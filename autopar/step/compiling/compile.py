@@ -31,6 +31,7 @@ from autopar.plan.constraints import layouts_without_search
 from autopar.plan.plan import sharding_axis
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
+from autopar.runtime.localize import LocalPrograms
 from autopar.scheduling.programs.order import OF_STAGES, OF_STEPS, Execution
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.applied import layouts_of_states
@@ -156,11 +157,16 @@ class MicroCompiler:
         zero = zero_of(stage, compiler.mesh, self._inputs(placeholders), preferred)
         self._split(zero, micro, placeholders, set() if gathers_apart else set(self.trained))
         ending = self._ending(micro, partial(zero.split, "state"))
-        local, reports, found = compiler.place(
+        reports, found = compiler.through_passes(
             micro.program, self.attrs, device, captured=self.captured, search=compiler.searches, ending=ending,
-            execution=execution, **wanted,
+            **wanted,
         )  # fmt: skip
         self.reports += reports
+        if execution is OF_STAGES:  # the stages are joined before they are scheduled
+            local = LocalPrograms(micro.program, lambda made: None)
+        else:
+            local, reports = compiler.localize(micro.program, execution)
+            self.reports += reports
         if found is not None:
             self.attrs |= {n.name: tensor_type(n).attr for n in placeholders.values() if record_of(n).role == "input"}
         count = None if execution is OF_STAGES else self._count(traced, micro, self._inputs(placeholders))

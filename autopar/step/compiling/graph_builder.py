@@ -60,6 +60,14 @@ class GraphBuilder:
         set_record(new, record_of(node))
         return new
 
+    def transfer(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], record: Record
+    ) -> fx.Node:
+        """Add a transfer of an explicit program."""
+        node = make_node(self._graph, self._free(name), "call_function", function, args, dict(kwargs))
+        set_record(node, record)
+        return node
+
     def inline(self, function: Callable[..., Any], *args: Any, name: str | Sequence[str] = (), **kwargs: Any) -> Any:
         """Add the ops that a function of tensors runs, on these values. Returns its result, or a tuple of its results.
 

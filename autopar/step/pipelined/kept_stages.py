@@ -38,6 +38,7 @@ def stages_to_json(micro: PipelinedMicro) -> Any:
     written = {
         "captured": step_capture_to_json(micro.captured),
         "stages": [_stage_to_json(stage, types) for stage in micro.stages],
+        "joined": placed_to_json((micro.program, micro.local), types),
         "tied": [_tied_to_json(tied) for tied in micro.tied],
         "homes": list(micro.homes.items()),
         "outputs": outputs_to_json(micro.outputs),
@@ -61,10 +62,13 @@ def stages_of(
 
     for row in content["stages"]:
         stages.append(_stage_of(row, len(stages), types, captured))
+    joined = placed_of(content["joined"], types, RUNS)
+    assert joined is not None
     return PipelinedMicro(
         stages[0].micro.captured,
         schedule,
         tuple(stages),
+        *joined,
         tuple(map(_tied_of, content["tied"])),
         dict(content["homes"]),
         reports_of(content["reports"]),
@@ -98,7 +102,7 @@ def _stage_of(row: Any, number: int, types: Types, captured: Callable[[Program],
         sums, counts = (placed_of(each, types, RUNS) for each in row["counting"])
         assert sums is not None and counts is not None
         counting = Counting(sums, counts)
-    return Stage(number, types.meshes[row["mesh"]], cut, batch.program, batch.local, batch, counting)
+    return Stage(number, types.meshes[row["mesh"]], cut, batch.program, batch, counting)
 
 
 def cut_to_json(cut: StageProgram) -> Any:

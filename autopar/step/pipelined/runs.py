@@ -11,28 +11,24 @@ from functools import cache
 import torch
 
 from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.transfers import Ends
 from autopar.ir.value_names import MEASURED, SQUARES, copy_name, count_name, total_name
 from autopar.pipeline import Slot, Task
 from autopar.runtime.interface import Interface
+from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.bundles import Bundle, Crossed
 from autopar.runtime.running.carriers import PlacedProgram
 from autopar.runtime.running.exchange import Move, exchange, share_buffers
 from autopar.runtime.running.messages import Messages
-from autopar.runtime.running.programs import SENT, output_name
+from autopar.runtime.running.programs import output_name
 from autopar.runtime.running.rank import Lines, ProgramKey, RankRun
 from autopar.runtime.running.slots import SlotFacts, SlotRunner, StageMessages
 from autopar.step.pipelined.calls.staged_call import StagedCall
+from autopar.step.pipelined.placing.joined import messages_in, stage_name, stage_number
 from autopar.step.pipelined.placing.outputs import StageOutput, outputs_of_stages, to_all_ranks
-from autopar.step.pipelined.placing.programs import (
-    CutStage,
-    PipelinedMicro,
-    Stage,
-    backward_values,
-    forward_values,
-    written_buffers,
-)
+from autopar.step.pipelined.placing.programs import CutStage, PipelinedMicro, Stage, written_buffers
 from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.schedules import gathers_apart
 from autopar.step.running import Others, StepRuns, held_types
@@ -47,6 +43,8 @@ def of_stages(micro: PipelinedMicro, update: PipelinedUpdate, mesh: Mesh) -> Ste
     programs: dict[ProgramKey, PlacedProgram] = {
         key: placed for stage in micro.stages for key, placed in _programs(stage, update)
     }
+    for stage in micro.stages:
+        programs["micro", stage.number] = passes_of(stage.number, micro.program, micro.local)
     for k, sent in enumerate(update.homeward):
         programs[f"home.{k}", sent.reader] = PlacedProgram(*sent.placed, ("sum",), of_stage=True)
     schedule = micro.schedule
@@ -62,7 +60,7 @@ def of_stages(micro: PipelinedMicro, update: PipelinedUpdate, mesh: Mesh) -> Ste
     @cache
     def facts(rank: int) -> SlotFacts:
         at = mesh.coordinates(rank)[PIPELINE]
-        own = {k: stage_messages(micro.stages, k, rank, backward=True) for k in schedule.stages_of[at]}
+        own = {k: stage_messages(micro.program, k, rank) for k in schedule.stages_of[at]}
         return SlotFacts(schedule.rank_of, "W" if schedule.is_split else "B", own)
 
     def slots_of(rank: int, messages: Messages) -> Callable[[RankRun], SlotRunner]:
@@ -109,7 +107,7 @@ def of_call(call: StagedCall, mesh: Mesh) -> StepRuns:
 
     @cache
     def facts(rank: int) -> SlotFacts:
-        own = {s.number: stage_messages(stages, s.number, rank, backward=False) for s in stages if rank in s.mesh}
+        own = {s.number: stage_messages(call.program, s.number, rank) for s in stages if rank in s.mesh}
         return SlotFacts(tuple(at), "F", own)
 
     def outputs(rank: int) -> Sequence[TensorType]:
@@ -129,7 +127,9 @@ def of_call(call: StagedCall, mesh: Mesh) -> StepRuns:
 
     held: ByStage = {stage.number: _held_by_homes(call, stage) for stage in stages}
     types: ByStage = {stage.number: stage.input_types for stage in stages}
-    programs: dict[ProgramKey, PlacedProgram] = {("micro", stage.number): micro_of_stage(stage) for stage in stages}
+    programs: dict[ProgramKey, PlacedProgram] = {
+        ("micro", stage.number): passes_of(stage.number, call.program, call.local) for stage in stages
+    }
     return StepRuns(table, table, None, programs, call.inputs, held, types, outputs,
                     lambda rank, messages: lambda run: SlotRunner(facts(rank), run, messages), others)  # fmt: skip
 
@@ -168,39 +168,37 @@ def _programs(stage: Stage, update: PipelinedUpdate) -> Iterable[tuple[tuple[str
         ):  # fmt: skip
             labels = [label(k) for k in range(len(Interface.of(placed[0]).returned))]
             yield (name, number), PlacedProgram(*placed, labels, of_stage=True)
-    yield ("micro", number), micro_of_stage(stage)
     if ending.placed is not None:
         yield ("update", number), PlacedProgram(*ending.placed, ending.returns, ending.states, of_stage=True)
 
 
-def micro_of_stage(stage: CutStage) -> PlacedProgram:
-    """Return the program of the passes of a stage."""
-    labels = [SENT] * len(stage.interface.returned)
-    for position, k in stage.cut.outputs.items():
-        labels[k] = output_name(position)
-    sent_back = [stage.sent_back(value)[0] for value in stage.cut.down]
-    return PlacedProgram(stage.program, stage.local, labels, sent_back=sent_back, of_stage=True)
+def passes_of(number: int, program: Program, local: LocalPrograms) -> PlacedProgram:
+    """Return the program of the passes of a stage, from that of all stages."""
+    name = stage_name(number)
+    sent_back = [
+        message.value
+        for (sender, _, phase), messages in messages_in(program).items()
+        if (sender, phase) == (name, "backward")
+        for message in messages
+    ]
+    return PlacedProgram(program, local, sent_back=sent_back, of_stage=True, stage=name)
 
 
-def stage_messages(stages: Sequence[CutStage], number: int, rank: int, *, backward: bool) -> StageMessages:
-    """Return what a stage of a rank sends and receives in its passes. ``backward``: whether it has one."""
-    stage, bundles = stages[number], {}
+def stage_messages(program: Program, number: int, rank: int) -> StageMessages:
+    """Return what a stage of a rank sends and receives in its passes."""
+    name, bundles = stage_name(number), dict[tuple[int, str], Bundle]()
     received: dict[str, list[str]] = {}
     sent: dict[str, list[str]] = {}
-    if number:
-        before = stages[number - 1]
-        bundles[number - 1, "F"] = Bundle(up := forward_values(before, stage), rank)
-        received["F"] = [stage.cut.from_before[value.name] for value in up]
-        if backward:
-            bundles[number - 1, "B"] = Bundle(backward_values(before, stage), rank)
-            sent["B"] = [stage.sent_back(value)[0] for value in stage.cut.down]
-    if number + 1 < len(stages):
-        behind = stages[number + 1]
-        bundles[number, "F"] = Bundle(forward_values(stage, behind), rank)
-        sent["F"] = [stage.sent(value)[0] for value in stage.cut.up]
-        if backward:
-            bundles[number, "B"] = Bundle(down := backward_values(stage, behind), rank)
-            received["B"] = [stage.cut.from_behind[value.name] for value in down]
+    for (sender, receiver, phase), messages in messages_in(program).items():
+        if name not in (sender, receiver):
+            continue
+        of = {"forward": "F", "backward": "B"}[phase]
+        boundary = min(stage_number(sender), stage_number(receiver))
+        bundles[boundary, of] = Bundle([message.crossed for message in messages], rank)
+        if name == sender:
+            sent[of] = [message.value for message in messages]
+        else:
+            received[of] = [message.received for message in messages]
     return StageMessages(bundles, received, sent)
 
 

@@ -179,5 +179,4 @@ class PipelinedStep(TrainStep):
     def _text(self) -> str:
         assert self._captured.latest is not None
         micro: Any = self._captured.latest[0]
-        orders = [stage.local.order.text for stage in micro.stages if stage.local.order is not None]
-        return "\n".join((str(self._ran_last()), str(micro.schedule), *orders))
+        return "\n".join((str(self._ran_last()), str(micro.schedule), micro.local.order.text))

@@ -8,7 +8,7 @@ from typing import Any
 from autopar.cache.cache import Codec
 from autopar.cache.described import described_options
 from autopar.cache.placed_rows import placed_of, placed_to_json
-from autopar.cache.program_rows import Types
+from autopar.cache.program_rows import Types, program_of, rows_of
 from autopar.capture.guards import Guards
 from autopar.model.compiled import RUNS, Compiler
 from autopar.model.inputs import CallInputs
@@ -39,9 +39,10 @@ def _codec(compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Seq
         types = Types.of(content["types"])
         stages = tuple(_stage_of(row, number, types) for number, row in enumerate(content["stages"]))
         captured = captured_here(compiler, inputs, content["captured"], stages[0].program, guards)
-        return StagedCall(
-            captured, stages, homes, outputs_of_stages(stages), tuple(inputs.arguments.names), compiler.whole
-        )
+        joined = placed_of(content["joined"], types, RUNS)
+        assert joined is not None
+        names = tuple(inputs.arguments.names)
+        return StagedCall(captured, stages, *joined, homes, outputs_of_stages(stages), names, compiler.whole)
 
     return Codec(
         kind="call on stages",
@@ -58,9 +59,9 @@ def _to_json(call: StagedCall) -> Any:
     types = Types()
     written = {
         "captured": call_to_json(call.captured),
+        "joined": placed_to_json((call.program, call.local), types),
         "stages": [
-            [types.mesh(stage.mesh), cut_to_json(stage.cut), placed_to_json((stage.program, stage.local), types)]
-            for stage in call.stages
+            [types.mesh(stage.mesh), cut_to_json(stage.cut), rows_of(stage.program, types)] for stage in call.stages
         ],
     }
     return {**written, "types": types.to_json()}
@@ -68,6 +69,5 @@ def _to_json(call: StagedCall) -> Any:
 
 def _stage_of(row: Any, number: int, types: Types) -> CutStage:
     mesh, cut, written = row
-    placed = placed_of(written, types, RUNS)
-    assert placed is not None
-    return CutStage(number, types.meshes[mesh], cut_of(cut, placed[0]), *placed)
+    program = program_of(written, types)
+    return CutStage(number, types.meshes[mesh], cut_of(cut, program), program)

@@ -19,9 +19,11 @@ from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.model.stage_homes import StageHomes
 from autopar.report.progress import doing
+from autopar.runtime.localize import LocalPrograms
 from autopar.step.compiling.outputs import Output
 from autopar.step.pipelined.cutting.assignment import Assignment, computed_anywhere, stages_of_written_buffers
 from autopar.step.pipelined.cutting.stage_programs import cut_program
+from autopar.step.pipelined.placing.joined import join
 from autopar.step.pipelined.placing.outputs import StageOutput, outputs_of_stages
 from autopar.step.pipelined.placing.programs import CutStage
 from autopar.verify.levels import verify
@@ -34,6 +36,8 @@ class StagedCall:
     Attributes:
         captured: the call.
         stages: its stages.
+        program: the programs of all stages, joined, in which the messages between stages are lines.
+        local: that of each rank.
         homes: where the parameters are.
         made: what it returns.
         inputs: the names of the inputs, in the order in which a call passes them.
@@ -42,6 +46,8 @@ class StagedCall:
 
     captured: Captured
     stages: tuple[CutStage, ...]
+    program: Program
+    local: LocalPrograms
     homes: StageHomes
     made: tuple[StageOutput, ...]
     inputs: tuple[str, ...]
@@ -50,7 +56,7 @@ class StagedCall:
     @property
     def text(self) -> str:
         """The programs, as text that ranks compare."""
-        return "\n".join(str(stage.program) for stage in self.stages)
+        return str(self.program)
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -81,9 +87,11 @@ def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, no
         own = dict(constraints)
         if stages:
             own |= {part.from_before[value]: stages[-1].sent(value)[1].attr for value in part.from_before}
-        local, _, _ = replace(compiler, mesh=mesh).place(part.program, own, captured.device)
-        stages.append(CutStage(number, mesh, part, part.program, local))
-    return StagedCall(captured, tuple(stages), homes, outputs_of_stages(stages), tuple(inputs.arguments.names), whole)
+        replace(compiler, mesh=mesh).through_passes(part.program, own, captured.device)
+        stages.append(CutStage(number, mesh, part, part.program))
+    program, local, _ = join(replace(compiler, mesh=homes.mesh), stages)
+    names = tuple(inputs.arguments.names)
+    return StagedCall(captured, tuple(stages), program, local, homes, outputs_of_stages(stages), names, whole)
 
 
 def assigned_by_homes(program: Program, homes: StageHomes) -> Assignment:

@@ -41,6 +41,7 @@ from autopar.step.pipelined.cutting.assignment import (
 from autopar.step.pipelined.cutting.cut import Place, cut_by_blocks, cut_by_cost, cut_by_globs
 from autopar.step.pipelined.cutting.stage_programs import StageProgram, cut_program
 from autopar.step.pipelined.cutting.units import units_of
+from autopar.step.pipelined.placing.joined import join
 from autopar.step.pipelined.placing.programs import Counting, PipelinedMicro, Stage, Tied, meshes_of
 from autopar.step.pipelined.schedules import gathers_apart
 from autopar.verify.levels import verify
@@ -85,13 +86,16 @@ def compile_pipelined(
     stages = _Stages(compiler, options, trained, updates, captured, whole.attrs, schedule, traced, micro, homes)
     for number, (own, part) in enumerate(zip(meshes, parts, strict=True)):
         stages.place(number, own, part)
+    program, local, joining = join(replace(compiler, mesh=mesh), stages.stages)
     return PipelinedMicro(
         captured,
         schedule,
         tuple(stages.stages),
+        program,
+        local,
         tied,
         homes,
-        (*reports, *stages.reports),
+        (*reports, *stages.reports, *joining),
         micro.outputs,
         compiler.whole,
         inputs=tuple(whole.renamed.get(name, name) for name in call.arguments.names),
@@ -209,7 +213,7 @@ class _Stages:
             split_backward=self.schedule.is_split, gathers_apart=gathers_apart(self.schedule),
         )  # fmt: skip
         counting = self._counting(compiler, made) if divides else None
-        self.stages.append(Stage(number, mesh, part, made.program, made.local, made, counting))
+        self.stages.append(Stage(number, mesh, part, made.program, made, counting))
         self.reports += about(f"stage {number}", compiler.reports)
 
     def _counting(self, compiler: MicroCompiler, made: MicroBatch) -> Counting:

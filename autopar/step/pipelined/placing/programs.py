@@ -20,10 +20,12 @@ from autopar.report.passes import PassReport
 from autopar.runtime.interface import Interface
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.bundles import Crossed
+from autopar.scheduling.programs.order import Order
 from autopar.step.compiling.compiled_step import MicroBatch, Placed
 from autopar.step.compiling.outputs import Output
 from autopar.step.compiling.update import Untrained
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
+from autopar.step.pipelined.placing.joined import stage_name
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,12 @@ class CutStage:
         mesh: the mesh of its ranks.
         cut: what the cut says of its program.
         program: its program with the transfers.
-        local: the program of each rank.
     """
 
     number: int
     mesh: Mesh
     cut: StageProgram
     program: Program
-    local: LocalPrograms
 
     @cached_property
     def interface(self) -> Interface:
@@ -168,6 +168,8 @@ class PipelinedMicro:
         captured: the call that was captured.
         schedule: the order of the passes, with messages and releases.
         stages: the stages.
+        program: the programs of the passes of all stages, joined, in which the messages between stages are lines.
+        local: that of each rank.
         tied: the parameters that several stages read.
         homes: the stage that keeps each parameter, by name.
         reports: what each pass did.
@@ -180,6 +182,8 @@ class PipelinedMicro:
     captured: Captured
     schedule: PipelineSchedule
     stages: tuple[Stage, ...]
+    program: Program
+    local: LocalPrograms
     tied: tuple[Tied, ...]
     homes: Mapping[str, int]
     reports: tuple[PassReport, ...]
@@ -188,6 +192,14 @@ class PipelinedMicro:
     found: None = None
     digest: str = ""
     inputs: tuple[str, ...] = ()
+
+    def order_of(self, stage: int) -> Order:
+        """Return the order of the passes of a stage, with its times."""
+        assert self.local.order is not None
+        order, name = self.local.order, stage_name(stage)
+        pairs = zip(order.functions, order.schedules, strict=True)
+        own = [(function, made) for function, made in pairs if function.stage == name]
+        return Order(tuple(function for function, _ in own), tuple(made for _, made in own), order.source)
 
     @cached_property
     def parameters(self) -> dict[str, TensorType]:
@@ -223,7 +235,9 @@ class PipelinedMicro:
     @cached_property
     def stage_homes(self) -> StageHomes:
         """Where the parameters are between steps."""
-        return StageHomes(tuple(stage.mesh for stage in self.stages), self.homes, self.layouts)
+        mesh = self.program.mesh
+        assert mesh is not None
+        return StageHomes(mesh, tuple(stage.mesh for stage in self.stages), self.homes, self.layouts)
 
     @cached_property
     def written_buffers(self) -> list[Crossed]:
@@ -241,9 +255,9 @@ class PipelinedMicro:
 
 def programs_of(micro: PipelinedMicro) -> list[Program]:
     """Return the explicit programs of all stages."""
-    programs = []
+    programs = [micro.program]
     for stage in micro.stages:
-        programs += [stage.program, *([stage.micro.copy[0]] if stage.micro.copy else [])]
+        programs += [*([stage.micro.copy[0]] if stage.micro.copy else [])]
         if stage.counting is not None:
             programs += [stage.counting.sums[0], stage.counting.counts[0]]
     return programs

@@ -15,14 +15,14 @@ class PipelinedRankStep:
 
     Attributes:
         rank: the rank.
-        programs: the programs by name, in the order of its stages.
+        programs: the programs by name. ``micro`` has the passes of its stages, and the messages between stages.
     """
 
     rank: int
     programs: dict[str, Program]
 
     def __getitem__(self, name: str) -> Program:
-        """Return a program by its name, such as ``stage 0 micro``."""
+        """Return a program by its name, such as ``micro``."""
         return self.programs[name]
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class PipelinedRankStep:
 
 def rank_step_of(micro: PipelinedMicro, update: PipelinedUpdate, rank: int) -> PipelinedRankStep:
     """Return the programs that a rank runs."""
-    programs: dict[str, Program] = {}
+    programs: dict[str, Program] = {"micro": micro.local[rank]}
     for stage, ending in zip(micro.stages, update.stages, strict=True):
         if rank in stage.mesh:
             programs |= _of_stage(stage, rank)
@@ -51,4 +51,4 @@ def _of_stage(stage: Stage, rank: int) -> dict[str, Program]:
     programs = {f"{at} copy": stage.micro.copy[1][rank]} if stage.micro.copy is not None else {}
     if stage.counting is not None:
         programs |= {f"{at} sums": stage.counting.sums[1][rank], f"{at} count": stage.counting.counts[1][rank]}
-    return programs | {f"{at} micro": stage.local[rank]}
+    return programs

@@ -19,6 +19,7 @@ from autopar.pipeline import PipelineSchedule, Sizes, Times
 from autopar.pipeline.simulate import Simulation
 from autopar.runtime.localize import LocalPrograms
 from autopar.scheduling.programs.communication import Communication
+from autopar.scheduling.programs.order import Order
 from autopar.scheduling.simulation import Issue
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.placing.update import PipelinedUpdate
@@ -144,27 +145,30 @@ def _modules(program: Program) -> list[str]:
 
 def communication_of(micro: PipelinedMicro, update: PipelinedUpdate, in_order: bool) -> Communication:
     """Report how the collectives of all stages are scheduled."""
-    orders = {name: (local.order, times) for name, (local, times) in _programs(micro, update).items() if local.order}
+    orders: dict[str, tuple[Order, int]] = {}
+    others = _others(micro, update)
+    for stage in micro.stages:
+        at = f"stage {stage.number}"
+        for name in (f"{at} copy", at, f"{at} update"):
+            local = others.get(name)
+            if name == at:
+                orders[at] = micro.order_of(stage.number), micro.schedule.batches
+            elif local is not None and local.order is not None:
+                orders[name] = local.order, 1
     note = "the functions of different stages run at the same time; step.pipeline.simulate() has the whole step"
     return Communication.of(orders, in_order=in_order, notes=(note,))
 
 
 def running(micro: PipelinedMicro, update: PipelinedUpdate) -> dict[str, LocalPrograms]:
-    """Return the programs of all stages, by the names of the parts of the communication."""
-    return {name: local for name, (local, _) in _programs(micro, update).items()}
+    """Return the programs that a step runs, by name: ``micro`` has the passes of all stages."""
+    return {"micro": micro.local, **_others(micro, update)}
 
 
-def _programs(micro: PipelinedMicro, update: PipelinedUpdate) -> dict[str, tuple[LocalPrograms, int]]:
-    """Return the scheduled programs of all stages, and how often each runs."""
-    found: dict[str, tuple[LocalPrograms, int]] = {}
+def _others(micro: PipelinedMicro, update: PipelinedUpdate) -> dict[str, LocalPrograms]:
+    """Return the programs that each stage runs before and behind the slots."""
+    found: dict[str, LocalPrograms] = {}
     for stage, ending in zip(micro.stages, update.stages, strict=True):
-        at = f"stage {stage.number}"
-        for name, local, times in (
-            ("copy", stage.micro.copy and stage.micro.copy[1], 1),
-            ("", stage.local, micro.schedule.batches),
-            ("", ending.placed and ending.placed[1], 1),
-        ):
-            if local and local.order is not None:
-                key = f"{at} {name}".strip()
-                found[key if key not in found else f"{at} update"] = local, times
+        for name, placed in (("copy", stage.micro.copy), ("update", ending.placed)):
+            if placed is not None:
+                found[f"stage {stage.number} {name}"] = placed[1]
     return found

@@ -14,6 +14,7 @@ from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.value_names import copy_name, sums_in
 from autopar.pipeline import Sizes
 from autopar.report.liveness import START, Storage, liveness
+from autopar.runtime.localize import localize
 from autopar.runtime.lowering.bundles import Bundle
 from autopar.scheduling.programs.shared import piece_bytes
 from autopar.step.pipelined.placing.outputs import outputs_of_stages
@@ -116,7 +117,7 @@ class _StageMemory:
         number = stage.number
         self.up, self.down = _Message.of(micro, number, "F"), _Message.of(micro, number - 1, "B")  # sent
         self.before, self.behind = _Message.of(micro, number - 1, "F"), _Message.of(micro, number, "B")  # received
-        self.life = liveness(stage.local[stage.mesh.ranks[0]])
+        self.life = liveness(localize(stage.program, stage.mesh.coordinates(stage.mesh.ranks[0])))
         self.passes = [PASSES.index(record_of(node).phase) for node in self.life.ops]
         self.born = self._births()
         self.read = self._reads()

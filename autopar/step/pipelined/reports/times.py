@@ -13,7 +13,8 @@ from autopar.costs.prices import crossed, exchange_price
 from autopar.costs.profile import Profile
 from autopar.pipeline.per_stage import Times
 from autopar.runtime.lowering.bundles import Bundle
-from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
+from autopar.scheduling.programs.order import Order
+from autopar.step.pipelined.placing.programs import PipelinedMicro
 
 PASSES = ("forward", "backward")  # in which messages are sent
 Sends = Mapping[int, Mapping[int, int]]  # rank → receiver → bytes
@@ -29,17 +30,16 @@ def times_of(micro: PipelinedMicro, figures: Machine | Profile, rendezvous: bool
         rendezvous: as of ``Times``.
     """
     forward, backward, weight = (
-        [_seconds(stage, phase) for stage in micro.stages] for phase in (*PASSES, "weight_gradients")
+        [_seconds(micro.order_of(stage.number), phase) for stage in micro.stages]
+        for phase in (*PASSES, "weight_gradients")
     )
     boundaries = range(len(micro.stages) - 1)
     transfer = [max(_message(micro, b, phase, figures) for phase in PASSES) for b in boundaries]
     return Times(forward, backward, weight, transfer if transfer else 0.0, rendezvous=rendezvous)
 
 
-def _seconds(stage: Stage, phase: str) -> float:
+def _seconds(order: Order, phase: str) -> float:
     """Return the makespan of a phase of a stage; 0 if it has none."""
-    order = stage.local.order
-    assert order is not None
     pairs = zip(order.functions, order.schedules, strict=True)
     return sum(schedule.makespan for function, schedule in pairs if phase in function.phases)
 
