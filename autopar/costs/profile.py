@@ -20,6 +20,7 @@ from autopar.costs.profile_file import read, written
 from autopar.costs.profile_row import ProfileRow
 from autopar.costs.profile_table import table_of
 from autopar.errors import ProfileError
+from autopar.ir import transfers
 from autopar.ir.digest import program_digest
 from autopar.ir.program import Program
 from autopar.notebook import InNotebook
@@ -118,7 +119,8 @@ class Profile(InNotebook):
                 f"a profile has the times of explicit programs, and this one is {program.level}; pass the explicit "
                 f"program that it was made from"
             )
-        calls = list(calls_of(program))
+        between = (transfers.send, transfers.recv)  # messages between stages have rows of their own
+        calls = [(node, text) for node, text in calls_of(program) if not (program.stages and node.target in between)]
         if strict and program_digest(program) not in self.programs.values():
             raise ProfileError(self._differs(program, [text for _, text in calls]))
         return [(node, self._row(text)) for node, text in calls]

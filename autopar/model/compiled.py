@@ -180,8 +180,12 @@ class Placement(NamedTuple):
 
 
 def durations_of(program: Program, execution: Execution, source: Machine | Profile) -> Durations:
-    """Return the seconds of the ops and transfers of an explicit program, as it runs."""
-    return durations(program, source, zeros=sums_in(program) if execution.from_zero else ())
+    """Return the seconds of the ops and transfers of an explicit program, as it runs.
+
+    Stages are measured before they are joined, and so are not looked up as one program.
+    """
+    zeros = sums_in(program) if execution.from_zero else ()
+    return durations(program, source, zeros=zeros, strict=not program.stages)
 
 
 @dataclass(frozen=True)

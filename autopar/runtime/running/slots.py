@@ -120,7 +120,9 @@ class SlotRunner:
         """Return the ends of a task's messages on this rank, one for each peer."""
         of, stage, batch = task.of, task.stage, task.batch
         boundary = min(stage, task.peer)
-        bundle, tag = self.facts.stages[stage].bundles[boundary, of], tag_of(boundary, PHASES[of], batch)
+        bundle, tag = self.facts.stages[stage].bundles.get((boundary, of)), tag_of(boundary, PHASES[of], batch)
+        if bundle is None:
+            return []  # nothing crosses this boundary
         if task.action == "S":
             self._sending.add(task)
             packed = bundle.pack(self._made.pop(Task(f"{of}W", stage, batch)))

@@ -16,6 +16,8 @@ from autopar.pipeline import Sizes
 from autopar.report.liveness import START, Storage, liveness
 from autopar.runtime.localize import localize
 from autopar.runtime.lowering.bundles import Bundle
+from autopar.scheduling.programs.apply import scheduled
+from autopar.scheduling.programs.order import OF_STAGES, lines_of
 from autopar.scheduling.programs.shared import piece_bytes
 from autopar.step.pipelined.placing.outputs import outputs_of_stages
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
@@ -117,7 +119,8 @@ class _StageMemory:
         number = stage.number
         self.up, self.down = _Message.of(micro, number, "F"), _Message.of(micro, number - 1, "B")  # sent
         self.before, self.behind = _Message.of(micro, number - 1, "F"), _Message.of(micro, number, "B")  # received
-        self.life = liveness(localize(stage.program, stage.mesh.coordinates(stage.mesh.ranks[0])))
+        local = localize(stage.program, stage.mesh.coordinates(stage.mesh.ranks[0]))
+        self.life = liveness(scheduled(local, lines_of(stage.program, OF_STAGES)))
         self.passes = [PASSES.index(record_of(node).phase) for node in self.life.ops]
         self.born = self._births()
         self.read = self._reads()
