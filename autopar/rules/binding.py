@@ -15,10 +15,9 @@ from autopar.errors import RuleError, shown
 from autopar.ir.nodes import record_of
 from autopar.ir.record import TensorType
 from autopar.rules.notation import ELLIPSIS, OWN_DIMS, DimPattern, Pattern, parse_pattern
-from autopar.rules.registry import Rule, find_rule, parse_linear, rule_of
+from autopar.rules.registry import Rule, Work, bound_work, check_work, find_rule, parse_linear, rule_of
 from autopar.rules.strategies import Bound, Dims
 from autopar.rules.unknown import discovered
-from autopar.rules.work import Work, bound_work, check_work
 from autopar.torch_private import tensor_arguments
 
 CACHED = 16384  # the most bound rules that are kept: a step calls its ops with a few hundred different shapes

@@ -15,7 +15,7 @@ from autopar.ir.value_names import copy_name, sums_in
 from autopar.pipeline import Sizes
 from autopar.report.liveness import START, Storage, liveness
 from autopar.runtime.lowering.bundles import Bundle
-from autopar.scheduling.programs.shared import piece_bytes
+from autopar.scheduling.programs.functions import piece_bytes
 from autopar.step.pipelined.placing.outputs import outputs_of_stages
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
 from autopar.step.pipelined.placing.update import PipelinedUpdate
