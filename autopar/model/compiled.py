@@ -286,7 +286,8 @@ class Compiler:
         with doing("parallelize"):
             captured, attrs, report = self.capture(inputs, notes)
             placed = self._placed(captured, captured.program, attrs, [report], captured.symbolic is not None)
-            check_priorities(self.overlap, [placed.program])
+            if self.overlap.priorities is not None:
+                check_priorities(self.overlap, [placed.program])
             return placed
 
     def capture(
@@ -347,10 +348,11 @@ class Compiler:
             ending: what ends the step, if the program is a micro-batch.
             options: further options of ``passes.pipeline``; with ``search=True``, the planner searches the others.
         """
-        starts = () if captured is None else starting_points(self.model, captured, self.mesh)
-        returned = {} if captured is None else {f"{path}()": names for path, names in captured.modules.items()}
-        search = Search(self.planner, ending, starts, returned) if options.pop("search", False) else None
-        if search is not None:
+        search = None
+        if options.pop("search", False):
+            starts = () if captured is None else starting_points(self.model, captured, self.mesh)
+            returned = {} if captured is None else {f"{path}()": names for path, names in captured.modules.items()}
+            search = Search(self.planner, ending, starts, returned)
             options |= {"search": search, "machine": self.planner.machine, "time_limit": self.planner.time_limit}
         options.setdefault("machine", self.machine)
         if crosses_hosts(self.mesh, self.planner.machine, self.planner.hosts):

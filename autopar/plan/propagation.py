@@ -28,8 +28,7 @@ from autopar.plan.boundary import (
 )
 from autopar.plan.choice import Aim, Opened, cheapest, opened, place_of
 from autopar.plan.ops_without_rule import usable_rule
-from autopar.rules.binding import bind_node
-from autopar.rules.drawn import drawn_alike, splits_in_common
+from autopar.rules.binding import bind_node, drawn_alike, splits_in_common
 from autopar.rules.pointwise import CASTS
 from autopar.rules.registry import RULES
 from autopar.rules.strategies import Bound, Strategy, axes_of
