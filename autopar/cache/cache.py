@@ -24,8 +24,7 @@ import torch
 
 from autopar.cache.codec import Check, Codec, Make, Planned, Texts, made_digest, opened, texts_of
 from autopar.cache.described import described_options
-from autopar.cache.folder import Folder, Unusable
-from autopar.cache.refused import NotCached, failures_as_refused
+from autopar.cache.folder import Folder, NotCached, Unusable, failures_as_refused
 from autopar.cache.shared import planned_by_first
 from autopar.gc_pause import gc_paused
 from autopar.ir.digest import text_digest

@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autopar.cache.refused import NotCached
+from autopar.cache.folder import NotCached
 from autopar.capture.guards.bytecode import instructions, modules_named, names_in, own_names
 from autopar.capture.guards.namespaces import is_users_file
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from autopar.cache.addresses import class_address, resolve
+from autopar.cache.folder import NotCached
 from autopar.cache.program_rows import Types, op_name, op_of, plain, program_of, rows_of, size_of, size_row, written
 from autopar.cache.records import Leaf, Records, given
-from autopar.cache.refused import NotCached
 from autopar.capture import Captured
 from autopar.capture.guards import Guards
 from autopar.capture.symbolic.captured import SymbolicCapture

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.cache.refused import NotCached
+from autopar.cache.folder import NotCached
 from autopar.ir import transfers
 from autopar.ir.constant import INLINE_ELEMENTS, Constant
 from autopar.ir.layout import DistAttr, Layout, layout_of

@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import torch
 
+from autopar.cache.folder import NotCached
 from autopar.cache.program_rows import Types, attr_of, attr_row, program_of, rows_of, size_of, size_row
-from autopar.cache.refused import NotCached
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr, Layout, layout_of
 from autopar.ir.mesh import Mesh

@@ -18,9 +18,8 @@ from torch import distributed
 
 from autopar import errors
 from autopar.cache.codec import Check, Codec, Make, Planned, opened
-from autopar.cache.folder import Unusable
+from autopar.cache.folder import NotCached, Unusable, failures_as_refused
 from autopar.cache.kept_guards import guards_to_json
-from autopar.cache.refused import NotCached, failures_as_refused
 from autopar.capture import Captured
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.launch import store_of_job

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.capture.at_sizes import AtSizes
+from autopar.capture.arguments import AtSizes
 from autopar.capture.constrained import Constrained
 from autopar.capture.graph import drop_unread, forward_first, index_own_rows, merge_views, simplify, sweep, unfake
 from autopar.capture.guards import Guards

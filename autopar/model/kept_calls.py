@@ -11,7 +11,7 @@ from autopar.cache.cache import Codec
 from autopar.cache.kept_capture import captured_of, captured_to_json, symbols_of, symbols_to_json
 from autopar.cache.records import Leaf, Records
 from autopar.capture import Captured, capture_call
-from autopar.capture.at_sizes import at_sizes
+from autopar.capture.arguments import at_sizes
 from autopar.capture.guards import Guards
 from autopar.ir.program import Program
 from autopar.model.captures import HasCapture

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from autopar.cache.cache import Codec
 from autopar.cache.described import described_options
+from autopar.cache.folder import NotCached
 from autopar.cache.program_rows import Types, attr_row, op_name
 from autopar.cache.records import Leaf, Records
-from autopar.cache.refused import NotCached
 from autopar.model.compiled import RUNS, Compiler
 from autopar.model.inputs import CallInputs
 from autopar.model.kept_calls import C, codec_of_captured

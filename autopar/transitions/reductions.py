@@ -21,14 +21,16 @@ from autopar.transitions.chain import (
     Draft,
     Move,
     Reduced,
+    View,
     axes_of,
     first_lengths,
+    first_view,
     op_argument,
     parts_argument,
     parts_of,
     places_for,
+    views,
 )
-from autopar.transitions.relayouts import View, first_view, views
 
 # -- pending -----------------------------------------------------------------------------------------------------------
 #
