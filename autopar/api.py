@@ -238,7 +238,7 @@ def _verify_numbers(
             return made
 
         said = compare_scaled_copy(model, args, kwargs, parallel.mesh, parallel.program, parallelized)
-    parallel._calls.notes.append(PassReport("numbers", (time.perf_counter() - begun) * 1e3, notes=(said,)))
+    parallel._calls.captures.notes.append(PassReport("numbers", (time.perf_counter() - begun) * 1e3, notes=(said,)))
 
 
 def devices(count: int, machine: Machine | str | Path | None = None) -> Devices:
@@ -297,7 +297,7 @@ def _on_best_mesh(
     )  # fmt: skip
     parallel.compiler.planner.notes.append(note)
     if report is not None:
-        parallel._calls.notes.append(report)
+        parallel._calls.captures.notes.append(report)
     parallel.capture(*args, **kwargs)
     return parallel
 

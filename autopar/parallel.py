@@ -26,7 +26,7 @@ from autopar.model.calls import Calls
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import sharded
 from autopar.model.first_step import FirstStep
-from autopar.model.generation import GeneratingModel
+from autopar.model.generation import GeneratingModel, Generation
 from autopar.model.inputs import Inputs, describe
 from autopar.model.paged import STAGED, subject_of_call
 from autopar.model.planner import Planner
@@ -123,11 +123,11 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
             overlap=overlap_of(overlap, issue), cache=cache,
             sizes=SizedCaptures(dynamic, first_values == "keep"),
         )  # fmt: skip
-        calls = Calls(compiler, mesh, job, inputs, recapture, layouts, original)
-        calls.pipelined = pipelined
-        calls.first_step = FirstStep(model, module, job is None or job.rank == mesh.ranks[0])
+        calls = Calls.of(compiler, mesh, job, inputs, recapture, layouts, original)
+        calls.captures.pipelined = pipelined
+        calls.captures.first_step = FirstStep(model, module, job is None or job.rank == mesh.ranks[0])
         if off:
-            calls.notes.append(PassReport("cache", 0.0, notes=(off,)))
+            calls.captures.notes.append(PassReport("cache", 0.0, notes=(off,)))
         super().__init__(calls)
 
     @property
@@ -145,8 +145,8 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
 
         On a mesh with the stages of a pipeline it is the traced program of the example, which ``train_step`` cuts.
         """
-        if self._calls.latest is None and self._calls.traced is not None:
-            return self._calls.traced
+        if self._calls.captures.latest is None and self._calls.captures.traced is not None:
+            return self._calls.captures.traced
         current = self._current()
         return current.program if current.symbolic is None else current.symbolic
 
@@ -156,7 +156,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
 
         Where ``solution.crossovers`` was asked, and the sizes of the last call are beyond one, it says so.
         """
-        return Reports([*self._current().reports_now(), *self._calls.notes])
+        return Reports([*self._current().reports_now(), *self._calls.captures.notes])
 
     @property
     def guards(self) -> GuardReport:
@@ -189,7 +189,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         There is one for each structure, shapes and dtypes of arguments, mode, and values that forward reads. Sizes that
         one capture with symbols serves count once. Those of ``generate`` count, too.
         """
-        generation = self._calls.generation
+        generation = self._calls.made(Generation)
         return len(self._calls.captures.traces) + (0 if generation is None else generation.captures)
 
     @property
@@ -231,8 +231,10 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
     @property
     def timetable(self) -> Timetable:
         """What each rank runs in a call, in which order. Prints as text. ``RuntimeError`` before a capture."""
-        staged = self._calls.staged
-        found: Timetable | None = None if staged is None else staged.timetable
+        from autopar.step.pipelined.calls.evaluation import StagedCalls
+
+        staged = self._calls.made(StagedCalls)
+        found = None if staged is None else staged.timetable
         return found or timetable_of_call(self._current().program)
 
     def local(self, rank: int) -> Program:
@@ -248,15 +250,15 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         return {"call": self._current().local.classes}
 
     def _current(self) -> Compiled:
-        if self._calls.latest is None and self._calls.homes is not None:
+        if self._calls.captures.latest is None and self._calls.homes is not None:
             raise RuntimeError(
                 "the parameters are on the stages of a pipeline, and what was decided is in the step that cut the "
                 "model: step.program, step.reports, step.local(rank), step.communication, step.pipeline"
             )
-        if self._calls.latest is None:
+        if self._calls.captures.latest is None:
             call = "call it" if self.compiler.context else "call .simulate(x)"
             raise RuntimeError(f"nothing has been captured yet; give parallelize an example=(x,), or {call} once")
-        return self._calls.latest
+        return self._calls.captures.latest
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -272,9 +274,9 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         inputs = calls.inputs(calls.bound(args, kwargs))
         if self.mesh.sizes.get(PIPELINE, 1) > 1:
             captured, *_ = calls.compiler.capture(inputs)
-            calls.traced = captured.program
+            calls.captures.traced = captured.program
             return None
-        return calls.compiled(inputs, calls.call(inputs, model_state(self.module)))
+        return calls.captures.compiled(inputs, calls.call(inputs, model_state(self.module)))
 
     @SignatureOfModule
     @never_traced
@@ -297,7 +299,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
             if not call.known:
                 agreement.announce(f"{words}, for the first time")
                 agreement.wait()
-            compiled = calls.compiled(inputs, call)
+            compiled = calls.captures.compiled(inputs, call)
         step = compiled.here
         pieces, leaves, brought = tensors.pieces(inputs, state, step.interface, context.rank)
         pieces += calls.computed(compiled.captured).values()
@@ -324,15 +326,15 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         full-size ``.grad`` of the model's parameters.
         """
         calls = self._calls
-        calls.refuse_to_simulate()
+        calls.binding.refuse_to_simulate()
         calls.complete()
         self._refuse_gradients()
         if calls.homes is not None:
             return self._on_stages(args, kwargs)
         with ONE_AT_A_TIME:
             inputs, state = calls.inputs(calls.bound(args, kwargs)), model_state(self.module)
-            compiled = calls.compiled(inputs, calls.call(inputs, state))
-        calls.refuse_without_values(inputs, state)
+            compiled = calls.captures.compiled(inputs, calls.call(inputs, state))
+        inputs.refuse_without_values(state)
         tensors = [tensor for _, tensor in (*state.parameters, *state.buffers, *inputs.named)]
         return _returned_like_the_model(
             compiled, compiled.simulated([*tensors, *calls.computed(compiled.captured).values()]), args, kwargs
@@ -346,7 +348,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         to their stages again. They stay the same objects. Without stages nothing happens.
         """
         self._calls.complete()
-        self._calls.leave_stages()
+        self._calls.captures.leave_stages()
 
     def _refuse_gradients(self) -> None:
         """Raise ``RuntimeError`` where a call on the stages of a pipeline would need gradients."""
@@ -362,9 +364,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         """Run the forward from stage to stage, on this rank or on all simulated ranks."""
         from autopar.step.pipelined.calls.evaluation import StagedCalls
 
-        if self._calls.staged is None:
-            self._calls.staged = StagedCalls(self._calls)
-        return self._calls.staged(args, kwargs)
+        return self._calls.once(StagedCalls)(args, kwargs)
 
     def train_step(self, optimizer: torch.optim.Optimizer, **options: Unpack[StepKeywords]) -> TrainStep:
         """Make the whole training step one static program: ``loss = step(batch)`` runs forward, backward and optimizer.
@@ -443,9 +443,10 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         from autopar.step.train_step import TrainStep
 
         made = options_of(options)
-        if self._calls.first_step is not None:
-            self._calls.first_step.settle()  # the step itself compares the optimizer's parameters with the model's
-        chosen = self._calls.pipelined
+        captures = self._calls.captures
+        if captures.first_step is not None:
+            captures.first_step.settle()  # the step itself compares the optimizer's parameters with the model's
+        chosen = captures.pipelined
         if chosen is not None and made.schedule is None:
             count = made.microbatches if "microbatches" in options else chosen.microbatches
             made = replace(made, schedule=chosen, microbatches=count)

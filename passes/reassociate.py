@@ -14,7 +14,7 @@ from autopar.ir.nodes import is_getitem, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.passes.manager import Pass
-from autopar.plan.usable_rules import usable_rule
+from autopar.plan.ops_without_rule import usable_rule
 from autopar.torch_private import aten
 
 ADD = aten.add.Tensor

@@ -198,8 +198,7 @@ def program_of(axes: dict[str, int], plan: str, options: dict[str, Any]) -> list
 
     import autopar
     from autopar.costs.durations import durations
-    from autopar.scheduling.programs.functions import functions_of
-    from autopar.scheduling.programs.ops import program_ops
+    from autopar.scheduling.programs.functions import functions_of, program_ops
 
     config = LlamaConfig(
         hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4, vocab_size=1000,

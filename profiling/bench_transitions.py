@@ -40,7 +40,7 @@ from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_dims, print_pending
-from autopar.transitions import chain, draft, reductions, relayouts, states
+from autopar.transitions import chain, reductions, states
 from autopar.transitions import plan as planning
 
 LINES = [planning._chosen, reductions.draft_reductions]
@@ -244,7 +244,7 @@ def forget() -> None:
     """Clears the caches of both planners, but not the prices of a machine on a mesh."""
     for one in (
         one
-        for module in (planning, draft, relayouts, chain, boxes, messages, layout, transfers, mesh, exchanges)
+        for module in (planning, chain, boxes, messages, layout, transfers, mesh, exchanges)
         for one in vars(module).values()
     ):
         getattr(one, "cache_clear", int)()

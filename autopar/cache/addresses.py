@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from autopar.cache.refused import NotCached
+from autopar.cache.folder import NotCached
 from autopar.capture.guards.namespaces import is_own, is_users_file
 from autopar.capture.guards.reads import HOOKS
 from autopar.capture.guards.values import NAMESPACES, is_container, is_users_object

@@ -6,35 +6,115 @@ and the values that they read. An entry is used if they are the same here, as in
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import platform
+import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
 
-from autopar.cache.codec import Check, Codec, Planned, Texts, made_digest, opened, texts_of
-from autopar.cache.folder import Folder, Unusable
-from autopar.cache.refused import NotCached, failures_as_refused
+import numpy
+import sympy
+import torch
+
+from autopar.cache.codec import Check, Codec, Make, Planned, Texts, made_digest, opened, texts_of
+from autopar.cache.described import described_options
+from autopar.cache.folder import Folder, NotCached, Unusable, failures_as_refused
 from autopar.cache.shared import planned_by_first
-from autopar.cache.surroundings import surroundings
 from autopar.gc_pause import gc_paused
 from autopar.ir.digest import text_digest
 from autopar.report.passes import PassReport
+from autopar.rules.registry import REGISTERED
 from autopar.runtime.processes.agreement import Agreement
+
+# -- surroundings ------------------------------------------------------------------------------------------------------
+#
+# Describe what surrounds a capture: autopar's own sources, versions, torch's global settings, registered rules.
+
+
+FORMAT = 1  # of entries
+VARIABLES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "ATEN_", "CUBLAS_")  # what begins so, decides
+IGNORED = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME", "TORCH_NCCL_")  # where files are, and how processes talk
+
+
+@cache
+def sources_digest() -> str:
+    """Return the digest of autopar's own files: of their names and contents. 40 ms, once in a process."""
+    digest = hashlib.blake2b(digest_size=16)
+    root = Path(__file__).parents[1]
+    for folder, folders, files in os.walk(root, followlinks=True):  # ``passes`` is a link in a checkout
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(files):
+            if name.endswith((".py", ".json", ".toml")):
+                path = Path(folder, name)
+                digest.update(f"{path.relative_to(root)}\n".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def surroundings() -> dict[str, Any]:
+    """Return what a capture and a plan depend on besides the model, the call and the options. As JSON.
+
+    Raises:
+        NotCached: a rule of the user's is a function.
+    """
+    return {
+        "format": FORMAT,
+        "autopar": sources_digest(),
+        "versions": {
+            "python": sys.version, "torch": torch.__version__, "git of torch": str(torch.version.git_version),
+            "numpy": numpy.__version__, "sympy": sympy.__version__, "machine": platform.machine(),
+        },
+        "settings": _settings(),
+        "environment": {
+            name: value for name, value in sorted(os.environ.items())
+            if name.startswith(VARIABLES) and not name.startswith(IGNORED)
+        },
+        "rules": [[name, *described_options([rule.pattern, rule.linear, rule.sizes, rule.work])]
+                  for name, rule in _registered()],
+    }  # fmt: skip
+
+
+def _registered() -> list[Any]:
+    for name, rule in REGISTERED.items():
+        if any(callable(part) for part in (rule.pattern, rule.linear, rule.work, *rule.sizes.values())):
+            raise NotCached(f"the rule of {name}, which you have registered, is a function")
+    return sorted(REGISTERED.items())
+
+
+def _settings() -> dict[str, Any]:
+    """Return torch's global settings that decide which ops a model runs, or what they compute."""
+    return {
+        "default dtype": str(torch.get_default_dtype()),
+        "default device": str(torch.get_default_device()),
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "fill uninitialized": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "attention": [torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled(),
+                      torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled()],
+        "inference": torch.is_inference_mode_enabled(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "autocast": [[device, torch.is_autocast_enabled(device), str(torch.get_autocast_dtype(device))]
+                     for device in ("cpu", "cuda")],
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "cudnn": [torch.backends.cudnn.enabled, torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32],
+        "optimized python": sys.flags.optimize,
+    }  # fmt: skip
+
+
+# -- cache -------------------------------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 VARIANTS = 8  # entries of one key that are compared
 REPORT = "cache"
 LONG = 400  # letters; a fact with more is known by its digest
-
-
-@dataclass(frozen=True)
-class Found(Generic[T]):
-    """What an entry has, with its texts."""
-
-    made: T
-    texts: Texts
 
 
 @dataclass(eq=False)
@@ -54,37 +134,38 @@ class Cache:
         """How often something was found."""
         return sum(line.startswith("hit") for line in self.lines)
 
-    def through(self, codec: Codec[T], ranks: Agreement | None = None) -> tuple[T, PassReport, str]:
-        """Return what the codec makes: from an entry if there is one, and the report that says so.
+    def through(self, make: Make[T], codec: Codec[T], ranks: Agreement | None = None) -> tuple[T, PassReport, str]:
+        """Return what an entry has, or what is made; the report that says which; and the digest of its text.
 
         Args:
+            make: makes it.
+            codec: how it is kept.
             ranks: those that have the same call; the first one plans, and the others read.
         """
         making = 0.0  # seconds, which the passes report
 
-        def make(ranks: Agreement | None, check: Check | None) -> T:
+        def timed(ranks: Agreement | None, check: Check | None) -> T:
             nonlocal making
             start = time.perf_counter()
             try:
-                return codec.make(ranks, check)
+                return make(ranks, check)
             finally:
                 making += time.perf_counter() - start
 
-        timed, start = replace(codec, make=make), time.perf_counter()
+        start = time.perf_counter()
         planned = (
-            self.planned(timed, ranks)
+            self.planned(timed, codec)
             if ranks is None
-            else planned_by_first(partial(self.planned, timed, None), timed, ranks)
+            else planned_by_first(partial(self.planned, timed, codec), timed, codec, ranks)
         )
         self.lines.append(planned.line)
         report = PassReport(REPORT, (time.perf_counter() - start - making) * 1e3, notes=(planned.line,))
         return planned.made, report, "" if planned.texts is None else made_digest(planned.texts)
 
-    def planned(self, codec: Codec[T], ranks: Agreement | None, check: Check | None = None) -> Planned[T]:
+    def planned(self, make: Make[T], codec: Codec[T], check: Check | None = None) -> Planned[T]:
         """Return what this process finds or makes.
 
         Args:
-            ranks: those with which it agrees on a plan.
             check: is called once a call is captured; what it raises ends the search for a plan.
         """
         try:
@@ -93,11 +174,11 @@ class Cache:
         except NotCached as refused:
             if check is not None:
                 raise
-            return Planned(codec.make(ranks, None), f"not used: {refused}", None)
+            return Planned(make(None, None), f"not used: {refused}", None)
         found, why = self.found(key, codec)
         if found is not None:
-            return Planned(found.made, f"hit: {key.text[:12]} in {self.folder.path}", found.texts)
-        made = codec.make(ranks, check)
+            return Planned(found[0], f"hit: {key.text[:12]} in {self.folder.path}", found[1])
+        made = make(None, check)
         try:
             with failures_as_refused():
                 texts = texts_of(codec, made)
@@ -108,8 +189,8 @@ class Cache:
         return Planned(made, f"miss: {why}; {kept}", texts)
 
     @gc_paused()
-    def found(self, key: Key, codec: Codec[T]) -> tuple[Found[T] | None, str]:
-        """Return what an entry has, or why there is none."""
+    def found(self, key: Key, codec: Codec[T]) -> tuple[tuple[T, Texts] | None, str]:
+        """Return what an entry has, with its texts; or why there is none."""
         if why := self.folder.why_untrusted():
             return None, why
         reasons = []
@@ -122,7 +203,7 @@ class Cache:
                 self.folder.remove(path)
                 continue
             if not isinstance(found, str):
-                return Found(found, entry.texts), ""
+                return (found, entry.texts), ""
             reasons.append(found)
         return None, reasons[0] if reasons else self._nearest(key)
 

@@ -16,9 +16,11 @@ from autopar.capture.guards import Guards
 from autopar.runtime.processes.agreement import Agreement
 
 T = TypeVar("T")
+U = TypeVar("U")
 GUARDS, MADE = "guards.json", "made.json"
 Texts = Mapping[str, str]  # name of a file → its JSON
 Check = Callable[[Captured], None]  # raises ``NotCached`` for a capture that cannot be kept
+Make = Callable[[Agreement | None, Check | None], T]  # for ranks that agree, or for one; ``Check`` looks at the capture
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,6 @@ class Codec(Generic[T]):
         kind: what it is, in one word.
         model: the model that was captured; ``None`` where no forward decides it.
         facts: returns what decides it, besides what surrounds it, by name.
-        make: makes it, with the agreement of the ranks or without; ``check`` is called once the call is captured.
         guards: returns its guards.
         write: returns it as JSON.
         read: makes it of JSON and guards.
@@ -38,10 +39,16 @@ class Codec(Generic[T]):
     kind: str
     model: torch.nn.Module | None
     facts: Callable[[], Mapping[str, Any]]
-    make: Callable[[Agreement | None, Check | None], T]
     guards: Callable[[T], Guards | None]
     write: Callable[[T], Any]
     read: Callable[[Any, Guards], T]
+
+    def around(self, apart: Callable[[U], T], together: Callable[[T], U]) -> Codec[U]:
+        """Return how another thing is kept: ``apart`` returns what is kept of it, ``together`` makes it of that."""
+        return Codec(
+            self.kind, self.model, self.facts, lambda made: self.guards(apart(made)),
+            lambda made: self.write(apart(made)), lambda content, guards: together(self.read(content, guards)),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from autopar.cache.code import class_digest, code_digest, codes_in, codes_of_class
-from autopar.cache.refused import NotCached
+from autopar.cache.folder import NotCached
 from autopar.capture.guards.namespaces import is_users_file
 from autopar.capture.guards.places import MISSING
 from autopar.capture.guards.values import (

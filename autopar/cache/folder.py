@@ -21,6 +21,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# -- refused -----------------------------------------------------------------------------------------------------------
+#
+# Say why something is not kept for other processes.
+
+
+class NotCached(Exception):
+    """It cannot be kept, or compared with what another process has."""
+
+
+@contextlib.contextmanager
+def failures_as_refused() -> Iterator[None]:
+    """Raise ``NotCached`` for any error: what looks at the user's objects may fail, and must not end a run."""
+    try:
+        yield
+    except NotCached:
+        raise
+    except Exception as error:
+        raise NotCached(f"{type(error).__name__}: {error}") from error
+
+
+# -- folder ------------------------------------------------------------------------------------------------------------
+
+
 VERSION = "v1"
 ABOUT = "about.json"
 LIMIT = 2 * 10**9  # bytes of all entries; those that were used longest ago are removed

@@ -4,27 +4,97 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from autopar.cache.addresses import class_address, resolve
-from autopar.cache.program_rows import op_name, op_of, plain, written
-from autopar.cache.refused import NotCached
-from autopar.cache.size_rows import size_of, size_row
+from autopar.cache.folder import NotCached
+from autopar.cache.program_rows import Types, op_name, op_of, plain, program_of, rows_of, size_of, size_row, written
+from autopar.cache.records import Leaf, Records, given
 from autopar.capture import Captured
-from autopar.capture.constrained import Constrained
 from autopar.capture.guards import Guards
-from autopar.ir.ops.seeded_random import Draw, Like
+from autopar.capture.symbolic.captured import SymbolicCapture
+from autopar.capture.symbolic.validity import SIGNS, SizeGuard, Validity, condition_text
+from autopar.ir.ops.seeded_random import Like
 from autopar.ir.program import Program
+from autopar.ir.sizes import Values, expression_of, expression_text, read_size, symbol
 from autopar.ir.structure import FIXED, Structure
 from autopar.torch_private import OpOverload, pytree
+
+# -- kept symbols ------------------------------------------------------------------------------------------------------
+#
+# Write a capture with symbols for sizes, and read it back: its program, and the sizes that it serves.
+#
+# An entry of the cache is for the sizes of its key. What it has with symbols serves other sizes, as in the process that
+# has captured it: those that its patterns of shapes and its conditions allow.
+
+
+KINDS = {sign: kind for kind, sign in SIGNS}
+
+
+def symbols_to_json(captured: Captured) -> Any:
+    """Return the capture with symbols that a capture was made of; ``None`` if there is none.
+
+    Raises:
+        NotCached: a part of it has no form that another process could read.
+    """
+    symbolic = captured.symbolic
+    if symbolic is None:
+        return None
+    types, validity = Types(), symbolic.validity
+    program = rows_of(symbolic.captured.program, types)
+    return {
+        "captured": captured_to_json(symbolic.captured),
+        "program": program,
+        "types": types.to_json(),
+        "values": [[str(each), value] for each, value in validity.values.items()],
+        "shapes": [[name, list(map(size_row, shape))] for name, shape in validity.shapes.items()],
+        "guards": [[*_condition_row(guard.condition, validity.values), guard.source] for guard in validity.guards],
+        "fixed": [[name, d, guard.text, guard.source] for (name, d), guard in validity.fixed.items()],
+    }
+
+
+def symbols_of(content: Any, guards: Guards) -> SymbolicCapture | None:
+    """Return the capture with symbols. What is malformed raises an error of any kind."""
+    if content is None:
+        return None
+    program = program_of(content["program"], Types.of(content["types"]))
+    values = {symbol(name): value for name, value in content["values"]}
+    conditions = [(_condition(row, values), source) for *row, source in content["guards"]]
+    validity = Validity(
+        {name: tuple(map(size_of, shape)) for name, shape in content["shapes"]},
+        tuple(SizeGuard(condition_text(condition), source, condition) for condition, source in conditions),
+        {(name, d): SizeGuard(text, source) for name, d, text, source in content["fixed"]},
+    )
+    if dict(validity.values) != values:
+        raise ValueError("the shapes have other symbols than the capture")
+    return SymbolicCapture(captured_of(content["captured"], program, guards), validity, uses=1)
+
+
+def _condition_row(condition: Any, values: Values) -> list[str]:
+    for kind, sign in SIGNS:
+        if isinstance(condition, kind):
+            row = [sign, *map(expression_text, condition.args)]
+            if _condition(row, values) == condition:
+                return row
+    raise NotCached(f"the condition on sizes {condition_text(condition)} has no form that is read back alike")
+
+
+def _condition(row: Any, values: Mapping[Any, int]) -> Any:
+    sign, left, right = row
+    return KINDS[sign](*(expression_of(read_size(text, values)) for text in (left, right)))
+
+
+# -- kept capture ------------------------------------------------------------------------------------------------------
+
 
 LEAVES = (bool, int, float, str, type(None))  # the outputs that are no tensors
 
 
-def captured_to_json(captured: Captured) -> dict[str, Any]:
+def captured_to_json(captured: Captured) -> list[Any]:
     """Return a capture as JSON, without its program, its guards and its symbols.
 
     Raises:
@@ -35,45 +105,30 @@ def captured_to_json(captured: Captured) -> dict[str, Any]:
     for value in captured.leaves.values():
         if type(value) not in LEAVES:
             raise NotCached(f"the model returns a {type(value).__qualname__}")
-    return {
-        "spec": _structure(captured.spec),
-        "leaves": [[position, written(value)] for position, value in captured.leaves.items()],
-        "outputs": captured.outputs,
-        "differentiable": list(captured.differentiable),
-        "device": str(captured.device),
-        "notes": list(captured.notes),
-        "modules": [[path, list(names)] for path, names in captured.modules.items()],
-        "draws": [[op_name(d.op), _like(d.args), _like(dict(d.kwargs)), d.order] for d in captured.draws],
-        "constrained": [[each.value, _like(each.spec), each.source, each.axis] for each in captured.constrained],
-        "extended": [[position, list(way)] for position, way in captured.extended],
-    }
+    own = replace(captured, at_sizes=None, symbolic=None, values={})
+    row: list[Any] = Records(_forms(None, None)).written(own, Captured)
+    return row
 
 
-def captured_of(content: Mapping[str, Any], program: Program, guards: Guards) -> Captured:
+def captured_of(row: Sequence[Any], program: Program, guards: Guards) -> Captured:
     """Return the capture. What is malformed raises an error of any kind.
 
     Args:
         program: a program in the place of the traced one, which is not kept.
     """
-    return Captured(
-        program=program,
-        spec=_structure_of(content["spec"]),
-        leaves={position: plain(value) for position, value in content["leaves"]},
-        outputs=content["outputs"],
-        differentiable=tuple(content["differentiable"]),
-        device=torch.device(content["device"]),
-        notes=tuple(content["notes"]),
-        modules={path: tuple(names) for path, names in content["modules"]},
-        draws=tuple(
-            Draw(cast(OpOverload, op_of(op)), _unlike(args), _unlike(kwargs), order)
-            for op, args, kwargs, order in content["draws"]
-        ),
-        constrained=tuple(
-            Constrained(value, _unlike(spec), source, axis) for value, spec, source, axis in content["constrained"]
-        ),
-        extended=tuple((position, tuple(way)) for position, way in content["extended"]),
-        guards=guards,
-    )  # fmt: skip
+    captured: Captured = Records(_forms(program, guards)).read(row, Captured)
+    return captured
+
+
+def _forms(program: Program | None, guards: Guards | None) -> dict[Any, Leaf]:
+    return {
+        Program: given(program),
+        Guards: given(guards),
+        Structure: Leaf(_structure, _structure_of),
+        torch.device: Leaf(str, torch.device),
+        OpOverload: Leaf(op_name, op_of),
+        Any: Leaf(_like, _unlike),
+    }
 
 
 def _like(value: Any) -> Any:

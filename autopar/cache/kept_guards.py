@@ -16,13 +16,12 @@ from typing import Any
 import torch
 
 from autopar.cache.addresses import Addresses, Resolver
-from autopar.cache.code import Codes, forget_classes, modules_by_file, place_of
+from autopar.cache.code import Codes, forget_classes, modules_by_file, place_of, values_of, variables_of
 from autopar.cache.described import Descriptions
-from autopar.cache.outside import values_of, variables_of
-from autopar.cache.refused import NotCached
-from autopar.capture.guards.look import Guards
+from autopar.cache.folder import NotCached
 from autopar.capture.guards.places import Guard, GuardedPlace
 from autopar.capture.guards.values import shown
+from autopar.capture.guards.variants import Guards
 
 ENVIRONMENT = "the environment"
 

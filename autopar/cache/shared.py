@@ -17,10 +17,9 @@ from typing import Any, TypeVar
 from torch import distributed
 
 from autopar import errors
-from autopar.cache.codec import Check, Codec, Planned, opened
-from autopar.cache.folder import Unusable
+from autopar.cache.codec import Check, Codec, Make, Planned, opened
+from autopar.cache.folder import NotCached, Unusable, failures_as_refused
 from autopar.cache.kept_guards import guards_to_json
-from autopar.cache.refused import NotCached, failures_as_refused
 from autopar.capture import Captured
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.launch import store_of_job
@@ -37,11 +36,14 @@ def _store() -> distributed.Store:
     return store_of_job()
 
 
-def planned_by_first(plan: Callable[[Check], Planned[T]], codec: Codec[T], ranks: Agreement) -> Planned[T]:
+def planned_by_first(
+    plan: Callable[[Check], Planned[T]], make: Make[T], codec: Codec[T], ranks: Agreement
+) -> Planned[T]:
     """Return what the first rank has found or made; all ranks call it.
 
     Args:
         plan: finds or makes it, on the first rank.
+        make: makes it on each rank, where it cannot be kept.
 
     Raises:
         Exception: what the first rank has raised, with its text.
@@ -66,14 +68,14 @@ def planned_by_first(plan: Callable[[Check], Planned[T]], codec: Codec[T], ranks
         raise _raised(content["error"])
     line = content["line"]
     if content["texts"] is None:
-        return Planned(codec.make(ranks, None), f"{line}; {EACH}", None)
+        return Planned(make(ranks, None), f"{line}; {EACH}", None)
     failed = ""
     if planned is None:
         failed, planned = _opened(codec, content)
     differing = {rank: text for rank, text in enumerate(ranks.gathered(failed)) if text}
     if differing:
         rank, text = next(iter(differing.items()))
-        return Planned(codec.make(ranks, None), f"{line}; on rank {rank} {text}, so {EACH}", None)
+        return Planned(make(ranks, None), f"{line}; on rank {rank} {text}, so {EACH}", None)
     assert planned is not None
     return planned
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from autopar.capture.arguments import Arguments, bind_arguments
+from autopar.capture.arguments import Arguments, at_sizes, bind_arguments
 from autopar.capture.assemble import Captured, assemble
-from autopar.capture.at_sizes import at_sizes
 from autopar.capture.guards.numbers import Taken, can_be_input, put_in, taken_by, tracked
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.model_swap import ONE_AT_A_TIME

@@ -14,6 +14,7 @@ import torch
 from autopar.capture.model_state import ModelState
 from autopar.errors import CaptureError, class_of
 from autopar.ir.dense import require_dense
+from autopar.ir.program import Program
 from autopar.ir.structure import Structure, flatten_with_path, unflatten
 from autopar.torch_private import DisableTorchFunctionSubclass
 
@@ -203,3 +204,56 @@ def difference(before: Signature, now: Signature) -> str:
 def _facts_text(facts: Facts) -> str:
     shape, dtype, device, requires_grad = facts
     return f"{str(dtype).removeprefix('torch.')}{list(shape)} on {device}" + " with gradients" * requires_grad
+
+
+# -- at sizes ----------------------------------------------------------------------------------------------------------
+#
+# Capture a call again with inputs of other sizes.
+
+
+@dataclass(frozen=True, eq=False)
+class AtSizes:
+    """A call without the values of its tensors, to be captured at other sizes.
+
+    Attributes:
+        arguments: the arguments; tensors are on meta.
+        trace: captures a call.
+        grad: whether gradients were on.
+    """
+
+    arguments: Arguments
+    trace: Callable[[Arguments], Program]
+    grad: bool
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Input → shape."""
+        return {
+            name: tuple(tensor.shape) for name, tensor in zip(self.arguments.names, self.arguments.tensors, strict=True)
+        }
+
+    @property
+    def integers(self) -> frozenset[str]:
+        """The inputs with integers."""
+        named = zip(self.arguments.names, self.arguments.tensors, strict=True)
+        return frozenset(name for name, tensor in named if not tensor.is_floating_point() and not tensor.is_complex())
+
+    def __call__(self, shapes: Mapping[str, Sequence[int]]) -> Program:
+        """Return the traced program of the call with inputs of these shapes."""
+        names = iter(self.arguments.names)
+        leaves = [
+            _like(leaf, shapes[next(names)]) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.arguments.flat
+        ]
+        with torch.set_grad_enabled(self.grad):
+            return self.trace(self.arguments.with_leaves(leaves))
+
+
+def at_sizes(arguments: Arguments, trace: Callable[[Arguments], Program]) -> AtSizes:
+    """Return the call without the values of its tensors."""
+    leaves = [_like(leaf, leaf.shape) if isinstance(leaf, torch.Tensor) else leaf for leaf in arguments.flat]
+    return AtSizes(arguments.with_leaves(leaves), trace, torch.is_grad_enabled())
+
+
+def _like(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    empty = torch.empty(tuple(shape), dtype=tensor.dtype, device="meta")
+    return empty.requires_grad_(tensor.requires_grad)

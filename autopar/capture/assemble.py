@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-from autopar.capture.at_sizes import AtSizes
+from autopar.capture.arguments import AtSizes
 from autopar.capture.constrained import Constrained
 from autopar.capture.graph import drop_unread, forward_first, index_own_rows, merge_views, simplify, sweep, unfake
 from autopar.capture.guards import Guards
 from autopar.capture.guards.numbers import Number
-from autopar.capture.loops import about_loops
 from autopar.capture.provenance import Origin
 from autopar.capture.trace import Tracer
 from autopar.capture.unchanged_arguments import changes_nothing, check
@@ -26,9 +26,89 @@ from autopar.ir.ops.seeded_random import Draw, Random
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Result, TensorType, ValueType
 from autopar.ir.structure import Structure, unflatten
-from autopar.ir.text.tokens import RESERVED
-from autopar.ir.text.tree import tree_fragments
+from autopar.ir.text.tokens import RESERVED, legal_name
 from autopar.torch_private import aten, default_generator, rename, storage_of
+
+# -- loops -------------------------------------------------------------------------------------------------------------
+#
+# Note which loops of the model are unrolled in the program: its size grows with their steps.
+
+
+MANY = 16  # calls of one module, above which they are steps of a loop and not shared layers
+
+
+def about_loops(
+    program: Program, model: torch.nn.Module, steps: Mapping[str, int], calls: Mapping[str, int]
+) -> Iterator[str]:
+    """Yield a sentence for each recurrent layer, and for each module that forward calls many times.
+
+    Modules inside of these get no sentence.
+
+    Args:
+        steps: path of a recurrent layer → the number of steps of all its calls.
+        calls: path of a module → how often it is called.
+    """
+    looped = [path for path, count in calls.items() if count > MANY]
+    outermost = [path for path in looped if not any(_within(path, other) for other in looped if other != path)]
+    # a layer inside a loop is part of that loop
+    layers = [path for path in steps if not any(_within(path, other) for other in outermost)]
+    modules = [record_of(node).module for node in program.nodes]
+    for path in (*layers, *(path for path in outermost if path not in layers)):
+        module = model.get_submodule(path)
+        subject = f"the {type(module).__name__} {path}" if path else f"the model ({type(module).__name__})"
+        lines = sum(_within(other, path) for other in modules)
+        predicate = f"is unrolled into {steps[path]} steps" if path in layers else f"is called {calls[path]} times"
+        yield (
+            f"{subject} {predicate}, which make {lines:,} of the program's {len(modules):,} lines; the time to "
+            f"capture grows with them"
+        )
+
+
+def _within(path: str, outer: str) -> bool:
+    return path == outer or not outer or path.startswith(f"{outer}.")
+
+
+# -- tree --------------------------------------------------------------------------------------------------------------
+#
+# Write the structure of returned values as text around the leaves: ``{'loss': ‧, 'logits': ‧}``.
+
+
+_LEAF = "\0"
+
+
+def tree_fragments(spec: Structure, constants: Mapping[int, Any]) -> tuple[str, ...]:
+    """Return the fragments around the tensor leaves of a structure; constant leaves are part of the fragments.
+
+    ``constants`` maps the position of a leaf to its value.
+    """
+    return tuple(_write(spec, itertools.count(), constants).split(_LEAF))
+
+
+def _write(spec: Structure, counter: Iterator[int], constants: Mapping[int, Any]) -> str:
+    if spec.kind is None:
+        position = next(counter)
+        return _text(constants[position]) if position in constants else _LEAF
+    inner = [_write(part, counter, constants) for part in spec.parts]
+    if spec.kind is tuple:
+        return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
+    if spec.kind is list:
+        return f"[{', '.join(inner)}]"
+    if spec.kind is dict:
+        return "{" + ", ".join(f"{_text(key)}: {text}" for key, text in zip(spec.keys, inner, strict=True)) + "}"
+    names = [str(key) for key in spec.keys]
+    if not all(name.isidentifier() for name in names):
+        names = [f"_{k}" for k in range(len(inner))]
+    kind = spec.kind.__name__ if spec.kind.__name__.isidentifier() else legal_name(spec.kind.__name__)
+    return f"{kind}({', '.join(f'{name}={text}' for name, text in zip(names, inner, strict=True))})"
+
+
+def _text(value: Any) -> str:
+    """Write a constant as the grammar reads it: a member of an enum as its base value, other objects as strings."""
+    base: Any = next((base for base in (bool, int, float, str, type(None)) if isinstance(value, base)), None)
+    return repr(str(value)) if base is None else base.__repr__(value)
+
+
+# -- assemble ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass

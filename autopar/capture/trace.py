@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +14,6 @@ import torch
 from torch import fx, nn
 
 from autopar.capture.arguments import Arguments
-from autopar.capture.caches import caches_forgotten
 from autopar.capture.checks import (
     ClassesChecked,
     PythonEffects,
@@ -29,7 +31,6 @@ from autopar.capture.model_swap import ModelSwap
 from autopar.capture.provenance import Origin, Recorder, Replay
 from autopar.capture.recurrent import Unroller
 from autopar.capture.values.mode import ValuesInGraph
-from autopar.capture.values.notes import about_assumptions, about_rows, other_answer
 from autopar.errors import CaptureError, add_note, at_line, class_of
 from autopar.ir.ops.assumptions import assumed
 from autopar.ir.ops.seeded_random import Random, Streams
@@ -49,6 +50,91 @@ from autopar.torch_private import (
     tensor_dict,
     zero_tensors_viewed,
 )
+
+# -- notes -------------------------------------------------------------------------------------------------------------
+#
+# Say how much more than eager a captured step computes, where it computes experts for all tokens.
+
+
+def about_rows(rows: Sequence[tuple[str, int, int, int]]) -> Iterator[str]:
+    """Yield a sentence for each line of the model that adds up rows of experts.
+
+    Args:
+        rows: for each time: the line, the number of experts, the rows that all of them compute, and the choices.
+    """
+    times = collections.Counter(rows)
+    for (line, experts, computed, choices), count in times.items():
+        if computed > choices:
+            often = f", {count} times" if count > 1 else ""
+            yield (
+                f"{experts} experts are computed for all tokens{often}: {computed} rows, which is "
+                f"{computed / choices:.1f}× the FLOPs of eager's, where each of the {choices} choices computes one "
+                f"row\n    {line}"
+            )
+
+
+def about_assumptions(assumed: Sequence[tuple[object, str]]) -> Iterator[str]:
+    """Yield a sentence for each line that reads a value of the inputs, which the captured step is for."""
+    for line in dict.fromkeys(line for _, line in assumed):
+        yield (
+            f"this line asks for a value of the inputs or buffers; the captured step is for the answer in this call, "
+            f"and raises an error where it is another\n    {line}"
+        )
+
+
+def other_answer(line: str) -> str:
+    """Return the error of a call in which a line reads another value than in the captured one."""
+    return (
+        f"the step was captured for another answer to this line\n    {line}\n"
+        f"  make a parallelize(..., example=...) of its own for batches that have this answer"
+    )
+
+
+# -- caches ------------------------------------------------------------------------------------------------------------
+#
+# Empty the ``functools.lru_cache`` caches that forward fills while it is traced.
+#
+# A cache that is filled in a trace holds fake tensors, and the next call of the model would read them.
+
+
+CACHE = type(functools.lru_cache(lambda: None))
+
+
+@contextlib.contextmanager
+def caches_forgotten(model: torch.nn.Module) -> Iterator[None]:
+    """Empty each cache that the ``with`` block adds to; see ``_caches`` for those that are watched."""
+    before = {cache: cache.cache_info().misses for cache in _caches(model)}
+    try:
+        yield
+    finally:
+        for cache, misses in before.items():
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()
+
+
+def _caches(model: torch.nn.Module) -> list[Any]:
+    """Return the caches in the model's classes, in the files of these, and behind their functions' decorators."""
+    kinds = {base for module in model.modules() for base in type(module).__mro__}
+    kinds = {kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins")}
+    files = [vars(sys.modules[name]) for name in {kind.__module__ for kind in kinds} if name in sys.modules]
+    caches: dict[int, Any] = {}
+    for names in (*files, *(vars(kind) for kind in kinds)):
+        for value in list(names.values()):
+            value = getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod)) else value
+            if isinstance(value, CACHE):
+                caches[id(value)] = value
+            for cell in getattr(value, "__closure__", None) or () if type(value) is FUNCTION else ():
+                with contextlib.suppress(ValueError):  # an empty cell
+                    if isinstance(cell.cell_contents, CACHE):
+                        caches[id(cell.cell_contents)] = cell.cell_contents
+    return list(caches.values())
+
+
+FUNCTION = type(_caches)
+
+
+# -- trace -------------------------------------------------------------------------------------------------------------
+
 
 CAPTURING = "while autopar captured the step, at"
 

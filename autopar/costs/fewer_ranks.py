@@ -17,9 +17,8 @@ import numpy as np
 
 from autopar.ir.boxes import most_lacked
 from autopar.ir.layout import Axes, Dim, DistAttr, Layout, largest
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import Mesh, positions_by_group
 from autopar.ir.messages import messages
-from autopar.ir.rank_groups import positions_by_group
 
 MOST_LISTED = 64  # ranks, of which each may send a message to each other one
 

@@ -34,7 +34,7 @@ class ModelWork:
 
 
 def model_work(program: Program, machine: Machine) -> ModelWork:
-    """Return the work of the ops of an explicit program that have work in their rules (``autopar.rules.work``).
+    """Return the work of the ops of an explicit program that have work in their rules (``autopar.rules.registry``).
 
     Work that a plan adds does not count: what several ranks compute alike counts once, and what the backward computes
     again does not count a second time.

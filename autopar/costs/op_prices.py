@@ -2,8 +2,8 @@
 
     latency + max(work / flops(dtype), bytes / bandwidth)
 
-The work is the rule's (``autopar.rules.work``), for the sizes of the rank's pieces. Bytes are those of all operands and
-results, each read or written once. Views cost nothing. Prices are whole nanoseconds, so that sums are exact in any
+The work is the rule's (``autopar.rules.registry``), for the sizes of the rank's pieces. Bytes are those of all operands
+and results, each read or written once. Views cost nothing. Prices are whole nanoseconds, so that sums are exact in any
 order.
 """
 
@@ -19,8 +19,8 @@ from autopar.costs.machine import Machine
 from autopar.ir.layout import Dim
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
+from autopar.rules.registry import Term
 from autopar.rules.strategies import Bound, Dims
-from autopar.rules.work import Term
 
 # their results are in the memory of their operands. A ``reshape`` counts as one: capture writes one that copies as a
 # ``clone`` and a view

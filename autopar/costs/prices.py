@@ -31,8 +31,7 @@ from autopar.costs.exchanges import Exchange, busiest
 from autopar.costs.machine import Machine, Measured
 from autopar.ir import transfers
 from autopar.ir.layout import Axes, Layout
-from autopar.ir.mesh import Mesh
-from autopar.ir.rank_groups import ranks_by_group
+from autopar.ir.mesh import Mesh, ranks_by_group
 from autopar.ir.record import TensorType
 
 n, p, k, m = sympy.symbols("n p k m", positive=True)

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from autopar.costs.machine import Machine
 from autopar.costs.prices import group_price
 from autopar.ir.layout import Axes
-from autopar.ir.mesh import Mesh
-from autopar.ir.rank_groups import ranks_by_group
+from autopar.ir.mesh import Mesh, ranks_by_group
 from autopar.ir.subaxes import across, within
 
 BY_LEVELS = ("all_reduce", "all_gather", "reduce_scatter")

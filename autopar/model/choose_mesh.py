@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -82,7 +81,7 @@ class MeshChoice:
         """
         if cache is None:
             return self._made(agreement, None), None
-        made, report, _ = cache.through(self._codec(), agreement)
+        made, report, _ = cache.through(self._made, self._codec(), agreement)
         return made, replace(report, name="cache of the mesh")
 
     def _codec(self) -> Codec[ChosenMesh]:
@@ -100,7 +99,6 @@ class MeshChoice:
                 "call": facts_of_inputs(self.model, inputs),
                 "options": described_options(options),
             },
-            make=self._made,
             guards=lambda chosen: chosen.guards,
             write=lambda chosen: {"solution": chosen.solution.to_json(), "note": chosen.note},
             read=lambda content, guards: ChosenMesh(from_json(content["solution"]), content["note"], guards),
@@ -109,13 +107,15 @@ class MeshChoice:
     def _made(self, agreement: Agreement | None, check: Check | None) -> ChosenMesh:
         if agreement is None:
             return self._searched(check)
-        text = note = ""
         guards = Guards((), ())
-        if agreement.rank == 0:
+
+        def plan() -> tuple[Any, str]:
+            nonlocal guards
             solution, note, guards = self._searched(check)
-            text = json.dumps(solution.to_json())
-        text, note = agreement.gathered((text, note))[0]
-        return ChosenMesh(from_json(json.loads(text)), note, guards)
+            return solution.to_json(), note
+
+        content, note = agreement.of_first(plan)
+        return ChosenMesh(from_json(content), note, guards)
 
     def _searched(self, check: Check | None) -> ChosenMesh:
         captured = capture(self.model, self.args, self.kwargs, keep=self.keep)

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from autopar.cache.cache import Cache
-from autopar.cache.codec import Check
+from autopar.cache.codec import Check, Codec
 from autopar.capture import Captured
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
@@ -57,6 +57,16 @@ from autopar.search.solutions.solution import Solution, priced, timed
 from autopar.search.starts.starting_points import starting_points
 from autopar.search.symbols.expression import marks_of
 from autopar.verify.levels import verify
+
+
+class Reported(Protocol):
+    """A dataclass with what each pass did to make it."""
+
+    @property
+    def reports(self) -> tuple[PassReport, ...]: ...
+
+
+K = TypeVar("K", bound=Reported)
 
 
 @dataclass(frozen=True)
@@ -231,6 +241,32 @@ class Compiler:
         """Whether the plan of a program is searched: on one rank there is nothing to choose."""
         return searches(self.plan) and self.mesh.size > 1
 
+    def of(self, model: torch.nn.Module, **changes: Any) -> Compiler:
+        """Return this compiler for another model, with captures with symbols of its own."""
+        return replace(self, model=model, sizes=SizedCaptures(self.sizes.dynamic, self.sizes.keep), **changes)
+
+    def once(self, make: Callable[[Compiler], K], codec: Callable[[], Codec[K]]) -> tuple[K, str]:
+        """Return what ``make`` makes, or what other processes have kept of it. On processes all ranks call it.
+
+        This is the one way into the cache: of calls and of micro-batches, of updates, and of calls on stages.
+
+        Args:
+            make: is given this compiler, or that of a process that plans for others.
+            codec: returns how it is kept.
+
+        Returns:
+            It, with a report of the cache; and the digest of the text in which other processes have it, "" if they do
+            not.
+        """
+        if self.cache is None:
+            return make(self), ""
+        made, report, digest = self.cache.through(
+            lambda ranks, check: make(self.planned_by(ranks, check)), codec(), self.planner.agreement
+        )
+        self.sizes.share()
+        reported: Any = made
+        return replace(reported, reports=Reports((*made.reports, report))), digest
+
     def planned_by(self, ranks: Agreement | None, check: Check | None) -> Compiler:
         """Return this compiler for ranks that agree on a plan; ``None``: this process plans alone.
 
@@ -254,7 +290,8 @@ class Compiler:
         with doing("parallelize"):
             captured, attrs, report = self.capture(inputs, notes)
             placed = self._placed(captured, captured.program, attrs, [report], captured.symbolic is not None)
-            check_priorities(self.overlap, [placed.program])
+            if self.overlap.priorities is not None:
+                check_priorities(self.overlap, [placed.program])
             return placed
 
     def capture(
@@ -315,10 +352,11 @@ class Compiler:
             ending: what ends the step, if the program is a micro-batch.
             options: further options of ``passes.pipeline``; with ``search=True``, the planner searches the others.
         """
-        starts = () if captured is None else starting_points(self.model, captured, self.mesh)
-        returned = {} if captured is None else {f"{path}()": names for path, names in captured.modules.items()}
-        search = Search(self.planner, ending, starts, returned) if options.pop("search", False) else None
-        if search is not None:
+        search = None
+        if options.pop("search", False):
+            starts = () if captured is None else starting_points(self.model, captured, self.mesh)
+            returned = {} if captured is None else {f"{path}()": names for path, names in captured.modules.items()}
+            search = Search(self.planner, ending, starts, returned)
             options |= {"search": search, "machine": self.planner.machine, "time_limit": self.planner.time_limit}
         options.setdefault("machine", self.machine)
         if crosses_hosts(self.mesh, self.planner.machine, self.planner.hosts):

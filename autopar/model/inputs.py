@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from autopar.capture.arguments import Arguments, Signature
-from autopar.capture.model_state import Named
+from autopar.capture.model_state import ModelState, Named
 from autopar.ir.dtensor import attr_of, mesh_of, placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
@@ -18,6 +18,7 @@ from autopar.model.dtensor_parameters import local_of
 from autopar.runtime.dtensors import is_dtensor, redistribute
 from autopar.runtime.processes.agreement import Brought
 from autopar.runtime.simulation.pieces import cut
+from autopar.torch_private import is_transformed
 
 Inputs = Literal["global", "local"]  # what each process passes: the whole batch, or a piece of its own
 INPUTS: tuple[Inputs, ...] = get_args(Inputs)
@@ -55,6 +56,10 @@ class CallInputs:
     def named(self) -> Named:
         """The tensors, by the user's names."""
         return list(zip(self.arguments.names, self.arguments.tensors, strict=True))
+
+    def refuse_without_values(self, state: ModelState) -> None:
+        """Raise ``ValueError`` if a parameter, a buffer or an input has no values to compute with."""
+        refuse_without_values([*state.parameters, *state.buffers, *self.named])
 
     def brought(self) -> list[Brought]:
         """Return the tensors that this rank brings: the full tensor if all ranks have the same, else its piece."""
@@ -155,3 +160,15 @@ def piece_of(tensor: torch.Tensor, name: str, type: TensorType, rank: int, input
     if name in inputs.shapes or type.attr.is_replicated:
         return tensor.detach()
     return cut(tensor.detach(), type, mesh.coordinates(rank))
+
+
+def refuse_without_values(named: Named) -> None:
+    """Raise ``ValueError`` if a parameter, a buffer or an input has no values to compute with."""
+    for name, tensor in named:
+        if is_transformed(tensor):
+            raise ValueError(
+                f"{name} is inside a torch.func transform or carries a forward-mode tangent; "
+                f"a captured step has gradients through backward() alone"
+            )
+        if tensor.is_meta:
+            raise ValueError(f"{name} is on the meta device and has no values; to_empty() and init it")

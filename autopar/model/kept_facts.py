@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from autopar.cache.code import class_digest, forget_classes
 from autopar.cache.described import Descriptions, described_options
+from autopar.cache.folder import NotCached
 from autopar.cache.kept_capture import structure_key
-from autopar.cache.refused import NotCached
 from autopar.capture.arguments import signature_of
 from autopar.capture.guards.reads import HOOKS
 from autopar.capture.model_state import model_state
@@ -108,8 +108,3 @@ def facts_of_inputs(model: torch.nn.Module, inputs: CallInputs) -> Any:
         "layouts": described_options(inputs.layouts),
         "shapes": described_options(inputs.shapes),
     }
-
-
-def described(value: Mapping[str, Any]) -> Any:
-    """Describe a table of options."""
-    return described_options(value)

@@ -15,7 +15,7 @@ from autopar.model.inputs import CallInputs, piece_of
 from autopar.runtime.dtensors import full_tensor, is_dtensor
 from autopar.runtime.interface import Interface
 from autopar.runtime.processes.job import Job
-from autopar.torch_private import dtensor_like, is_transformed
+from autopar.torch_private import dtensor_like
 
 
 class Pieces(NamedTuple):
@@ -51,9 +51,8 @@ class LocalTensors:
     def pieces(self, inputs: CallInputs, state: ModelState, interface: Interface, rank: int) -> Pieces:
         """Return this rank's pieces of the parameters, the buffers and the inputs of a call."""
         self.check_parameters(state.parameters)
-        named = [*state.parameters, *state.buffers]
-        refuse_without_values([*named, *inputs.named])
-        tensors = [tensor for _, tensor in named]
+        inputs.refuse_without_values(state)
+        tensors = [tensor for _, tensor in (*state.parameters, *state.buffers)]
         with torch.no_grad():
             pieces = [local_of(tensor) for tensor in tensors]
         leaves = {
@@ -119,15 +118,3 @@ class LocalTensors:
                 piece, self.job.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride()
             )
         )
-
-
-def refuse_without_values(named: Named) -> None:
-    """Raise ``ValueError`` if a parameter, a buffer or an input has no values to compute with."""
-    for name, tensor in named:
-        if is_transformed(tensor):
-            raise ValueError(
-                f"{name} is inside a torch.func transform or carries a forward-mode tangent; "
-                f"a captured step has gradients through backward() alone"
-            )
-        if tensor.is_meta:
-            raise ValueError(f"{name} is on the meta device and has no values; to_empty() and init it")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from autopar.costs.machine import Machine
-from autopar.errors import AutoparError, MemoryLimitError, PlanError, RuleError
+from autopar.errors import MemoryLimitError, PlanError
 from autopar.ir.digest import program_digest
 from autopar.ir.hosts import Hosts
 from autopar.ir.nodes import name_of, record_of, tensor_type
@@ -19,7 +19,6 @@ from autopar.model.taken_plan import found_of, on_machine, taken
 from autopar.plan.boundary import Boundary, UserConstraints
 from autopar.runtime.processes.agreement import Agreement
 from autopar.search.certificate import bytes_text
-from autopar.search.problem.dearer import NotCheaper
 from autopar.search.problem.ending import Ending
 from autopar.search.search import search
 from autopar.search.solutions.applied import difference, layouts_of_placeholders
@@ -29,10 +28,6 @@ from autopar.search.solutions.found import Found
 from autopar.search.solutions.solution import Solution, solution_from
 from autopar.search.starts.started import Starts
 from autopar.search.transfer_prices.chains import Tables
-
-SAID_BY = {  # the class of an error on the searching rank → on others
-    error.__name__: error for error in (PlanError, RuleError, MemoryLimitError, NotCheaper)
-}
 
 LIKE_THE_FIRST = "the layouts are those of the first capture, of other sizes; nothing was searched"
 
@@ -132,26 +127,16 @@ class Search:
         self, agreement: Agreement, boundary: Boundary, machine: Machine, strict: bool, time_limit: float
     ) -> Solution:
         """Search on the first rank, and send the plan to the others as text. All ranks call it."""
-        solution, text, error = None, "", None
-        if agreement.rank == 0:
-            try:
-                found = self._searched(boundary, machine, strict, time_limit)
-                solution = self._solution(found, boundary)
-                text = json.dumps(solution.to_json())
-            except AutoparError as raised:
-                error = raised
-        figures = {name: getattr(error, name) for name in ("least", "bytes") if hasattr(error, name)}
-        said = None if error is None else (type(error).__name__, str(error), figures)
-        text, said = agreement.gathered((text, said))[0]
-        if error is not None:
-            raise error
-        if said is not None:
-            other = SAID_BY.get(said[0], PlanError)(said[1])
-            if isinstance(other, (MemoryLimitError, NotCheaper)):
-                vars(other).update(said[2])
-            raise other
+        solution: Solution | None = None
+
+        def plan() -> Any:
+            nonlocal solution
+            solution = self._solution(self._searched(boundary, machine, strict, time_limit), boundary)
+            return solution.to_json()
+
+        content = agreement.of_first(plan)
         if solution is None:
-            solution = from_json(json.loads(text))
+            solution = from_json(content)
         if solution.graph != program_digest(boundary.program):
             raise PlanError(
                 "rank 0 has searched a plan for another program than this rank's; let all ranks pass the same model "

@@ -96,7 +96,7 @@ def _tensor_parallel_size(proxy: Any) -> None:
     """
     if proxy.job is None:
         return
-    if proxy._calls.passed == "local":
+    if proxy._calls.binding.passed == "local":
         raise ValueError(LOCAL)
     from accelerate import PartialState
     from accelerate.state import AcceleratorState, is_initialized

@@ -72,7 +72,7 @@ class ModelProxy(PretrainedModel):
         if self.job is not None:
             for device_mesh in (self.job.device_mesh, *self.job.stages.values()):
                 memo[id(device_mesh)] = device_mesh  # DTensors would copy it, with its process groups
-        new._stand_for(self._calls.copied(copy.deepcopy(self.module, memo)))
+        new._stand_for(self._calls.of_copy(copy.deepcopy(self.module, memo)))
         return new
 
     def __copy__(self) -> Any:
@@ -86,7 +86,7 @@ class ModelProxy(PretrainedModel):
     def __getattr__(self, name: str) -> Any:
         refuse_ddp(name)
         if name in self.__dict__.get("_parameters", ()):
-            self._calls.refuse_unfinished(f"the parameter {name} is read")
+            self._calls.ranks.refuse_unfinished(f"the parameter {name} is read")
         return super().__getattr__(name)
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class ModelProxy(PretrainedModel):
         """Return the parameters of the model, by the model's names."""
         refuse_composable(self)
         refuse_full_state_dicts(self.module, self.job)
-        self._calls.refuse_unfinished("parameters are read")
+        self._calls.ranks.refuse_unfinished("parameters are read")
         return super().named_parameters(*args, **kwargs)
 
     @property
@@ -140,7 +140,7 @@ class ModelProxy(PretrainedModel):
         """
         if sys.exc_info()[0] is None:
             self._calls.complete()
-        self._calls.membership.close()
+        self._calls.ranks.membership.close()
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class ModelProxy(PretrainedModel):
                 ``reset_parameters()``.
             device: the device of the values; ``None``: that of the mesh.
         """
-        self._calls.membership.check()
+        self._calls.ranks.membership.check()
         self._calls.complete()
         initialize(self.module, init, device, self.job, self._calls.agreement.ranks)
 
@@ -166,7 +166,7 @@ class ModelProxy(PretrainedModel):
         A model on meta gets storage, and tensors that are in no file get their own initialisation. Returns and raises
         as ``load_state_dict``.
         """
-        self._calls.membership.check()
+        self._calls.ranks.membership.check()
         self._calls.complete()
         return load_weights(self.module, path, strict, self.mesh, self.job, self._calls.agreement.ranks)
 
@@ -183,9 +183,9 @@ class ModelProxy(PretrainedModel):
         Raises:
             TypeError: the model has none.
         """
-        self._calls.membership.check()
+        self._calls.ranks.membership.check()
         self._calls.complete()
-        self._calls.leave_stages()
+        self._calls.captures.leave_stages()
         return save_pretrained(self.module, path, self.job, self._calls.agreement.ranks, options)
 
     # -- state dicts -----------------------------------------------------------------------------------------------
@@ -209,15 +209,15 @@ class ModelProxy(PretrainedModel):
 
         Parameters on the stages of a pipeline come back to the whole mesh before.
         """
-        self._calls.membership.check()
+        self._calls.ranks.membership.check()
         self._calls.complete()
-        self._calls.leave_stages()
+        self._calls.captures.leave_stages()
         agree(self._calls.agreement.ranks, "full_state_dict")
         return full_state_dict(self.module, self.job)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state dict of the model. Full tensors, as of one device, are sharded; DTensors are redistributed."""
-        self._calls.membership.check()
+        self._calls.ranks.membership.check()
         self._calls.complete()
         state = model_state(self.module)
         return self.module.load_state_dict(
@@ -243,4 +243,4 @@ def passed_by(parallel: ModelProxy) -> Passed:
     """Return what each process passes to a model on a mesh."""
     calls = parallel._calls
     ranks = calls.agreement.ranks
-    return Passed(calls.passed, None if ranks is None else ranks.agree, calls.row_axes())
+    return Passed(calls.binding.passed, None if ranks is None else ranks.agree, calls.binding.row_axes())

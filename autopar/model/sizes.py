@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from autopar.capture import Captured, capture_call
-from autopar.capture.arguments import Arguments, Signature, signature_of
-from autopar.capture.at_sizes import at_sizes
+from autopar.capture.arguments import Arguments, Signature, at_sizes, signature_of
 from autopar.capture.guards import Guards
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.model_state import model_state

@@ -17,9 +17,17 @@ from autopar.ir.nodes import name_of, record_of
 from autopar.ir.record import TensorType, ValueType
 from autopar.ir.text.printer import print_dims, print_type
 from autopar.plan.boundary import OPEN, UserConstraints, agreed, filled
-from autopar.plan.plan import Constraints, Plan, resolve, searches
+from autopar.plan.plan import (
+    Constraints,
+    Plan,
+    needed_whole_note,
+    parts_note,
+    resolve,
+    searches,
+    unused_axes,
+    whole_note,
+)
 from autopar.plan.spec import attr_of
-from autopar.report.decisions import needed_whole_note, parts_note, unused_axes, whole_note
 
 
 def layouts_of(

@@ -1,4 +1,4 @@
-"""Note for the report which ops have no sharding rule, and what was done with them."""
+"""Find the rule of each op; refuse ops that ranks would compute differently, and note those without a rule."""
 
 from __future__ import annotations
 
@@ -8,14 +8,51 @@ from dataclasses import replace
 from torch import fx
 
 from autopar.capture.provenance import warn_user
+from autopar.errors import RuleError, at_line
 from autopar.ir.nodes import called_op, is_getitem, operands, record_of
 from autopar.ir.program import Program
-from autopar.ir.record import TensorType
-from autopar.plan.usable_rules import where
+from autopar.ir.record import Record, TensorType
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of
 from autopar.rules.strategies import Bound
 from autopar.transitions import cost
+
+# -- usable rules ------------------------------------------------------------------------------------------------------
+#
+# Find the rule of each op that is placed, and refuse ops that ranks would compute differently.
+
+
+UNSTEADY = ("it draws random numbers", "it gives another result the second time")  # reasons why no rule was discovered
+
+
+def usable_rule(node: fx.Node, *, strict: bool = False) -> Bound:
+    """Return the bound rule of a node that is placed on a mesh.
+
+    Raises:
+        RuleError: as for ``bind_node``, or every rank would compute the op for itself and get different values. The
+            error names the node and the user's line.
+    """
+    record = record_of(node)
+    try:
+        bound = bind_node(node, strict=strict)
+    except RuleError as error:
+        raise RuleError(f"{node.name}: {error}{where(record)}") from None
+    if bound.why in UNSTEADY:
+        raise RuleError(
+            f"{node.name}: {bound.rule.op} has no sharding rule, and {bound.why}, so that ranks would hold "
+            f"different values of one{where(record)}\n  tag it: torch.library.custom_op(..., "
+            f"tags=[torch.Tag.nondeterministic_seeded]) draws from the step's seed"
+        )
+    return bound
+
+
+def where(record: Record) -> str:
+    """Return the user's line and module on a separate line."""
+    return f"\n{at_line(record.source, record.module)}" if record.source else ""
+
+
+# -- ops without rule --------------------------------------------------------------------------------------------------
+
 
 OF_TORCH = ("aten", "prims", "autopar", "_c10d_functional", "higher_order")
 TRIED = (

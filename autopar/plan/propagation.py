@@ -2,27 +2,262 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from torch import fx
 
 from autopar.capture.decompose.expansions import opened_factors
 from autopar.costs.machine import Machine
-from autopar.ir.layout import Dim, DistAttr, layout_of
+from autopar.errors import RuleError
+from autopar.ir.layout import Dim, DistAttr, Layout, layout_of
 from autopar.ir.mesh import EXPERTS, Mesh
 from autopar.ir.nodes import element_of, is_getitem, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, TensorType, ValueType, requirement_of
-from autopar.plan.boundary import Boundary, addend_of, attr_before_cast, required_dtypes, sum_home
-from autopar.plan.choice import Aim, Opened, cheapest
-from autopar.plan.gradient_aims import gradient_aims
-from autopar.plan.pending_reads import common_layout
-from autopar.plan.pending_sums import PendingSums
-from autopar.plan.usable_rules import usable_rule
-from autopar.rules.binding import bind_node
-from autopar.rules.drawn import drawn_alike, splits_in_common
+from autopar.plan.boundary import (
+    ADDITIONS,
+    Boundary,
+    addend_of,
+    attr_before_cast,
+    gradient_sums,
+    required_dtypes,
+    sum_home,
+)
+from autopar.plan.choice import Aim, Opened, cheapest, opened, place_of
+from autopar.plan.ops_without_rule import usable_rule
+from autopar.rules.binding import bind_node, drawn_alike, splits_in_common
+from autopar.rules.pointwise import CASTS
+from autopar.rules.registry import RULES
 from autopar.rules.strategies import Bound, Strategy, axes_of
+
+# -- gradient aims -----------------------------------------------------------------------------------------------------
+#
+# Aim gradients at the layouts of their parameters, and values that gradients are made of by views, sums and casts.
+
+
+def gradient_aims(
+    program: Program, types: Mapping[fx.Node, ValueType], axes: frozenset[str], mesh: Mesh
+) -> dict[fx.Node, Aim]:
+    """Return an aim for each gradient: to be computed in its parameter's layout over ``axes``.
+
+    Parameters stay on ``axes``. Aims pass backwards through views, additions and casts.
+    """
+    aims: dict[fx.Node, Aim] = {}
+    homes = {node.name: type for node, type in types.items() if node.op == "placeholder"}
+    parameter_of = {
+        sum.name: parameter.name for sum, parameter in gradient_sums(program).items() if parameter is not None
+    }
+    output = program.output
+    for value, result in zip(operands(output), record_of(output).results, strict=True):
+        home = (
+            homes.get(parameter_of.get(result.of, result.of))
+            if result.kind == "grad" or result.of in parameter_of
+            else None
+        )
+        if isinstance(home, TensorType) and axes.intersection(home.attr.axes):
+            aims[value] = Aim(opened(home.attr, axes), firm=True)
+    for node in reversed(program.graph.nodes):
+        if node not in aims or node.op != "call_function" or is_getitem(node):
+            continue
+        bound = bind_node(node)
+        if node.target in ADDITIONS:
+            same = [value for value in operands(node) if record_of(value).type == record_of(node).type]
+            aims |= {value: aims[node] for value in same if value not in aims and value.op == "call_function"}
+        elif node.target in CASTS:
+            aims.setdefault(operands(node)[0], aims[node])
+        elif bound.rule.view and len(bound.results) == len(bound.operands) == 1:
+            attr = bound.before(aims[node].attr, mesh)
+            if attr is not None and attr.axes:
+                aims.setdefault(operands(node)[0], Aim(opened(attr, axes), firm=True))
+    return aims
+
+
+# -- pending sums ------------------------------------------------------------------------------------------------------
+#
+# Decide whether a pending sum passes through an op or is reduced before it: where fewer elements are reduced.
+#
+# The decision looks ahead at the readers of a value, before these are placed.
+
+
+READERS = 4  # the most readers of a value that is reduced after them, because each reduction has a start-up cost
+
+
+@dataclass(frozen=True, eq=False)
+class PendingSums:
+    """Where the pending sums of a program are reduced.
+
+    Attributes:
+        program: the program.
+        additions_to_sums: ops that add to sums of gradients or losses, where what they add may stay pending.
+    """
+
+    program: Program
+    additions_to_sums: frozenset[fx.Node]
+
+    def passing_operands(
+        self, node: fx.Node, homes: Sequence[DistAttr], types: Mapping[fx.Node, ValueType]
+    ) -> frozenset[int]:
+        """Return the operands whose pending sum should pass, or that should become pending.
+
+        A pending sum passes if fewer elements are reduced after all its readers than here. An operand of an addition
+        becomes pending beside a pending operand if the result is added to a sum of gradients or losses.
+
+        Args:
+            homes: the attribute of each operand.
+            types: the values that are placed already.
+        """
+        if node.target in ADDITIONS and self.least[node] == 0 and node not in self.additions_to_sums:
+            return frozenset(k for k, home in enumerate(homes) if not home.pending)
+        return frozenset(
+            k for k, (value, home) in enumerate(zip(operands(node), homes, strict=True))
+            if home.pending and _passes(node, k) and self.reduced_behind(value, types) < _size(value)
+        )  # fmt: skip
+
+    def reduced_behind(self, value: fx.Node, types: Mapping[fx.Node, ValueType]) -> float:
+        """Return how many elements are reduced if a pending value is not reduced here.
+
+        A value that is added to another pending value costs none.
+        """
+        if len(value.users) > READERS or not all(self.passes_on(user, value) for user in value.users):
+            return math.inf
+        return sum(
+            0
+            if user.users and all(_adds_to_pending(reader, user, types) for reader in user.users)
+            else self.least[user]
+            for user in value.users
+        )  # fmt: skip
+
+    @cached_property
+    def least(self) -> dict[fx.Node, float]:
+        """How many elements of a value are reduced at least, if it is pending.
+
+        It may be reduced here or after its readers. Linear in the graph.
+        """
+        least: dict[fx.Node, float] = {}
+        for node in reversed(self.program.graph.nodes):
+            if node.op == "call_function":
+                passed = 0 < len(node.users) <= READERS and all(self.passes_on(user, node) for user in node.users)
+                later = (
+                    sum(least[user] / (len(operands(user)) if user.target in ADDITIONS else 1) for user in node.users)
+                    if passed
+                    else math.inf
+                )
+                least[node] = 0 if node in self.additions_to_sums else min(_size(node), later)
+        return least
+
+    def passes_on(self, user: fx.Node, value: fx.Node) -> bool:
+        """Return whether a pending value passes through a reader.
+
+        Terms of a loss, which are scalars, pass: they are added first and reduced once.
+        """
+        return (
+            user in self.additions_to_sums
+            or _passes_all(user, value)
+            or (user.target in ADDITIONS and _size(user) == 1)
+        )
+
+
+def _adds_to_pending(user: fx.Node, node: fx.Node, types: Mapping[fx.Node, ValueType]) -> bool:
+    if user.target not in ADDITIONS:
+        return False
+    others = [types.get(value) for value in operands(user) if value is not node]
+    return all(isinstance(type, TensorType) and bool(type.attr.pending) for type in others)
+
+
+def _passes_all(user: fx.Node, value: fx.Node) -> bool:
+    return all(_passes(user, k) for k, operand in enumerate(operands(user)) if operand is value)
+
+
+def _passes(node: fx.Node, position: int) -> bool:
+    """Return whether a sum passes through an op by this operand alone, and the result has no more elements."""
+    if node.op != "call_function" or node.target not in RULES:
+        return False
+    try:
+        bound = bind_node(node)
+    except RuleError:  # raised again when the op is placed, with its line
+        return False
+    if (position,) not in bound.linear or bound.result_shapes[0] is None or len(bound.result_shapes) > 1:
+        return False
+    return math.prod(bound.result_shapes[0]) <= math.prod(bound.operand_shapes[position])
+
+
+def _size(node: fx.Node) -> float:
+    type = record_of(node).type
+    return math.prod(type.shape) if isinstance(type, TensorType) else math.inf
+
+
+# -- pending reads -----------------------------------------------------------------------------------------------------
+#
+# Choose the layout in which all readers read a pending value, so that it is reduced once.
+
+
+# reader → what it would require of its operands now; ``None`` for the output, elements, and ops whose operands are not
+# all placed
+NeedsOf = Callable[[fx.Node], Sequence[Requirement | None] | None]
+
+
+def common_layout(
+    node: fx.Node, type: TensorType, made_from: Sequence[tuple[ValueType, Requirement | None]], needs_of: NeedsOf
+) -> Layout | None:
+    """Return the layout in which all readers read a pending value; ``None``: each reads it as it needs it.
+
+    It is reduced to the split of an operand of its shape that was gathered for its op (so the gradient of keys is
+    split as the keys were), or to the split that one reader needs, if all readers need it reduced. Else, if one
+    reader needs it reduced with its splits unchanged, all read it so, because then it need not be kept in both
+    forms.
+
+    Args:
+        type: its type, with a pending Layout.
+        made_from: the operands of its op, each as it is read and as the op requires it.
+    """
+    split = _gathered_alike(type, made_from) or _needed_split(node, type, needs_of)
+    if (
+        split is None
+        and len(node.users) > 1
+        and any(_needs_reduced(node, type, needs_of(user), user) for user in node.users)
+    ):
+        split = layout_of(type.mesh, type.attr.without_pending())
+    return split
+
+
+def _gathered_alike(type: TensorType, made_from: Sequence[tuple[ValueType, Requirement | None]]) -> Layout | None:
+    pending = {axis for axis, _ in type.attr.pending}
+    for home, need in made_from:
+        if need is not None and isinstance(home, TensorType) and home.shape == type.shape and not home.attr.pending:
+            given_up = pending.intersection(home.attr.axes) - set(need.placed.attr.axes)
+            if given_up == pending and type.attr.without_pending() == need.placed.attr:
+                return home.layout
+    return None
+
+
+def _needed_split(node: fx.Node, type: TensorType, needs_of: NeedsOf) -> Layout | None:
+    split = None
+    for user in node.users:
+        needs = needs_of(user)
+        if needs is None:
+            return None
+        for value, need in zip(operands(user), needs, strict=True):
+            if value is node and need is not None:
+                if set(need.placed.attr.pending) & set(type.attr.pending):
+                    return None
+                if any(place_of(axis, need.placed.attr) for axis, _ in type.attr.pending):
+                    split = split or need.layout
+    return split
+
+
+def _needs_reduced(node: fx.Node, type: TensorType, needs: Sequence[Requirement | None] | None, user: fx.Node) -> bool:
+    """Return whether a reader needs a pending value reduced, with its splits unchanged."""
+    whole = type.attr.without_pending()
+    return needs is not None and any(
+        value is node and need is not None and need.placed.attr == whole
+        for value, need in zip(operands(user), needs, strict=True)
+    )
+
+
+# -- propagation -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

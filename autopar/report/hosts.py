@@ -11,10 +11,9 @@ from autopar.costs.prices import exchange_on
 from autopar.ir import transfers
 from autopar.ir.hosts import Hosts
 from autopar.ir.layout import Axes, largest
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import Mesh, ranks_by_group
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
-from autopar.ir.rank_groups import ranks_by_group
 from autopar.ir.record import TensorType
 
 SHOWN = 8  # the most hosts in a sentence

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
 
 from autopar.errors import RuleError, shown
 from autopar.ir.ops.seeded_random import FUSED_DROPOUT, source_of, twin_of, with_seed
-from autopar.rules.notation import OWN, Pattern, parse_pattern
-from autopar.rules.work import check_work, parse_work
+from autopar.rules.notation import ELLIPSIS, OWN, Pattern, parse_pattern
 from autopar.torch_private import (
     OpOverload,
     OpOverloadPacket,
@@ -25,6 +26,86 @@ from autopar.torch_private import (
     tensor_arguments,
     tensor_results,
 )
+
+# -- work --------------------------------------------------------------------------------------------------------------
+#
+# Parse the work of an op, its floating point operations, in the factors of its rule: ``2 m k n``.
+#
+# Terms are joined by ``+``; each is a product of numbers and factors. A number is whole or a quotient, ``1/3``. ``...``
+# stands for all leading dims. A factor may occur twice: ``... i i c``. Additions and multiplications count as one
+# operation each, so a sum of products has a 2.
+
+
+@dataclass(frozen=True)
+class Term:
+    """A product of a number, ``times / over``, and of factors."""
+
+    times: int
+    over: int
+    factors: tuple[str, ...]
+
+    def count(self, sizes: Mapping[str, int]) -> int:
+        """Return the operations for factors of these sizes, rounded down."""
+        return self.times * math.prod([sizes[factor] for factor in self.factors]) // self.over
+
+
+Work = tuple[Term, ...]
+
+_WORD = re.compile(r"(?P<number>[0-9]+(/0*[1-9][0-9]*)?)|(?P<factor>[A-Za-z_][A-Za-z0-9_]*|\.\.\.)")
+
+
+@cache
+def parse_work(text: str) -> Work:
+    """Read a work; ``ValueError`` quotes it and says what is wrong with it. An empty text is no work."""
+    return tuple(_term(text, term) for term in text.split("+")) if text.strip() else ()
+
+
+def _term(text: str, term: str) -> Term:
+    times, over, factors = 1, 1, []
+    if not term.strip():
+        raise ValueError(f"work {text!r}: a term between '+' is empty; write a work as '2 m k n + m n'")
+    for word in term.split():
+        match = _WORD.fullmatch(word)
+        if match is None:
+            raise ValueError(
+                f"work {text!r}: {word!r} is neither a number nor a factor; write a work as '2 m k n + m n'"
+            )
+        if match["number"]:
+            above, _, below = word.partition("/")
+            times, over = times * int(above), over * int(below or 1)
+        else:
+            factors.append(word)
+    return Term(times, over, tuple(factors))
+
+
+def check_work(text: str, pattern: Pattern) -> None:
+    """Check that a work has no other factors than a rule; ``ValueError`` quotes both."""
+    known = {factor for side in (*pattern.operands, *pattern.results) for dim in side for factor in dim}
+    for term in parse_work(text):
+        for factor in term.factors:
+            if factor not in known:
+                raise ValueError(
+                    f"rule {pattern.text!r}: its work {text!r} has the factor {factor!r}, which the rule does not "
+                    f"have; it has {', '.join(sorted(known)) or 'none'}"
+                )
+
+
+def bound_work(text: str, factors: Collection[str]) -> Work:
+    """Return the work of one call, with ``...`` replaced by its factors.
+
+    Terms with factors of operands that the call leaves out do not count.
+    """
+    leading = tuple(factor for factor in factors if factor.startswith(ELLIPSIS))
+    terms = []
+    for term in parse_work(text):
+        opened = tuple(f for factor in term.factors for f in (leading if factor == ELLIPSIS else (factor,)))
+        if all(factor in factors for factor in opened):
+            terms.append(replace(term, factors=opened))
+    return tuple(terms)
+
+
+# -- registry ----------------------------------------------------------------------------------------------------------
+
 
 Linear = tuple[tuple[int, ...], ...]
 Size = str | int | Callable[[Sequence[Any], Sequence[int], Mapping[str, int]], Any]
@@ -46,8 +127,8 @@ class Rule:
             factors.
         view: the op only regroups or reorders elements, so a pending value may wait through it at no cost.
         empty: whether the op accepts pieces without elements; a maximum does not, and some kernels crash.
-        work: the floating point operations in the notation of ``autopar.rules.work``, ``"2 m k n"``; or a function of
-            the arguments that returns them. Empty: none that count beside reading and writing.
+        work: the floating point operations in the notation of ``autopar.rules.registry``, ``"2 m k n"``; or a function
+            of the arguments that returns them. Empty: none that count beside reading and writing.
         layouts: for an op that runs in one choice of layouts alone, a function of its arguments, the types of its
             results and the mesh that returns them, for operands and results. All factors are whole then.
     """
@@ -133,8 +214,8 @@ def register_rule(
         linear: the operands through which a pending sum may pass: ``"0"``, ``"0, 1"``, ``"0+1"``.
         sizes: argument positions that are sizes of the result: ``{1: "*"}`` for all of its shape, ``{2: 0}`` for dim 0.
         work: the floating point operations in factors, from which the op's price is computed: ``"2 m k n"``, or a
-            function of the arguments that returns them; see ``autopar.rules.work``. An op without work costs what it
-            reads and writes.
+            function of the arguments that returns them; see ``parse_work``. An op without work costs what it reads
+            and writes.
 
     Raises:
         ValueError: the pattern or the work is not in the notation, or the work has a factor that the pattern lacks; the

@@ -9,8 +9,7 @@ from functools import cached_property, lru_cache
 from autopar.ir.layout import UNDECIDED, WHOLE, Dim, DistAttr, normal_dim, regroup
 from autopar.ir.mesh import Mesh
 from autopar.rules.notation import DimPattern, Pattern
-from autopar.rules.registry import Rule
-from autopar.rules.work import Work
+from autopar.rules.registry import Rule, Work
 
 Dims = tuple[DimPattern, ...]
 

@@ -33,8 +33,8 @@ from autopar.ir.record import Record, TensorType, ValueType
 from autopar.rules.binding import bind_node
 from autopar.rules.registry import rule_of
 from autopar.scheduling.programs.apply import scheduled
+from autopar.scheduling.programs.functions import sends_nothing
 from autopar.scheduling.programs.order import Order
-from autopar.scheduling.programs.shared import sends_nothing
 from autopar.torch_private import OpOverload
 from autopar.verify.channels.classes import RankClass, check_classes
 
@@ -93,7 +93,7 @@ class LocalPrograms(Mapping[int, Program]):
         self, program: Program, check: Callable[[Program], None], order: Order | None = None,
         classes: list[list[int]] | None = None,
     ) -> None:  # fmt: skip
-        self._program, self._check, self.order = program, check, order
+        self.program, self._check, self.order = program, check, order
         self._classes = rank_classes(program) if classes is None else classes
         self._class_of = {rank: k for k, ranks in enumerate(self._classes) for rank in ranks}
         self._made: dict[int, Program] = {}
@@ -103,7 +103,7 @@ class LocalPrograms(Mapping[int, Program]):
 
         ``ValueError`` if the rank is not on the mesh.
         """
-        at = _mesh(self._program).coordinates(rank)
+        at = _mesh(self.program).coordinates(rank)
         number = self._class_of[rank]
         if number not in self._made:
             self._make()
@@ -135,7 +135,7 @@ class LocalPrograms(Mapping[int, Program]):
 
     def _make(self) -> None:
         """Localize all classes: the check for deadlocks needs all classes together."""
-        mesh = _mesh(self._program)
+        mesh = _mesh(self.program)
         with gc_paused():
             self._made = {k: self._of_class(mesh.coordinates(ranks[0])) for k, ranks in enumerate(self._classes)}
             for program in self._made.values():
@@ -143,7 +143,7 @@ class LocalPrograms(Mapping[int, Program]):
             check_classes(self._classed())
 
     def _of_class(self, coordinates: Mapping[str, int]) -> Program:
-        local = localize(self._program, coordinates)
+        local = localize(self.program, coordinates)
         return local if self.order is None else scheduled(local, self.order.functions, self.order.across)
 
     def __iter__(self) -> Iterator[int]:

@@ -18,8 +18,7 @@ from autopar.scheduling.decide import schedule
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
 from autopar.scheduling.policies import POLICIES, ByteScheduler, Policy
-from autopar.scheduling.scheduled import Schedule
-from autopar.scheduling.simulation import Simulation, Span, simulate
+from autopar.scheduling.simulation import Schedule, Simulation, Span, simulate
 
 __all__ = [
     "POLICIES",

@@ -20,8 +20,7 @@ from autopar.scheduling.decide import judge, schedule
 from autopar.scheduling.graph import Graph
 from autopar.scheduling.lines import Draft, Line, Part
 from autopar.scheduling.op import Op
-from autopar.scheduling.scheduled import Schedule
-from autopar.scheduling.simulation import Issue, Startup, issue_of, number, startup_of
+from autopar.scheduling.simulation import Issue, Schedule, Startup, issue_of, number, startup_of
 
 POLICY = "cp-sat"
 MOST = 80  # ops

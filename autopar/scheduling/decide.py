@@ -3,32 +3,105 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import inf
 
 from autopar.errors import ScheduleError, shown
 from autopar.gc_pause import gc_paused
-from autopar.scheduling import buckets, dispatch
-from autopar.scheduling.bounds import bound
+from autopar.scheduling.bounds import Bound, bound
 from autopar.scheduling.exact import MOST, best_order
 from autopar.scheduling.graph import Graph
-from autopar.scheduling.late_streams import WORTH, late_ones, on_late_streams, splits
 from autopar.scheduling.lines import COMPUTE, Draft, Line
-from autopar.scheduling.longest_tail import LongestTail, least_need
-from autopar.scheduling.memory import peak
+from autopar.scheduling.list_scheduling import peak
+from autopar.scheduling.longest_tail import LongestTail, by_deadline, hoisted, least_need
 from autopar.scheduling.op import Op
-from autopar.scheduling.placement import by_deadline, hoisted
-from autopar.scheduling.policies import POLICIES, ByteScheduler, by_layer, named
+from autopar.scheduling.policies import (
+    POLICIES,
+    ByteScheduler,
+    by_layer,
+    fifo,
+    in_order,
+    just_in_time,
+    named,
+    two_levels,
+)
 from autopar.scheduling.priorities import numbers_of
-from autopar.scheduling.scheduled import Schedule
-from autopar.scheduling.simulation import Issue, Startup, Times, issue_of, number, spans_of, startup_of, times
-from autopar.scheduling.verify import draft_of
+from autopar.scheduling.simulation import (
+    Issue,
+    Schedule,
+    Startup,
+    Times,
+    draft_of,
+    issue_of,
+    number,
+    spans_of,
+    startup_of,
+    times,
+)
+
+# -- late streams ------------------------------------------------------------------------------------------------------
+#
+# Put late collectives on a second stream over the same ranks, so that urgent ones need not wait for their end.
+#
+#     reduce scatter of 4 ━━━━━━━━  gather of 1     one stream: the gather waits, and ends after 5
+#     reduce scatter of 4 ══════════                two: they share the link,
+#     gather of 1         ══                        and the gather ends after 2
+#
+# A collective is late if its tail is short, or its slack is large: the seconds between its head and the begin at which
+# it would lengthen the bound. Both streams share a link, so no message moves faster. Cutting long messages has the same
+# effect, but costs a start-up for each chunk, and some collectives cannot be cut.
+
+
+WORTH = 0.01  # of the makespan: a smaller gain is not worth another process group
+TAILS = (0.01, 0.1, 0.5)  # of the bound: a collective with a shorter tail is late
+SLACKS = (0.5, 0.25, 0.1)  # of the bound: a collective with more slack is late
+
+
+def on_late_streams(ops: Sequence[Op], late: Collection[str]) -> list[Op]:
+    """Return the ops with some collectives on the late stream of their own stream, and on its link."""
+    return [
+        replace(op, stream=late_stream(op.stream), link=op.link or op.stream) if op.name in late else op for op in ops
+    ]
+
+
+def late_stream(stream: str) -> str:
+    """Return the name of the late stream beside a stream."""
+    return f"{stream} (late)"
+
+
+def late_ones(graph: Graph) -> frozenset[str]:
+    """Return the collectives that are on late streams."""
+    return frozenset(op.name for op in graph.ops if op.link and op.stream == late_stream(op.link))
+
+
+def splits(graph: Graph, bound: Bound) -> Iterator[frozenset[str]]:
+    """Yield choices of late collectives, each once; a choice leaves at least one collective on each stream."""
+    slack = [
+        bound.seconds - head - seconds - tail
+        for head, seconds, tail in zip(bound.heads, graph.seconds, bound.tails, strict=True)
+    ]
+    chosen = [
+        *({i for i in graph.collectives if bound.tails[i] <= share * bound.seconds} for share in TAILS),
+        *({i for i in graph.collectives if slack[i] >= share * bound.seconds} for share in SLACKS),
+    ]
+    known = {frozenset[str]()}
+    for late in chosen:
+        urgent = {graph.stream[i] for i in graph.collectives if i not in late}
+        names = frozenset(graph.ops[i].name for i in late if graph.stream[i] in urgent)
+        if names not in known:
+            known.add(names)
+            yield names
+
+
+# -- decide ------------------------------------------------------------------------------------------------------------
+
 
 EARLY = 0.01  # of the bound: a collective with a shorter head needs hardly any computation before it
 PLAIN = 1e-3  # of the makespan: so much longer the order of the program may take, because it is easier to read
 BELOW = 1e-9  # of the bound: sums of floats are not exact
-IN_ORDER = (dispatch.in_order, dispatch.just_in_time, buckets.fifo)  # policies that keep the order of the program
+IN_ORDER = (in_order, just_in_time, fifo)  # policies that keep the order of the program
 
 
 @gc_paused()
@@ -138,7 +211,7 @@ class _Decision:
         if isinstance(policy, ByteScheduler):
             draft = by_layer(self.graph, policy.rule)
         elif numbers is not None:
-            draft = dispatch.two_levels(self.graph, blocking_first=False, numbers=numbers)
+            draft = two_levels(self.graph, blocking_first=False, numbers=numbers)
         else:
             order = POLICIES[name].order
             assert order is not None

@@ -7,14 +7,127 @@ A collective that is taken is sent whole, as a chunk, or in a bucket with others
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 from autopar.scheduling.graph import Graph, PartOf
-from autopar.scheduling.lines import Draft
-from autopar.scheduling.rule import Rule, aligned
+from autopar.scheduling.lines import COMPUTE, START, Draft
+from autopar.scheduling.op import Op
+
+# -- rule --------------------------------------------------------------------------------------------------------------
+#
+# Define the rules by which list scheduling takes what is ready: how messages are cut and filled, and who waits.
+
+
+Sizes = float | Mapping[int, float]  # bytes: for all kinds of collectives, or kind → bytes
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a stream takes what is ready.
+
+    Attributes:
+        chunk: the most bytes of one collective in a message.
+        window: a message is filled up to these bytes, with further collectives of its kind.
+        piece: bytes; what does not fit into a window whole is cut after a multiple of them. 0: it is left out.
+        credit: bytes that may be started and not yet done; a message that is alone may have more.
+        cut: seconds; a message is cut where a more urgent one can start, if at least so many are left.
+        patience: computation waits for a more urgent op that is ready within this share of the seconds of the op that
+            is ready now.
+        program_order: whether ops compute in the order of the program.
+    """
+
+    chunk: Sizes = inf
+    window: Sizes = 0
+    piece: int = 0
+    credit: float = 0
+    cut: float = inf
+    patience: float = 0.0
+    program_order: bool = False
+
+    def chunk_of(self, kind: int) -> float:
+        """Return the most bytes of one collective of a kind in a message."""
+        return _of_kind(self.chunk, kind)
+
+    def window_of(self, kind: int) -> float:
+        """Return the bytes up to which a message of a kind is filled."""
+        return _of_kind(self.window, kind)
+
+    def effect(self, largest: Mapping[int, int], total: Mapping[int, int]) -> tuple[object, ...]:
+        """Return what rules that take the ops of a graph alike have in common: sizes count up to its collectives'.
+
+        Args:
+            largest: kind → the bytes of its largest collective.
+            total: kind → the bytes of all its collectives.
+        """
+        chunks = tuple(min(self.chunk_of(kind), size) for kind, size in largest.items())
+        windows = tuple(min(self.window_of(kind), size) for kind, size in total.items())
+        whole = not self.credit and windows == tuple(total.values())  # all that is left fits in, and nothing is cut
+        return chunks, windows, 0 if whole else self.piece, self.credit, self.cut, self.patience, self.program_order
+
+
+def _of_kind(sizes: Sizes, kind: int) -> float:
+    return sizes.get(kind, 0.0) if isinstance(sizes, Mapping) else sizes
+
+
+def aligned(size: int) -> int:
+    """Return the bytes of which a chunk of a collective is a multiple: whole elements of any dtype, if it has many."""
+    return 16 if size >= 4096 else 1
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+#
+# Count the bytes that are alive in each line of a schedule.
+#
+# A result is alive from the line in which its op begins to the line in which its last reader ends. An op that computes
+# ends in its own line, a collective in its last wait. A result that no op reads is alive to the end. The results of a
+# bucket of all-reduces are views of one buffer, which is alive as long as any of them.
+
+
+def peak(draft: Draft) -> int:
+    """Return the most bytes alive in any line. Linear."""
+    graph = draft.graph
+    if not any(graph.memory):
+        return 0
+    begins, ends = [-1] * len(graph), [0] * len(graph)
+    for place, (kind, at) in enumerate(draft.lines):
+        for i in (at,) if kind == COMPUTE else [part[0] for part in draft.messages[at]]:
+            if begins[i] < 0 and kind in (COMPUTE, START):
+                begins[i] = place
+            ends[i] = place
+    change = [0] * (len(draft.lines) + 1)
+    last = [max([ends[j] for j in users], default=len(draft.lines)) for users in graph.users]
+    for parts in draft.messages:
+        if len(parts) > 1 and _is_all_reduce(graph.ops[parts[0][0]]):
+            latest = max(last[i] for i, _, _ in parts)
+            for i, begin, end in parts:
+                if graph.memory[i]:
+                    last[i] = latest
+                elif last[i] < latest:  # reduced in place: until its own last reader its operand stands for it
+                    change[last[i] + 1] += end - begin
+                    if latest < len(draft.lines):
+                        change[latest + 1] -= end - begin
+    for i, bytes in enumerate(graph.memory):
+        if bytes:
+            change[begins[i]] += bytes
+            if last[i] < len(draft.lines):
+                change[last[i] + 1] -= bytes
+    alive = most = 0
+    for difference in change:
+        alive += difference
+        most = max(most, alive)
+    return most
+
+
+def _is_all_reduce(op: Op) -> bool:
+    """Return whether an op of a program is an all-reduce: its kind begins with the name of the transfer."""
+    return isinstance(op.kind, tuple) and op.kind[:1] == ("all_reduce",)
+
+
+# -- list scheduling ---------------------------------------------------------------------------------------------------
+
 
 Keys = Sequence[Any]  # op → what decides who goes first; the smallest does
 

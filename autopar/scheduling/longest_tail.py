@@ -16,20 +16,243 @@ from __future__ import annotations
 
 import contextlib
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 from typing import Any
 
 from autopar.scheduling.bounds import Bound, longest_paths
-from autopar.scheduling.fusing import fused
 from autopar.scheduling.graph import Graph
-from autopar.scheduling.lines import Draft
-from autopar.scheduling.list_scheduling import Keys, OutOfMemory, arrange, layer_keys
-from autopar.scheduling.memory import peak
-from autopar.scheduling.placement import joined
-from autopar.scheduling.rule import Rule
+from autopar.scheduling.lines import COMPUTE, START, WAIT, Draft
+from autopar.scheduling.list_scheduling import Keys, OutOfMemory, Rule, arrange, layer_keys, peak
 from autopar.scheduling.simulation import Times, times
+
+# -- placement ---------------------------------------------------------------------------------------------------------
+#
+# Move the starts of a draft, and join chunks, without changing the order of any stream.
+#
+# * Where a CPU computes, each start is moved to the earliest line: right after the op that computes its operand.
+# * The gathers of ZeRO can start at once, but then their results fill the memory. They start by deadline: at the latest
+#   begin at which they still end in time, minus their own seconds, because durations are estimates.
+# * Consecutive chunks of one collective on a stream are joined to one message: it ends no later, and pays one start-up
+#   cost less.
+
+
+def joined(draft: Draft) -> Draft:
+    """Return the lines with consecutive chunks of a collective joined to one message. Linear."""
+    into: dict[int, int] = {}
+    messages = list(draft.messages)
+    for queue in draft.of_stream():
+        for before, message in pairwise(queue):
+            first = into.get(before, before)
+            if len(messages[first]) == len(messages[message]) == 1:
+                (i, begin, end), (j, then, last) = messages[first][0], messages[message][0]
+                if i == j and end == then:
+                    into[message] = first
+                    messages[first] = [(i, begin, last)]
+    if not into:
+        return draft
+    new = Draft(draft.graph)
+    number = {message: k for k, message in enumerate(m for m in range(len(messages)) if m not in into)}
+    new.messages = [messages[message] for message in number]
+    last_wait = {into.get(at, at): place for place, (kind, at) in enumerate(draft.lines) if kind == WAIT}
+    for place, (kind, at) in enumerate(draft.lines):
+        if kind == COMPUTE:
+            new.lines.append((kind, at))
+        elif kind == START:
+            if at not in into:
+                new.lines.append((kind, number[at]))
+        elif last_wait[into.get(at, at)] == place:
+            new.lines.append((kind, number[into.get(at, at)]))
+    return new
+
+
+def hoisted(draft: Draft) -> Draft:
+    """Return the lines with each start right after its operands, and after the start before it on its stream.
+
+    Linear.
+    """
+    graph = draft.graph
+    places, last, kept = [0] * len(draft.messages), [0] * len(graph.streams), 0
+    done = [0] * len(graph)  # op → the number of lines, starts not counted, after which it has ended
+    for kind, at in draft.lines:
+        if kind == START:
+            parts = draft.messages[at]
+            stream = graph.stream[parts[0][0]]
+            places[at] = last[stream] = max(last[stream], *(done[j] for i, *_ in parts for j in graph.before[i]), 0)
+            continue
+        kept += 1
+        for i in (at,) if kind == COMPUTE else [part[0] for part in draft.messages[at]]:
+            done[i] = kept
+    return _placed(draft, places)
+
+
+def by_deadline(draft: Draft, times: Times, early: Sequence[bool]) -> Draft:
+    """Return the lines with the starts of some collectives moved to their deadlines.
+
+    Args:
+        draft: the lines.
+        times: the times of the lines.
+        early: op → whether it is such a collective.
+    """
+    graph = draft.graph
+    latest = [times.makespan] * len(draft.messages)  # the latest begin of a message
+    reads: list[float] = [times.makespan] * len(graph)  # op → the latest begin of a message that sends its result
+    free, now, places, kept = [times.makespan] * len(graph.streams), times.makespan, [0] * len(draft.messages), 0
+    for kind, at in reversed(draft.lines):
+        if kind == COMPUTE:
+            now = times.compute[at][0]
+        elif kind == WAIT:
+            latest[at] = now
+        else:
+            parts = draft.messages[at]
+            stream = graph.stream[parts[0][0]]
+            end = min(latest[at], free[stream], *(reads[i] for i, *_ in parts))
+            latest[at] = free[stream] = end - graph.message_seconds(parts)
+            for i, *_ in parts:
+                for j in graph.before[i]:
+                    reads[j] = min(reads[j], latest[at])
+    waited = [len(draft.lines)] * len(draft.messages)  # message → the number of its wait, starts not counted
+    for kind, at in draft.lines:
+        if kind == START:
+            places[at] = kept
+        else:
+            if kind == WAIT:
+                waited[at] = kept
+            kept += 1
+    begins, now = [0.0] * kept, times.makespan  # of all lines but starts; a wait begins with the op after it
+    for place, (kind, at) in enumerate(reversed([line for line in draft.lines if line[0] != START])):
+        begins[-1 - place] = now = times.compute[at][0] if kind == COMPUTE else now
+    for queue in draft.of_stream():
+        following = kept
+        for message in reversed(queue):
+            parts = draft.messages[message]
+            if all(early[i] for i, *_ in parts):
+                due = latest[message] - graph.message_seconds(parts)
+                places[message] = max(places[message], min(bisect_right(begins, due) - 1, following, waited[message]))
+            following = places[message]
+    return _placed(draft, places)
+
+
+def _placed(draft: Draft, places: Sequence[int]) -> Draft:
+    """Return the lines with each start moved. ``places``: message → the line before which it starts, starts not
+    counted."""
+    new = Draft(draft.graph)
+    new.messages = draft.messages
+    starts: dict[int, list[int]] = {}
+    for kind, at in draft.lines:
+        if kind == START:
+            starts.setdefault(places[at], []).append(at)
+    others = [line for line in draft.lines if line[0] != START]
+    for place in range(len(others) + 1):
+        new.lines += [(START, message) for message in starts.get(place, ())]
+        new.lines += others[place : place + 1]
+    return new
+
+
+# -- fusing ------------------------------------------------------------------------------------------------------------
+#
+# Fuse consecutive messages of a stream into one, which pays the start-up cost once, where nothing becomes late.
+#
+# The latest end of a message is the last moment at which it may end without a longer makespan. Two messages are fused
+# if the fused one ends before the latest ends of both. That moves later messages forward, so repeating it may fuse
+# more.
+
+
+ROUNDING = 1e-12  # of the makespan: sums of floats are not exact
+
+
+def latest_ends(draft: Draft, times: Times) -> list[float]:
+    """Return the latest end of each message, in seconds. Linear."""
+    graph, now = draft.graph, times.makespan
+    ends, needed = [now] * len(draft.messages), [now] * len(graph)
+    free = [now] * len(graph.streams)
+    for kind, at in reversed(draft.lines):
+        if kind == COMPUTE:
+            now = min(now, needed[at]) - graph.seconds[at]
+        elif kind == WAIT:
+            ends[at] = min(ends[at], now)
+        else:
+            parts = draft.messages[at]
+            stream = graph.stream[parts[0][0]]
+            ends[at] = min(ends[at], free[stream], *(needed[i] for i, *_ in parts))
+            free[stream] = begin = ends[at] - graph.message_seconds(parts)
+            for i, *_ in parts:
+                for j in graph.before[i]:
+                    needed[j] = min(needed[j], begin)
+    return ends
+
+
+def fused(draft: Draft, times: Times) -> Draft:
+    """Return the lines with consecutive messages of one kind fused, where that makes nothing late."""
+    graph, latest = draft.graph, latest_ends(draft, times)
+    ended = [end for _, end in times.compute]
+    slack = ROUNDING * times.makespan
+    waits: dict[int, int] = {}
+    starts: dict[int, int] = {}
+    for place, (kind, at) in enumerate(draft.lines):
+        if kind != COMPUTE:
+            (waits if kind == WAIT else starts)[at] = place
+        if kind == START:
+            for i, *_ in draft.messages[at]:
+                ended[i] = max(ended[i], times.messages[at][1])
+    ready = [max([ended[j] for i, *_ in parts for j in graph.before[i]], default=0.0) for parts in draft.messages]
+    groups: dict[int, list[int]] = {}  # last message of a group → all messages that are fused with it
+    for queue in draft.of_stream():
+        free, open_ = 0.0, list[int]()
+        for message in queue:
+            grown = [*open_, message]
+            is_one_kind = len({graph.kind[draft.messages[m][0][0]] for m in grown}) == 1
+            may_share = is_one_kind and all(graph.bytes[draft.messages[m][0][0]] for m in grown)
+            if open_ and may_share and all(waits[m] > starts[message] for m in open_):
+                begin = max(free, *(ready[m] for m in grown))
+                end = begin + graph.message_seconds([part for m in grown for part in draft.messages[m]])
+                if end <= min(latest[m] for m in grown) + slack:
+                    open_ = grown
+                    continue
+            if open_:
+                groups[open_[-1]] = open_
+                free = max(free, *(ready[m] for m in open_)) + graph.message_seconds(
+                    [part for m in open_ for part in draft.messages[m]]
+                )
+            open_ = [message]
+        if open_:
+            groups[open_[-1]] = open_
+    return _with_groups(draft, groups, waits)
+
+
+def _with_groups(draft: Draft, groups: dict[int, list[int]], waits: dict[int, int]) -> Draft:
+    """Return the lines with each group as one message, with the start of the last member and the first of the waits."""
+    new, number = Draft(draft.graph), {}
+    first_wait = {min(waits[m] for m in members): last for last, members in groups.items()}
+    for place, (kind, at) in enumerate(draft.lines):
+        if kind == COMPUTE:
+            new.lines.append((kind, at))
+        elif kind == START and at in groups:
+            number[at] = len(new.messages)
+            parts = sorted(part for m in groups[at] for part in draft.messages[m])
+            new.messages.append(_whole_ranges(parts))
+            new.lines.append((kind, number[at]))
+        elif kind == WAIT and place in first_wait:
+            new.lines.append((kind, number[first_wait[place]]))
+    return new
+
+
+def _whole_ranges(parts: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Return the parts with adjacent ranges of one op merged."""
+    merged: list[tuple[int, int, int]] = []
+    for i, begin, end in parts:
+        if merged and merged[-1][0] == i and merged[-1][2] == begin:
+            merged[-1] = i, merged[-1][1], end
+        else:
+            merged.append((i, begin, end))
+    return merged
+
+
+# -- longest tail ------------------------------------------------------------------------------------------------------
+
 
 BUDGET = 60_000  # ops that all tries together schedule
 LEAST, MOST = 8, 160  # tries

@@ -12,16 +12,224 @@ event.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from functools import cached_property
+from typing import Literal, NamedTuple, NoReturn, get_args
 
-from autopar.errors import ScheduleError, shown
-from autopar.scheduling.graph import Graph
+from rich.console import Console
+from rich.table import Column, Table
+
+from autopar.errors import ScheduleError, class_of, shown
+from autopar.notebook import InNotebook
+from autopar.scheduling.graph import Graph, PartOf, near
 from autopar.scheduling.interference import slowed
-from autopar.scheduling.lines import COMPUTE, START, Draft, Line, Part
+from autopar.scheduling.lines import COMPUTE, KINDS, START, WAIT, Draft, Line, Part
 from autopar.scheduling.op import Op
-from autopar.scheduling.verify import draft_of
+
+# -- scheduled ---------------------------------------------------------------------------------------------------------
+#
+# Hold and print a schedule: its lines, their times, and how far it is from the bound.
+
+
+SHOWN = 200  # lines that are printed
+
+
+@dataclass(frozen=True)
+class Schedule(InNotebook):
+    """An order of issue, with its times and its bound.
+
+    Attributes:
+        policy: the name of the policy.
+        issue: ``"enqueue"`` or ``"direct"``.
+        lines: computations, starts and waits, in the order of issue.
+        simulation: the begin and the end of each op and message.
+        bound: seconds; no order takes less, whatever its chunks and buckets.
+        memory: the most bytes of results that are alive in a line.
+        late: the collectives that run on a second stream over the same ranks.
+        start_seconds: the seconds of the host for each start.
+    """
+
+    policy: str
+    issue: Issue
+    lines: tuple[Line, ...]
+    simulation: Simulation
+    bound: float
+    memory: int = 0
+    late: frozenset[str] = frozenset()
+    start_seconds: float = 0.0
+
+    @property
+    def makespan(self) -> float:
+        """Seconds of the whole schedule."""
+        return self.simulation.makespan
+
+    @property
+    def exposed(self) -> float:
+        """Exposed communication: the seconds in which computation waits for it."""
+        return self.simulation.exposed
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Each op and message with its begin and end."""
+        return self.simulation.spans
+
+    @property
+    def ratio(self) -> float:
+        """The makespan divided by the bound; 1 if both are 0."""
+        return self.makespan / self.bound if self.bound else 1.0
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The names of the ops in the order of issue; a collective stands where its first part is started."""
+        return tuple(dict.fromkeys(part.op for line in self.lines if line.kind != "wait" for part in line.parts))
+
+    def __str__(self) -> str:
+        right = (Column(name, justify="right") for name in ("begin", "end"))
+        table = Table("line", "what", "stream", *right)
+        spans = iter(self.spans)
+        rows = [(line, next(spans) if line.kind != "wait" else None) for line in self.lines]
+        whole = {part for line in self.lines for part in line.parts if _is_alone(part, self._parts)}
+        for line, span in rows[:SHOWN]:
+            what = " ".join(part.op if part in whole else f"{part.op}[{part.begin}:{part.end}]" for part in line.parts)
+            table.add_row(line.kind, what, *(("", "", "") if span is None else
+                                             (span.stream, f"{span.begin:,.6g}", f"{span.end:,.6g}")))  # fmt: skip
+        out = io.StringIO()
+        Console(file=out, width=120).print(table)
+        rest = f"and {len(rows) - SHOWN} more lines\n" if len(rows) > SHOWN else ""
+        return (
+            f"{self.policy}, {self.issue}: makespan {self.makespan:,.6g} s, bound {self.bound:,.6g} s, ratio "
+            f"{self.ratio:.3f}, exposed communication {self.exposed:,.6g} s\n{out.getvalue()}{rest}"
+        )
+
+    @cached_property
+    def _parts(self) -> dict[str, int]:
+        """Collective → the number of parts in which it is sent."""
+        count: dict[str, int] = {}
+        for line in self.lines:
+            if line.kind == "start":
+                for part in line.parts:
+                    count[part.op] = count.get(part.op, 0) + 1
+        return count
+
+
+def _is_alone(part: Part, parts: dict[str, int]) -> bool:
+    return parts.get(part.op, 1) == 1
+
+
+# -- verify ------------------------------------------------------------------------------------------------------------
+#
+# Check a sequence of lines: each op once, all bytes once, starts after their operands, waits before readers.
+
+
+def draft_of(graph: Graph, lines: Iterable[Line]) -> Draft:
+    """Check lines, and return them by the numbers of ops.
+
+    Raises:
+        ScheduleError: a line is missing, doubled, misplaced or of an unknown op; the error names the op and the line.
+        TypeError: an item of ``lines`` is no ``Line``.
+    """
+    check = _Check(graph)
+    for number, line in enumerate(lines, 1):
+        if not isinstance(line, Line):
+            raise TypeError(f"line {number} is {class_of(line)}; lines are Line(kind, parts)")
+        check.line(line, number)
+    return check.finished()
+
+
+class _Check:
+    """Follows the lines, and records which ops have been computed, started and waited for."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.draft = graph, Draft(graph)
+        self.done: set[int] = set()  # computed, or all bytes waited for
+        self.sent: dict[int, list[tuple[int, int]]] = {}  # collective → ranges that are started
+        self.waited: dict[int, int] = {}  # collective → bytes that are waited for
+        self.under_way: dict[tuple[PartOf, ...], int] = {}
+        self.at = ""
+
+    def refuse(self, text: str) -> NoReturn:
+        raise ScheduleError(f"{self.at}: {text}")
+
+    def line(self, line: Line, number: int) -> None:
+        self.at = f"line {number}, {line}"
+        if line.kind not in KINDS:
+            self.refuse(f"there are no lines of kind {line.kind!r}; there are {', '.join(KINDS)}")
+        if not line.parts:
+            self.refuse("it has no op")
+        for part in line.parts:
+            if part.op not in self.graph.number:
+                self.refuse(f"{part.op!r} is no op{near(part.op, self.graph.number)}")
+        parts = [(self.graph.number[part.op], part.begin, part.end) for part in line.parts]
+        kind = KINDS.index(line.kind)
+        (self.compute, self.start, self.wait)[kind](parts)
+
+    def compute(self, parts: list[PartOf]) -> None:
+        (i, _, _), *more = parts
+        if more:
+            self.refuse("a line computes one op")
+        if self.graph.stream[i]:
+            self.refuse(f"it is a collective on {self.graph.ops[i].stream}; start it, and wait for it")
+        if i in self.done:
+            self.refuse("it is computed twice")
+        self.check_reads(i)
+        self.done.add(i)
+        self.draft.lines.append((COMPUTE, i))
+
+    def start(self, parts: list[PartOf]) -> None:
+        first = parts[0][0]
+        for i, begin, end in parts:
+            op = self.graph.ops[i]
+            if not self.graph.stream[i]:
+                self.refuse(f"{op.name!r} computes; it cannot be started")
+            if self.graph.kind[i] != self.graph.kind[first]:
+                self.refuse(f"{op.name!r} is of another stream or kind than {self.graph.ops[first].name!r}")
+            if len(parts) > 1 and not op.bytes:
+                self.refuse(f"{op.name!r} has 0 bytes, and shares no message")
+            if not (0 <= begin < end <= op.bytes or (not op.bytes and begin == end == 0)):
+                self.refuse(f"{op.name!r} has {op.bytes} bytes, and no range {begin}:{end}")
+            if any((begin < b and a < end) or not op.bytes for a, b in self.sent.get(i, ())):
+                self.refuse(f"{begin}:{end} of {op.name!r} is started twice")
+            self.check_reads(i)
+            self.sent.setdefault(i, []).append((begin, end))
+        self.under_way[tuple(parts)] = len(self.draft.messages)
+        self.draft.lines.append((START, len(self.draft.messages)))
+        self.draft.messages.append(parts)
+
+    def wait(self, parts: list[PartOf]) -> None:
+        message = self.under_way.pop(tuple(parts), None)
+        if message is None:
+            self.refuse("no message of these parts is under way")
+        self.draft.lines.append((WAIT, message))
+        for i, begin, end in parts:
+            self.waited[i] = self.waited.get(i, 0) + end - begin
+            if self.waited[i] == self.graph.bytes[i]:
+                self.done.add(i)
+
+    def check_reads(self, i: int) -> None:
+        for j in self.graph.before[i]:
+            if j not in self.done:
+                op = self.graph.ops[j]
+                missing = "waited for" if self.graph.stream[j] else "computed"
+                self.refuse(f"it reads {op.name!r}, which is not {missing} yet")
+
+    def finished(self) -> Draft:
+        for i, op in enumerate(self.graph.ops):
+            if i not in self.done:
+                total = sum(end - begin for begin, end in self.sent.get(i, ()))
+                what = (
+                    "is not computed" if op.computes
+                    else "is not started" if i not in self.sent
+                    else f"is not sent whole: {total} of {op.bytes} bytes" if total < op.bytes
+                    else "is not waited for"
+                )  # fmt: skip
+                raise ScheduleError(f"op {op.name!r} {what}")
+        return self.draft
+
+
+# -- simulation --------------------------------------------------------------------------------------------------------
+
 
 Issue = Literal["enqueue", "direct"]
 Startup = float | Mapping[str, float]  # θ: seconds, of all collectives or by name

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from autopar.errors import shown
 from autopar.scheduling.lines import Line
 from autopar.scheduling.op import COMPUTE
-from autopar.scheduling.scheduled import Schedule
+from autopar.scheduling.simulation import Schedule
 
 Event = dict[str, Any]
 # kind of a slice → a name of Chrome's palette: pale, blue, grey, orange, orange, red

@@ -13,8 +13,7 @@ from autopar.errors import ScheduleError
 from autopar.scheduling.decide import schedule
 from autopar.scheduling.op import Op
 from autopar.scheduling.policies import ByteScheduler
-from autopar.scheduling.scheduled import Schedule
-from autopar.scheduling.simulation import Issue
+from autopar.scheduling.simulation import Issue, Schedule
 
 PARTITIONS = tuple(2**k for k in range(16, 27))  # bytes: 64 KiB to 64 MiB
 CREDITS = tuple(2**k for k in range(6))  # partitions

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from autopar.cache.codec import Check
@@ -16,10 +15,9 @@ from autopar.errors import AutoparError, add_note
 from autopar.gc_pause import gc_paused
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
-from autopar.model.captures import Captures, about_recapture
+from autopar.model.captures import Captures, about_recapture, said_if_late
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs, CallKey
-from autopar.model.late_captures import said_if_late
 from autopar.plan.plan import SEARCH
 from autopar.runtime.processes.agreement import Agreement
 from autopar.scheduling.programs.overlap import check_priorities, overlap_of
@@ -32,15 +30,7 @@ from autopar.step.compiling.ending import Updating
 from autopar.step.compiling.memory_limit import trained_of, within_memory
 from autopar.step.compiling.trainable import refuse_untrainable
 from autopar.step.compiling.update import Trained
-from autopar.step.kept_steps import (
-    UPDATE,
-    Form,
-    codec_of_micro,
-    codec_of_update,
-    micro_of,
-    micro_to_json,
-    through_cache,
-)
+from autopar.step.kept_steps import codec_of_micro, codec_of_update
 from autopar.step.options import StepOptions
 from autopar.step.states.average import Averages
 from autopar.step.states.optimizer_state import OptimizerState
@@ -115,7 +105,7 @@ class StepCaptures:
 
     def _move(self, micro: MicroBatch) -> None:
         """Move the parameters to their layouts."""
-        self._calls.move({name: type.attr for name, type in micro.parameters.items()})
+        self._calls.captures.move({name: type.attr for name, type in micro.parameters.items()})
 
     def _capture(self, inputs: CallInputs, call: GuardedCall) -> None:
         self.keep(call, self._compiled(inputs, call, self.compiler()))
@@ -167,7 +157,7 @@ class StepCaptures:
         calls = self._calls
         compiler = compiler.like(self.micros.plan(call.key), call.numbers)
         known = [known for known, *_ in self.micros.keys]
-        notes = [] if compiler.serves(inputs) else about_recapture(key, known, call.changes, calls.recapture)
+        notes = [] if compiler.serves(inputs) else about_recapture(key, known, call.changes, calls.captures.recapture)
         with self._with_note():
             return self._compile(inputs, call, compiler, notes, same_numbers)
 
@@ -188,9 +178,8 @@ class StepCaptures:
                 self._calls.device.type == "cpu",
             )
 
-        form = Form("micro", micro_to_json, partial(micro_of, compiler, inputs))
-        micro, digest = through_cache(compiler, make, lambda: codec_of_micro(
-            compiler, inputs, options, call.key, updates, notes, make, form))  # fmt: skip
+        micro, digest = compiler.once(make, lambda: codec_of_micro(
+            "micro", MicroBatch, compiler, inputs, options, call.key, updates, notes))  # fmt: skip
         return replace(micro, digest=digest)
 
     def optimizer_updates(self) -> Mapping[str, Updating]:
@@ -255,11 +244,10 @@ class StepCaptures:
         return self.latest
 
     def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch) -> StepUpdate:
-        def make(compiler: Compiler) -> StepUpdate:
-            return compile_update(compiler, trained, micro, self._options)
-
-        update, _ = through_cache(compiler, make, lambda: codec_of_update(
-            compiler, micro.digest, trained, self._options, make, UPDATE))  # fmt: skip
+        update, _ = compiler.once(
+            lambda compiler: compile_update(compiler, trained, micro, self._options),
+            lambda: codec_of_update("update", StepUpdate, compiler, micro.digest, trained, self._options),
+        )
         return update
 
     def _drop(self, call: GuardedCall, micro: MicroBatch) -> None:

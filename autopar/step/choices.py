@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autopar.cache.codec import Check
+from autopar.cache.codec import Check, Codec
 from autopar.capture.arguments import Arguments
 from autopar.capture.model_state import model_state
 from autopar.costs.program_price import price
 from autopar.errors import MemoryLimitError
 from autopar.model.calls import Calls
+from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.plan.plan import SEARCH
 from autopar.runtime.processes.agreement import Agreement
@@ -108,25 +109,24 @@ class StepChoices:
     def _taken(self, arguments: Arguments) -> Taken:
         """Return the cheapest way: from the cache, or by a comparison."""
         way = self._way(_closed(self._options))
-        compiler, agreement = way.captured.compiler(), self._calls.agreement.ranks
+        compiler = way.captured.compiler()
 
-        def make(ranks: Agreement | None, check: Check | None) -> Taken:
+        def make(compiler: Compiler) -> Taken:
+            ranks, check = compiler.planner.agreement, compiler.check
             return _Comparison(self._calls, self._options, self._way, arguments, ranks, check).best()
-
-        if compiler.cache is None:
-            return make(agreement, None)
 
         def inputs_of(options: StepOptions) -> CallInputs:
             return self._calls.inputs(self._way(options).batches(arguments)[0])
 
-        inputs = inputs_of(way.options)
-        call = way.captured.call(inputs, model_state(self._calls.module))
-        codec = codec_of_choice(replace(compiler, numbers=call.numbers), inputs, self._options, call.key,
-                                way.captured.optimizer_updates(), make, inputs_of)  # fmt: skip
-        taken, report, digest = compiler.cache.through(codec, agreement)
-        compiler.sizes.share()
-        micro = replace(taken.micro, reports=(*taken.micro.reports, report), digest=digest)
-        return taken._replace(micro=micro)
+        def codec() -> Codec[Taken]:
+            inputs = inputs_of(way.options)
+            call = way.captured.call(inputs, model_state(self._calls.module))
+            return codec_of_choice(replace(compiler, numbers=call.numbers), inputs, self._options, call.key,
+                                   way.captured.optimizer_updates(), inputs_of)  # fmt: skip
+
+        taken, digest = compiler.once(make, codec)
+        micro = replace(taken.micro, reports=(*taken.micro.reports, *taken.reports), digest=digest)
+        return replace(taken, micro=micro)
 
     def _key(self, arguments: Arguments) -> Any:
         state = model_state(self._calls.module)
@@ -218,7 +218,7 @@ class _Comparison:
             counts: list[int] = [given.step.microbatches]
             ways: list[Any] = [given.step.recompute]
         else:
-            counts = MicroBatches(self.calls.mesh, 2, self.calls.of_the_batch).counts(self.arguments)
+            counts = MicroBatches(self.calls.mesh, 2, self.calls.binding.of_the_batch).counts(self.arguments)
             ways = [*WAYS_TO_RECOMPUTE]
         if options.microbatches != SEARCH:
             counts = [options.count]

@@ -18,8 +18,7 @@ from autopar.ir.record import TensorType
 from autopar.ir.streams import DEFAULT, group_key
 from autopar.ir.value_names import batch_input_name
 from autopar.model.calls import Calls
-from autopar.model.inputs import CallInputs, piece_of
-from autopar.model.local_tensors import refuse_without_values
+from autopar.model.inputs import CallInputs, piece_of, refuse_without_values
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import nth
 from autopar.runtime.current_op import where_raised

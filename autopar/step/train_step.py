@@ -125,7 +125,7 @@ class TrainStep(RecordedSteps, Paged):
     @property
     def inputs(self) -> Inputs:
         """What each process passes to a step: the global batch, or its own rows, as ``parallelize`` was told."""
-        return self._calls.passed
+        return self._calls.binding.passed
 
     # -- what was captured -----------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class TrainStep(RecordedSteps, Paged):
         """
         found = self.solution
         cost = () if found is None else (PassReport(PRICE, 0.0, notes=(found.certificate,)),)
-        return self.ranks.after(Reports((*reports_of(*self._current()), *cost, *self._calls.about_cache)))
+        return self.ranks.after(Reports((*reports_of(*self._current()), *cost, *self._calls.captures.about_cache)))
 
     @property
     def ranks(self) -> RankPaces:
@@ -239,7 +239,7 @@ class TrainStep(RecordedSteps, Paged):
 
     def _way(self, options: StepOptions) -> Chosen:
         """Return a way to run the step, without open options."""
-        batches = MicroBatches(self._calls.mesh, options.count, self._calls.of_the_batch)
+        batches = MicroBatches(self._calls.mesh, options.count, self._calls.binding.of_the_batch)
         return Chosen(options, batches, self._captures_of(batches, options))
 
     def _captures_of(self, batches: MicroBatches, options: StepOptions) -> StepCaptures:
@@ -354,10 +354,10 @@ class TrainStep(RecordedSteps, Paged):
         Returns the loss, or with ``returns=`` the model's outputs.
         """
         calls = self._calls
-        calls.refuse_to_simulate()
+        calls.binding.refuse_to_simulate()
         with ONE_AT_A_TIME, torch.inference_mode(False), torch.enable_grad():
             inputs, state = self._inputs(self._agreed(args, kwargs)), model_state(calls.module)
-            calls.refuse_without_values(inputs[0], state)
+            inputs[0].refuse_without_values(state)
             call = self._captured.call(inputs[0], state)
             self._prepare(self._simulated, call)
             micro, update = self._captured.compiled(inputs[0], call)
@@ -383,7 +383,7 @@ class TrainStep(RecordedSteps, Paged):
             captured = self._captured
             call = captured.call(inputs[0], state)
             if not call.known:
-                calls.refuse_without_values(inputs[0], state)
+                inputs[0].refuse_without_values(state)
             words = (
                 f"train step {describe(arguments, call.key[0])}{call.where}{call.numbers_now}"
                 + f" of {len(inputs)} micro-batches" * (len(inputs) > 1)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.errors import TextError
-from autopar.ir.rank_groups import ranges_of
+from autopar.ir.mesh import ranges_of
 from autopar.notebook import InNotebook
 from autopar.timetable.entry import Entry, Line, line_of, text_of
 from autopar.timetable.verify import check

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from autopar.ir.layout import Axes, Dim
 from autopar.transitions.axis_prices import Numbers, Prices, Room
-from autopar.transitions.relayouts import views_of
+from autopar.transitions.chain import views_of
 
 Row = tuple[Room, Numbers, Numbers]  # the room of a part, and the axes that split it at both ends
 

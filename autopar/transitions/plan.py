@@ -19,11 +19,9 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_type
 from autopar.transitions import reductions
-from autopar.transitions.chain import TransferChain, TransferStep
-from autopar.transitions.draft import Draft, Reduced
+from autopar.transitions.chain import Draft, Reduced, TransferChain, TransferStep, append_relayout, relayouts
 from autopar.transitions.fastest import Fastest, fastest_of_even, fastest_path, nanoseconds
-from autopar.transitions.pending import Precursor, precursors_of
-from autopar.transitions.relayouts import append_relayout, relayouts
+from autopar.transitions.reductions import Precursor, precursors_of
 
 
 def transitions(source: TensorType, target: TensorType, machine: Machine | None = None) -> tuple[TransferStep, ...]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from autopar.costs.exchanges import Exchange
 from autopar.transitions.axis_prices import Numbers, Prices
-from autopar.transitions.draft import Parts
+from autopar.transitions.chain import Parts
 
 Splits = tuple[Numbers, ...]  # the axes of each part, major first
 # the axes of each part, the set of these axes, the set of pending axes, and whether the value has the goal's dtype

@@ -15,8 +15,7 @@ from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.record import TensorType
 from autopar.transitions import chain
 from autopar.transitions.axis_prices import Prices
-from autopar.transitions.chain import op_argument, parts_argument
-from autopar.transitions.draft import Parts
+from autopar.transitions.chain import Parts, op_argument, parts_argument
 from autopar.transitions.rooms import Move, Splits, State, Unpriced, rooms_of
 
 Edge = tuple[int, State, Move]  # nanoseconds, the state at the other end, and the move

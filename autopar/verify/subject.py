@@ -13,7 +13,7 @@ from autopar.ir.nodes import has_record, record_of
 from autopar.ir.program import Program
 from autopar.ir.states import started_states
 from autopar.ir.text.printer import print_node
-from autopar.rules.drawn import drawn_alike
+from autopar.rules.binding import drawn_alike
 
 
 @dataclass

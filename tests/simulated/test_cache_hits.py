@@ -341,10 +341,11 @@ def test_a_malformed_entry_with_right_digests_is_a_miss(tmp_path: Path, batch: A
     made = json.loads(read.texts["made.json"])
     for change in (
         {},
-        {**made, "captured": []},
+        {**made, "record": made["record"][1:]},
+        {**made, "shared": {**made["shared"], "Captured": [[]]}},
         {**made, "types": {"meshes": [], "rows": []}},
         [],
-        {**made, "placed": 1},
+        {**made, "shared": {**made["shared"], "Program": 1}},
     ):
         folder.clear()
         folder.write(entry.parent.name, read.about, {**read.texts, "made.json": json.dumps(change)})

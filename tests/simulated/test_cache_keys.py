@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.cache import surroundings
+from autopar.cache import cache as kept
 from autopar.costs.machine import machine_from
 from autopar.rules import registry
 from autopar.rules.registry import register_rule
@@ -302,7 +302,7 @@ def test_versions_and_own_sources_count(net: types.ModuleType, tmp_path: Path, m
     start(tmp_path / "c", net.Net())
     for name, value in (("sources_digest", lambda: "other"), ("FORMAT", 0)):
         with monkeypatch.context() as patched:
-            patched.setattr(surroundings, name, value)
+            patched.setattr(kept, name, value)
             assert start(tmp_path / "c", net.Net()).startswith("miss: other ")
     with monkeypatch.context() as patched:
         patched.setattr(torch, "__version__", "9.9.9")

@@ -13,7 +13,7 @@ from sized_models import difference
 from torch import nn
 
 import autopar
-from autopar.cache.kept_symbols import symbols_of, symbols_to_json
+from autopar.cache.kept_capture import symbols_of, symbols_to_json
 from autopar.capture import trace
 from autopar.capture.arguments import bind_arguments
 from autopar.capture.symbolic.captured import capture_with_symbols

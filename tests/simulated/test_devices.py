@@ -14,7 +14,7 @@ from torch import nn
 import autopar
 from autopar import Mesh
 from autopar.costs.machine import Link
-from autopar.ir.rank_groups import ranks_by_group
+from autopar.ir.mesh import ranks_by_group
 from autopar.model import choose_mesh
 from autopar.report.hosts import bytes_between_hosts
 from autopar.search.devices.meshes import meshes

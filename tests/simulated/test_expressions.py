@@ -59,7 +59,7 @@ def ids(batch: int, sequence: int) -> dict[str, torch.Tensor]:
 
 def of_preset(parallel: Any, on: Machine) -> Expression:
     """The expression of a plan that was not searched."""
-    at = parallel._calls.latest.captured.at_sizes
+    at = parallel._calls.captures.latest.captured.at_sizes
     return expression_of(Priced(((1, parallel.program),), on, at.shapes, at.integers, at))
 
 

@@ -27,7 +27,7 @@ from torch import nn
 import autopar
 from autopar import CaptureError, Mesh
 from autopar.capture import capture
-from autopar.capture.guards.clocks import CLOCKS
+from autopar.capture.guards.unrepeated import CLOCKS
 
 GENERATOR, ITERATOR, SEEN, COUNT = np.random.default_rng(1), iter(range(1, 1000)), [], 0
 SEEDED = random.Random(0)

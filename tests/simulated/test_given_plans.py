@@ -65,8 +65,8 @@ def test_a_file_says_whose_prices_count(file: Path) -> None:
 def test_entries_after_a_file_are_constraints(first: Parallel, file: Path) -> None:
     parallel = planned([file, {"up.weight": (None, "a")}])
     assert "up_weight : f64[256 64/a] = param" in str(parallel.program)
-    homes = {n: a for n, a in parallel._calls.latest.homes.items() if n != "up.weight"}  # type: ignore[union-attr]
-    assert homes == {n: a for n, a in first._calls.latest.homes.items() if n != "up.weight"}  # type: ignore[union-attr]
+    homes = {n: a for n, a in parallel._calls.captures.latest.homes.items() if n != "up.weight"}  # type: ignore[union-attr]
+    assert homes == {n: a for n, a in first._calls.captures.latest.homes.items() if n != "up.weight"}  # type: ignore[union-attr]
     assert parallel.reports["plan"].notes[-1] == (
         "constraints want other layouts than the plan: parameters have its layouts, and the others are searched"
     )

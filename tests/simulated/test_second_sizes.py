@@ -21,7 +21,8 @@ from autopar.capture.arguments import bind_arguments, signature_of
 from autopar.capture.guards import Guards
 from autopar.capture.model_state import model_state
 from autopar.errors import MemoryLimitError
-from autopar.model import late_captures, planner
+from autopar.model import captures as kept_captures
+from autopar.model import planner
 from autopar.model.captures import Captures
 from autopar.model.compiled import RankContext
 from autopar.model.sizes import SizedCaptures
@@ -136,7 +137,7 @@ def test_a_batch_that_does_not_fit_is_searched(searches: list[int]) -> None:
 def test_a_late_capture_says_so(monkeypatch: pytest.MonkeyPatch, caplog: Any, seconds: float) -> None:
     """In one line, with the remedy: not the first capture, and none that is known. A clock ticks at each look."""
     ticks = itertools.count(step=seconds)
-    monkeypatch.setattr(late_captures, "clock", lambda: next(ticks))
+    monkeypatch.setattr(kept_captures, "clock", lambda: next(ticks))
     model, inputs = made("mlp")
     parallel: Any = autopar.parallelize(model, Mesh(dp=2), "ddp", cache=False)
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1))
@@ -174,7 +175,7 @@ class Rooted(Mlp):
 def test_symbols_are_offered_where_they_may_help(
     monkeypatch: pytest.MonkeyPatch, caplog: Any, kind: type[Mlp], dynamic: bool | None, helps: bool
 ) -> None:
-    monkeypatch.setattr(late_captures, "clock", itertools.count(step=9.0).__next__)
+    monkeypatch.setattr(kept_captures, "clock", itertools.count(step=9.0).__next__)
     parallel: Any = autopar.parallelize(kind().double(), Mesh(dp=2), "ddp", dynamic=dynamic, cache=False)
     for batch in (8, 4):
         parallel.simulate(torch.ones(batch, 8, dtype=torch.float64))
@@ -184,13 +185,13 @@ def test_symbols_are_offered_where_they_may_help(
 
 
 def test_only_the_first_rank_says_it(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr(late_captures, "clock", itertools.count(step=9.0).__next__)
+    monkeypatch.setattr(kept_captures, "clock", itertools.count(step=9.0).__next__)
     model, inputs = made("mlp")
     captures = Captures[Any]()
     key = (signature_of(model_state(model), bind_arguments(model, (), inputs(8, 0))), ((), ()))
     captures.add(captures.call(key, []), Guards((), ()), None)
     other = captures.call((replace(key[0], tensors=()), ((), ())), [])
     for rank in (1, 0):
-        with late_captures.said_if_late(RankContext(rank), captures, other, SizedCaptures()):
+        with kept_captures.said_if_late(RankContext(rank), captures, other, SizedCaptures()):
             pass
         assert len(said(caplog)) == (rank == 0)

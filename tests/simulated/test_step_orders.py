@@ -16,10 +16,8 @@ from autopar import Mesh
 from autopar.costs.machine import machine_from
 from autopar.errors import ProfileError, ScheduleError
 from autopar.scheduling import ByteScheduler
-from autopar.scheduling.programs.functions import functions_of
-from autopar.scheduling.programs.just_in_time import just_in_time
-from autopar.scheduling.programs.ops import program_ops
-from autopar.scheduling.programs.order import ORDERS
+from autopar.scheduling.programs.functions import functions_of, program_ops
+from autopar.scheduling.programs.order import ORDERS, just_in_time
 
 X, Y = torch.randn(12, 8), torch.randn(12, 8)
 

@@ -20,7 +20,7 @@ from whole_programs import WholeProgram
 from autopar import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
-from autopar.scheduling.programs import buckets
+from autopar.scheduling.programs import today as buckets
 from autopar.step.compiling.merged_programs import merge_programs
 
 SMALL = 256  # bytes; tests have small parameters

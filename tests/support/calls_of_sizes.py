@@ -12,7 +12,7 @@ from sized_models import loss_of, made
 import autopar
 from autopar import Mesh
 from autopar.cache import codec
-from autopar.cache.refused import NotCached
+from autopar.cache.folder import NotCached
 from autopar.capture import trace
 from autopar.model import planner
 

@@ -51,7 +51,7 @@ def untrained(case: str) -> tuple[list[str], bool]:
             step(call, optimizer)
 
     shown, _ = warned(loop)
-    first_step = parallel._calls.first_step
+    first_step = parallel._calls.captures.first_step
     return shown, first_step._end.alive
 
 
@@ -61,7 +61,7 @@ def trained(case: str) -> tuple[list[str], bool]:
     parallel = autopar.parallelize(model, Mesh(dp=2))
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
     shown, _ = warned(lambda: [None for _ in LOOPS[case](model, parallel, optimizer)])
-    return shown, parallel._calls.first_step._end.alive
+    return shown, parallel._calls.captures.first_step._end.alive
 
 
 def _plain(model: nn.Module, parallel: Any, optimizer: Any) -> Iterator[None]:

@@ -14,13 +14,12 @@ from torch import fx
 from autopar.ir.nodes import is_getitem
 from autopar.ir.program import Program
 from autopar.runtime.localize import LocalPrograms
-from autopar.scheduling.late_streams import on_late_streams
+from autopar.scheduling.decide import on_late_streams
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.op import Op
 from autopar.scheduling.programs.donated import Donated
 from autopar.scheduling.programs.function_lines import FunctionLines
-from autopar.scheduling.programs.functions import Function, functions_of
-from autopar.scheduling.programs.ops import program_ops
+from autopar.scheduling.programs.functions import Function, functions_of, program_ops
 from autopar.scheduling.programs.order import Execution, Order, Orders
 from autopar.scheduling.programs.today import today
 from autopar.verify.levels import verify

@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 
-from autopar.capture.guards.clocks import clocks_shown
-from autopar.capture.guards.functions import WRAPPED, Functions
+from autopar.capture.guards.functions import WRAPPED, Functions, Ran, running_shown
 from autopar.capture.guards.namespaces import is_own, is_users_file
 from autopar.capture.guards.places import MISSING, UNKNOWN, Guard, GuardedPlace
-from autopar.capture.guards.ran import Ran, running_shown
-from autopar.capture.guards.unrepeated import Watch
+from autopar.capture.guards.unrepeated import Watch, clocks_shown
 from autopar.capture.guards.values import (
     DEEPEST,
     FUNCTIONS,

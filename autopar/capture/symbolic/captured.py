@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from autopar.capture.arguments import Arguments
+from autopar.capture.arguments import Arguments, AtSizes
 from autopar.capture.assemble import Captured, assemble
-from autopar.capture.at_sizes import AtSizes
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.capture.symbolic.tracer import NoSymbolsError, SymbolicTracer
 from autopar.capture.symbolic.validity import Validity

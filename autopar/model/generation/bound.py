@@ -15,8 +15,7 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.model.calls import Calls
 from autopar.model.dtensor_parameters import local_of
-from autopar.model.inputs import CallInputs
-from autopar.model.local_tensors import refuse_without_values
+from autopar.model.inputs import CallInputs, refuse_without_values
 from autopar.runtime.redistribute import Redistribution, RedistributionOnRank
 from autopar.runtime.simulation.pieces import cut
 
@@ -42,7 +41,7 @@ class Bound:
         names = arguments.names[len(arguments.names) - len(attrs) :]
         pieces = {} if simulates else dict(zip(names, shapes, strict=True))
         inputs = CallInputs(arguments, dict(zip(names, attrs, strict=True)), pieces)
-        self._compiled = calls.compiled(inputs, calls.call(inputs, state))
+        self._compiled = calls.captures.compiled(inputs, calls.call(inputs, state))
         named = [*state.parameters, *state.buffers]
         refuse_without_values(named)
         self._fixed = [tensor if simulates else local_of(tensor).detach() for _, tensor in named]

@@ -39,8 +39,9 @@ class Generation:
 
         module = calls.module
         refuse_model(module)
-        self._prefilling, self._decoding = (calls.beside(make(module)) for make in (prefilling, decoding))
         self._calls, self._keyword = calls, cache_keyword(module)
+        self._hosts = prefilling(module), decoding(module)
+        self._prefilling, self._decoding = map(calls.of_host, self._hosts)
         self._host = host(module, __call__=lambda host, **given: self._called(**given))
         self._prefill: Bound | None = None
         self._decode: Bound | None = None
@@ -86,8 +87,8 @@ class Generation:
         """
         calls, module = self._calls, self._calls.module
         refuse_options(options, module)
-        for own in (self._prefilling, self._decoding):
-            own.follow(calls)
+        if any(own.compiler.homes != calls.captures.settled() for own in (self._prefilling, self._decoding)):
+            self._prefilling, self._decoding = map(calls.of_host, self._hosts)  # the parameters have moved
         self._prefill = self._decode = self.cache = None
         self._options, self._simulates = options, simulates
         if option("do_sample", options, module):

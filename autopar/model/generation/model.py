@@ -43,11 +43,11 @@ class GeneratingModel:
         """
         calls = self._calls
         if simulate:
-            calls.refuse_to_simulate()
+            calls.binding.refuse_to_simulate()
         else:
-            calls.membership.check()
+            calls.ranks.membership.check()
             calls.context(", or call generate(…, simulate=True)")
-        if calls.passed == "local":
+        if calls.binding.passed == "local":
             raise ValueError(
                 'each rank generates the same tokens, so generate needs inputs="global", the default of parallelize, '
                 'and not "local"'
@@ -58,9 +58,7 @@ class GeneratingModel:
                 f"weights into a model on a mesh without pp: parallelize(model, Mesh(tp={self.mesh.size}))"
             )
         calls.complete()
-        if calls.generation is None:
-            calls.generation = Generation(calls)
-        return calls.generation.generate(inputs, options, simulate)
+        return calls.once(Generation).generate(inputs, options, simulate)
 
     @property
     def generation(self) -> Generation | None:
@@ -68,4 +66,4 @@ class GeneratingModel:
 
         ``None`` before the first call. Prints as a sentence.
         """
-        return self._calls.generation
+        return self._calls.made(Generation)

@@ -11,19 +11,21 @@ from __future__ import annotations
 import hashlib
 import weakref
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed
 
+from autopar.errors import AutoparError
 from autopar.ir.mesh import Mesh
 from autopar.runtime import current_op
 from autopar.runtime.current_slot import waiting_for
 from autopar.runtime.processes.replicas import Replicas
 from autopar.runtime.waited import wait_begins, wait_ends
 
+T = TypeVar("T")
 KINDS = 3  # tensors sharded over so many different sets of axes have a checksum for each set
 SMALL = 2**20  # up to so many bytes every call on CPU is compared; other calls only the first ``FIRST`` times
 FIRST = 3
@@ -162,6 +164,19 @@ class Agreement:
         every: list[Any] = [None] * self._control.size()
         distributed.all_gather_object(every, value, self._control)
         return every
+
+    def of_first(self, make: Callable[[], T]) -> T:
+        """Return what the first rank makes, or raise its ``AutoparError``. Both are pickled. All ranks call it."""
+        made, error = None, None
+        if self.rank == 0:
+            try:
+                made = make()
+            except AutoparError as raised:
+                error = raised
+        made, raised_by_first = self.gathered((made, error))[0]
+        if raised_by_first is not None:
+            raise error or raised_by_first
+        return cast(T, made)
 
     def text_of_first(self, text: str) -> str:
         """Return the text of the first rank. All ranks call it; that of the others does not count."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import distributed
 
 from autopar.ir.dtensor import device_mesh_of, with_an_axis
-from autopar.ir.mesh import Mesh
-from autopar.ir.rank_groups import ranks_by_group
+from autopar.ir.mesh import Mesh, ranks_by_group
 from autopar.ir.streams import DEFAULT, Ranks, Stream
 from autopar.runtime.processes.one_rank import alone
 from autopar.runtime.wire.wire_groups import backend_of

@@ -21,7 +21,7 @@ from autopar.ir.states import next_values
 from autopar.optimizers import IN_PLACE
 from autopar.scheduling.lines import Line
 from autopar.scheduling.op import COMPUTE, Op
-from autopar.scheduling.programs.ops import Reads
+from autopar.scheduling.programs.functions import Reads
 
 END = "the end of a run"
 BEFORE_THE_BACKWARD = ("finish", "forward")

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from autopar.notebook import TableReport
 from autopar.scheduling.programs.order import Order
-from autopar.scheduling.scheduled import Schedule
+from autopar.scheduling.simulation import Schedule
 
 APPROXIMATE = "approximate: gloo may end collectives of a group in another order than that in which they start"
 

@@ -24,9 +24,63 @@ from autopar.ir import transfers
 from autopar.ir.nodes import called_op, element_of, is_getitem, node_at, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE, SHARED
-from autopar.scheduling.programs.memory_readers import MemoryReaders
-from autopar.torch_private import OpOverload, aten, present
+from autopar.report.liveness import HIDDEN_VIEWS
+from autopar.rules.registry import rule_of
+from autopar.torch_private import OpOverload, aten, present, returns_alias
 from autopar.verify.subject import Subject
+
+# -- memory readers ----------------------------------------------------------------------------------------------------
+#
+# Find the ops that read the memory of a value, through its views too.
+#
+# w_dp : f32[4 8] = slice(w, 0, dp, …)       the memory of w is read by mm and by adamw
+# t : f32[8 8] = t(w)
+# mm : f32[2 8] = mm(x, t)
+# adamw : … = autopar::adamw(w_dp, …)
+
+
+# transfers whose result may be in the memory of their operand, such as the first piece of a dim
+LOCAL_VIEWS = (transfers.slice, transfers.pend, transfers.cast)
+
+
+class MemoryReaders:
+    """The readers of memory in a program. Linear in the graph.
+
+    Attributes:
+        home: value → the value whose memory it may share: itself, or the value that it is a view of.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.home: dict[fx.Node, fx.Node] = {}
+        self._readers: dict[fx.Node, list[fx.Node]] = {}
+        for node in program.nodes:
+            self.home[node] = self.home[node_at(node)] if is_getitem(node) else self._home(node)
+
+    def of(self, value: fx.Node) -> Sequence[fx.Node]:
+        """Return the ops, transfers and the output that read the memory of a value, in their order. Views do not
+        read."""
+        return self._readers.get(self.home[value], ())
+
+    def _home(self, node: fx.Node) -> fx.Node:
+        values = operands(node)
+        if values and may_be_view(node):
+            return self.home[values[0]]
+        for home in dict.fromkeys(self.home[value] for value in values):
+            self._readers.setdefault(home, []).append(node)
+        return node
+
+
+def may_be_view(node: fx.Node) -> bool:
+    """Return whether the result of an op or a transfer may be in the memory of its first operand."""
+    if node.op != "call_function" or node.target in transfers.BY_FUNCTION:
+        return node.target in LOCAL_VIEWS
+    if not isinstance(node.target, OpOverload):
+        return False
+    return returns_alias(node.target) or node.target in HIDDEN_VIEWS or rule_of(node.target).view
+
+
+# -- donated -----------------------------------------------------------------------------------------------------------
+
 
 ADD = aten.add.Tensor
 # product → the op that adds it to a sum, in place

@@ -16,10 +16,10 @@ from autopar.ir import transfers
 from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import element_of, is_getitem, name_of, operands, record_of, tensor_type
 from autopar.plan.boundary import Boundary, required_dtypes
+from autopar.plan.ops_without_rule import usable_rule
 from autopar.plan.shared_transfers import computed, turning_block
-from autopar.plan.usable_rules import usable_rule
 from autopar.report.progress import doing
-from autopar.rules.drawn import drawn_alike, splits_in_common
+from autopar.rules.binding import drawn_alike, splits_in_common
 from autopar.rules.strategies import Bound
 from autopar.search.problem.constrained_reads import allowed_states
 from autopar.search.problem.cuts import CutSearch

@@ -14,7 +14,7 @@ from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import record_of
 from autopar.ir.text.printer import print_dims, print_node
 from autopar.plan.boundary import Boundary, filled
-from autopar.plan.usable_rules import where
+from autopar.plan.ops_without_rule import where
 from autopar.rules.binding import bind_node
 from autopar.search.problem.problem import Problem, Reader, Value
 from autopar.search.transfer_prices.classes import UNREAD

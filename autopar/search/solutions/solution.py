@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from rich.table import Table
 
-from autopar.capture.at_sizes import AtSizes
+from autopar.capture.arguments import AtSizes
 from autopar.errors import PlanError
 from autopar.gc_pause import gc_paused
 from autopar.ir.digest import program_digest

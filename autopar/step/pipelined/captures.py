@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from autopar.cache.records import given
 from autopar.capture.guards import GuardedCall
 from autopar.ir.program import Program
 from autopar.model.compiled import Compiler
@@ -14,8 +15,7 @@ from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
 from autopar.step.captures import StepCaptures
 from autopar.step.compiling.update import Trained
-from autopar.step.kept_steps import codec_of_micro, codec_of_update, through_cache
-from autopar.step.pipelined.kept_stages import ENDINGS, form_of_stages
+from autopar.step.kept_steps import codec_of_micro, codec_of_update
 from autopar.step.pipelined.placing.compile import compile_pipelined
 from autopar.step.pipelined.placing.programs import PipelinedMicro, programs_of
 from autopar.step.pipelined.placing.update import PipelinedUpdate, compile_pipelined_update
@@ -42,22 +42,23 @@ class PipelinedCaptures(StepCaptures):
         def make(compiler: Compiler) -> PipelinedMicro:
             return compile_pipelined(compiler, mesh, inputs, options, schedule, trained, updates, cut, notes)
 
-        form = form_of_stages(compiler, inputs, schedule)
-        micro, digest = through_cache(compiler, make, lambda: codec_of_micro(
-            compiler, inputs, options, call.key, updates, notes, make, form))  # fmt: skip
+        micro, digest = compiler.once(make, lambda: codec_of_micro(
+            "stages", PipelinedMicro, compiler, inputs, options, call.key, updates, notes,
+            {PipelineSchedule: given(schedule)}))  # fmt: skip
         return replace(micro, digest=digest)
 
     def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: Any) -> Any:
-        def make(compiler: Compiler) -> PipelinedUpdate:
-            return compile_pipelined_update(compiler, trained, micro, self._options)
-
-        update, _ = through_cache(compiler, make, lambda: codec_of_update(
-            compiler, micro.digest, trained, self._options, make, ENDINGS))  # fmt: skip
+        update, _ = compiler.once(
+            lambda compiler: compile_pipelined_update(compiler, trained, micro, self._options),
+            lambda: codec_of_update(
+                "update of stages", PipelinedUpdate, compiler, micro.digest, trained, self._options
+            ),
+        )
         check_within(compiler.planner.memory, micro, update)
         return update
 
     def _move(self, micro: Any) -> None:
-        self._calls.move_to_stages(micro.stage_homes)
+        self._calls.captures.move_to_stages(micro.stage_homes)
 
     @staticmethod
     def _programs(micro: Any) -> list[Program]:

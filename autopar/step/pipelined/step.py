@@ -56,10 +56,17 @@ class PipelinedPrograms(ProgramInNotebook):
 
     @property
     def programs(self) -> dict[str, Program]:
-        """The programs by name, in the order of the stages: ``stage 0 micro``, …."""
-        return {
-            f"stage {stage.number} {name}": program for stage in self.stages for name, program in stage.programs.items()
+        """The programs by name: ``micro`` has the passes of all stages, with the messages between them as lines.
+
+        The others are of one stage: ``stage 0 copy``, ``stage 0 update``, ….
+        """
+        others = {
+            f"stage {stage.number} {name}": program
+            for stage in self.stages
+            for name, program in stage.programs.items()
+            if name != "micro"
         }
+        return {"micro": self.micro.program, **others}
 
     def _runs(self, stage: Stage, ending: StageUpdate) -> Iterator[tuple[str, tuple[Program, int]]]:
         count = self.microbatches

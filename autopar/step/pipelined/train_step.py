@@ -90,7 +90,7 @@ class PipelinedStep(TrainStep):
     def reports(self) -> Reports:
         """The report of each pass, stage by stage. Prints as a table. ``RuntimeError`` before a capture."""
         micro, update = self._now()
-        return self.ranks.after(Reports((*micro.reports, *update.reports, *self._calls.about_cache)))
+        return self.ranks.after(Reports((*micro.reports, *update.reports, *self._calls.captures.about_cache)))
 
     @property
     def pipeline(self) -> Pipeline:

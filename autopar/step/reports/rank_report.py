@@ -14,10 +14,9 @@ from rich.table import Column, Table
 from torch import fx
 
 from autopar.ir import transfers
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import Mesh, ranges_of
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
-from autopar.ir.rank_groups import ranges_of
 from autopar.notebook import TableReport
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.waits import members

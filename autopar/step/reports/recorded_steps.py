@@ -91,7 +91,7 @@ class RecordedSteps:
             RuntimeError: nothing has been captured yet, or the model is closed.
             ValueError: ``interference`` in a process that is alone; or there is no such machine.
         """
-        self._calls.membership.check()
+        self._calls.ranks.membership.check()
         self._current()  # type: ignore[attr-defined]
         with torch.inference_mode(False):
             return self._measured(machine, effort, interference)

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.ir import transfers
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import Mesh, positions_by_group
 from autopar.ir.program import Program
-from autopar.ir.rank_groups import positions_by_group
 from autopar.verify.channels.programs import Communication, check_programs, communication_of
 from autopar.verify.channels.tasks import ALL, Channels
 

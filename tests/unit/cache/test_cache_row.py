@@ -29,6 +29,6 @@ def test_its_time_is_without_that_of_making(tmp_path: Path, monkeypatch: pytest.
         return "made"
 
     monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=perf_counter))
-    codec = Codec("stub", None, dict, make, lambda made: None, lambda made: made, lambda content, guards: content)
-    made, row, _ = Cache(Folder(tmp_path)).through(codec)
+    codec = Codec("stub", None, dict, lambda made: None, lambda made: made, lambda content, guards: content)
+    made, row, _ = Cache(Folder(tmp_path)).through(make, codec)
     assert (made, row.ms) == ("made", 2000)

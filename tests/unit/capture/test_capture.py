@@ -226,7 +226,9 @@ def test_an_input_named_like_a_parameter() -> None:
 def test_a_mesh_of_any_size_needs_no_process_group() -> None:
     parallel = check_equal(Block().double(), Mesh(dp=64, tp=8), {"*.up.*": ("tp",), "*.down.weight": (None, "tp")},
                            (torch.randn(130, 8, dtype=d),))  # fmt: skip
-    assert len(set(map(id, parallel._calls.latest.local.values()))) < 20, "ranks with equal pieces share a program"
+    assert len(set(map(id, parallel._calls.captures.latest.local.values()))) < 20, (
+        "ranks with equal pieces share a program"
+    )
     assert not torch.distributed.is_initialized()
     with torch.device("meta"):
         model, x = Block(), torch.randn(2**14, 8)

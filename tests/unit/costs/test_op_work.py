@@ -19,9 +19,8 @@ from autopar.ir.ops.seeded_random import twin_of
 from autopar.ir.record import TensorType
 from autopar.rules import RULES
 from autopar.rules.binding import bind
-from autopar.rules.registry import overload, rule
+from autopar.rules.registry import Term, overload, parse_work, rule
 from autopar.rules.strategies import Bound
-from autopar.rules.work import Term, parse_work
 
 aten = torch.ops.aten
 NONE = None

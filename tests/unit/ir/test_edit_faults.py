@@ -212,7 +212,7 @@ def test_an_interrupt_of_a_random_edit(data: st.DataObject, mode: str, place: fl
 
 def test_an_edit_that_is_interrupted_whenever_it_is_undone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     program = base()
-    monkeypatch.setattr("autopar.ir.undo.relink", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("autopar.ir.commit.relink", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt), program.edit(sync=True) as edit:
         edit.pend(program.node("x"), "tp", before=program.node("relu"))
         raise ZeroDivisionError

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import meshes
 
-from autopar.ir.rank_groups import positions_by_group, ranges_of, ranks_by_group
+from autopar.ir.mesh import positions_by_group, ranges_of, ranks_by_group
 
 
 @given(meshes(max_ranks=24), st.data())

@@ -9,7 +9,7 @@ import pytest
 from autopar import Mesh, Program
 from autopar.errors import EditError, TextError, VerifyError
 from autopar.ir.layout import DistAttr
-from autopar.ir.rank_groups import ranks_by_group
+from autopar.ir.mesh import ranks_by_group
 from autopar.ir.subaxes import across, cut_towards, index_along, joined, overlap, sub_axis, within
 
 pytestmark = pytest.mark.fast

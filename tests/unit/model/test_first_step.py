@@ -33,12 +33,12 @@ def test_a_simulation_trains_the_original() -> None:
     before = [p.clone() for p in model.parameters()]
     shown, _ = warned(step, parallel.simulate, torch.optim.SGD(model.parameters(), lr=0.1))
     assert not shown and not torch.equal(before[0], model[0].weight)  # type: ignore[index]
-    assert parallel._calls.first_step._end is None
+    assert parallel._calls.captures.first_step._end is None
 
 
 def test_nothing_looks_for_a_model_that_is_gone() -> None:
     def made() -> object:
-        return autopar.parallelize(model_of("meta"), Mesh(dp=2))._calls.first_step._end
+        return autopar.parallelize(model_of("meta"), Mesh(dp=2))._calls.captures.first_step._end
 
     end = made()
     gc.collect()

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.scheduling import ByteScheduler, Op, schedule
+from autopar.scheduling.bounds import fewest_messages, host_bound
 from autopar.scheduling.graph import Graph
-from autopar.scheduling.host_bound import fewest_messages, host_bound
 
 
 @st.composite

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import ScheduleError
 from autopar.scheduling import Line, Op, Part, schedule, simulate
-from autopar.scheduling.late_streams import late_stream, on_late_streams
+from autopar.scheduling.decide import late_stream, on_late_streams
 
 A, B = Op("a", "dp", 4.0, link="wire"), Op("b", "dp (late)", 1.0, ("m",), link="wire")
 M = Op("m", "compute", 1.0)

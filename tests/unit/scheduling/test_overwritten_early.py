@@ -7,10 +7,8 @@ import pytest
 
 from autopar.errors import VerifyError
 from autopar.ir.program import Program
-from autopar.scheduling.programs.donated import Donated
-from autopar.scheduling.programs.functions import functions_of
-from autopar.scheduling.programs.memory_readers import MemoryReaders
-from autopar.scheduling.programs.ops import program_ops
+from autopar.scheduling.programs.donated import Donated, MemoryReaders
+from autopar.scheduling.programs.functions import functions_of, program_ops
 
 SCHEDULED = """\
 program scheduled on dp=2 at dp=0

@@ -9,8 +9,7 @@ from autopar import Program
 from autopar.costs.durations import durations
 from autopar.scheduling import schedule
 from autopar.scheduling.op import Op
-from autopar.scheduling.programs.functions import functions_of
-from autopar.scheduling.programs.ops import program_ops
+from autopar.scheduling.programs.functions import functions_of, program_ops
 
 TEXT = """\
 program explicit on dp=2 tp=2

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from autopar.scheduling import Op
 from autopar.scheduling.bounds import bound
 from autopar.scheduling.graph import Graph
-from autopar.scheduling.list_scheduling import arrange, layer_keys
+from autopar.scheduling.list_scheduling import Rule, arrange, layer_keys
 from autopar.scheduling.longest_tail import LongestTail, bytes_of_kinds
-from autopar.scheduling.rule import Rule
 from autopar.scheduling.simulation import times
 
 

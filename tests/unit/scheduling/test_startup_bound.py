@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from autopar.scheduling import Op, schedule
-from autopar.scheduling.startup_bound import MOST, startup_bound
+from autopar.scheduling.bounds import MOST, startup_bound
 
 Job = tuple[int, int, int]  # head, flow, tail
 

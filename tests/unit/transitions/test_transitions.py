@@ -19,7 +19,7 @@ from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import DTYPES, TensorType
 from autopar.runtime.localize import localize
-from autopar.transitions import chain, cost, plan, relayouts, transitions
+from autopar.transitions import chain, cost, plan, transitions
 
 # -- any two Layouts ---------------------------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ def planned(source: TensorType, target: TensorType, monkeypatch: pytest.MonkeyPa
         counted = replace(row, infer=lambda *args, infer=row.infer: calls.append(args) or infer(*args))
         monkeypatch.setitem(transfers.BY_FUNCTION, function, counted)
     plan._transitions.cache_clear()
-    relayouts._exchange.cache_clear()
+    chain._exchange.cache_clear()
     chain._step.cache_clear()
     transitions(source, target)
     return calls

@@ -7,7 +7,7 @@ from verified_programs import complaint
 
 from autopar import Program
 from autopar.passes import Pass, Place, Reshard, Search, run_passes
-from autopar.rules.drawn import split_of
+from autopar.rules.binding import split_of
 
 ATTENTION = """\
 program explicit on dp=2 tp=2

@@ -16,8 +16,7 @@ from autopar.model.captures import Captures, about_recapture
 from autopar.model.inputs import CallInputs, describe
 from autopar.model.stage_homes import StageHomes
 from autopar.runtime.running.carriers import SimulatedCarrier
-from autopar.step.pipelined.calls.kept_call import staged_by_cache
-from autopar.step.pipelined.calls.staged_call import StagedCall
+from autopar.step.pipelined.calls.staged_call import StagedCall, codec_of_staged, compile_staged
 from autopar.step.pipelined.runs import of_call
 from autopar.step.run import StepRunner, carrier_here
 from autopar.step.running import StepRuns
@@ -58,7 +57,7 @@ class StagedCalls:
             if self._homes is not calls.homes:
                 self._clear()
             call = self._captures.call(calls.key(inputs, state), state.modules)
-            calls.refuse_without_values(inputs, state)
+            inputs.refuse_without_values(state)
             words = f"call {describe(inputs.arguments, call.key)}{call.where}"
             if not call.known:
                 calls.agreement.announce(f"{words}, for the first time")
@@ -74,9 +73,13 @@ class StagedCalls:
         calls = self._calls
         if not call.known:
             assert self._homes is not None
-            notes = about_recapture(call.key, self._captures.keys, call.changes, calls.recapture)
+            notes = about_recapture(call.key, self._captures.keys, call.changes, calls.captures.recapture)
             compiler = replace(calls.compiler, numbers=call.numbers)
-            made = staged_by_cache(compiler, inputs, self._homes, notes)
+            homes = self._homes
+            made, _ = compiler.once(
+                lambda compiler: compile_staged(compiler, inputs, homes, notes),
+                lambda: codec_of_staged(compiler, inputs, homes, notes),
+            )
             calls.agreement.compare_programs(made.text, made.captured.guards)
             self._captures.add(call, made.captured.guards, made)
         return self._captures[call]

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import fx
 
+from autopar.cache.codec import Codec
+from autopar.cache.described import described_options
+from autopar.cache.records import given
 from autopar.capture import Captured
 from autopar.gc_pause import gc_paused
 from autopar.ir.nodes import name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
+from autopar.model.kept_calls import codec_of_captured
+from autopar.model.kept_facts import facts_of_call
 from autopar.model.stage_homes import StageHomes
+from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.runtime.localize import LocalPrograms
 from autopar.step.compiling.outputs import Output
@@ -42,6 +49,7 @@ class StagedCall:
         made: what it returns.
         inputs: the names of the inputs, in the order in which a call passes them.
         whole: whether each rank gets all of each output.
+        reports: of its capture.
     """
 
     captured: Captured
@@ -52,6 +60,7 @@ class StagedCall:
     made: tuple[StageOutput, ...]
     inputs: tuple[str, ...]
     whole: bool = False
+    reports: tuple[PassReport, ...] = ()
 
     @property
     def text(self) -> str:
@@ -77,7 +86,7 @@ def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, no
         compiler.whole,
         replace(compiler, mesh=homes.meshes[0], homes={**compiler.homes, **attrs}, whole=False),
     )
-    captured, constraints, _ = compiler.capture(inputs, notes)
+    captured, constraints, report = compiler.capture(inputs, notes)
     assignment = assigned_by_homes(captured.program, homes)
     stages_of_written_buffers(captured.program, assignment)
     parts = cut_program(captured.program, assignment, captured.device)
@@ -91,7 +100,20 @@ def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, no
         stages.append(CutStage(number, mesh, part, part.program))
     program, local, _ = join(replace(compiler, mesh=homes.mesh), stages)
     names = tuple(inputs.arguments.names)
-    return StagedCall(captured, tuple(stages), program, local, homes, outputs_of_stages(stages), names, whole)
+    made = outputs_of_stages(stages)
+    return StagedCall(captured, tuple(stages), program, local, homes, made, names, whole, (report,))
+
+
+def codec_of_staged(
+    compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Sequence[str]
+) -> Codec[StagedCall]:
+    """Return how such a call is kept for other processes."""
+
+    def facts() -> dict[str, Any]:
+        at = {"meshes": homes.meshes, "stages": dict(homes.stage), "layouts": dict(homes.layouts)}
+        return {**facts_of_call(compiler, inputs, notes), "homes": described_options(at)}
+
+    return codec_of_captured("call on stages", StagedCall, compiler, inputs, facts, {StageHomes: given(homes)})
 
 
 def assigned_by_homes(program: Program, homes: StageHomes) -> Assignment:

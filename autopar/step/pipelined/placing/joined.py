@@ -72,8 +72,9 @@ class PlacedStage(Protocol):
 
 def join(compiler: Compiler, stages: Sequence[PlacedStage]) -> tuple[Program, LocalPrograms, list[PassReport]]:
     """Join the programs of stages, and make each rank's program of it. ``compiler``: of the whole mesh."""
-    for stage in stages if isinstance(compiler.figures, Profile) else ():
-        compiler.figures.rows_of(stage.program)  # it is refused if it is of other programs
+    if isinstance(compiler.figures, Profile):
+        for stage in stages:
+            compiler.figures.rows_of(stage.program)  # it is refused if it is of other programs
     start = time.perf_counter()
     program = join_stages(compiler.mesh, [(stage.mesh, stage.cut, stage.program) for stage in stages])
     ms = (time.perf_counter() - start) * 1e3

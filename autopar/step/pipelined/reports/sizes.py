@@ -17,8 +17,8 @@ from autopar.report.liveness import START, Storage, liveness
 from autopar.runtime.localize import localize
 from autopar.runtime.lowering.bundles import Bundle
 from autopar.scheduling.programs.apply import scheduled
+from autopar.scheduling.programs.functions import piece_bytes
 from autopar.scheduling.programs.order import OF_STAGES, lines_of
-from autopar.scheduling.programs.shared import piece_bytes
 from autopar.step.pipelined.placing.outputs import outputs_of_stages
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
 from autopar.step.pipelined.placing.update import PipelinedUpdate
