@@ -33,10 +33,7 @@ from autopar.torch_private import inputs_of
 
 MODULES = (
     torch_graphs,
-    *(
-        import_module(f"autopar.ir.{name}")
-        for name in ("edit", "commit", "uses", "undo", "nodes", "program_data", "program")
-    ),
+    *(import_module(f"autopar.ir.{name}") for name in ("edit", "commit", "uses", "nodes", "program_data", "program")),
 )
 FILES = {str(module.__file__) for module in MODULES}
 FILES |= {torch.fx.graph.__file__, torch.fx.node.__file__}
