@@ -24,7 +24,7 @@ class Part:
     """One explicit program.
 
     Attributes:
-        name: ``call``, ``micro``, ``update``, ``stage 0 micro``.
+        name: ``call``, ``micro``, ``update``, ``stage 0 update``.
         program: the explicit program.
         times: how often one call or step runs it.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autopar.errors import TextError
 from autopar.pipeline.task import ON_PARAMETERS, Slot, Task
@@ -55,7 +55,8 @@ class Entry(NamedTuple):
 
     def with_groups(self, **groups: Iterable[str]) -> Entry:
         """Return the entry with others of ``takes``, ``hands`` and ``empties``, in the order of ``GROUPS``."""
-        return self._replace(**{verb: tuple(sorted({*words}, key=ORDER.index)) for verb, words in groups.items()})
+        ordered: dict[str, Any] = {verb: tuple(sorted({*words}, key=ORDER.index)) for verb, words in groups.items()}
+        return self._replace(**ordered)
 
     @property
     def what(self) -> tuple[str, str]:

@@ -59,7 +59,8 @@ def test_each_distinct_call_of_all_stages_is_timed_once(
 ) -> None:
     step = captured(name, mesh, policy, **options)
     found = step.measure(effort=SHORT)
-    texts = {text for program in step.program.programs.values() for _, text in calls_of(program)}
+    programs = [stage_program for stage in step.program.stages for stage_program in stage.programs.values()]
+    texts = {text for program in programs for _, text in calls_of(program)}
     messages = found.rows.keys() - texts
     assert texts <= found.rows.keys() and all(text.startswith("messages of ") for text in messages)
     timed = [row for row in found.rows.values() if not row.why]
@@ -80,7 +81,7 @@ def test_calls_are_counted_over_all_stages() -> None:
         {"forward": 3},
         {"backward": 3},
     ]
-    of_stages = [[text for _, text in calls_of(step.program.programs[f"stage {k} micro"])] for k in stages]
+    of_stages = [[text for _, text in calls_of(step._now()[0].stages[k].program)] for k in stages]
     both = {text for text in of_stages[0] if text in of_stages[1] and not text.startswith("add.")}
     assert both
     for text in both:
@@ -96,7 +97,7 @@ def test_a_step_with_the_profile_has_measured_times(tmp_path: Path) -> None:
     assert str(step.program) == str(plain.program)
     times, priced = step.pipeline.times, plain.pipeline.times
     for k in range(3):
-        local = step.program.programs[f"stage {k} micro"]
+        local = step._now()[0].stages[k].program
         sums: dict[str, float] = {}
         seconds = durations(local, found).seconds
         for node, _ in calls_of(local):

@@ -85,7 +85,10 @@ def alike(name: str, mesh: str, policy: str, microbatches: int, **options: Any) 
 def test_steps(name: str, mesh: str, policy: str, microbatches: int) -> None:
     step = alike(name, mesh, policy, microbatches)
     text = str(step.program)
-    assert text.count(" micro program explicit") == MESHES[mesh]["pp"] * POLICIES[policy].default
+    micro = text.partition("\nstage 0 ")[0].partition("micro program explicit")[2]
+    stages = MESHES[mesh]["pp"] * POLICIES[policy].default
+    assert micro.count("\nstage s") == stages
+    assert micro.count(" = send(") == micro.count(" = recv(") >= 2 * (stages - 1)
     if "tp" in mesh:
         assert "/tp" in text, "else this would test nothing"
 
