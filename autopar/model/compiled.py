@@ -30,7 +30,7 @@ from autopar.ir.streams import Groups
 from autopar.ir.value_names import sums_in
 from autopar.model.inputs import CallInputs
 from autopar.model.many_sizes import AtSizes, explicit_at_sizes, placed_key
-from autopar.model.planner import Planner, Search, may_exceed, with_reserve
+from autopar.model.planner import Planner, PlanSearch, may_exceed, with_reserve
 from autopar.model.sizes import SizedCaptures
 from autopar.model.taken_plan import as_explicit, repriced
 from autopar.passes import Search as SearchPass
@@ -356,7 +356,7 @@ class Compiler:
         if options.pop("search", False):
             starts = () if captured is None else starting_points(self.model, captured, self.mesh)
             returned = {} if captured is None else {f"{path}()": names for path, names in captured.modules.items()}
-            search = Search(self.planner, ending, starts, returned)
+            search = PlanSearch(self.planner, ending, starts, returned)
             options |= {"search": search, "machine": self.planner.machine, "time_limit": self.planner.time_limit}
         options.setdefault("machine", self.machine)
         if crosses_hosts(self.mesh, self.planner.machine, self.planner.hosts):
@@ -374,7 +374,7 @@ class Compiler:
 
         Memory has no limit.
         """
-        search, copy = Search(replace(self.planner, memory=math.inf, below=math.inf), ending), program.copy()
+        search, copy = PlanSearch(replace(self.planner, memory=math.inf, below=math.inf), ending), program.copy()
         options |= {"search": search, "machine": self.planner.machine, "time_limit": self.planner.time_limit}
         run_passes(copy, pipeline(self.mesh, attrs, strict=self.strict, device=device, last=SearchPass, **options))
         return {n.name: tensor_type(n).attr for n in copy.placeholders if record_of(n).role == "input"}

@@ -69,7 +69,7 @@ class Planner:
 
 
 @dataclass
-class Search:
+class PlanSearch:
     """One search of a planner. The pass ``search`` calls it.
 
     Attributes:

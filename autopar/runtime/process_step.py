@@ -86,7 +86,7 @@ class ProcessStep:
         if not self.tangents:
             with as_captured():
                 return self.forward(pieces)[0]
-        return list(_Step.apply(self, pieces, tuple(leaves), gradient, owners, *leaves.values()))
+        return list(_ProcessCall.apply(self, pieces, tuple(leaves), gradient, owners, *leaves.values()))
 
     def forward(
         self, pieces: Sequence[torch.Tensor], *, keep_states: bool = True
@@ -155,7 +155,7 @@ def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return distinct
 
 
-class _Step(torch.autograd.Function):
+class _ProcessCall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: ProcessStep, pieces: Sequence[torch.Tensor], names: tuple[str, ...],
                 gradient: Gradient, owners: Sequence[torch.Tensor],

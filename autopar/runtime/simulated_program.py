@@ -69,12 +69,12 @@ def simulate(program: Program, inputs: Mapping[str, torch.Tensor] | Sequence[tor
         VerifyError: the program breaks a promise of its level.
         ChannelError, SimulationError: ranks meet in different collectives, wait forever, or disagree about a value.
     """
-    step = _Simulated(program, localize(program))
+    step = _SimulatedProgram(program, localize(program))
     tensors = _in_order(program, inputs)
     return tuple(step(tensors))
 
 
-class _Simulated(SimulatedStep):
+class _SimulatedProgram(SimulatedStep):
     """A program that has one backward, for the gradients of all results together."""
 
     def __init__(self, program: Program, local: Mapping[int, Program]) -> None:

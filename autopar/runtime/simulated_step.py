@@ -51,7 +51,7 @@ class SimulatedStep:
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on full tensors: parameters, buffers, inputs, in the order of the placeholders. Buffers are updated."""
         if self.interface.tangents:
-            return list(_Step.apply(self, *tensors))
+            return list(_SimulatedCall.apply(self, *tensors))
         return self.forward(tensors)[0]
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], dict[int, RankRun]]:
@@ -130,7 +130,7 @@ class SimulatedStep:
         return join(pieces, type, words or name)
 
 
-class _Step(torch.autograd.Function):
+class _SimulatedCall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: SimulatedStep, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs, ctx.runs = step.forward(tensors)

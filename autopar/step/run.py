@@ -51,7 +51,7 @@ OF_STAGES = {  # the same, of a stage
 }  # fmt: skip
 
 
-class Micro(Protocol):
+class CapturedMicro(Protocol):
     """What a step needs to know of a captured micro-batch."""
 
     @property
@@ -74,7 +74,7 @@ class UnderWay:
         taken: whether a step has begun to complete it.
     """
 
-    micro: Micro
+    micro: CapturedMicro
     runs: StepRuns
     started: Mapping[int, Tensors]
     tensors: Tensors
@@ -107,7 +107,7 @@ class StepRunner:
         self,
         batch: Sequence[CallInputs],
         model: ModelState,
-        micro: Micro,
+        micro: CapturedMicro,
         runs: StepRuns,
         state: Mapping[str, torch.Tensor],
         before: UnderWay | None = None,
@@ -147,7 +147,7 @@ class StepRunner:
         made = {rank: self._rank_run(left.runs, rank, left.tensors) for rank in self.carrier.ranks}
         self._run(left.micro, left.runs, left.runs.end, made, left.tensors, left)
 
-    def _run(self, micro: Micro, runs: StepRuns, table: Timetable, made: Mapping[int, RankRun], full: Tensors,
+    def _run(self, micro: CapturedMicro, runs: StepRuns, table: Timetable, made: Mapping[int, RankRun], full: Tensors,
              before: UnderWay | None) -> UnderWay | None:  # fmt: skip
         carrier = self.carrier
         if before is not None:

@@ -253,3 +253,13 @@ def test_missing_passes_are_named(source: Path) -> None:
         f"autopar.passes is missing: neither {source}/autopar/passes nor {source}/passes is a folder; copy the folder"
     )
     assert run_python(code, source).startswith(said)
+
+
+def test_classes_of_a_step_and_what_runs_it_have_names_of_their_own() -> None:
+    found: dict[str, list[str]] = {}
+    for path in SOURCES:
+        if package_of(module_of(path)) in ("step", "runtime", "model", "pipeline", "timetable"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append(module_of(path))
+    assert not {name: modules for name, modules in found.items() if len(modules) > 1}

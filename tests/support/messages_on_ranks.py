@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autopar.runtime.lowering.point_to_point import Handle, Message, launch, post, start, under_way, wait
+from autopar.runtime.lowering.point_to_point import Handle, MessageEnd, launch, post, start, under_way, wait
 from autopar.runtime.lowering.tags import PASSES, tag_of
 from autopar.runtime.processes.groups import Key, process_groups
 
@@ -82,7 +82,7 @@ def nothing_is_kept(count: int) -> tuple[int, int]:
     them and of the handles, and after."""
     rank, memory = distributed.get_rank(), []
     for k in range(count):
-        messages = [Message(way, OTHER[rank], box(k, 1000)) for way in (True, False)]
+        messages = [MessageEnd(way, OTHER[rank], box(k, 1000)) for way in (True, False)]
         memory += [StorageWeakRef(one.memory.untyped_storage()) for one in messages]
         start(messages)
         del messages
@@ -94,7 +94,7 @@ def nothing_is_kept(count: int) -> tuple[int, int]:
 
 def once_only() -> None:
     rank = distributed.get_rank()
-    handle: Handle = start([Message(True, OTHER[rank], box(1)), Message(False, OTHER[rank], torch.empty(4))])
+    handle: Handle = start([MessageEnd(True, OTHER[rank], box(1)), MessageEnd(False, OTHER[rank], torch.empty(4))])
     (received,) = wait(handle)
     assert handle.received == () and float(received[0]) == 1
     with pytest.raises(RuntimeError, match="these messages have been waited for; each handle is waited for once"):

@@ -30,7 +30,7 @@ from autopar.runtime.waited import wait_begins, wait_ends
 from autopar.torch_private import group_named
 
 
-class Message(NamedTuple):
+class MessageEnd(NamedTuple):
     """One end of a message: the other rank of it, and the memory that it is sent from or received in, contiguous."""
 
     is_send: bool
@@ -45,7 +45,7 @@ class Handle:
     that has been freed, even if the caller drops the handle.
     """
 
-    def __init__(self, messages: Sequence[Message], works: Sequence[distributed.Work]) -> None:
+    def __init__(self, messages: Sequence[MessageEnd], works: Sequence[distributed.Work]) -> None:
         self._messages, self._works = tuple(messages), tuple(works)
         _under_way[id(self)] = self
 
@@ -86,15 +86,15 @@ def post(receives: Sequence[tuple[int, torch.Tensor]], group: str | None = None,
         group: the name of a process group that has both ranks; ``None``: the default group.
         tag: a number that the other end gives too (``tags``).
     """
-    return start([Message(False, sender, buffer) for sender, buffer in receives], group, tag)
+    return start([MessageEnd(False, sender, buffer) for sender, buffer in receives], group, tag)
 
 
 def launch(sends: Sequence[tuple[int, torch.Tensor]], group: str | None = None, tag: int = UNTAGGED) -> Handle:
     """Send boxes, given as (receiver, box). Arguments are as those of ``post``."""
-    return start([Message(True, receiver, box) for receiver, box in sends], group, tag)
+    return start([MessageEnd(True, receiver, box) for receiver, box in sends], group, tag)
 
 
-def start(messages: Sequence[Message], group: str | None = None, tag: int = UNTAGGED) -> Handle:
+def start(messages: Sequence[MessageEnd], group: str | None = None, tag: int = UNTAGGED) -> Handle:
     """Start sends and receives in their order: on a GPU as one batch. Arguments are as those of ``post``."""
     where = None if group is None else group_named(group)
     if all(message.memory.device.type == "cpu" for message in messages):  # gloo has no batches
@@ -143,7 +143,7 @@ def start_between_stages(
     assert x is not None or not plan.sends
     boxes = [] if x is None else boxes_of(x, plan)
     buffers = buffers_of(plan, dtype, device)
-    return start([Message(is_send, *(boxes if is_send else buffers)[k]) for is_send, k in plan.order], group, tag)
+    return start([MessageEnd(is_send, *(boxes if is_send else buffers)[k]) for is_send, k in plan.order], group, tag)
 
 
 def finish_between_stages(

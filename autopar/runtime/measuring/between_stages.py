@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autopar.runtime.lowering.point_to_point import Message, start
+from autopar.runtime.lowering.point_to_point import MessageEnd, start
 from autopar.runtime.measuring.clock import Call
 
 TAG = 1  # no other message is under way while calls are timed
@@ -38,8 +38,8 @@ class BetweenStages:
         """Return a rank's part of the messages there and back; all ranks call it together."""
         sent = self._memory(self.sends.get(rank, {}), device)
         received = self._memory({other: to[rank] for other, to in self.sends.items() if rank in to}, device)
-        there = [Message(True, *end) for end in sent.items()] + [Message(False, *end) for end in received.items()]
-        back = [Message(not message.is_send, *message[1:]) for message in there]
+        there = [MessageEnd(True, *end) for end in sent.items()] + [MessageEnd(False, *end) for end in received.items()]
+        back = [MessageEnd(not message.is_send, *message[1:]) for message in there]
 
         def call() -> None:
             for messages in (there, back):

@@ -17,7 +17,7 @@ from torch import distributed
 from autopar.pipeline import Task
 from autopar.runtime.current_slot import slot, waiting_for
 from autopar.runtime.lowering.point_to_point import Handle, start
-from autopar.runtime.lowering.point_to_point import Message as End
+from autopar.runtime.lowering.point_to_point import MessageEnd as End
 from autopar.runtime.running.functions import slot_of
 from autopar.runtime.simulation.simulate import Until
 from autopar.runtime.spans import span

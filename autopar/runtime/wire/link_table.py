@@ -24,7 +24,7 @@ TIMES = ("ready", "price", "begin", "end")  # of a transfer, in seconds
 SIZE = WORD * ((len(FIELDS) + len(TIMES)) * TRANSFERS + 2 * LINKS)  # bytes of a table
 
 
-class Times(NamedTuple):
+class LinkTimes(NamedTuple):
     """When a transfer begins, and the earliest time at which it ends."""
 
     begin: float
@@ -88,7 +88,7 @@ class LinkTable:
                 self._decide(slot, links, now)
             return True
 
-    def times(self, key: int, members: int) -> Times | None:
+    def times(self, key: int, members: int) -> LinkTimes | None:
         """Return when a transfer begins and ends; ``None`` until all members have issued it.
 
         Each member may read the times once.
@@ -97,7 +97,7 @@ class LinkTable:
             slot = self._find(key, make=False)
             if slot is None or self._issued[slot] < members:
                 return None
-            times = Times(self._begin[slot], self._end[slot])
+            times = LinkTimes(self._begin[slot], self._end[slot])
             self._read[slot] += 1
             if self._read[slot] == members:
                 self._keys[slot] = 0

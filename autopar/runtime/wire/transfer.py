@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.runtime.wire.clock import now, sleep_until
-from autopar.runtime.wire.link_table import LinkTable, Times
+from autopar.runtime.wire.link_table import LinkTable, LinkTimes
 from autopar.runtime.wire.report import Counts
 from autopar.runtime.wire.shared_file import SharedFile
 
@@ -60,7 +60,7 @@ class Transfer:
                 )
             sleep_until(now() + LONGEST_PAUSE)
 
-    def times(self) -> Times | None:
+    def times(self) -> LinkTimes | None:
         """Return its times, once; ``None`` while a member has not issued it."""
         return self.medium.table.times(self.key, len(self.members))
 

@@ -14,7 +14,7 @@ from torch import distributed
 from autopar.runtime.wire.alarms import Alarms
 from autopar.runtime.wire.carry import Carried
 from autopar.runtime.wire.clock import now, sleep_until
-from autopar.runtime.wire.link_table import Times
+from autopar.runtime.wire.link_table import LinkTimes
 from autopar.runtime.wire.report import Record
 from autopar.runtime.wire.transfer import ALIVE, FIRST_PAUSE, LONGEST_PAUSE, Transfer
 from autopar.torch_private import source_rank_of
@@ -36,7 +36,7 @@ class _Deadline:
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
-        self.times: Times | None = None
+        self.times: LinkTimes | None = None
         self._lock = threading.Lock()
 
     def decided(self, arrived: float, since: float | None = None) -> bool:
@@ -50,7 +50,7 @@ class _Deadline:
                     transfer.medium.counts.finished(record, since)
             return self.times is not None
 
-    def wait(self, arrived: float, since: float | None = None) -> Times:
+    def wait(self, arrived: float, since: float | None = None) -> LinkTimes:
         """Wait until the times are known: the data of a broadcast may arrive before all ranks have issued it."""
         begun = looked = now()
         pause = FIRST_PAUSE

@@ -20,7 +20,7 @@ from autopar.model.dtensor_parameters import local_of
 from autopar.model.inputs import CallInputs
 from autopar.runtime.dtensors import is_dtensor
 from autopar.step.captures import StepCaptures
-from autopar.step.run import Micro, Returned, StepRunner, UnderWay
+from autopar.step.run import CapturedMicro, Returned, StepRunner, UnderWay
 from autopar.step.running import StepRuns
 from autopar.step.states.optimizer_state import OptimizerState
 from autopar.torch_private import version_of, without_function_modes
@@ -71,8 +71,8 @@ class Crossing:
         if not same or self._updates != self._updates_now():
             self.finish()
 
-    def run(self, runner: StepRunner, batch: Sequence[CallInputs], model: ModelState, micro: Micro, runs: StepRuns,
-            state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
+    def run(self, runner: StepRunner, batch: Sequence[CallInputs], model: ModelState, micro: CapturedMicro,
+            runs: StepRuns, state: Mapping[str, torch.Tensor]) -> Returned:  # fmt: skip
         """Run a step that takes what is under way."""
         if self._left is not None and self._left[1].runs is not runs:
             self.finish()

@@ -22,7 +22,7 @@ from autopar.scheduling.programs.communication import Communication
 from autopar.step.reports.measured_rank import measured_rank
 from autopar.step.reports.rank_report import RankReport
 from autopar.step.reports.step_profile import Computed, Places, RankRecord, StepProfile, computed_track, places_of
-from autopar.step.reports.timeline import Timeline
+from autopar.step.reports.timeline import StepTimeline
 
 
 class NextSteps:
@@ -107,7 +107,7 @@ class RecordedSteps:
         no time there, and a wait is what the stream waits. Where the device waits for the host, a line has that, too.
         """
         runs = self._recorded(*args, **kwargs)[0].runs
-        return Timeline(self.communication, tuple(self._gathered(runs)))
+        return StepTimeline(self.communication, tuple(self._gathered(runs)))
 
     def rank_report(self, *args: Any, **kwargs: Any) -> RankReport:
         """Run a few steps on this rank, and report its memory, its time by classes of ops, and its communication.

@@ -20,7 +20,7 @@ from autopar.scheduling.trace import Arrow, Slice, Track, save_trace, simulated_
 
 
 @dataclass(frozen=True)
-class Timeline(InNotebook):
+class StepTimeline(InNotebook):
     """One step, simulated and recorded.
 
     Times are in seconds. A recorded step runs line by line, which takes some microseconds more for each line. The end

@@ -66,17 +66,17 @@ class StageProgram:
 
 
 @dataclass
-class Crossing:
+class CrossingValues:
     """The values that cross each boundary: number ``b`` is between the stages ``b`` and ``b + 1``."""
 
     up: list[list[fx.Node]] = field(default_factory=list)
     down: list[list[fx.Node]] = field(default_factory=list)
 
 
-def crossing_values(program: Program, assignment: Assignment, dissolved: set[fx.Node]) -> Crossing:
+def crossing_values(program: Program, assignment: Assignment, dissolved: set[fx.Node]) -> CrossingValues:
     """Return the values that cross each boundary, in the order of the program. Linear in the graph."""
     boundaries = range(assignment.stages - 1)
-    crossing = Crossing([[] for _ in boundaries], [[] for _ in boundaries])
+    crossing = CrossingValues([[] for _ in boundaries], [[] for _ in boundaries])
     for node in program.nodes:
         if node not in assignment.stage or node in dissolved:
             continue
@@ -120,7 +120,7 @@ class _Stage:
         assignment: Assignment,
         device: torch.device,
         stage: int,
-        crossing: Crossing,
+        crossing: CrossingValues,
         dissolved: set[fx.Node],
         sums: Mapping[fx.Node, Mapping[int, Part]],
         states: Mapping[fx.Node, fx.Node],
