@@ -89,5 +89,7 @@ def put_in_place(parameter: torch.Tensor, value: torch.Tensor) -> None:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's piece of a DTensor, without a graph; a plain tensor itself."""
+    if not is_dtensor(tensor):
+        return tensor.detach()
     with torch.no_grad():
-        return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
+        return tensor.to_local()

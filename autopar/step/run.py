@@ -165,8 +165,7 @@ class StepRunner:
             self._fail(error, runs)
             raise
         held = {rank: run.held for rank, run in made.items()}
-        types = {name: type for own in runs.held.values() for name, type in own.items()}
-        carrier.write({name: full[name].detach() for name in runs.written if name in full}, held, types)
+        carrier.write(full, held, runs.known, runs.written)
         if runs.end is None or table is runs.end:
             return None
         started = {rank: run.boxes["started", None] for rank, run in made.items()}
@@ -196,13 +195,7 @@ class StepRunner:
 
     def _rank_run(self, runs: StepRuns, rank: int, tensors: Mapping[str, torch.Tensor]) -> RankRun:
         programs = {key: self._program(placed, rank) for key, placed in runs.programs.items() if rank in placed.mesh}
-        types = {name: type for stage in runs.stages_of(rank) for name, type in runs.held[stage].items()}
-        known = {name for own in runs.held.values() for name in own}
-        held = {
-            name: self.carrier.held(tensor, types.get(name), rank)
-            for name, tensor in tensors.items()
-            if name in types or name not in known or isinstance(self.carrier, ProcessCarrier)
-        }
+        held = self.carrier.held(tensors, runs.held_on(rank), runs.known, rank)
         count = runs.timetable.batches
         return RankRun(programs, held, {}, self.carrier.device, lambda entry: _in_span(entry, count))
 

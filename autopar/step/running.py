@@ -57,6 +57,15 @@ class StepRuns:
         found = next(position.stages for position in self.timetable.positions if rank in position.ranks)
         return found or (None,)
 
+    def held_on(self, rank: int) -> Mapping[str, TensorType]:
+        """Return the types of what a rank keeps between steps, by name."""
+        return {name: type for stage in self.stages_of(rank) for name, type in self.held[stage].items()}
+
+    @cached_property
+    def known(self) -> Mapping[str, TensorType]:
+        """The types of what any rank keeps between steps, by name."""
+        return {name: type for own in self.held.values() for name, type in own.items()}
+
     @property
     def is_staged(self) -> bool:
         """Whether stages send messages to each other."""

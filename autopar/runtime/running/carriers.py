@@ -112,12 +112,25 @@ class Carrier(Protocol):
         """Return where a rank sends and receives."""
         ...
 
-    def held(self, tensor: torch.Tensor, type: TensorType | None, rank: int) -> torch.Tensor:
-        """Return a rank's piece of what stays between steps; ``type``: its global type, ``None`` for a number."""
+    def held(
+        self, tensors: Mapping[str, torch.Tensor], types: Mapping[str, TensorType], known: Collection[str], rank: int
+    ) -> dict[str, torch.Tensor]:
+        """Return a rank's pieces of what stays between steps.
+
+        Args:
+            tensors: the tensors of the model and of the optimizer, and numbers, by name.
+            types: the global types of what the rank keeps.
+            known: the names of what any rank keeps; others are numbers.
+        """
         ...
 
-    def write(self, full: Mapping[str, torch.Tensor], held: Boxes, types: Mapping[str, TensorType]) -> None:
-        """Write what the runs have changed back to the tensors of the model and of the optimizer."""
+    def write(
+        self, full: Mapping[str, torch.Tensor], held: Boxes, types: Mapping[str, TensorType], names: Collection[str]
+    ) -> None:
+        """Write what the runs have changed back to the tensors of the model and of the optimizer.
+
+        ``names``: of what they may have changed.
+        """
         ...
 
     def run(self, runs: Runs) -> None:
@@ -174,11 +187,18 @@ class ProcessCarrier:
     def messages(self, rank: int) -> Messages:
         return self._messages
 
-    def held(self, tensor: torch.Tensor, type: TensorType | None, rank: int) -> torch.Tensor:
+    def held(
+        self, tensors: Mapping[str, torch.Tensor], types: Mapping[str, TensorType], known: Collection[str], rank: int
+    ) -> dict[str, torch.Tensor]:
         with torch.no_grad():
-            return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
+            return {
+                name: tensor.to_local() if is_dtensor(tensor) else tensor.detach() if tensor.requires_grad else tensor
+                for name, tensor in tensors.items()
+            }
 
-    def write(self, full: Mapping[str, torch.Tensor], held: Boxes, types: Mapping[str, TensorType]) -> None:
+    def write(
+        self, full: Mapping[str, torch.Tensor], held: Boxes, types: Mapping[str, TensorType], names: Collection[str]
+    ) -> None:
         """Nothing: runs have written to the tensors themselves."""
 
     def run(self, runs: Runs) -> None:
@@ -218,14 +238,20 @@ class SimulatedCarrier:
     def messages(self, rank: int) -> Messages:
         return SimulatedMessages(rank, self._mail)
 
-    def held(self, tensor: torch.Tensor, type: TensorType | None, rank: int) -> torch.Tensor:
-        if type is None:
-            return tensor
-        return cut(tensor.detach(), type, type.mesh.coordinates(rank)).clone()
+    def held(
+        self, tensors: Mapping[str, torch.Tensor], types: Mapping[str, TensorType], known: Collection[str], rank: int
+    ) -> dict[str, torch.Tensor]:
+        pieces = {name: tensor for name, tensor in tensors.items() if name not in known}
+        for name, tensor in tensors.items():
+            if (type := types.get(name)) is not None:
+                pieces[name] = cut(tensor.detach(), type, type.mesh.coordinates(rank)).clone()
+        return pieces
 
-    def write(self, full: Mapping[str, torch.Tensor], held: Boxes, types: Mapping[str, TensorType]) -> None:
+    def write(
+        self, full: Mapping[str, torch.Tensor], held: Boxes, types: Mapping[str, TensorType], names: Collection[str]
+    ) -> None:
         first = next(iter(held.values()))
-        for name, tensor in full.items():
+        for name, tensor in ((name, full[name].detach()) for name in names if name in full):
             type = types.get(name)
             if type is not None:
                 pieces = {rank: own[name] for rank, own in held.items() if rank in type.mesh and name in own}

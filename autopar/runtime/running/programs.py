@@ -115,6 +115,11 @@ class RankProgram:
         return found
 
     @cached_property
+    def direct(self) -> dict[str, str]:
+        """Placeholder of what stays between steps → the user's name, in a run that takes no copies."""
+        return {of: self.names[of] for of, group in self.groups.items() if group == HELD}
+
+    @cached_property
     def finished(self) -> frozenset[str]:
         """The user's names of the numbers that complete the step before."""
         return taken_by_finish(self.local)
@@ -200,6 +205,10 @@ class CallProgram(RankProgram):
     @cached_property
     def groups(self) -> dict[str, str]:
         return dict.fromkeys(self.names, INPUT)
+
+    @cached_property
+    def direct(self) -> dict[str, str]:
+        return self.names
 
     @cached_property
     def copies(self) -> dict[str, str]:

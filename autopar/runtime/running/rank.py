@@ -124,10 +124,14 @@ class RankRun:
         else:
             later = NOTHING if part in PIECES else program.later[part]
             kept = self.kept[name, stage, batch] if later or (name, stage, batch) in self.kept else {}
+            copies = copies and bool(self.boxes["copies", stage])
+            held, direct = self.held, {} if copies else program.direct
             boxed = []
             for value in function.takes:
                 if value in kept:
                     boxed.append(kept[value] if value in later else kept.pop(value))
+                elif (given := held.get(direct.get(value, ""))) is not None:  # most values, in few steps
+                    boxed.append(given)
                 else:
                     boxed.append(self._taken(program, value, entry, copies, empties, value in later))
             gives = function.gives
