@@ -25,7 +25,7 @@ MOST_CODE_LINES = {
     "timetable": 300,
 }  # fmt: skip
 STEP_AND_BELOW = ("step", "runtime", "model", "pipeline")
-MOST_OF_STEP_AND_BELOW = 25_750
+MOST_OF_STEP_AND_BELOW = 25_800
 SLACK = 0.1  # a budget that is larger than the package by more is too large
 
 NO_CODE = {
