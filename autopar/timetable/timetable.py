@@ -11,14 +11,12 @@ ranks 0-3
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autopar.errors import TextError
 from autopar.ir.mesh import ranges_of
 from autopar.notebook import InNotebook
-from autopar.timetable.entry import Entry, Line, line_of, text_of
+from autopar.timetable.entry import Line, line_of, text_of
 from autopar.timetable.verify import check
 
 
@@ -68,19 +66,10 @@ class Timetable(InNotebook):
         """The number of stages."""
         return max(1, sum(len(position.stages) for position in self.positions))
 
-    def runs(self) -> Counter[str]:
-        """Return how often each program is run by the ranks of the first position."""
-        return Counter(line.program for line in self.positions[0].lines if isinstance(line, Entry))
-
     def verify(self) -> None:
         """Check that each run takes what was handed on before; ``VerifyError`` quotes the line that does not."""
         for position in self.positions:
             check(position.lines, self.batches)
-
-    def mapped(self, rule: Callable[[Sequence[Line]], Sequence[Line]]) -> Timetable:
-        """Return the timetable with other lines, by a rule that takes those of one position."""
-        positions = (replace(position, lines=tuple(rule(position.lines))) for position in self.positions)
-        return replace(self, positions=tuple(positions))
 
     def __str__(self) -> str:
         batches = f"{self.batches} micro-batch{'es' * (self.batches > 1)}" if self.batches else "a call"

@@ -35,6 +35,7 @@ from autopar.step.running import Others, StepRuns, held_types
 from autopar.timetable import Entry, Position, Timetable
 from autopar.timetable.entry import Line
 
+Shared = Sequence[tuple[StageOutput, int, Bundle]]  # an output, its number, and a rank's part of it on its way
 ByStage = dict[int | None, Mapping[str, TensorType]]  # stage → types by name
 
 
@@ -114,11 +115,14 @@ def of_call(call: StagedCall, mesh: Mesh) -> StepRuns:
         own = next(stage.mesh for stage in stages if rank in stage.mesh)
         return [output.on(own, call.whole) for output in call.made]
 
-    def others(rank: int, messages: Messages) -> Others:
-        first = len(stages)
+    @cache
+    def bundles(rank: int) -> tuple[Sequence[tuple[int, Bundle]], Sequence[Bundle], Shared]:
         tied = [(number, Bundle([_crossed(call, number, name)], rank)) for number, name in copied]
         shared = outputs_to_share(call.made, stages, 1, call.whole, rank)
-        buffers = [Bundle([value], rank) for value in written]
+        return tied, [Bundle([value], rank) for value in written], shared
+
+    def others(rank: int, messages: Messages) -> Others:
+        first, (tied, buffers, shared) = len(stages), bundles(rank)
         return {
             "tied": lambda run: send_copies(run, rank, tied, messages, first),
             "buffers": lambda run: share_buffers(rank, run.held, buffers, messages, first),
@@ -345,7 +349,7 @@ def _copied(micro: PipelinedMicro, parameter: str, reader: int) -> Crossed:
 
 def outputs_to_share(
     outputs: Sequence[StageOutput], stages: Sequence[CutStage], count: int, whole: bool, rank: int
-) -> list[tuple[StageOutput, int, Bundle]]:
+) -> Shared:
     """Return a rank's part of all outputs on their way to all positions along the pipeline, each with its number.
 
     micro-batch 0 on stage 1, logits : f32[8 10]
@@ -359,7 +363,7 @@ def outputs_to_share(
 
 
 def share_outputs(
-    run: RankRun, rank: int, outputs: Sequence[tuple[StageOutput, int, Bundle]], messages: Messages, first: int,
+    run: RankRun, rank: int, outputs: Shared, messages: Messages, first: int,
     count: int,
 ) -> Lines:  # fmt: skip
     """Send the outputs of all micro-batches to the ranks of all stages. ``first``: as of ``exchange``."""
