@@ -72,8 +72,8 @@ def test_spans_of_a_step_and_a_call() -> None:
             for layer in ("layers.0", "layers.1"):
                 assert ("step 2", batch_words, phase, layer, "up") in paths
     assert ("step 2", "micro-batch 2 of 2", "update") in paths
-    assert ("call Net", "_Step", "forward", "layers.1", "down") in paths, (
-        "_Step is torch's span of an autograd function"
+    assert ("call Net", "_ProcessCall", "forward", "layers.1", "down") in paths, (
+        "_ProcessCall is torch's span of an autograd function"
     )
     assert any(path[-3:] == ("backward", "layers.0", "up") and path[0] != "step 2" for path in paths)
 

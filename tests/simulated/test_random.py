@@ -21,6 +21,7 @@ from autopar import CaptureError, Mesh, RuleError
 from autopar.ir.ops.seeded_random import is_seeded_random, mixed
 from autopar.ir.program import Program
 from autopar.rules.registry import RULES
+from autopar.runtime.simulation.simulate import compile_phases, run_ranks
 
 
 class Apply(nn.Module):
@@ -122,9 +123,11 @@ def test_single_draws_what_a_single_device_draws(name: str, mesh: Mesh) -> None:
 
 def pieces_of(parallel: autopar.Parallel, name: str, *args: torch.Tensor) -> dict[int, torch.Tensor]:
     """What each rank has of a value."""
-    step = parallel.capture(*args).simulated
-    values = step.start([*parallel.parameters(), *args, torch.tensor(7)])
-    step.run("forward", values)
+    compiled = parallel.capture(*args)
+    values = compiled.simulated.start([*parallel.parameters(), *args, torch.tensor(7)])
+    code = {rank: compile_phases(compiled.local[rank])["forward"] for rank in values}
+    with torch.no_grad():
+        run_ranks(compiled.program.meshes, code, values)
     return {rank: own[name] for rank, own in values.items()}
 
 
