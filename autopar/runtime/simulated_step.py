@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from autopar.ir.program import Program
-from autopar.ir.record import PHASES, TensorType
+from autopar.ir.record import TensorType
 from autopar.runtime.interface import Interface
 from autopar.runtime.modes import as_captured
 from autopar.runtime.process_step import BACKWARD, KEPT
@@ -67,10 +67,9 @@ class SimulatedStep:
 
     def begin(self, pieces: Mapping[int, Values]) -> dict[int, RankRun]:
         """Run the forward on the pieces of all ranks; all phases, where there is no tangent."""
-        phases = ("forward",) if self.interface.tangents else PHASES
         runs = {rank: self._run(rank, own) for rank, own in pieces.items()}
-        lines = [Entry("call", phase) for phase in phases]
-        self._together({rank: _calls(run, lines) for rank, run in runs.items()})
+        part = Entry("call", "forward" if self.interface.tangents else "whole")
+        self._together({rank: run.call(part, "") for rank, run in runs.items()})
         return runs
 
     def backward(self, runs: Mapping[int, RankRun], tangents: Mapping[str, torch.Tensor | None]
@@ -162,8 +161,3 @@ class _SimulatedCall(torch.autograd.Function):
             runs = step.begin({rank: run.held for rank, run in runs.items()})
         results = step.backward(runs, {name: gradients[k] for k, name in step.interface.tangents.items()})
         return (None, *(results.get(name) for name in step.interface.arguments))
-
-
-def _calls(run: RankRun, lines: Sequence[Entry]) -> Lines:
-    for line in lines:
-        yield from run.call(line, "")

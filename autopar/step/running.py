@@ -52,6 +52,11 @@ class StepRuns:
     slots: Callable[[int, Messages], Callable[[RankRun], Slots]] | None = None
     others: Callable[[int, Messages], Others] = field(default=lambda rank, messages: {})
 
+    def __post_init__(self) -> None:
+        self.timetable.verify()
+        if self.alone is not self.timetable:
+            self.alone.verify()
+
     def stages_of(self, rank: int) -> tuple[int | None, ...]:
         """Return the stages of a rank; ``(None,)`` where there are none."""
         found = next(position.stages for position in self.timetable.positions if rank in position.ranks)
@@ -59,7 +64,12 @@ class StepRuns:
 
     def held_on(self, rank: int) -> Mapping[str, TensorType]:
         """Return the types of what a rank keeps between steps, by name."""
-        return {name: type for stage in self.stages_of(rank) for name, type in self.held[stage].items()}
+        return self._held_on[self.stages_of(rank)]
+
+    @cached_property
+    def _held_on(self) -> Mapping[tuple[int | None, ...], Mapping[str, TensorType]]:
+        positions = [position.stages or (None,) for position in self.timetable.positions]
+        return {of: {name: type for stage in of for name, type in self.held[stage].items()} for of in positions}
 
     @cached_property
     def known(self) -> Mapping[str, TensorType]:
@@ -91,19 +101,19 @@ class StepRuns:
 class KnownRuns:
     """What the steps of captures run, by their programs."""
 
-    _known: dict[tuple[int, int], StepRuns] = field(default_factory=dict)
+    _known: dict[tuple[int, int], tuple[object, object, StepRuns]] = field(default_factory=dict)
 
     def of(self, micro: object, update: object, make: Callable[[], StepRuns]) -> StepRuns:
         """Return what a step runs; ``make`` makes it once."""
         key = id(micro), id(update)
         if key not in self._known:
-            self._known[key] = make()
-        return self._known[key]
+            self._known[key] = micro, update, make()  # held, so that no other object gets their ids
+        return self._known[key][-1]
 
     def forget(self, program: Program) -> None:
         """Drop what has a program that does not run again."""
         self._known = {
-            key: runs for key, runs in self._known.items() if all(program is not own for own in runs.explicit)
+            key: known for key, known in self._known.items() if all(program is not own for own in known[-1].explicit)
         }
 
     def clear(self) -> None:

@@ -19,7 +19,7 @@ from autopar.runtime.running.carriers import SimulatedCarrier
 from autopar.step.pipelined.calls.staged_call import StagedCall, codec_of_staged, compile_staged
 from autopar.step.pipelined.runs import of_call
 from autopar.step.run import StepRunner, carrier_here
-from autopar.step.running import StepRuns
+from autopar.step.running import KnownRuns, StepRuns
 from autopar.timetable import Timetable
 
 
@@ -42,7 +42,7 @@ class StagedCalls:
     def _clear(self) -> None:
         calls = self._calls
         self._captures: Captures[StagedCall] = Captures()
-        self._runs: dict[int, StepRuns] = {}
+        self._runs = KnownRuns()
         self._homes: StageHomes | None = calls.homes
         if calls.job is None:
             self._runner = StepRunner(calls, lambda: SimulatedCarrier(calls.mesh.ranks, calls.device))
@@ -81,14 +81,18 @@ class StagedCalls:
                 lambda: codec_of_staged(compiler, inputs, homes, notes),
             )
             calls.agreement.compare_programs(made.text, made.captured.guards)
-            self._captures.add(call, made.captured.guards, made)
+            for _, dropped in self._captures.add(call, made.captured.guards, made):
+                for program in self._of(dropped).explicit:
+                    self._runner.forget(program)
+                    self._runs.forget(program)
         return self._captures[call]
 
     def _run(self, call: StagedCall, inputs: CallInputs, state: ModelState) -> list[torch.Tensor]:
         """Run a call on the ranks of this process. Returns its outputs."""
-        if id(call) not in self._runs:
-            self._runs[id(call)] = of_call(call, self._calls.mesh)
-        runs = self._runs[id(call)]
+        runs = self._of(call)
         self.timetable = runs.timetable
         (_, outputs), _ = self._runner([inputs], state, call, runs, {})
         return outputs
+
+    def _of(self, call: StagedCall) -> StepRuns:
+        return self._runs.of(call, None, lambda: of_call(call, self._calls.mesh))
