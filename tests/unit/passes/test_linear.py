@@ -36,7 +36,7 @@ def looked_at(layers: int, plan: dict[str, tuple[str | None, ...]], monkeypatch:
     with monkeypatch.context() as patch:
         for name in ("expand", "place", "follow", "narrow", "lift", "defer", "reshard", "share"):
             patch.setattr(importlib.import_module(f"autopar.passes.{name}"), "operands", counting, raising=False)
-        for name in ("every_level", "layouts", "pieces", "streams"):
+        for name in ("levels", "pieces"):
             patch.setattr(importlib.import_module(f"autopar.verify.{name}"), "operands", counting)
         for step in pipeline(MESH, attrs):
             count = 0
