@@ -32,7 +32,7 @@ from autopar.passes.reshard import Reshard
 from autopar.passes.search import Search
 from autopar.passes.share import Share
 from autopar.passes.split_backward import SplitBackward
-from autopar.passes.split_update import SplitUpdate
+from autopar.passes.spread import OnStages, Spread
 from autopar.passes.widen import Widen
 from autopar.report.hosts import crosses_hosts
 from autopar.search.search import Find
@@ -77,12 +77,12 @@ PIPELINE: tuple[Row, ...] = (
     Row(Narrow, unless="search"),
     Row(Lift, unless="search"),
     Row(Defer, unless="search"),
+    Row(Spread, {"on": "stages"}, when="stages"),
     Row(Widen, when="widen"),
     Row(Reshard, _PRICED),
     Row(Fold, _PRICED),
     Row(Share),
     Row(SplitBackward, when="split_backward"),
-    Row(SplitUpdate, when="split_update"),
     Row(Levels, {"machine": "levels", "hosts": "hosts"}, when="levels"),
 )
 
@@ -103,7 +103,7 @@ def pipeline(
     time_limit: float = 60.0,
     memory: float | None = None,
     split_backward: bool = False,
-    split_update: bool = False,
+    stages: OnStages | None = None,
     levels: Machine | None = None,
     hosts: Hosts | None = None,
     last: type[Pass] = Levels,
@@ -120,7 +120,7 @@ def pipeline(
         machine: the machine whose nanoseconds decide, its name, or a file of one; without one the fewest bytes do.
         time_limit, memory: as for ``search``.
         split_backward: whether gradients of weights are computed apart, as on the stages of a pipeline.
-        split_update: whether the numbers that go over all stages of a pipeline are computed apart.
+        stages: where the values are, of a program of all stages of a pipeline; ``mesh`` is then that of one stage.
         levels: the machine on whose hosts collectives may go level by level, by default ``machine``; without one they
             run at once.
         hosts: the hosts of the job, for the report.
@@ -131,7 +131,7 @@ def pipeline(
         "widen": widen, "amp": amp, "keep": keep or {}, "recompute": recompute, "search": search,
         "machine": None if machine is None else machine_from(machine),
         "time_limit": time_limit, "memory": memory, "split_backward": split_backward,
-        "split_update": split_update, "levels": levels, "hosts": hosts,
+        "stages": stages, "levels": levels, "hosts": hosts,
     }  # fmt: skip
     if levels is None and machine is not None and mesh is not None and crosses_hosts(mesh, machine_from(machine)):
         options["levels"] = machine_from(machine)
@@ -154,6 +154,7 @@ __all__ = [
     "Levels",
     "Lift",
     "Narrow",
+    "OnStages",
     "Pass",
     "Place",
     "Reassociate",
@@ -162,7 +163,7 @@ __all__ = [
     "Search",
     "Share",
     "SplitBackward",
-    "SplitUpdate",
+    "Spread",
     "Widen",
     "pipeline",
     "run_passes",

@@ -22,6 +22,8 @@ from autopar.costs.profile_table import table_of
 from autopar.errors import ProfileError
 from autopar.ir import transfers
 from autopar.ir.digest import program_digest
+from autopar.ir.mesh import PIPELINE
+from autopar.ir.ops.over_stages import OVER_STAGES
 from autopar.ir.program import Program
 from autopar.notebook import InNotebook
 
@@ -119,8 +121,7 @@ class Profile(InNotebook):
                 f"a profile has the times of explicit programs, and this one is {program.level}; pass the explicit "
                 f"program that it was made from"
             )
-        between = (transfers.send, transfers.recv)  # messages between stages have rows of their own
-        calls = [(node, text) for node, text in calls_of(program) if not (program.stages and node.target in between)]
+        calls = [(node, text) for node, text in calls_of(program) if not (program.stages and _between(node))]
         if strict and program_digest(program) not in self.programs.values():
             raise ProfileError(self._differs(program, [text for _, text in calls]))
         return [(node, self._row(text)) for node, text in calls]
@@ -211,3 +212,13 @@ class Profile(InNotebook):
         except (ValueError, RecursionError) as error:  # of characters, nesting, or numbers with thousands of digits
             raise ProfileError(f"{path}: the file is not JSON: {error}") from None
         return Profile(**read(content, path), source=str(path))
+
+
+def _between(node: fx.Node) -> bool:
+    """Return whether a node is a message between stages, which has a row of its own, or adds up numbers of all."""
+    if node.target in (transfers.send, transfers.recv, OVER_STAGES):
+        return True
+    if node.target not in transfers.BY_FUNCTION:
+        return False
+    arguments = transfers.arguments(node.target, node.args, node.kwargs)
+    return PIPELINE in transfers.axes_of(arguments.get("axis") or ())

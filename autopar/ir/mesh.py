@@ -291,6 +291,16 @@ def mesh_of_stage(mesh: Mesh, position: int) -> Mesh:
     return Mesh({axis: size for axis, size in mesh.axes if axis != PIPELINE}, ranks=ranks)
 
 
+def stage_name(number: int) -> str:
+    """Return the name of a stage of a pipeline in a program: ``s0``."""
+    return f"s{number}"
+
+
+def stage_number(name: str) -> int:
+    """Return the number of a stage from its name."""
+    return int(name.removeprefix("s"))
+
+
 def _axis_name(axis: object) -> str:
     if not isinstance(axis, str):
         raise TypeError(f"axis name {shown(axis)} is not a string; name the axes, as in Mesh(dp=2, tp=2)")

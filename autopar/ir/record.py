@@ -37,7 +37,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 # ``weight_gradients``: those that a pipeline computes apart from the rest of the backward;
 # ``reduction``: what an update computes before numbers go over all stages of a pipeline
-PHASES = ("finish", "forward", "backward", "weight_gradients", "reduction", "update")
+PHASES = ("finish", "forward", "backward", "weight_gradients", "update")
 ROLES = ("input", "param", "buffer", "tangent", "seed", "state")
 
 

@@ -13,12 +13,11 @@ parameter's name and a suffix; a value of the step as a whole has a name that be
 | ``.loss`` | ``LOSS`` | the state in which the losses of micro-batches add up |
 | ``.scale`` | ``SCALE`` | the factor of the loss in mixed precision |
 | ``.growth`` | ``GROWTH`` | the number of steps since the scale was changed |
-| ``.squares`` | ``SCHEDULED`` | the sum of squares of the gradients that a step uses, over all stages of a pipeline |
-| ``.measured`` | ``SCHEDULED`` | that of the gradients whose norm is measured |
 | ``.averages`` | ``AVERAGES`` | the number of steps that the averages were updated in |
 | ``.step.0`` | ``STEPS`` | the number of optimizer steps, for all parameters that took equally many |
 | ``.count.0`` | ``COUNT`` | the mean count that the loss of a micro-batch is divided by |
 | ``.total.0`` | ``COUNT`` | a sum over all micro-batches that counts are made of |
+| ``.outputs.0`` | ``OUTPUTS`` | an output of all micro-batches, stacked |
 | ``.received.mm_1`` | ``RECEIVED`` | a value that another stage of a pipeline sends |
 | ``.lr.0`` | ``SCHEDULED`` | a number of a parameter group that schedulers change |
 """
@@ -32,18 +31,18 @@ from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 
 ValueRole = Enum("ValueRole", "GRADIENT COPY AVERAGE BEFORE STATE "
-                              "LOSS SCALE GROWTH AVERAGES STEPS COUNT RECEIVED SCHEDULED")  # fmt: skip
+                              "LOSS SCALE GROWTH AVERAGES STEPS COUNT OUTPUTS RECEIVED SCHEDULED")  # fmt: skip
 
 SUFFIXES = {
     ValueRole.GRADIENT: "grad", ValueRole.COPY: "copy", ValueRole.AVERAGE: "ema", ValueRole.BEFORE: "before",
 }  # fmt: skip
 LOSS, SCALE, GROWTH, AVERAGES = ".loss", ".scale", ".growth", ".averages"
-SQUARES, MEASURED = ".squares", ".measured"
 
 _OF_SUFFIX = {suffix: role for role, suffix in SUFFIXES.items()}
 _OF_STEP = {LOSS: ValueRole.LOSS, SCALE: ValueRole.SCALE, GROWTH: ValueRole.GROWTH, AVERAGES: ValueRole.AVERAGES}
 _NUMBERED = {
     ".step": ValueRole.STEPS, ".count": ValueRole.COUNT, ".total": ValueRole.COUNT, ".received": ValueRole.RECEIVED,
+    ".outputs": ValueRole.OUTPUTS,
 }  # fmt: skip
 
 
@@ -82,9 +81,9 @@ def count_name(number: int) -> str:
     return f".count.{number}"
 
 
-def foreign_name(parameter: str, number: int) -> str:
-    """Return the name of the sum of a parameter's gradients that another stage sends: ``.received.w_grad_0``."""
-    return received_name(f"{gradient_name(parameter).replace('.', '_')}_{number}")
+def stacked_name(number: int) -> str:
+    """Return the name of an output of all micro-batches, stacked: ``.outputs.0``."""
+    return f".outputs.{number}"
 
 
 def total_name(number: int) -> str:

@@ -49,7 +49,7 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 from autopar.runtime.processes.streams import groups_for
 from autopar.runtime.simulated_step import SimulatedStep
-from autopar.scheduling.programs.order import OF_CALLS, ORDERS, Execution, Order
+from autopar.scheduling.programs.order import OF_CALLS, ORDERS, Execution, Order, order_of_part
 from autopar.scheduling.programs.overlap import Overlap, check_priorities
 from autopar.search.problem.ending import Ending
 from autopar.search.solutions.crossed import about_crossed
@@ -389,6 +389,12 @@ class Compiler:
         with doing("localize"):
             local, localized = self._localized(program, order)
         return local, [scheduled, localized]
+
+    def order_of_part(self, local: LocalPrograms, part: Program, execution: Execution) -> Order:
+        """Return the order of the part of a stage, of a program of all stages, with its times."""
+        assert local.order is not None
+        source = self.figures or self.machine or self.planner.machine
+        return order_of_part(local.order, part, execution, durations_of(part, execution, source), self.overlap)
 
     def _localized(self, program: Program, order: Order) -> tuple[LocalPrograms, PassReport]:
         start = time.perf_counter()

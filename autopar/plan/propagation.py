@@ -15,6 +15,7 @@ from autopar.errors import RuleError
 from autopar.ir.layout import Dim, DistAttr, Layout, layout_of
 from autopar.ir.mesh import EXPERTS, Mesh
 from autopar.ir.nodes import element_of, is_getitem, operands, record_of, tensor_type
+from autopar.ir.ops.over_stages import OVER_STAGES
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, TensorType, ValueType, requirement_of
 from autopar.plan.boundary import (
@@ -145,7 +146,8 @@ class PendingSums:
                     if passed
                     else math.inf
                 )
-                least[node] = 0 if node in self.additions_to_sums else min(_size(node), later)
+                free = node in self.additions_to_sums or node.target is OVER_STAGES  # reduced over the stages, too
+                least[node] = 0 if free else min(_size(node), later)
         return least
 
     def passes_on(self, user: fx.Node, value: fx.Node) -> bool:

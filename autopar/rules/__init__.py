@@ -1,6 +1,6 @@
 """Define how every op can be sharded, one line an op. Importing this package loads the tables."""
 
-from autopar.ir.ops import assumptions, sharded_lookup, sum_of_squares  # noqa: F401  # they register ops that have rules
+from autopar.ir.ops import assumptions, over_stages, sharded_lookup, sum_of_squares  # noqa: F401  # they register ops that have rules
 from autopar.optimizers.own_ops import on_new_op
 from autopar.rules import (  # noqa: F401
     attention,

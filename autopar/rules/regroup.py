@@ -128,6 +128,11 @@ def cat(tensors, dim: int = 0) -> Sized:
     return f"{', '.join(map(tensor, rows))} -> {tensor(joined)}", counts
 
 
+def numbers(values, *_: object) -> str:
+    """Return the pattern of a sum of numbers: ``(), () -> ()``."""
+    return f"{', '.join(['()'] * len(values))} -> ()"
+
+
 def stack(tensors, dim: int = 0) -> str:
     """A new dim is inserted, which stays whole."""
     dims = names(len(tensors[0].shape))

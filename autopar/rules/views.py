@@ -37,6 +37,7 @@ rule(to.unfold("windows -> whole", of=1), "unfold_backward", linear="0", sizes={
 # several tensors
 rule(to.cat, "cat", linear=lambda tensors, dim=0: every(len(tensors)))
 rule(to.stack, "stack", linear=lambda tensors, dim=0: every(len(tensors)))
+rule(to.numbers, "autopar::over_stages", linear=lambda values, *_: every(len(values)))
 rule(
     to.split,
     "split_with_sizes split_with_sizes_copy unsafe_split_with_sizes",

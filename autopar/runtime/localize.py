@@ -27,6 +27,7 @@ from autopar.ir.layout import Axes, span
 from autopar.ir.mesh import Mesh
 from autopar.ir.messages import axes_between, messages
 from autopar.ir.nodes import make_node, map_operands, operands, record_of, set_record, tensor_type
+from autopar.ir.ops.over_stages import OVER_STAGES
 from autopar.ir.ops.seeded_random import is_seeded_random
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType, ValueType
@@ -217,7 +218,9 @@ class _Localizer:
             args, kwargs = (operands(node)[0], list(kind.shape)), {}
             self.add(node, record, node.op, torch.ops.aten.new_zeros.default, args, kwargs, kind)
             return
-        if node.target in transfers.BY_FUNCTION:
+        if node.target is OVER_STAGES:  # it adds the numbers that the rank has
+            args = ([value for value in operands(node) if value in self.nodes], *node.args[1:])
+        elif node.target in transfers.BY_FUNCTION:
             args, kwargs = _transfer(node, mesh, at)
             if mesh.name is not None and "axis" in transfers.arguments(node.target, args, kwargs):
                 kwargs["stage"] = mesh.name

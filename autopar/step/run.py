@@ -12,10 +12,9 @@ import torch
 from autopar.capture import Captured
 from autopar.capture.model_state import ModelState
 from autopar.errors import SimulationError
-from autopar.ir.mesh import PIPELINE, Mesh
+from autopar.ir.mesh import Mesh
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.ir.streams import DEFAULT, group_key
 from autopar.ir.value_names import batch_input_name
 from autopar.model.calls import Calls
 from autopar.model.inputs import CallInputs, piece_of, refuse_without_values
@@ -46,8 +45,8 @@ WORDS = {  # (program, part) → what errors call it
 }  # fmt: skip
 OF_STAGES = {  # the same, of a stage
     ("copy", "whole"): "the copies of parameters", ("sums", "whole"): "the counts of all micro-batches",
-    ("count", "whole"): "the counts of all micro-batches", ("home", "whole"): "the gradients of tied parameters",
-    ("update", "reduction"): "the reduction of gradients", ("update", "update"): "the update",
+    ("count", "whole"): "the counts of all micro-batches", ("share", "whole"): "the outputs and buffers of all stages",
+    ("update", "whole"): "the update",
 }  # fmt: skip
 
 
@@ -156,7 +155,6 @@ class StepRunner:
                 run.boxes["started", None] = dict(before.started[rank])
         messages = {rank: recorded(carrier.messages(rank), rank) for rank in made} if runs.is_staged else {}
         for rank, run in made.items() if runs.is_staged else ():
-            run.others = runs.others(rank, messages[rank])
             run.during = _in_slots(messages[rank])
         slots = {rank: runs.slots(rank, messages[rank]) for rank in messages} if runs.slots is not None else {}
         try:
@@ -322,14 +320,17 @@ def _in_span(entry: Entry, count: int) -> tuple[Where, AbstractContextManager[An
 
 def _in_slots(messages: Messages) -> Callable[[Entry], tuple[Where, AbstractContextManager[Any]]]:
     """Return the same for a rank of a step with stages, whose lines are blocks of their own, as slots are."""
-    return lambda entry: ("", messages.during(f"{OF_STAGES.get(entry.what, entry.program)} of stage {entry.stage}"))
+
+    def during(entry: Entry) -> tuple[Where, AbstractContextManager[Any]]:
+        of_stage = "" if entry.stage is None else f" of stage {entry.stage}"
+        return "", messages.during(f"{OF_STAGES.get(entry.what, entry.program)}{of_stage}")
+
+    return during
 
 
 def carrier_here(calls: Calls, offload: bool) -> ProcessCarrier:
     """Return what carries this process's rank."""
     context, job = calls.context(), calls.job
     groups, device = ({}, torch.device("cpu")) if job is None else (job.groups, job.device)
-    along = calls.mesh.group(context.rank, PIPELINE) if PIPELINE in calls.mesh.sizes else ()
     gate = None if context.agreement is None else context.agreement.finish
-    return ProcessCarrier(context.rank, device, groups, context.groups_for, gate, context.regions, offload,
-                          groups.get(group_key(along, DEFAULT), ""))  # fmt: skip
+    return ProcessCarrier(context.rank, device, groups, context.groups_for, gate, context.regions, offload)

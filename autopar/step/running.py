@@ -10,18 +10,16 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.ir.value_names import belongs_to_step, count_name, sums_in
+from autopar.ir.value_names import ValueRole, belongs_to_step, count_name, roles_in
 from autopar.runtime.interface import Interface
 from autopar.runtime.running.carriers import PlacedProgram
 from autopar.runtime.running.messages import Messages
 from autopar.runtime.running.programs import output_name
-from autopar.runtime.running.rank import Lines, ProgramKey, RankRun, Slots
+from autopar.runtime.running.rank import ProgramKey, RankRun, Slots
 from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
 from autopar.timetable import Position, Timetable
 from autopar.timetable.entry import Line
 from autopar.timetable.rules import cross, empty, end_of_crossing, hoist_counts, join_update, of_step
-
-Others = Mapping[str, Callable[[RankRun], Lines]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +36,6 @@ class StepRuns:
         input_types: stage → the types of the inputs that it reads, by name.
         outputs: rank → the types of the outputs of a micro-batch.
         slots: what runs the slots of a rank; ``None`` if there are none.
-        others: what a rank runs beside programs.
     """
 
     timetable: Timetable
@@ -50,7 +47,6 @@ class StepRuns:
     input_types: Mapping[int | None, Mapping[str, TensorType]]
     outputs: Callable[[int], Sequence[TensorType]]
     slots: Callable[[int, Messages], Callable[[RankRun], Slots]] | None = None
-    others: Callable[[int, Messages], Others] = field(default=lambda rank, messages: {})
 
     def __post_init__(self) -> None:
         self.timetable.verify()
@@ -171,11 +167,16 @@ def _held(micro: MicroBatch, programs: Mapping[ProgramKey, PlacedProgram]) -> di
     return {**found, **micro.parameters}
 
 
-def held_types(program: Program) -> dict[str, TensorType]:
-    """Return the types of the parameters, buffers and states of a program that are no sums, by name."""
-    sums = sums_in(program)
+def held_types(program: Program, stage: str | None = None) -> dict[str, TensorType]:
+    """Return the types of the parameters, buffers and states of a program that stay between steps, by name.
+
+    ``stage``: of a program with several, that whose values are meant, besides those of the whole mesh.
+    """
+    roles = roles_in(program)
+    during = {name for name, (role, _) in roles.items() if role in (ValueRole.GRADIENT, ValueRole.LOSS, ValueRole.COPY)}
     return {
-        name: tensor_type(node)
+        name: type
         for node in program.placeholders
-        if record_of(node).role in ("param", "buffer", "state") and (name := name_of(node)) not in sums
-    }
+        if record_of(node).role in ("param", "buffer", "state") and (name := name_of(node)) not in during
+        and ((type := tensor_type(node)).mesh.name in (None, stage) or not program.stages)
+    }  # fmt: skip

@@ -20,7 +20,7 @@ GROUPS = {
     "counts": "the mean counts that the losses are divided by",
     "sums": "the sums of gradients and of losses",
     "kept": "what the backward of the micro-batch reads of its forward",
-    "numbers": "sums over all stages: the loss, and the squares of gradients",
+    "outputs": "the outputs of micro-batches that one stage has made",
     "started": "collectives that the next step waits for",
 }
 

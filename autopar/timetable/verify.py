@@ -24,6 +24,7 @@ def check(lines: Sequence[Line], batches: int) -> None:
     for line in lines:
         if not isinstance(line, Entry):
             there |= {("sums", stage) for task in line.compute for stage in (task.stage, None)}
+            there |= {("outputs", None)} if line.compute else set()
             continue
         for group in (*line.takes, *line.hands, *line.empties):
             if group not in GROUPS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -11,7 +12,9 @@ from torch import fx
 from autopar.errors import RuleError
 from autopar.ir import transfers
 from autopar.ir.layout import UNDECIDED, Layout
+from autopar.ir.mesh import PIPELINE
 from autopar.ir.nodes import is_getitem, node_at, operands, record_of, tensor_type
+from autopar.ir.ops.over_stages import OVER_STAGES
 from autopar.ir.record import DTYPE_NAMES, Record, TensorType
 from autopar.ir.subaxes import index_along, overlap
 from autopar.ir.text.printer import print_requirement, print_type
@@ -109,6 +112,13 @@ def check_rule(of: Subject, node: fx.Node, record: Record) -> None:
     needs = [need.placed.attr for need in record.uses if need is not None]
     gives = [None if r is None else r.attr for r in results]
     meshes = {need.placed.mesh for need in record.uses if need} | {r.layout.mesh for r in results if r and r.layout}
+    if node.target is OVER_STAGES:  # it reads each number on its stage, and the sum is pending over the stages
+        attr = tensor_type(node).attr
+        gives = [replace(attr, pending=tuple(row for row in attr.pending if row[0] != PIPELINE))]
+        meshes = {tensor_type(node).mesh}
+    elif len(meshes) > 1:  # a value of the whole mesh is on each stage, too, where it does not use the stages' axis
+        on_all = [need.placed for need in record.uses if need and need.placed.mesh is of.program.mesh]
+        meshes -= {of.program.mesh} if all(PIPELINE not in layout.attr.axes for layout in on_all) else set()
     if len(meshes) > 1:
         raise of.error(
             node, "operands and results are on different meshes; an op runs on one: insert a send and a recv", *values

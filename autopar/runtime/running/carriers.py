@@ -154,7 +154,6 @@ class ProcessCarrier:
         gate: called before the first collective of each function of programs that all ranks run.
         regions: compiles the functions.
         offloaded: whether the optimizer's state is in host memory.
-        pipeline: the name of the group along the pipeline; empty where there is none.
     """
 
     rank: int
@@ -164,7 +163,6 @@ class ProcessCarrier:
     gate: Callable[[], None] | None = None
     regions: Regions | None = None
     offloaded: bool = False
-    pipeline: str = ""
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -182,7 +180,7 @@ class ProcessCarrier:
     @cached_property
     def _messages(self) -> ProcessMessages:
         connect(self.device)
-        return ProcessMessages(self.device, self.pipeline, Pool(self.device))
+        return ProcessMessages(self.device, Pool(self.device))
 
     def messages(self, rank: int) -> Messages:
         return self._messages

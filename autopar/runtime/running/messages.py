@@ -21,10 +21,7 @@ from autopar.runtime.lowering.point_to_point import MessageEnd as End
 from autopar.runtime.running.functions import slot_of
 from autopar.runtime.simulation.simulate import Until
 from autopar.runtime.spans import span
-from autopar.runtime.waited import wait_begins, wait_ends
-from autopar.torch_private import group_named, profiler_is_on
-
-NUMBERS = "the numbers of all stages"
+from autopar.torch_private import profiler_is_on
 
 Waits = Generator[Any, Any, dict[int, torch.Tensor]]
 Where = Task | tuple[Task, ...] | str  # a pass, the messages of a slot, or what runs outside of slots
@@ -82,10 +79,6 @@ class Messages(Protocol):
         """
         ...
 
-    def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
-        """Return the vectors of some ranks, in their order; all of them call it."""
-        ...
-
     def during(self, where: Where) -> AbstractContextManager[object]:
         """Say in errors that what runs in the ``with`` block is a pass, launches messages, or is what the text says."""
         ...
@@ -136,12 +129,11 @@ class ProcessMessages:
 
     Args:
         device: the device of the messages.
-        group: the name of the group along the pipeline, for ``gather``.
         pool: the memory for what is received.
     """
 
-    def __init__(self, device: torch.device, group: str, pool: Pool) -> None:
-        self.device, self._group, self._pool = device, group, pool
+    def __init__(self, device: torch.device, pool: Pool) -> None:
+        self.device, self._pool = device, pool
         self._handles: dict[object, tuple[Handle, list[Message]]] = {}
         self._sent: dict[object, list[int]] = {}  # task → where the memory of its sends begins
         self._slots: dict[Where, slot] = {}
@@ -181,15 +173,6 @@ class ProcessMessages:
         self._sent.pop(task, None)
         return {message.other: message.memory for message in own if not message.is_send}
         yield  # it is a generator that does not stop
-
-    def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
-        vectors = [torch.empty_like(vector) for _ in ranks]
-        begun = wait_begins()
-        with waiting_for(tuple(ranks), NUMBERS, is_collective=True):
-            distributed.all_gather(vectors, vector, group=group_named(self._group))
-        wait_ends(begun)
-        return vectors
-        yield
 
     def during(self, where: Where) -> AbstractContextManager[object]:
         if where not in self._slots:
@@ -248,17 +231,6 @@ class SimulatedMessages:
             message.memory.copy_(box)
             received[message.other] = message.memory
         return received
-
-    def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
-        tag = -1
-        for other in ranks:
-            self._mail.setdefault((self._rank, other, tag), deque()).append(vector.clone())
-        vectors = []
-        for other in ranks:
-            key = (other, self._rank, tag)
-            yield Until(lambda key=key: bool(self._mail.get(key)), NUMBERS, (other,))  # type: ignore[misc]
-            vectors.append(self._mail[key].popleft())
-        return vectors
 
     def during(self, where: Where) -> AbstractContextManager[object]:
         return nullcontext()  # simulated ranks take turns in one process

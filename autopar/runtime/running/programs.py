@@ -10,18 +10,19 @@ from typing import NamedTuple, cast
 import torch
 from torch import fx
 
-from autopar.ir.nodes import name_of, operands, record_of
+from autopar.ir.mesh import stage_number
+from autopar.ir.nodes import name_of, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES, TensorType
-from autopar.ir.value_names import MEASURED, SQUARES, ValueRole, copy_name, roles_in, sums_in, total_name
+from autopar.ir.value_names import ValueRole, copy_name, roles_in, sums_in, total_name
 from autopar.runtime.running.functions import Functions, zeros_of
 from autopar.scheduling.programs.functions import Function, functions_of, stages_in
 from autopar.scheduling.programs.run_parts import PIECES, RunPart, handed_over, selected, taken_by_finish
 
 # the role of a value of a step → the word of a timetable for it
 GROUP_OF = {
-    ValueRole.GRADIENT: "sums", ValueRole.LOSS: "sums", ValueRole.RECEIVED: "sums", ValueRole.COPY: "copies",
-    ValueRole.COUNT: "counts",
+    ValueRole.GRADIENT: "sums", ValueRole.LOSS: "sums", ValueRole.COPY: "copies",
+    ValueRole.COUNT: "counts", ValueRole.OUTPUTS: "outputs",
 }  # fmt: skip
 HELD, INPUT = "held", "inputs"
 SENT = ""  # the label of a returned value that only another stage reads
@@ -90,6 +91,16 @@ class RankProgram:
         return {node.name: name_of(node) for node in self._placeholders}
 
     @cached_property
+    def stages(self) -> dict[str, int]:
+        """Placeholder → the number of its stage, in a program that has several."""
+        on = (
+            {node.name: tensor_type(node).mesh.name for node in self.explicit.placeholders}
+            if self.explicit.stages
+            else {}
+        )
+        return {of: stage_number(name) for of, name in on.items() if name is not None}
+
+    @cached_property
     def types(self) -> dict[str, TensorType]:
         """Placeholder → the type of its piece."""
         return {node.name: cast(TensorType, record_of(node).type) for node in self._placeholders}
@@ -97,7 +108,8 @@ class RankProgram:
     @cached_property
     def groups(self) -> dict[str, str]:
         """Placeholder → the word of a timetable for what it takes: ``held`` for what stays between steps."""
-        roles, started, finished = roles_in(self.local), handed_over(self.local), self.finished
+        roles = roles_in(self.local) | (roles_in(self.explicit) if self.explicit.stages else {})
+        started, finished = handed_over(self.local), self.finished
         totals = {total_name(k) for k in range(len(self.names))}
         found = {}
         for node in self._placeholders:
@@ -106,8 +118,6 @@ class RankProgram:
                 found[node.name] = "started"
             elif name in totals:
                 found[node.name] = "totals"
-            elif name in (SQUARES, MEASURED):
-                found[node.name] = "numbers"
             elif name in roles and roles[name][0] in GROUP_OF:
                 found[node.name] = GROUP_OF[roles[name][0]]
             else:
@@ -138,7 +148,7 @@ class RankProgram:
     @cached_property
     def sums(self) -> frozenset[str]:
         """The placeholders in which gradients and losses add up."""
-        names = sums_in(self.local)
+        names = sums_in(self.explicit if self.explicit.stages else self.local)
         return frozenset(of for of, name in self.names.items() if name in names)
 
     def zeros(self, placeholder: str, device: torch.device) -> torch.Tensor:

@@ -26,6 +26,7 @@ Tensors = dict[str, torch.Tensor]
 Lines = Generator[Any, Any, None]
 ProgramKey = tuple[str, int | None]  # its name, and the stage
 NOTHING: frozenset[str] = frozenset()
+STACKED = ".outputs."
 
 
 class Slots(Protocol):
@@ -53,7 +54,6 @@ class RankRun:
         kept: (program, stage, micro-batch) → what a phase leaves to later ones, by name in the program.
         outputs: (stage, micro-batch) → the outputs of the model, by their labels.
         returned: what the step or the call returns, by its labels.
-        others: name → what runs beside programs.
         written: the next values of what stays between steps, until the last line has run.
     """
 
@@ -67,7 +67,6 @@ class RankRun:
     kept: dict[tuple[str, int | None, int | None], Tensors] = field(default_factory=lambda: defaultdict(dict))
     outputs: dict[tuple[int | None, int | None], Tensors] = field(default_factory=lambda: defaultdict(dict))
     returned: Tensors = field(default_factory=dict)
-    others: Mapping[str, Callable[[RankRun], Lines]] = field(default_factory=dict)
     written: Tensors = field(default_factory=dict)
 
     def run(self, lines: Iterable[Line], slots: Callable[[RankRun], Slots] | None = None) -> Lines:
@@ -82,12 +81,9 @@ class RankRun:
             if runner is not None:
                 yield from runner.end()
                 runner = None
-            if line.program in self.others:
-                yield from self.others[line.program](self)
-            else:
-                where, block = self.during(line)
-                with block:
-                    yield from self.call(line, where)
+            where, block = self.during(line)
+            with block:
+                yield from self.call(line, where)
         if runner is not None:
             yield from runner.end()
         for name, value in self.written.items():
@@ -98,12 +94,12 @@ class RankRun:
         """Run one line."""
         yield from self.run_part(
             self.programs[entry.program, entry.stage], entry, where, zeros="sums" not in entry.takes,
-            copies="copies" in entry.takes, empties=entry.empties, numbers="numbers" in entry.hands,
+            copies="copies" in entry.takes, empties=entry.empties,
         )  # fmt: skip
 
     def run_part(
         self, program: RankProgram, entry: Entry, where: Where, *, zeros: bool, copies: bool = True,
-        empties: Collection[str] = (), numbers: bool = False, received: Collection[int] | None = None,
+        empties: Collection[str] = (), received: Collection[int] | None = None,
     ) -> Generator[Any, Any, Tensors]:  # fmt: skip
         """Run a part of a program. Returns what it has made, by name in the program.
 
@@ -112,7 +108,6 @@ class RankRun:
             zeros: whether sums begin in it.
             copies: whether copies of parameters take their place.
             empties: the boxes whose values nothing takes later.
-            numbers: whether it returns sums over all stages.
             received: where the memory of messages begins, which others are received in; outputs are not kept there.
         """
         name, part, stage, batch = entry[:4]
@@ -142,7 +137,7 @@ class RankRun:
                 self._next(program, of, made[value], stage, batch)
         for label, value in results.returned.items():
             if value in made:
-                self._return(label, made[value], stage, batch, numbers, received)
+                self._return(label, made[value], stage, batch, received)
         return made
 
     def _taken(self, program: RankProgram, of: str, entry: Entry, copies: bool, empties: Collection[str],
@@ -154,7 +149,8 @@ class RankRun:
         """
         if of in program.constants:
             return program.constants[of]
-        group, name, stage, batch = program.groups[of], program.names[of], entry.stage, entry.batch
+        group, name, batch = program.groups[of], program.names[of], entry.batch
+        stage = program.stages.get(of) if entry.stage is None else entry.stage
         empties = () if later else empties
         if copies and (copy := program.copies.get(of)) is not None and copy in self.boxes["copies", stage]:
             return _from(self.boxes["copies", stage], copy, "copies" in empties)
@@ -170,12 +166,15 @@ class RankRun:
             if name not in box and of in program.sums:
                 box[name] = program.zeros(of, self.device)
             return _from(box, name, not later)
+        if group == "outputs":
+            return self._stacked(name, stage)
         box = self.boxes[group, stage]
         return _from(box, of if group == "started" and of in box else name, group in empties)
 
     def _next(self, program: RankProgram, of: str, value: torch.Tensor, stage: int | None, batch: int | None) -> None:
         """Keep the next value of a state: in the box of its word, or in the memory of what stays between steps."""
         group, name = program.groups[of], program.names[of]
+        stage = program.stages.get(of) if stage is None else stage
         if group not in (HELD, INPUT):
             self.boxes[group, stage][of if group == "started" else name] = value
         elif value is not self.held[name]:
@@ -184,17 +183,23 @@ class RankRun:
             else:
                 self.held[name].copy_(value)
 
-    def _return(self, label: str, value: torch.Tensor, stage: int | None, batch: int | None, numbers: bool,
+    def _stacked(self, name: str, stage: int | None) -> torch.Tensor:
+        """Return an output of all micro-batches, which the stage has made."""
+        label = output_name(name.removeprefix(STACKED))
+        return torch.stack([self.outputs[stage, k].pop(label) for k in range(len(self.inputs[stage]))])
+
+    def _return(self, label: str, value: torch.Tensor, stage: int | None, batch: int | None,
                 received: Collection[int] | None) -> None:  # fmt: skip
-        if label.startswith(output_name("")):
+        if label.startswith(STACKED):
+            for k, piece in enumerate(value.unbind(0)):
+                self.outputs[None, k][output_name(label.removeprefix(STACKED))] = piece
+        elif label.startswith(output_name("")):
             self.outputs[stage, batch][label] = value if received is None else _apart(value, received)
         elif label.startswith(".count."):
             self.boxes["counts", stage][label] = value
         elif label.startswith(".total."):
             totals = self.boxes["totals", stage]
             totals[label] = totals[label] + value if label in totals else value
-        elif numbers:
-            self.boxes["numbers", stage][label] = value
         else:
             self.returned[label] = value
 

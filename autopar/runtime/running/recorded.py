@@ -9,7 +9,7 @@ They stand in the place of the rank's messages in a recorded step alone, so othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from autopar.pipeline import Task
 from autopar.runtime.recording import LineKind, RecordedSlot, recorder
-from autopar.runtime.running.messages import NUMBERS, Message, Messages, Waits, Where, words_of
+from autopar.runtime.running.messages import Message, Messages, Waits, Where, words_of
 
 
 def recorded(messages: Messages, rank: int) -> Messages:
@@ -61,12 +61,6 @@ class RecordedMessages:
             self._add(words, "wait", begin, (task,) if isinstance(task, Task) else ())
             self._peers.pop(task, None)
         return received
-
-    def gather(self, vector: torch.Tensor, ranks: Sequence[int]) -> Generator[Any, Any, list[torch.Tensor]]:
-        begin = self._now()
-        vectors = yield from self._messages.gather(vector, ranks)
-        self._add(NUMBERS, "wait", begin, ())
-        return vectors
 
     @contextmanager
     def _timed(self, where: Where) -> Iterator[None]:

@@ -100,7 +100,7 @@ class SlotRunner:
         for name, stage in slot.parameters:
             if name == UNSHARD:
                 with messages.during(f"{name} of stage {stage}"):
-                    yield from self.rank.call(Entry("copy", stage=stage), f"{name} of stage {stage}")
+                    yield from self.rank.call(Entry("gather", stage=stage), f"{name} of stage {stage}")
             elif name == RESHARD:
                 self._drop_gathered(stage)
 
@@ -111,7 +111,7 @@ class SlotRunner:
 
     def _drop_gathered(self, stage: int) -> None:
         """Free what was gathered. Copies of parameters of other stages stay."""
-        made = self.rank.programs["copy", stage].copied if ("copy", stage) in self.rank.programs else ()
+        made = self.rank.programs["gather", stage].copied if ("gather", stage) in self.rank.programs else ()
         box = self.rank.boxes["copies", stage]
         for name in made:
             del box[name]

@@ -251,8 +251,7 @@ def functions_of(program: Program, whole: bool, stages: Mapping[str, str] | None
     for stage in dict.fromkeys((*stages.values(), *(() if stages else ("",)))):
         phases = nodes.setdefault(stage, {})
         # the forward of a call returns also where it computes nothing
-        first = "reduction" if min(phases, key=PHASES.index, default="") == "reduction" else "forward"
-        nodes[stage] = {phase: phases.get(phase, []) for phase in PHASES if phase in phases or phase == first}
+        nodes[stage] = {phase: phases.get(phase, []) for phase in PHASES if phase in phases or phase == "forward"}
     gives: dict[tuple[str, str], list[fx.Node]] = {}
 
     def give(node: fx.Node, phase: str) -> None:

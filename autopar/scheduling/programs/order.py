@@ -355,6 +355,27 @@ class _Deciding:
         ]
 
 
+def order_of_part(order: Order, part: Program, execution: Execution, durations: Durations, overlap: Overlap) -> Order:
+    """Return the order in which a part of a program runs, such as that of a stage, with its times.
+
+    Args:
+        order: that of the whole program.
+        part: the part, whose values have their names in it.
+        execution, durations, overlap: as of ``decide``, of the part.
+    """
+    donated = Donated.of(part, execution.donated(part))
+    functions, schedules = [], []
+    for function, lines in zip(execution.functions(part), order.functions, strict=True):
+        ops = program_ops(part, function, durations.seconds, {*donated.updates, *donated.sums})
+        names = {op.name for op in ops}
+        here = [Line(line.kind, tuple(row for row in line.parts if row.op in names)) for line in lines.lines]
+        own = [line for line in here if line.parts]
+        made = judge(ops, own, order.schedules[0].policy, overlap.issue, **times_of(durations))
+        functions.append(FunctionLines(function.phases, tuple(own)))
+        schedules.append(made)
+    return Order(tuple(functions), tuple(schedules), durations.source)
+
+
 def times_of(durations: Durations) -> dict[str, Any]:
     """Return the options of ``schedule`` and ``judge`` that durations decide."""
     return {"startup": durations.startup, "interference": durations.interference, "start_seconds": durations.start}

@@ -38,7 +38,7 @@ from autopar.search.solutions.applied import layouts_of_states
 from autopar.step.batches.counts import count_program
 from autopar.step.batches.more_rows import MoreRows
 from autopar.step.compiling.compiled_step import MicroBatch, Placed, about, merged
-from autopar.step.compiling.copies import copy_program
+from autopar.step.compiling.copies import Copy, copy_program
 from autopar.step.compiling.ending import Updating, ending_of
 from autopar.step.compiling.micro import Micro, micro_of
 from autopar.step.compiling.outputs import about_outputs, loss_of, names_of
@@ -93,6 +93,7 @@ class MicroCompiler:
         reports: of all passes so far.
         call: the inputs of the micro-batch, which may be captured again with more rows.
         renamed: input → its name in the program, where it is another one.
+        copied: parameter → its type between steps and that of its copy, where ``micro`` takes a copy.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class MicroCompiler:
         self.captured, self.attrs, self.reports = captured, attrs, [report]
         self.same_numbers, self.call = same_numbers, call
         self.renamed: Mapping[str, str] = {}
+        self.copied: Mapping[str, tuple[TensorType, TensorType]] = {}
 
     def run(self, cut: Collection[str]) -> MicroBatch:
         return self.placed(*self.traced(cut))
@@ -179,7 +181,7 @@ class MicroCompiler:
         own = [name for name in micro.gradients if name not in foreign]
         trained = {name: types[name] for name in own if name in self.trained}
         apart = trained if gathers_apart and "parameter" in zero.parts else {}
-        copy, masters = self._copy(micro, types, {name: states[name] for name in trained}, foreign, apart)
+        copy, masters = self._copy(micro, types, {name: states[name] for name in trained}, foreign, apart, execution)
         first = self._first(count, micro)
         return MicroBatch(
             self.captured,
@@ -309,6 +311,7 @@ class MicroCompiler:
         states: Mapping[str, DistAttr],
         foreign: Collection[str],
         apart: Collection[str],
+        execution: Execution,
     ) -> tuple[Placed | None, dict[str, TensorType]]:
         """Place the program of the low-precision copies of parameters; ``None`` if there are none. Also the types of
         the float32 parameters.
@@ -319,6 +322,7 @@ class MicroCompiler:
                 layout.
             foreign: the parameters that belong to another stage.
             apart: those that it gathers.
+            execution: how ``micro`` runs.
         """
         low = low_precision(micro.program) if self.options.amp else {}
         copies = {name: types[name] for name in dict.fromkeys((*low, *apart)) if name not in foreign}
@@ -331,7 +335,11 @@ class MicroCompiler:
             )
             for n, type in copies.items()
         }
-        program, attrs = copy_program(masters, copies, self.captured.device)
+        self.copied = {name: (masters[name], type) for name, type in copies.items()}
+        if execution is OF_STAGES and not apart:  # the copies of all stages are one program
+            return None, masters
+        rows = [Copy(name, type) for name, type in copies.items()]
+        program, attrs, _ = copy_program(masters, rows, self.captured.device)
         verify(program, "copy")
         local, reports, _ = self.compiler.place(program, attrs, self.captured.device, execution=OF_STEPS)
         self.reports += about("copy", reports)

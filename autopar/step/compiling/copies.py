@@ -14,9 +14,11 @@ to a parameter between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
+from torch import fx
 
 from autopar.ir.layout import DistAttr
 from autopar.ir.program import Program
@@ -25,36 +27,72 @@ from autopar.ir.value_names import copy_name
 from autopar.step.compiling.graph_builder import GraphBuilder
 
 
+class Copy(NamedTuple):
+    """A copy of a parameter.
+
+    Attributes:
+        name: the name of the parameter.
+        type: the type of the copy.
+        stage: the stage of a pipeline that reads it; "" without stages.
+    """
+
+    name: str
+    type: TensorType
+    stage: str = ""
+
+
+class CopyProgram(NamedTuple):
+    """The traced program of the copies.
+
+    Attributes:
+        program: the program.
+        constraints: placeholder → its layout.
+        stages: placeholder → its stage, of those that are on one.
+    """
+
+    program: Program
+    constraints: Mapping[str, DistAttr]
+    stages: Mapping[str, str]
+
+
 def copy_program(
-    parameters: Mapping[str, TensorType], copies: Mapping[str, TensorType], device: torch.device
-) -> tuple[Program, dict[str, DistAttr]]:
-    """Make the traced program of the copies, and the layouts of its placeholders.
+    parameters: Mapping[str, TensorType], copies: Sequence[Copy], device: torch.device, homes: Mapping[str, str] = {}
+) -> CopyProgram:
+    """Make the traced program of the copies.
 
     Args:
-        parameters: the types of the float32 parameters, by name.
-        copies: the types of their low-precision copies, by the name of the parameter.
+        parameters: the types of the parameters between steps, by name.
+        copies: the copies. A stage that does not keep a parameter takes a copy of it, also in its own dtype.
+        homes: parameter → the stage that keeps it.
     """
     builder = GraphBuilder(device)
     builder.phase = "update"
     constraints: dict[str, DistAttr] = {}
-    replaced = {}
+    stages: dict[str, str] = {}
+
+    def placeholder(name: str, type: TensorType, record: Record, stage: str) -> fx.Node:
+        node = builder.placeholder(name, record._replace(type=TensorType(type.shape, type.dtype), name=name))
+        constraints[node.name] = type.attr
+        if stage:
+            stages[node.name] = stage
+        return node
+
     sources = {
-        name: builder.placeholder(
-            name, _about(name)._replace(type=TensorType(type.shape, type.dtype), role="param", name=name)
-        )
+        name: placeholder(name, type, _about(name)._replace(role="param"), homes.get(name, ""))
         for name, type in parameters.items()
     }
-    targets = {
-        name: builder.placeholder(
-            copy_name(name), Record(TensorType(t.shape, t.dtype), role="state", name=copy_name(name))
-        )
-        for name, t in copies.items()
-    }
-    for name, copy in targets.items():
+    targets = [
+        (placeholder(copy_name(copy.name), copy.type, Record(None, role="state"), copy.stage), copy) for copy in copies
+    ]
+    casts: dict[tuple[str, torch.dtype], fx.Node] = {}
+    for target, (name, type, _) in targets:
         builder.about = _about(name)
-        constraints |= {sources[name].name: parameters[name].attr, copy.name: copies[name].attr}
-        replaced[copy] = builder.inline(torch.Tensor.to, sources[name], copies[name].dtype, name=f"{copy.name}_next")
-    return builder.program((), replaced), constraints
+        if (name, type.dtype) not in casts:
+            casts[name, type.dtype] = builder.inline(
+                torch.Tensor.to, sources[name], type.dtype, name=f"{target.name}_next"
+            )
+    replaced = {target: casts[copy.name, copy.type.dtype] for target, copy in targets}
+    return CopyProgram(builder.program((), replaced), constraints, stages)
 
 
 def _about(parameter: str) -> Record:

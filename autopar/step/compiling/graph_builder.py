@@ -74,10 +74,13 @@ class GraphBuilder:
         Args:
             name: the name of the result, or of each result; without it, results are named after their ops.
         """
-        types, named_types = map_operands(
-            (args, kwargs), lambda node: TensorType(type_of(node).shape, type_of(node).dtype)
-        )
-        nodes = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, fx.Node)]
+        nodes: list[fx.Node] = []
+
+        def type_in(node: fx.Node) -> TensorType:
+            nodes.append(node)
+            return TensorType(type_of(node).shape, type_of(node).dtype)
+
+        types, named_types = map_operands((args, kwargs), type_in)
         traced = subgraph(function, types, named_types, self.device)
         added: list[fx.Node] = []
         named = dict(zip(traced.results, (name,) if isinstance(name, str) else name, strict=False))

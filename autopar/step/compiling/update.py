@@ -20,12 +20,14 @@ divided by.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
-from autopar.ir.layout import DistAttr
+from autopar.ir.layout import DistAttr, layout_of
+from autopar.ir.mesh import Mesh
+from autopar.ir.ops.over_stages import OVER_STAGES
 from autopar.ir.ops.sum_of_squares import SUM_OF_SQUARES
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
@@ -33,11 +35,8 @@ from autopar.ir.value_names import (  # fmt: skip
     AVERAGES,
     GROWTH,
     LOSS,
-    MEASURED,
     SCALE,
-    SQUARES,
     average_name,
-    foreign_name,
     gradient_name,
     scheduled_name,
     state_name,
@@ -46,7 +45,7 @@ from autopar.ir.value_names import (  # fmt: skip
 from autopar.optimizers import AVERAGED
 from autopar.optimizers.update import COUNTED, RATE, Update
 from autopar.plan.loss_scaling import LossScaling, updated_scale
-from autopar.step.compiling.graph_builder import GraphBuilder
+from autopar.step.compiling.graph_builder import GraphBuilder, type_of
 from autopar.torch_private import aten
 
 NOWHERE = Record(None)  # of ops that belong to no parameter
@@ -119,15 +118,19 @@ class Norm:
 
 @dataclass(frozen=True)
 class Staged:
-    """What the update of one stage of a pipeline has to do with the other stages.
+    """Where the values of an update are that all stages of a pipeline run.
 
     Attributes:
-        all: the parameters that any stage updates: each stage counts their steps.
-        foreign: parameter → the types of the sums of its gradients that other stages send.
+        mesh: the mesh of one stage, on which the update is placed.
+        home: parameter → the stage that keeps and updates it.
+        foreign: parameter → stage → the type of the sum of its gradients on another stage that reads it.
+        losses: stage → the type of the state in which losses add up there.
     """
 
-    all: Sequence[Trained]
-    foreign: Mapping[str, Sequence[TensorType]]
+    mesh: Mesh
+    home: Mapping[str, str]
+    foreign: Mapping[str, Mapping[str, TensorType]]
+    losses: Mapping[str, TensorType]
 
 
 @dataclass(frozen=True)
@@ -137,12 +140,14 @@ class UpdateProgram:
     Attributes:
         program: the program.
         constraints: placeholder → its layout.
+        stages: placeholder → its stage, of those that are on one.
         returns: the names of the values that it returns: ``loss``; ``norm`` where the norm is measured; ``found_inf``
             where the loss is scaled, which is 1 where gradients overflowed and nothing was changed, else 0.
     """
 
     program: Program
     constraints: Mapping[str, DistAttr]
+    stages: Mapping[str, str]
     returns: tuple[str, ...]
 
 
@@ -152,12 +157,11 @@ def update_of(trained: Sequence[Trained], loss: TensorType | None, device: torch
     """Make the update of all trained parameters; linear in their number.
 
     Args:
-        loss: the type of the state in which losses add up; ``None`` on a stage without a loss.
+        loss: the type of the state in which losses add up; ``None``: ``staged`` has those of the stages.
         norm: which norm is measured and clipped, as by ``clip_grad_norm_``; ``None``: no norm is measured.
         scaling: how the scale of the loss changes, which gradients are multiplied by; ``None``: the loss is not scaled.
         ema: the decay of the moving averages of parameters; ``None``: there are no averages.
-        staged: if this is the update of one stage of a pipeline. Then it returns the sums of squares of its gradients,
-            and takes those of all stages as inputs (``SQUARES``, ``MEASURED``).
+        staged: where the values are, if the update is that of all stages of a pipeline.
     """
     return _Update(trained, loss, device, norm, scaling, ema, staged).run()
 
@@ -167,30 +171,29 @@ class _Update:
 
     def __init__(self, trained: Sequence[Trained], loss: TensorType | None, device: torch.device, norm: Norm | None,
                  scaling: LossScaling | None, ema: float | None, staged: Staged | None) -> None:  # fmt: skip
-        self.trained, self.loss, self.norm, self.scaling, self.ema = trained, loss, norm, scaling, ema
+        self.trained, self.norm, self.scaling, self.ema = trained, norm, scaling, ema
         self.staged = staged
         self.builder = GraphBuilder(device)
         self.builder.phase = "update"
         self.constraints: dict[str, DistAttr] = {}
+        self.stages: dict[str, str] = {}
+        self.losses: Mapping[str, TensorType] = {"": loss} if loss is not None else {}
+        if staged is not None:
+            self.losses = staged.losses
 
     def run(self) -> UpdateProgram:
-        parameters = [self._state(t.name, t.type, t.type.attr, t.about) for t in self.trained]
+        parameters = [self._state(t, t.name, t.type, t.type.attr) for t in self.trained]
         states = [
-            {
-                n: self._state(state_name(t.name, n), type, self._state_layout(t, type), t.about)
-                for n, type in t.types.items()
-            }
+            {n: self._state(t, state_name(t.name, n), type, self._state_layout(t, type)) for n, type in t.types.items()}
             for t in self.trained
         ]
         averages = (
-            []
-            if self.ema is None
-            else [self._state(average_name(t.name), t.type, t.state, t.about) for t in self.trained]
+            [] if self.ema is None else [self._state(t, average_name(t.name), t.type, t.state) for t in self.trained]
         )
         count = None if self.ema is None else self._input(AVERAGES, torch.int64, "state")
         steps = {
             k: self._input(steps_name(k), torch.float32, "state")
-            for k in sorted({t.steps for t in (self.staged.all if self.staged else self.trained) if t.update.counted})
+            for k in sorted({t.steps for t in self.trained if t.update.counted})
         }
         scale = (
             None
@@ -199,24 +202,25 @@ class _Update:
         )
         gradients = [self._gradient(t) for t in self.trained]
         others = [] if self.norm is None else [self._gradient(parameter) for parameter in self.norm.others]
-        loss = None if self.loss is None else self._sum_of(LOSS, self.loss, DistAttr.replicated(0))
+        losses = {  # of stages, they are reduced when they are added
+            stage: self._sum_of(LOSS, type, None if stage else DistAttr.replicated(0), stage=stage)
+            for stage, type in self.losses.items()
+        }
         updates = {t.group: t.update for t in self.trained}
         numbers = {
             g: {n: self._input(scheduled_name(n, g), torch.float64, "input") for n in (RATE, *updates[g].scheduled)}
             for g in sorted(updates)
         }
         replaced: dict[fx.Node, fx.Node] = {}
-        returned: dict[str, fx.Node] = {} if loss is None else {"loss": loss}
+        self.builder.about = NOWHERE
+        returned: dict[str, fx.Node] = {"loss": self._over_stages(losses, "loss_of_all")}
         found_inf: fx.Node | None = None
         total = measured = None
         if scale is not None or self.norm is not None:
-            total = self._total(self.trained, gradients) if gradients else None
-            others_total = [self._total(self.norm.others, others)] if self.norm is not None and others else []
-            measured = (
-                self._added([*([] if total is None else [total]), *others_total]) if gradients or others else None
-            )
-            if self.staged is not None:
-                total, measured = self._over_all_stages(total, measured, returned)
+            squares = self._squares(self.trained, gradients)
+            others_squares = self._squares(self.norm.others, others) if self.norm is not None else {}
+            total = self._over_stages(squares, "squares") if squares else None
+            measured = self._measured(squares, total, others_squares)
         divisor = None if scale is None else scale[0]
         if self.scaling is not None and scale is not None:
             clips = (
@@ -257,18 +261,35 @@ class _Update:
                 replaced[average] = self.builder.inline(
                     AVERAGED, *operands, name=f"{average.name}_next", decay=self.ema
                 )
-        return UpdateProgram(self.builder.program(list(returned.values()), replaced), self.constraints, tuple(returned))
+        program = self.builder.program(list(returned.values()), replaced)
+        return UpdateProgram(program, self.constraints, self.stages, tuple(returned))
 
-    def _over_all_stages(
-        self, total: fx.Node | None, measured: fx.Node | None, returned: dict[str, fx.Node]
-    ) -> tuple[fx.Node, fx.Node]:
-        """Return the sums of squares of this stage, and take those of all stages in their place."""
-        assert self.staged is not None
-        known = {"squares": total, "measured": measured}
-        returned |= {name: value for name, value in known.items() if value is not None}
-        wide = any(t.gradient.dtype == torch.float64 for t in self.staged.all)
-        dtype = torch.float64 if wide else torch.float32  # the same on all stages, so that all clip alike
-        return self._input(SQUARES, dtype, "input"), self._input(MEASURED, dtype, "input")
+    def _measured(
+        self, squares: Mapping[str, fx.Node], total: fx.Node | None, others: Mapping[str, fx.Node]
+    ) -> fx.Node | None:
+        """Return the sum of the squares of all gradients; ``None`` if there are none.
+
+        Args:
+            squares, others: stage → the squares of the optimizer's gradients, and of others.
+            total: the sum of ``squares``.
+        """
+        if not others:
+            return total
+        both = {
+            stage: self._added([found[stage] for found in (squares, others) if stage in found])
+            for stage in (*squares, *(stage for stage in others if stage not in squares))
+        }
+        return self._over_stages(both, "squares")
+
+    def _over_stages(self, values: Mapping[str, fx.Node], name: str) -> fx.Node:
+        """Return the sum of the numbers of all stages; without stages there is one number."""
+        numbers = list(values.values())
+        if self.staged is None:
+            return numbers[0]
+        dtype = type_of(numbers[0]).dtype  # the same on all stages, so that all clip alike
+        for number in numbers:
+            dtype = torch.promote_types(dtype, type_of(number).dtype)
+        return self.builder.inline(OVER_STAGES, numbers, dtype, self.builder.device, name=name)
 
     def _updated(self, t: Trained, parameter: fx.Node, gradient: fx.Node, states: Mapping[str, fx.Node],
                  step: fx.Node | None, numbers: Mapping[str, fx.Node], divisor: fx.Node | None,
@@ -291,19 +312,19 @@ class _Update:
         )
         return results if isinstance(results, tuple) else (results,)
 
-    def _total(self, of: Sequence[Trained | Untrained], gradients: Sequence[fx.Node]) -> fx.Node:
-        """Add the sum of the squares of gradients.
+    def _squares(self, of: Sequence[Trained | Untrained], gradients: Sequence[fx.Node]) -> dict[str, fx.Node]:
+        """Return stage → the sum of the squares of its gradients.
 
         Gradients that are sharded over the same axes are added first, so that they need one reduction.
         """
-        alike: dict[frozenset[str], list[fx.Node]] = {}
+        alike: dict[str, dict[frozenset[str], list[fx.Node]]] = {}
         for t, gradient in zip(of, gradients, strict=True):
             self.builder.about = t.about
-            alike.setdefault(frozenset(t.state.axes), []).append(
+            alike.setdefault(self._home(t.name), {}).setdefault(frozenset(t.state.axes), []).append(
                 self.builder.inline(SUM_OF_SQUARES, gradient, name="squares")
             )
         self.builder.about = Record(None, source="norm of the gradients")
-        return self._added([self._added(squares) for squares in alike.values()])
+        return {stage: self._added([self._added(squares) for squares in own.values()]) for stage, own in alike.items()}
 
     def _added(self, values: Sequence[fx.Node]) -> fx.Node:
         total, *rest = values
@@ -311,11 +332,20 @@ class _Update:
             total = self.builder.inline(aten.add.Tensor, total, value, name="squares")
         return total
 
-    def _state(self, name: str, type: TensorType, attr: DistAttr, about: Record) -> fx.Node:
-        record = about._replace(type=TensorType(type.shape, type.dtype), role="state", name=name)
-        node = self.builder.placeholder(name, record)
-        self.constraints[node.name] = attr
+    def _home(self, parameter: str) -> str:
+        """Return the stage that keeps a parameter; "" without stages."""
+        return "" if self.staged is None else self.staged.home[parameter]
+
+    def _placed(self, node: fx.Node, attr: DistAttr | None, stage: str) -> fx.Node:
+        if attr is not None:
+            self.constraints[node.name] = attr
+        if stage:
+            self.stages[node.name] = stage
         return node
+
+    def _state(self, t: Trained, name: str, type: TensorType, attr: DistAttr) -> fx.Node:
+        record = t.about._replace(type=TensorType(type.shape, type.dtype), role="state", name=name)
+        return self._placed(self.builder.placeholder(name, record), attr, self._home(t.name))
 
     def _state_layout(self, t: Trained, type: TensorType) -> DistAttr:
         return t.state if type.shape == t.type.shape else DistAttr.replicated(len(type.shape))
@@ -325,24 +355,26 @@ class _Update:
 
         ``micro`` returns it in a layout of its own.
         """
-        total = self._sum_of(gradient_name(t.name), t.gradient, t.state, t.about)
-        for k, type in enumerate(self.staged.foreign.get(t.name, ()) if self.staged else ()):
+        name = gradient_name(t.name)
+        total = self._sum_of(name, t.gradient, t.state, t.about, self._home(t.name))
+        for stage, type in self.staged.foreign.get(t.name, {}).items() if self.staged else ():
             self.builder.about = t.about
-            other = self._sum_of(foreign_name(t.name, k), type, t.state, t.about)
+            other = self._sum_of(name, type, t.state, t.about, stage)
             total = self.builder.inline(aten.add.Tensor, total, other, name=f"{total.name}_all")
         return total
 
-    def _sum_of(self, name: str, type: TensorType, reduced: DistAttr, about: Record = NOWHERE) -> fx.Node:
+    def _sum_of(self, name: str, type: TensorType, reduced: DistAttr | None, about: Record = NOWHERE, stage: str = ""
+                ) -> fx.Node:  # fmt: skip
         """Return a sum over micro-batches.
 
-        ``reduced``: the layout in which the update reads it, where it is still a partial sum over ranks.
+        ``reduced``: the layout in which the update reads it, where it is still a partial sum over ranks; ``None``: any.
         """
         waits = bool(type.attr.pending)
-        node = self.builder.placeholder(
-            name, about._replace(type=type if waits else TensorType(type.shape, type.dtype), role="buffer", name=name)
-        )
-        self.constraints[node.name] = reduced if waits else type.attr
-        return node
+        kept = TensorType(type.shape, type.dtype)
+        if waits:
+            kept = type if self.staged is None else replace(type, layout=layout_of(self.staged.mesh, type.attr))
+        node = self.builder.placeholder(name, about._replace(type=kept, role="buffer", name=name))
+        return self._placed(node, reduced if waits else type.attr, stage)
 
     def _input(self, name: str, dtype: torch.dtype, role: str) -> fx.Node:
         return self.builder.placeholder(name, Record(TensorType((), dtype), role=role, name=name))

@@ -14,11 +14,12 @@ from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
 from autopar.step.captures import StepCaptures
+from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.compiling.update import Trained
 from autopar.step.kept_steps import codec_of_micro, codec_of_update
 from autopar.step.pipelined.placing.compile import compile_pipelined
 from autopar.step.pipelined.placing.programs import PipelinedMicro, programs_of
-from autopar.step.pipelined.placing.update import PipelinedUpdate, compile_pipelined_update
+from autopar.step.pipelined.placing.update import compile_pipelined_update
 from autopar.step.pipelined.reports.rank_memory import check_within
 from autopar.step.pipelined.schedules import schedule_of
 
@@ -47,12 +48,10 @@ class PipelinedCaptures(StepCaptures):
             {PipelineSchedule: given(schedule)}))  # fmt: skip
         return replace(micro, digest=digest)
 
-    def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: Any) -> Any:
+    def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: Any) -> StepUpdate:
         update, _ = compiler.once(
             lambda compiler: compile_pipelined_update(compiler, trained, micro, self._options),
-            lambda: codec_of_update(
-                "update of stages", PipelinedUpdate, compiler, micro.digest, trained, self._options
-            ),
+            lambda: codec_of_update("update of stages", StepUpdate, compiler, micro.digest, trained, self._options),
         )
         check_within(compiler.planner.memory, micro, update)
         return update
@@ -64,11 +63,3 @@ class PipelinedCaptures(StepCaptures):
     def _programs(micro: Any) -> list[Program]:
         made: PipelinedMicro = micro
         return programs_of(made)
-
-    @staticmethod
-    def _programs_of(update: Any) -> list[Program]:
-        made: PipelinedUpdate = update
-        return [
-            *(ending.placed[0] for ending in made.stages if ending.placed is not None),
-            *(sent.placed[0] for sent in made.homeward),
-        ]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+from autopar.ir.mesh import stage_name
 from autopar.ir.program import Program
 from autopar.notebook import ProgramInNotebook
+from autopar.step.compiling.compiled_step import StepUpdate
+from autopar.step.pipelined.placing.part import part_of_stage
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
-from autopar.step.pipelined.placing.update import PipelinedUpdate, StageUpdate
 
 
 @dataclass(frozen=True)
@@ -42,45 +45,46 @@ class PipelinedPrograms(ProgramInNotebook):
     """
 
     micro: PipelinedMicro
-    update: PipelinedUpdate
+    update: StepUpdate
 
     @property
     def microbatches(self) -> int:
         return self.micro.schedule.batches
 
-    @property
+    @cached_property
     def stages(self) -> tuple[StagePrograms, ...]:
-        """The programs of each stage, which has a price of its own."""
-        pairs = zip(self.micro.stages, self.update.stages, strict=True)
-        return tuple(StagePrograms(stage.number, dict(self._runs(stage, ending))) for stage, ending in pairs)
+        """The part of each stage, which has a price of its own. What it receives is an input there."""
+        return tuple(StagePrograms(stage.number, dict(self._runs(stage))) for stage in self.micro.stages)
 
     @property
     def programs(self) -> dict[str, Program]:
-        """The programs by name: ``micro`` has the passes of all stages, with the messages between them as lines.
+        """The programs by name: ``copy``, ``micro``, ``share`` and ``update`` are of all stages, with their messages.
 
-        The others are of one stage: ``stage 0 copy``, ``stage 0 update``, ….
+        The others are of one stage: ``stage 0 sums``, ….
         """
-        others = {
-            f"stage {stage.number} {name}": program
-            for stage in self.stages
-            for name, program in stage.programs.items()
-            if name != "micro"
+        micro = self.micro
+        of_all = {"copy": micro.copy and micro.copy[0], "micro": micro.program, "share": micro.share and micro.share[0]}
+        own = {
+            f"stage {stage.number} {name}": placed[0]
+            for stage in micro.stages
+            for name, placed in stage.own_programs.items()
         }
-        return {"micro": self.micro.program, **others}
+        found = {name: program for name, program in of_all.items() if program is not None}
+        return {**own, **found, "update": self.update.program}
 
-    def _runs(self, stage: Stage, ending: StageUpdate) -> Iterator[tuple[str, tuple[Program, int]]]:
-        count = self.microbatches
-        if stage.micro.copy is not None:
-            yield "copy", (stage.micro.copy[0], 1)
-        if stage.counting is not None:
-            yield "sums", (stage.counting.sums[0], count)
-            yield "count", (stage.counting.counts[0], 1)
+    def _runs(self, stage: Stage) -> Iterator[tuple[str, tuple[Program, int]]]:
+        """Yield what a stage runs: the name, the program, and how often."""
+        count, name = self.microbatches, stage_name(stage.number)
+        of_all = {"copy": self.micro.copy, "share": self.micro.share, "update": self.update.last}
+        parts = {key: part_of_stage(placed[0], name) for key, placed in of_all.items() if placed is not None}
+        if "copy" in parts:
+            yield "copy", (parts["copy"], 1)
+        for key, (program, _) in stage.own_programs.items():
+            yield key, (program, count if key == "sums" else 1)
         yield "micro", (stage.program, count)
-        for sent in self.update.homeward:
-            if sent.reader == stage.number:
-                yield f"home {sent.tied.name}", (sent.placed[0], 1)
-        if ending.placed is not None:
-            yield "update", (ending.placed[0], 1)
+        for key in ("share", "update"):
+            if key in parts:
+                yield key, (parts[key], 1)
 
     def __str__(self) -> str:
         return self.text()

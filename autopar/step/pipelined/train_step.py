@@ -23,10 +23,10 @@ from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches.batches import MicroBatches
 from autopar.step.choices import Chosen
+from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.placing.programs import PipelinedMicro
-from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.reports.measured import messages_of, placed_programs
 from autopar.step.pipelined.reports.rank_memory import memory_of_rank
 from autopar.step.pipelined.reports.rank_programs import rank_step_of
@@ -72,7 +72,7 @@ class PipelinedStep(TrainStep):
     def _captures_of(self, batches: MicroBatches, options: StepOptions) -> PipelinedCaptures:
         return PipelinedCaptures(self._calls, self.optimizer_state, self.averages, batches, options, self._forget)
 
-    def _now(self) -> tuple[PipelinedMicro, PipelinedUpdate]:
+    def _now(self) -> tuple[PipelinedMicro, StepUpdate]:
         micro: Any
         update: Any
         micro, update = self._current()
@@ -105,8 +105,8 @@ class PipelinedStep(TrainStep):
 
         ``RuntimeError`` before a capture.
         """
-        job = self._calls.job
-        return communication_of(*self._now(), job is None or job.in_order)
+        job, compiler = self._calls.job, self._captured.compiler()
+        return communication_of(PipelinedPrograms(*self._now()), job is None or job.in_order, compiler.order_of_part)
 
     def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page of the step shows, as data. ``RuntimeError`` before a capture."""

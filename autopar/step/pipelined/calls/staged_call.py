@@ -24,15 +24,18 @@ from autopar.model.inputs import CallInputs
 from autopar.model.kept_calls import codec_of_captured
 from autopar.model.kept_facts import facts_of_call
 from autopar.model.stage_homes import StageHomes
+from autopar.passes import OnStages
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.runtime.localize import LocalPrograms
+from autopar.step.compiling.compiled_step import Placed
 from autopar.step.compiling.outputs import Output
 from autopar.step.pipelined.cutting.assignment import Assignment, computed_anywhere, stages_of_written_buffers
 from autopar.step.pipelined.cutting.stage_programs import cut_program
+from autopar.step.pipelined.placing.copies import compile_copies
 from autopar.step.pipelined.placing.joined import join
-from autopar.step.pipelined.placing.outputs import StageOutput, outputs_of_stages
 from autopar.step.pipelined.placing.programs import CutStage
+from autopar.step.pipelined.placing.share import StageOutput, compile_share, outputs_of_stages
 from autopar.verify.levels import verify
 
 
@@ -45,6 +48,8 @@ class StagedCall:
         stages: its stages.
         program: the programs of all stages, joined, in which the messages between stages are lines.
         local: that of each rank.
+        copy: the program of the copies of parameters that other stages keep; ``None`` if there are none.
+        share: the program in which all stages get outputs and written buffers; ``None`` if there are none.
         homes: where the parameters are.
         made: what it returns.
         inputs: the names of the inputs, in the order in which a call passes them.
@@ -56,6 +61,8 @@ class StagedCall:
     stages: tuple[CutStage, ...]
     program: Program
     local: LocalPrograms
+    copy: Placed | None
+    share: Placed | None
     homes: StageHomes
     made: tuple[StageOutput, ...]
     inputs: tuple[str, ...]
@@ -65,7 +72,8 @@ class StagedCall:
     @property
     def text(self) -> str:
         """The programs, as text that ranks compare."""
-        return str(self.program)
+        others = (placed[0] for placed in (self.copy, self.share) if placed is not None)
+        return "\n".join(map(str, (self.program, *others)))
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -99,9 +107,11 @@ def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, no
         replace(compiler, mesh=mesh).through_passes(part.program, own, captured.device)
         stages.append(CutStage(number, mesh, part, part.program))
     program, local, _ = join(replace(compiler, mesh=homes.mesh), stages)
-    names = tuple(inputs.arguments.names)
-    made = outputs_of_stages(stages)
-    return StagedCall(captured, tuple(stages), program, local, homes, made, names, whole, (report,))
+    on, device = OnStages(homes.mesh, program.stages, {}), captured.device
+    copy, _ = compile_copies(compiler, on, stages, homes, device)
+    share, _ = compile_share(compiler, on, stages, 1, whole=whole, device=device)
+    names, made = tuple(inputs.arguments.names), outputs_of_stages(stages)
+    return StagedCall(captured, tuple(stages), program, local, copy, share, homes, made, names, whole, (report,))
 
 
 def codec_of_staged(

@@ -15,6 +15,7 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
+from autopar.ir.record import TensorType
 from autopar.ir.value_names import count_name
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
@@ -41,8 +42,10 @@ from autopar.step.pipelined.cutting.assignment import (
 from autopar.step.pipelined.cutting.cut import Place, cut_by_blocks, cut_by_cost, cut_by_globs
 from autopar.step.pipelined.cutting.stage_programs import StageProgram, cut_program
 from autopar.step.pipelined.cutting.units import units_of
+from autopar.step.pipelined.placing.copies import compile_copies
 from autopar.step.pipelined.placing.joined import join
-from autopar.step.pipelined.placing.programs import Counting, PipelinedMicro, Stage, Tied, meshes_of
+from autopar.step.pipelined.placing.programs import Counting, PipelinedMicro, Stage, meshes_of
+from autopar.step.pipelined.placing.share import compile_share
 from autopar.step.pipelined.schedules import gathers_apart
 from autopar.verify.levels import verify
 
@@ -82,24 +85,29 @@ def compile_pipelined(
     for part in parts:
         verify(part.program, "cut")
     reports = [*whole.reports, PassReport("cut", ms)]
-    homes, tied = _homes(micro.program, parts)
+    homes = _homes(micro.program, parts)
     stages = _Stages(compiler, options, trained, updates, captured, whole.attrs, schedule, traced, micro, homes)
     for number, (own, part) in enumerate(zip(meshes, parts, strict=True)):
         stages.place(number, own, part)
     program, local, joining = join(replace(compiler, mesh=mesh), stages.stages)
-    return PipelinedMicro(
+    made = PipelinedMicro(
         captured,
         schedule,
         tuple(stages.stages),
         program,
         local,
-        tied,
+        None,
+        None,
         homes,
         (*reports, *stages.reports, *joining),
         micro.outputs,
         compiler.whole,
         inputs=tuple(whole.renamed.get(name, name) for name in call.arguments.names),
     )
+    device, on = captured.device, made.on_stages
+    copy, copying = compile_copies(compiler, on, made.stages, made.stage_homes, device, stages.copied)
+    share, sharing = compile_share(compiler, on, made.stages, schedule.batches, whole=compiler.whole, device=device)
+    return replace(made, copy=copy, share=share, reports=(*made.reports, *copying, *sharing))
 
 
 def assigned(program: Program, schedule: PipelineSchedule, options: StepOptions, compiler: Compiler) -> Assignment:
@@ -154,18 +162,12 @@ def _check_buffers(program: Program, assignment: Assignment, schedule: PipelineS
             )
 
 
-def _homes(program: Program, parts: Sequence[StageProgram]) -> tuple[dict[str, int], tuple[Tied, ...]]:
-    """Return the stage that keeps each parameter and buffer: the first that reads it; and the parameters with several
-    readers."""
-    readers: dict[str, list[int]] = {}
-    for number, part in enumerate(parts):
-        for node in part.program.placeholders:
-            if record_of(node).role == "param":
-                readers.setdefault(name_of(node), []).append(number)
+def _homes(program: Program, parts: Sequence[StageProgram]) -> dict[str, int]:
+    """Return the stage that keeps each parameter and buffer: the first that reads it."""
     homes = {name_of(n): 0 for n in program.placeholders if record_of(n).role == "param"}
-    homes |= {name: stages[0] for name, stages in readers.items()}
-    tied = tuple(Tied(name, stages[0], tuple(stages[1:])) for name, stages in readers.items() if len(stages) > 1)
-    return homes, tied
+    for number, part in reversed(list(enumerate(parts))):
+        homes |= {name_of(node): number for node in part.program.placeholders if record_of(node).role == "param"}
+    return homes
 
 
 @dataclass
@@ -189,6 +191,7 @@ class _Stages:
     def __post_init__(self) -> None:
         self.stages: list[Stage] = []
         self.reports: list[PassReport] = []
+        self.copied: dict[str, tuple[TensorType, TensorType]] = {}  # parameter → its type, and that of its copy
 
     def place(self, number: int, mesh: Mesh, part: StageProgram) -> None:
         """Place the next stage."""
@@ -213,6 +216,8 @@ class _Stages:
             split_backward=self.schedule.is_split, gathers_apart=gathers_apart(self.schedule),
         )  # fmt: skip
         counting = self._counting(compiler, made) if divides else None
+        if made.copy is None:
+            self.copied |= compiler.copied
         self.stages.append(Stage(number, mesh, part, made.program, made, counting))
         self.reports += about(f"stage {number}", compiler.reports)
 

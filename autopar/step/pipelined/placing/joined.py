@@ -30,7 +30,7 @@ from autopar.costs.profile import Profile
 from autopar.gc_pause import gc_paused
 from autopar.ir import transfers
 from autopar.ir.layout import Layout, layout_of
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import Mesh, stage_name
 from autopar.ir.nodes import operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES, Record, Requirement, Result, TensorType, ValueType
@@ -45,16 +45,6 @@ from autopar.step.pipelined.cutting.stage_programs import StageProgram
 from autopar.verify.levels import verify
 
 FORWARD = PHASES.index("forward")
-
-
-def stage_name(number: int) -> str:
-    """Return the name of a stage in a program: ``s0``."""
-    return f"s{number}"
-
-
-def stage_number(name: str) -> int:
-    """Return the number of a stage from its name."""
-    return int(name.removeprefix("s"))
 
 
 class PlacedStage(Protocol):

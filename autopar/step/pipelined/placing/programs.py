@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.capture import Captured
-from autopar.ir.layout import DistAttr, Layout, layout_of
-from autopar.ir.mesh import Mesh, mesh_of_stage
+from autopar.ir.layout import DistAttr, Layout
+from autopar.ir.mesh import Mesh, mesh_of_stage, stage_name
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.ir.transfers import Ends
 from autopar.ir.value_names import sums_in, total_name
 from autopar.model.stage_homes import StageHomes
+from autopar.passes import OnStages
 from autopar.pipeline import PipelineSchedule
 from autopar.report.passes import PassReport
 from autopar.runtime.interface import Interface
@@ -25,7 +25,7 @@ from autopar.step.compiling.compiled_step import MicroBatch, Placed
 from autopar.step.compiling.outputs import Output
 from autopar.step.compiling.update import Untrained
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
-from autopar.step.pipelined.placing.joined import stage_name
+from autopar.step.pipelined.placing.joined import StageMessage, messages_in
 
 
 @dataclass(frozen=True)
@@ -93,33 +93,14 @@ class CutStage:
         return self.interface.gradients[where] if isinstance(where, str) else self.interface.returned[where]
 
 
-def forward_values(here: CutStage, behind: CutStage) -> list[Crossed]:
-    """Return the values that go from a stage to the next one."""
-    types = behind.interface.types
-    return [Crossed.of(value, here.sent(value)[1], types[behind.cut.from_before[value]]) for value in here.cut.up]
-
-
-def backward_values(here: CutStage, behind: CutStage) -> list[Crossed]:
-    """Return the values that go from a stage back to the one before, ``here``."""
-    types = here.interface.types
-    return [
-        Crossed.of(value, behind.sent_back(value)[1], types[here.cut.from_behind[value]]) for value in behind.cut.down
-    ]
-
-
-def written_buffers(stages: Sequence[CutStage]) -> list[Crossed]:
-    """Return the buffers that the forward of one stage writes, as they go to the ranks of each other stage."""
-    values = []
+def written_buffers(stages: Sequence[CutStage]) -> list[tuple[CutStage, str]]:
+    """Return the buffers that the forward of one stage writes: the stage, and the name."""
+    found = []
     for stage in stages:
         sums = sums_in(stage.program)
         users = {of: name for name, of in stage.named.items()}
-        others = dict.fromkeys(other.mesh for other in stages if other.mesh != stage.mesh)
-        for of in stage.interface.states:
-            if (name := users[of]) not in sums:
-                type = stage.types[name]
-                ends = (Ends(type.shape, type.placed, layout_of(mesh, type.attr)) for mesh in others)
-                values += [Crossed(name, end, type.dtype) for end in ends]
-    return values
+        found += [(stage, users[of]) for of in stage.interface.states if users[of] not in sums]
+    return found
 
 
 @dataclass(frozen=True)
@@ -134,6 +115,12 @@ class Stage(CutStage):
     micro: MicroBatch
     counting: Counting | None = None
 
+    @property
+    def own_programs(self) -> dict[str, Placed]:
+        """What it runs by itself beside the passes: the gathers of its parameters, and its counts."""
+        found = {} if self.micro.copy is None else {"gather": self.micro.copy}
+        return found | ({} if self.counting is None else {"sums": self.counting.sums, "count": self.counting.counts})
+
     @cached_property
     def input_types(self) -> dict[str, TensorType]:
         """The types of what it reads of a micro-batch, by the user's names; its counts may read more."""
@@ -146,21 +133,6 @@ class Stage(CutStage):
 
 
 @dataclass(frozen=True)
-class Tied:
-    """A parameter that several stages read.
-
-    Attributes:
-        name: its name.
-        home: the stage that keeps and updates it.
-        readers: the other stages, which take a copy when the step begins.
-    """
-
-    name: str
-    home: int
-    readers: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class PipelinedMicro:
     """The programs of a micro-batch on all stages.
 
@@ -170,7 +142,9 @@ class PipelinedMicro:
         stages: the stages.
         program: the programs of the passes of all stages, joined, in which the messages between stages are lines.
         local: that of each rank.
-        tied: the parameters that several stages read.
+        copy: the program of the copies of parameters, in low precision or for a stage that does not keep them; ``None``
+            if there are none.
+        share: the program in which all stages get outputs and written buffers; ``None`` if there are none.
         homes: the stage that keeps each parameter, by name.
         reports: what each pass did.
         outputs: how the outputs of micro-batches are joined, if the step returns them.
@@ -184,7 +158,8 @@ class PipelinedMicro:
     stages: tuple[Stage, ...]
     program: Program
     local: LocalPrograms
-    tied: tuple[Tied, ...]
+    copy: Placed | None
+    share: Placed | None
     homes: Mapping[str, int]
     reports: tuple[PassReport, ...]
     outputs: tuple[Output, ...] = ()
@@ -232,6 +207,12 @@ class PipelinedMicro:
                 layouts[name] = type.placed
         return layouts
 
+    @property
+    def on_stages(self) -> OnStages:
+        """The whole mesh and its stages."""
+        assert self.program.mesh is not None
+        return OnStages(self.program.mesh, self.program.stages, {})
+
     @cached_property
     def stage_homes(self) -> StageHomes:
         """Where the parameters are between steps."""
@@ -240,27 +221,26 @@ class PipelinedMicro:
         return StageHomes(mesh, tuple(stage.mesh for stage in self.stages), self.homes, self.layouts)
 
     @cached_property
-    def written_buffers(self) -> list[Crossed]:
-        """The buffers that the forward writes, as they go to the ranks of each other stage."""
-        return written_buffers(self.stages)
+    def _messages(self) -> Mapping[tuple[str, str, str], list[StageMessage]]:
+        return messages_in(self.program)
 
     def forward_values(self, boundary: int) -> list[Crossed]:
         """Return the values that go from stage ``boundary`` to the next one."""
-        return forward_values(self.stages[boundary], self.stages[boundary + 1])
+        return self._crossed(boundary, boundary + 1, "forward")
 
     def backward_values(self, boundary: int) -> list[Crossed]:
         """Return the values that go from the stage behind ``boundary`` back to it."""
-        return backward_values(self.stages[boundary], self.stages[boundary + 1])
+        return self._crossed(boundary + 1, boundary, "backward")
+
+    def _crossed(self, sender: int, receiver: int, phase: str) -> list[Crossed]:
+        messages = self._messages.get((stage_name(sender), stage_name(receiver), phase), ())
+        return [message.crossed for message in messages]
 
 
 def programs_of(micro: PipelinedMicro) -> list[Program]:
     """Return the explicit programs of all stages."""
-    programs = [micro.program]
-    for stage in micro.stages:
-        programs += [*([stage.micro.copy[0]] if stage.micro.copy else [])]
-        if stage.counting is not None:
-            programs += [stage.counting.sums[0], stage.counting.counts[0]]
-    return programs
+    programs = [micro.program, *(placed[0] for placed in (micro.copy, micro.share) if placed is not None)]
+    return programs + [placed[0] for stage in micro.stages for placed in stage.own_programs.values()]
 
 
 def meshes_of(mesh: Mesh, rank_of: Sequence[int]) -> list[Mesh]:

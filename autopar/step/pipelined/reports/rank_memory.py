@@ -15,8 +15,8 @@ from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.notebook import TableReport
 from autopar.pipeline.memory import memory
 from autopar.search.certificate import bytes_text
+from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.pipelined.placing.programs import PipelinedMicro
-from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.reports.sizes import as_sizes, sizes_of, stage_sizes
 
 
@@ -50,7 +50,7 @@ class RankMemory(TableReport):
         return f"{out.getvalue()}{self.peak:,} bytes of rank {self.rank} at most, {self.held:,} of them between steps\n"
 
 
-def memory_of_rank(micro: PipelinedMicro, update: PipelinedUpdate, mesh: Mesh, rank: int) -> RankMemory:
+def memory_of_rank(micro: PipelinedMicro, update: StepUpdate, mesh: Mesh, rank: int) -> RankMemory:
     """Return the memory of a rank, which is that of the first rank at its position along the pipeline."""
     position = mesh.coordinates(rank)[PIPELINE]
     sizes = stage_sizes(micro, update)
@@ -66,7 +66,7 @@ def memory_of_rank(micro: PipelinedMicro, update: PipelinedUpdate, mesh: Mesh, r
     return RankMemory(rank, round(found.peak[position]), kinds["parameters, state and batch"], kinds)
 
 
-def check_within(limit: float | None, micro: PipelinedMicro, update: PipelinedUpdate) -> None:
+def check_within(limit: float | None, micro: PipelinedMicro, update: StepUpdate) -> None:
     """Raise ``MemoryLimitError`` if a rank takes more bytes than the option ``memory=`` allows."""
     if limit is None or limit == math.inf:
         return

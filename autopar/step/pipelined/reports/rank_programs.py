@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.ir.program import Program
-from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
-from autopar.step.pipelined.placing.update import PipelinedUpdate
+from autopar.step.compiling.compiled_step import StepUpdate
+from autopar.step.pipelined.placing.programs import PipelinedMicro
+from autopar.step.pipelined.reports.report import running
 
 
 @dataclass(frozen=True)
@@ -35,20 +36,12 @@ class PipelinedRankStep:
             program.verify()
 
 
-def rank_step_of(micro: PipelinedMicro, update: PipelinedUpdate, rank: int) -> PipelinedRankStep:
+def rank_step_of(micro: PipelinedMicro, update: StepUpdate, rank: int) -> PipelinedRankStep:
     """Return the programs that a rank runs."""
-    programs: dict[str, Program] = {"micro": micro.local[rank]}
-    for stage, ending in zip(micro.stages, update.stages, strict=True):
-        if rank in stage.mesh:
-            programs |= _of_stage(stage, rank)
-            if ending.placed is not None:
-                programs[f"stage {stage.number} update"] = ending.placed[1][rank]
-    return PipelinedRankStep(rank, programs)
-
-
-def _of_stage(stage: Stage, rank: int) -> dict[str, Program]:
-    at = f"stage {stage.number}"
-    programs = {f"{at} copy": stage.micro.copy[1][rank]} if stage.micro.copy is not None else {}
-    if stage.counting is not None:
-        programs |= {f"{at} sums": stage.counting.sums[1][rank], f"{at} count": stage.counting.counts[1][rank]}
-    return programs
+    own = {
+        f"stage {stage.number} {name}": local[rank]
+        for stage in micro.stages
+        for name, (_, local) in stage.own_programs.items()
+        if rank in stage.mesh
+    }
+    return PipelinedRankStep(rank, {**own, **{name: local[rank] for name, local in running(micro, update).items()}})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -19,12 +19,13 @@ from autopar.pipeline import PipelineSchedule, Sizes, Times
 from autopar.pipeline.simulate import Simulation
 from autopar.runtime.localize import LocalPrograms
 from autopar.scheduling.programs.communication import Communication
-from autopar.scheduling.programs.order import Order
+from autopar.scheduling.programs.order import OF_STEPS, Execution, Order
 from autopar.scheduling.simulation import Issue
+from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.pipelined.placing.programs import PipelinedMicro
-from autopar.step.pipelined.placing.update import PipelinedUpdate
 from autopar.step.pipelined.reports.sizes import sizes_of
 from autopar.step.pipelined.reports.times import times_of
+from autopar.step.pipelined.step import PipelinedPrograms
 
 SHOWN = 4  # modules of a stage that are named
 
@@ -63,12 +64,12 @@ class Pipeline(InNotebook):
     schedule: PipelineSchedule
     stages: tuple[StageReport, ...]
     _micro: PipelinedMicro
-    _update: PipelinedUpdate
+    _update: StepUpdate
     _figures: Machine | Profile
     _rendezvous: bool
 
     @staticmethod
-    def of(micro: PipelinedMicro, update: PipelinedUpdate, figures: Machine | Profile, issue: Issue) -> Pipeline:
+    def of(micro: PipelinedMicro, update: StepUpdate, figures: Machine | Profile, issue: Issue) -> Pipeline:
         """Report a captured step. ``figures``: by which its programs are scheduled; ``issue``: how lines are issued."""
         modules = _own_modules([stage.program for stage in micro.stages])
         count = len(micro.stages)
@@ -143,32 +144,30 @@ def _modules(program: Program) -> list[str]:
     return list(modules)
 
 
-def communication_of(micro: PipelinedMicro, update: PipelinedUpdate, in_order: bool) -> Communication:
-    """Report how the collectives of all stages are scheduled."""
+def communication_of(
+    programs: PipelinedPrograms, in_order: bool, on_stage: Callable[[LocalPrograms, Program, Execution], Order]
+) -> Communication:
+    """Report how the collectives of all stages are scheduled.
+
+    Args:
+        on_stage: returns the order of the part of a stage, with its times, of a program of all stages.
+    """
+    micro, update = programs.micro, programs.update
     orders: dict[str, tuple[Order, int]] = {}
-    others = _others(micro, update)
-    for stage in micro.stages:
+    written = Execution(whole=True, written=update.states)
+    of_all = {"copy": (micro.copy, OF_STEPS), "update": (update.last, written)}
+    for stage, parts in zip(micro.stages, programs.stages, strict=True):
         at = f"stage {stage.number}"
-        for name in (f"{at} copy", at, f"{at} update"):
-            local = others.get(name)
-            if name == at:
+        for name in ("copy", "micro", "update"):
+            if name == "micro":
                 orders[at] = micro.order_of(stage.number), micro.schedule.batches
-            elif local is not None and local.order is not None:
-                orders[name] = local.order, 1
+            elif (placed := of_all[name][0]) is not None:
+                orders[f"{at} {name}"] = on_stage(placed[1], parts.programs[name], of_all[name][1]), 1
     note = "the functions of different stages run at the same time; step.pipeline.simulate() has the whole step"
     return Communication.of(orders, in_order=in_order, notes=(note,))
 
 
-def running(micro: PipelinedMicro, update: PipelinedUpdate) -> dict[str, LocalPrograms]:
-    """Return the programs that a step runs, by name: ``micro`` has the passes of all stages."""
-    return {"micro": micro.local, **_others(micro, update)}
-
-
-def _others(micro: PipelinedMicro, update: PipelinedUpdate) -> dict[str, LocalPrograms]:
-    """Return the programs that each stage runs before and behind the slots."""
-    found: dict[str, LocalPrograms] = {}
-    for stage, ending in zip(micro.stages, update.stages, strict=True):
-        for name, placed in (("copy", stage.micro.copy), ("update", ending.placed)):
-            if placed is not None:
-                found[f"stage {stage.number} {name}"] = placed[1]
-    return found
+def running(micro: PipelinedMicro, update: StepUpdate) -> dict[str, LocalPrograms]:
+    """Return the programs of all stages that a step runs, by name."""
+    placed = {"copy": micro.copy, "micro": (micro.program, micro.local), "share": micro.share, "update": update.last}
+    return {name: made[1] for name, made in placed.items() if made is not None}

@@ -19,9 +19,9 @@ from autopar.runtime.lowering.bundles import Bundle
 from autopar.scheduling.programs.apply import scheduled
 from autopar.scheduling.programs.functions import piece_bytes
 from autopar.scheduling.programs.order import OF_STAGES, lines_of
-from autopar.step.pipelined.placing.outputs import outputs_of_stages
+from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
-from autopar.step.pipelined.placing.update import PipelinedUpdate
+from autopar.step.pipelined.placing.share import outputs_of_stages
 from autopar.step.pipelined.runs import types_of_held
 
 PASSES = ("forward", "backward", "weight_gradients")
@@ -58,7 +58,7 @@ class StageSizes:
         return self.sums + self.copies + self.held + self.outputs
 
 
-def sizes_of(micro: PipelinedMicro, update: PipelinedUpdate) -> Sizes:
+def sizes_of(micro: PipelinedMicro, update: StepUpdate) -> Sizes:
     """Return the sizes of a pipelined step, in bytes. Linear in its programs."""
     return as_sizes(stage_sizes(micro, update))
 
@@ -78,7 +78,7 @@ def as_sizes(stages: Iterable[StageSizes]) -> Sizes:
     )
 
 
-def stage_sizes(micro: PipelinedMicro, update: PipelinedUpdate) -> list[StageSizes]:
+def stage_sizes(micro: PipelinedMicro, update: StepUpdate) -> list[StageSizes]:
     """Return the sizes of each stage."""
     return [_StageMemory(micro, update, stage).sizes() for stage in micro.stages]
 
@@ -114,7 +114,7 @@ class _StageMemory:
     A pass is a number: 0 is the forward, 1 the backward, 2 the weight gradients.
     """
 
-    def __init__(self, micro: PipelinedMicro, update: PipelinedUpdate, stage: Stage) -> None:
+    def __init__(self, micro: PipelinedMicro, update: StepUpdate, stage: Stage) -> None:
         self.micro, self.update, self.stage = micro, update, stage
         number = stage.number
         self.up, self.down = _Message.of(micro, number, "F"), _Message.of(micro, number - 1, "B")  # sent

@@ -1,0 +1,53 @@
+"""Place a program of all stages: on the mesh of one stage first, then each value on its own (``passes.spread``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
+from autopar.ir.program import Program
+from autopar.model.compiled import Compiler
+from autopar.passes import OnStages
+from autopar.report.passes import PassReport
+from autopar.scheduling.programs.order import OF_STEPS, Execution
+from autopar.step.compiling.compiled_step import Placed, about
+from autopar.verify.levels import verify
+
+
+class Traced(NamedTuple):
+    """A traced program of all stages.
+
+    Attributes:
+        program: the program, which becomes explicit.
+        constraints: placeholder → its layout.
+        stages: placeholder → its stage; the others are on the whole mesh.
+    """
+
+    program: Program
+    constraints: Mapping[str, DistAttr]
+    stages: Mapping[str, str]
+
+
+def place_on_stages(
+    compiler: Compiler, name: str, traced: Traced, on: OnStages, mesh: Mesh, device: torch.device,
+    execution: Execution = OF_STEPS,
+) -> tuple[Placed, list[PassReport]]:  # fmt: skip
+    """Place a program of all stages, and make each rank's program of it.
+
+    Args:
+        name: the program, in reports and errors.
+        on: the whole mesh and its stages.
+        mesh: that of one stage.
+        execution: how it runs.
+    """
+    verify(traced.program, name)
+    reports, _ = replace(compiler, mesh=mesh).through_passes(
+        traced.program, traced.constraints, device, stages=on._replace(of=traced.stages)
+    )
+    local, more = replace(compiler, mesh=on.mesh).localize(traced.program, execution)
+    return (traced.program, local), about(name, [*reports, *more])
