@@ -227,7 +227,8 @@ def gradient_sums(program: Program) -> dict[fx.Node, fx.Node | None]:
     """
     named = {name_of(node): node for node in program.placeholders}
     sums: dict[fx.Node, fx.Node | None] = {}
-    for name, node in named.items():
+    for node in program.placeholders:  # several stages may add up the gradients of one parameter
+        name = name_of(node)
         parameter = gradient_parameter(name) or ""
         type = record_of(node).type
         # of a parameter that an update only measures

@@ -35,7 +35,8 @@ BEHIND = [  # of rank 2, which has left BW01 of stage 1
     r"rank 3 waits in BW01 of stage 1 \(micro-batch 1\): .* = all_gather\(.*",
     r"rank 1 waits for rank 3 in BW01 of stage 0 \(micro-batch 1\): BR01 of stage 0 from stage 1",
 ]
-COPIES, HOME, NUMBERS = "the copies of tied parameters", "the gradients of tied parameters", "the numbers of all stages"
+COPIES, UPDATE = "the copies of parameters", "the update"
+HOME, NUMBERS = "_s0_s0", "loss_of_all_pp"  # the sum of a tied parameter that comes home, and the loss of all stages
 
 PRINTED = (
     r"\n\[rank \d\]     log : f32\[1 8\] = log\(.*\)"
@@ -101,23 +102,35 @@ CASES: dict[str, Case] = {
         [1, 1, 1, -9],
         [rf"rank 3 {LOST} FW02 of stage 1 \(micro-batch 2\): FR02 of stage 1 from stage 0"],
     ),
-    "a kill in the copies": (waits(2, "kill", COPIES, 0, **TIED), [1, 1, -9, 1], [f"rank 2 {LOST} {COPIES}"]),
+    "a kill in the copies": (
+        waits(2, "kill", COPIES, 0, **TIED),
+        [1, 1, -9, 1],
+        [rf"rank 2 {LOST} {COPIES}: .* = recv\(.*"],
+    ),
     "a kill in the last sends": (
         waits(2, "kill", "BS03 of stage 1 to stage 0", 0, "BR03 of stage 0 from stage 1", **TP),
         [1, 1, -9, 1],
         [f"rank 2 {LOST} BS03 of stage 1 to stage 0"],
     ),
-    "a kill on the way home": (waits(0, "kill", HOME, 2, **TIED), [-9, 1, 1, 1], [f"rank 0 {LOST} {HOME}"]),
-    "a kill in the numbers": (waits(0, "kill", NUMBERS, 2, **TIED), [-9, 1, 1, 1], [f"rank 0 {LOST} {NUMBERS}"]),
+    "a kill on the way home": (
+        waits(0, "kill", HOME, 2, UPDATE, **TIED),
+        [-9, 1, 1, 1],
+        [rf"rank 0 {LOST} {UPDATE}: .*{HOME} : .* = recv\(.*"],
+    ),
+    "a kill in the numbers": (
+        waits(1, "kill", NUMBERS, 2, "over_stages", **TIED),
+        [1, -9, 1, 1],
+        [rf"rank 1 {LOST} {UPDATE}: {NUMBERS} : .* = all_reduce\(.*"],
+    ),
     "a stop": (
         {**ZB_V, "rank": 2, "slot": FORWARD, "what": "stop", "timeout": SOON},
         [1, 1, -9, 1],
         [rf"rank 2 was stopped \(SIGSTOP\); it was last seen {ADDMM}", *WAITS],
     ),
     "a stop in the numbers": (
-        {**waits(0, "stop", NUMBERS, 2, **TIED), "timeout": SOON},
-        [-9, 1, 1, 1],
-        [rf"rank 0 was stopped \(SIGSTOP\); it was last seen in {NUMBERS}"],
+        {**waits(1, "stop", NUMBERS, 2, "over_stages", **TIED), "timeout": SOON},
+        [1, -9, 1, 1],
+        [rf"rank 1 was stopped \(SIGSTOP\); it was last seen in {UPDATE}: {NUMBERS} : .* = all_reduce\(.*"],
     ),
     "a slow op": (
         {**ZB_V, "rank": 2, "slot": FORWARD, "what": "computes", "timeout": SOON},

@@ -23,12 +23,14 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
+from autopar.ir.ops.over_stages import OVER_STAGES
 from autopar.runtime import current_op
 from autopar.runtime.current_slot import current_slot
-from autopar.runtime.lowering import point_to_point, source
+from autopar.runtime.lowering import communication, point_to_point, source
+from autopar.runtime.lowering.point_to_point import exchange_between_stages
 from autopar.runtime.processes import job as jobs
 from autopar.runtime.processes.watch.watch import INTERVAL
-from autopar.runtime.running.messages import NUMBERS, Message, ProcessMessages
+from autopar.runtime.running.messages import Message, ProcessMessages
 from autopar.torch_private import kernel_of
 
 STEPS, AT = 4, 2  # what happens, happens in step ``AT``, counted from 0
@@ -113,7 +115,8 @@ class Fault:
             mock.patch.object(ProcessMessages, "start", self.failing(ProcessMessages.start)).start()
         if self.slow:
             mock.patch.object(ProcessMessages, "start", self.late(ProcessMessages.start)).start()
-            mock.patch.object(ProcessMessages, "gather", self.late(ProcessMessages.gather)).start()
+            mock.patch.object(communication, "exchange_between_stages", self.late_exchange).start()
+            mock.patch.object(source, "kernel_of", self.late_numbers).start()
 
     def begin_step(self) -> None:
         """Do what happens before the step; in a wait, a thread does it once the rank waits."""
@@ -160,13 +163,29 @@ class Fault:
         """A call that comes late, if its messages are those that the job says."""
         before = self.job["slow"]["before"]
 
-        def wait_first(own: ProcessMessages, messages: Any, *rest: Any) -> Any:
-            words = [NUMBERS] if rest else [message.words for message in messages]
-            if self.due and before in words:
+        def wait_first(own: ProcessMessages, messages: list[Message]) -> None:
+            if self.due and before in [message.words for message in messages]:
                 time.sleep(LATE)
-            return call(own, messages, *rest)
+            call(own, messages)
 
         return wait_first
+
+    def late_exchange(self, *args: Any) -> Any:
+        """An exchange of a program of all stages, late in the slot that the job says."""
+        if self.due and current_slot() == self.job["slow"]["before"]:
+            time.sleep(LATE)
+        return exchange_between_stages(*args)
+
+    def late_numbers(self, op: Any) -> Any:
+        """The sum of the numbers of all stages, late if the job says so."""
+        kernel = kernel_of(op)
+
+        def late(*args: Any, **kwargs: Any) -> Any:
+            if self.due and self.job["slow"]["before"] == "over_stages":
+                time.sleep(LATE)
+            return kernel(*args, **kwargs)
+
+        return late if op is OVER_STAGES else kernel
 
 
 def happen(what: str) -> None:

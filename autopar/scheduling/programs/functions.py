@@ -108,7 +108,8 @@ def _op(node: fx.Node, seconds: float, after: list[str], behind: list[str]) -> O
         return Op(node.name, COMPUTE, seconds, after, memory=0 if is_view(node) else _held(node), behind=behind)
     axes = transfers.axes_along(node.target, tensor_type(operands(node)[0]), arguments_of(node), tensor_type(node))
     stream = " ".join(axes or tensor_type(node).mesh.names)  # parts of a dim may be split anew along the same axes
-    kind = transfers.BY_FUNCTION[node.target].name, arguments_of(node).get("op", "sum"), tensor_type(node).dtype
+    type = tensor_type(node)
+    kind = transfers.BY_FUNCTION[node.target].name, arguments_of(node).get("op", "sum"), type.dtype, type.mesh.name
     size = piece_bytes(tensor_type(operands(node)[0])) if may_share(node) else 0
     return Op(node.name, stream, seconds, after, size, kind, 0 if is_view(node) else _held(node), behind)
 

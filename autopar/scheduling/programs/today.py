@@ -51,7 +51,7 @@ from autopar.scheduling.programs.functions import SHARED, Function, is_collectiv
 FIRST, OTHERS = 2**20, 25 * 2**20  # bytes
 SMALL = 2**16  # bytes; the most bytes of a bucket of small reductions that are next to each other
 
-Key = tuple[Any, Any, str, torch.dtype]  # transfer, axis or axes, op, dtype
+Key = tuple[Any, Any, str, torch.dtype, str | None]  # transfer, axis or axes, op, dtype, stage
 
 
 def largest_pieces(explicit: Program) -> dict[str, int]:
@@ -196,7 +196,7 @@ def _put(buckets: list[list[fx.Node]], node: fx.Node, bytes: Mapping[str, int], 
 def _key(node: fx.Node) -> Key:
     arguments, type = transfers.arguments(node.target, node.args, node.kwargs), record_of(node).type
     assert isinstance(type, TensorType)
-    return node.target, arguments["axis"], arguments.get("op", "sum"), type.dtype
+    return node.target, arguments["axis"], arguments.get("op", "sum"), type.dtype, type.mesh.name
 
 
 # -- today -------------------------------------------------------------------------------------------------------------

@@ -212,7 +212,7 @@ class _Update:
             for g in sorted(updates)
         }
         replaced: dict[fx.Node, fx.Node] = {}
-        self.builder.about = NOWHERE
+        self.builder.about = Record(None, source="loss of all stages")
         returned: dict[str, fx.Node] = {"loss": self._over_stages(losses, "loss_of_all")}
         found_inf: fx.Node | None = None
         total = measured = None

@@ -12,11 +12,11 @@ import pytest
 import autopar.passes
 from autopar import Mesh
 from autopar.costs.machine import machine
-from autopar.passes import PIPELINE, Amp, Recompute, pipeline
+from autopar.passes import PIPELINE, Amp, OnStages, Recompute, pipeline
 
 FILES = {path.stem for path in Path(autopar.passes.__file__).parent.glob("*.py")} - {"__init__", "manager"}
-FULL = {"amp": "bf16-O1", "recompute": "blocks", "widen": True, "split_backward": True, "split_update": True,
-        "levels": machine("generic")}  # fmt: skip
+FULL = {"amp": "bf16-O1", "recompute": "blocks", "widen": True, "split_backward": True,
+        "stages": OnStages(Mesh(pp=1), {}, {}), "levels": machine("generic")}  # fmt: skip
 
 
 def test_the_table_has_every_pass() -> None:

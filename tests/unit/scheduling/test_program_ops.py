@@ -39,9 +39,9 @@ def test_collectives_have_streams_bytes_and_kinds() -> None:
     assert {name: op.seconds for name, op in ops.items()} == durations(Program.parse(TEXT), "cpu").seconds
     gather, reduce = ops["w_tp"], ops["sum_1_dp"]
     assert (gather.stream, gather.bytes, gather.memory, gather.after) == ("tp", 2 * 6 * 4, 4 * 6 * 4, ())
-    assert gather.kind == ("all_gather", "sum", torch.float32)
+    assert gather.kind == ("all_gather", "sum", torch.float32, None)
     assert (reduce.stream, reduce.bytes, reduce.after) == ("dp", 4, ("sum_1",))
-    assert reduce.kind == ("all_reduce", "sum", torch.float32)
+    assert reduce.kind == ("all_reduce", "sum", torch.float32, None)
     assert ops["mm"].stream == "compute"
     assert ops["mm"].memory == 4 * 6 * 4
     assert schedule(ops.values()).makespan > 0
