@@ -181,7 +181,8 @@ class StepRunner:
         made = {}
         for rank in self.carrier.ranks:
             run = made[rank] = self._rank_run(runs, rank, {**tensors, **state})
-            for stage in runs.stages_of(rank):
+            of_all = [None] if None in runs.input_types else []
+            for stage in dict.fromkeys((*runs.stages_of(rank), *of_all)):
                 types = runs.input_types[stage]
                 pieces = [self._inputs(runs, types, inputs, rank) for inputs in batch]
                 run.inputs[stage] = [{**own, **numbers} for own, numbers in zip(pieces, computed, strict=True)]

@@ -136,7 +136,7 @@ def of_one_stage(micro: MicroBatch, update: StepUpdate, microbatches: int, mesh:
         name for node in micro.program.placeholders
         if record_of(node).role == "input" and not belongs_to_step(name := name_of(node))
     )  # fmt: skip
-    types = {name_of(node): tensor_type(node) for node in micro.program.placeholders}
+    types = types_in(micro.program)
     returned = [type for _, type in interface.returned]
     return StepRuns(*tables, programs, names, {None: _held(micro, programs)}, {None: types}, lambda rank: returned)
 
@@ -165,6 +165,11 @@ def _held(micro: MicroBatch, programs: Mapping[ProgramKey, PlacedProgram]) -> di
             for other, type in held_types(programs[name, None].program).items():
                 found.setdefault(other, type)
     return {**found, **micro.parameters}
+
+
+def types_in(program: Program) -> dict[str, TensorType]:
+    """Return the types of the placeholders of a program, by the user's names."""
+    return {name_of(node): tensor_type(node) for node in program.placeholders}
 
 
 def held_types(program: Program, stage: str | None = None) -> dict[str, TensorType]:

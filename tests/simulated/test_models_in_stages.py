@@ -33,7 +33,10 @@ def test_llama() -> None:
     micro = cut("llama", policy="zb-h1")
     first, last = micro.stages
     assert (len(first.cut.up), len(last.cut.up), len(first.cut.down), len(last.cut.down)) == (1, 0, 0, 1)
-    assert micro.copy is None and {micro.homes["model.embed_tokens.weight"], micro.homes["lm_head.weight"]} == {0, 1}
+    assert "copy" not in micro.around and {micro.homes["model.embed_tokens.weight"], micro.homes["lm_head.weight"]} == {
+        0,
+        1,
+    }
     assert [record_of(n).name for n in first.cut.program.placeholders if record_of(n).role == "input"] == [""]
     apart = [products(stage) for stage in micro.stages]
     assert [(of["backward"], of["weight_gradients"]) for of in apart] == [(14, 14), (15, 15)]
@@ -75,8 +78,8 @@ def test_a_skip_is_one_message() -> None:
 def test_a_tied_parameter() -> None:
     """Its home is the first stage that reads it; no value of its shape crosses."""
     micro = cut("shared", "pp4")
-    assert micro.copy is not None and micro.homes["layers.0.0.weight"] == 0
-    received = [node for node in micro.copy[0].nodes if node.target is transfers.recv]
+    assert micro.homes["layers.0.0.weight"] == 0
+    received = [node for node in micro.around["copy"][0].nodes if node.target is transfers.recv]
     assert received and {tensor_type(node).shape for node in received} == {(8, 8)}
     shapes = [value.ends.shape for boundary in range(3) for value in
               (*micro.forward_values(boundary), *micro.backward_values(boundary))]  # fmt: skip

@@ -27,6 +27,7 @@ Lines = Generator[Any, Any, None]
 ProgramKey = tuple[str, int | None]  # its name, and the stage
 NOTHING: frozenset[str] = frozenset()
 STACKED = ".outputs."
+OF_ALL = ("counts", "totals")  # what is handed on by all stages together
 
 
 class Slots(Protocol):
@@ -168,7 +169,7 @@ class RankRun:
             return _from(box, name, not later)
         if group == "outputs":
             return self._stacked(name, stage)
-        box = self.boxes[group, stage]
+        box = self.boxes[group, None if group in OF_ALL else stage]
         return _from(box, of if group == "started" and of in box else name, group in empties)
 
     def _next(self, program: RankProgram, of: str, value: torch.Tensor, stage: int | None, batch: int | None) -> None:
@@ -196,9 +197,9 @@ class RankRun:
         elif label.startswith(output_name("")):
             self.outputs[stage, batch][label] = value if received is None else _apart(value, received)
         elif label.startswith(".count."):
-            self.boxes["counts", stage][label] = value
+            self.boxes["counts", None][label] = value
         elif label.startswith(".total."):
-            totals = self.boxes["totals", stage]
+            totals = self.boxes["totals", None]
             totals[label] = totals[label] + value if label in totals else value
         else:
             self.returned[label] = value

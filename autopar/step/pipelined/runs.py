@@ -5,7 +5,7 @@ copies of parameters · counts · slots of the schedule · outputs and buffers �
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 
 from autopar.ir.mesh import PIPELINE, Mesh, stage_name, stage_number
@@ -26,7 +26,7 @@ from autopar.step.pipelined.calls.staged_call import StagedCall
 from autopar.step.pipelined.placing.joined import messages_in
 from autopar.step.pipelined.placing.programs import CutStage, PipelinedMicro, Stage
 from autopar.step.pipelined.placing.share import StageOutput, outputs_of_stages
-from autopar.step.running import StepRuns, held_types
+from autopar.step.running import StepRuns, held_types, types_in
 from autopar.timetable import Entry, Position, Timetable
 from autopar.timetable.entry import Line
 
@@ -35,17 +35,20 @@ ByStage = dict[int | None, Mapping[str, TensorType]]  # stage → types by name
 
 def of_stages(micro: PipelinedMicro, update: StepUpdate, mesh: Mesh) -> StepRuns:
     """Return what a step on stages runs."""
-    programs = _beside(micro.copy, micro.share, len(micro.outputs))
+    programs = _around(micro.around)
     programs["update", None] = PlacedProgram(*update.last, update.returns, update.states)
     for stage in micro.stages:
-        programs |= _of_stage(stage)
+        if stage.micro.copy is not None:
+            programs["gather", stage.number] = PlacedProgram(*stage.micro.copy, (), of_stage=True)
         programs["micro", stage.number] = passes_of(stage.number, micro.program, micro.local)
     schedule = micro.schedule
     positions = []
     for at, stages in enumerate(schedule.stages_of):
         ranks = tuple(rank for rank in mesh.ranks if mesh.coordinates(rank)[PIPELINE] == at)
         slots = [row[at] for row in schedule.slots if row[at]]
-        positions.append(Position(ranks, stages, tuple(_lines(micro, [micro.stages[k] for k in stages], slots))))
+        positions.append(
+            Position(ranks, stages, (*_lines(micro.around, schedule.batches, slots), Entry("update", takes=("sums",))))
+        )
     table = Timetable(schedule.batches, tuple(positions), schedule.name)
     held: ByStage = {stage.number: held_of_stage(micro, update, stage) for stage in micro.stages}
     return _runs(table, programs, micro.inputs, held, micro.stages, micro.program, mesh,
@@ -63,18 +66,17 @@ def of_call(call: StagedCall, mesh: Mesh) -> StepRuns:
     """
     stages = call.stages
     at = [mesh.coordinates(stage.mesh.ranks[0])[PIPELINE] for stage in stages]
-    programs = _beside(call.copy, call.share, len(call.made))
+    programs = _around(call.around)
     programs |= {("micro", stage.number): passes_of(stage.number, call.program, call.local) for stage in stages}
     positions = []
     for position in sorted(set(at)):
         own = tuple(number for number, other in enumerate(at) if other == position)
         slots = [slot for number in own for slot in _forward_slots(number, at)]
-        lines = (*_before(call.copy), *slots, *_behind(call.share))
-        positions.append(Position(tuple(stages[own[0]].mesh.ranks), own, lines))
+        positions.append(Position(tuple(stages[own[0]].mesh.ranks), own, _lines(call.around, 1, slots)))
     table = Timetable(0, tuple(positions))
     held: ByStage = {}
     for stage in stages:
-        types = _held_on((stage.program,), (call.copy, call.share), stage.number)
+        types = _held_on((stage.program,), call.around.values(), stage.number)
         held[stage.number] = _kept_here(types, call.homes, stage.number)
     return _runs(table, programs, call.inputs, held, stages, call.program, mesh, "F", call.made, call.whole)
 
@@ -85,7 +87,9 @@ def _runs(
 ) -> StepRuns:  # fmt: skip
     """Return what runs. ``last``: the last pass of a micro-batch; ``whole``: whether a rank gets all of an output."""
     at = tuple(mesh.coordinates(stage.mesh.ranks[0])[PIPELINE] for stage in stages)
-    types: ByStage = {stage.number: stage.input_types for stage in stages}
+    types: ByStage = {stage.number: stage.types for stage in stages}
+    types |= {None: {name: type for key in ("sums", "count") if (key, None) in programs
+                     for name, type in types_in(programs[key, None].program).items()}}  # fmt: skip
 
     @cache
     def facts(rank: int) -> SlotFacts:
@@ -102,22 +106,29 @@ def _runs(
     return StepRuns(table, table, None, programs, inputs, held, types, outputs, slots_of)
 
 
-def _beside(copy: Placed | None, share: Placed | None, outputs: int) -> dict[ProgramKey, PlacedProgram]:
-    """Return the programs of all stages that run before and behind the slots. ``outputs``: how many are shared."""
-    programs: dict[ProgramKey, PlacedProgram] = {}
-    if copy is not None:
-        programs["copy", None] = PlacedProgram(*copy, ())
-    if share is not None:
-        programs["share", None] = PlacedProgram(*share, [*map(stacked_name, range(outputs))])
-    return programs
+LABELS = {"sums": total_name, "count": count_name, "share": stacked_name}  # what programs return
 
 
-def _before(copy: Placed | None) -> list[Line]:
-    return [Entry("copy", hands=("copies",))] * (copy is not None)
+def _around(placed: Mapping[str, Placed]) -> dict[ProgramKey, PlacedProgram]:
+    """Return the programs of all stages around the slots."""
+    counts = {name: len(Interface.of(program).returned) for name, (program, _) in placed.items()}
+    labels = {name: [LABELS[name](k) for k in range(count)] if count else () for name, count in counts.items()}
+    return {(name, None): PlacedProgram(*made, labels[name]) for name, made in placed.items()}
 
 
-def _behind(share: Placed | None) -> list[Line]:
-    return [Entry("share", takes=("outputs",))] * (share is not None)
+def _lines(around: Collection[str], batches: int, slots: Sequence[Slot]) -> tuple[Line, ...]:
+    """Return what the ranks of a position along the pipeline run.
+
+    Args:
+        around: the programs of all stages that there are.
+        batches: the number of micro-batches.
+        slots: the slots of the position.
+    """
+    lines: list[Line] = [Entry("copy", hands=("copies",))] * ("copy" in around)
+    if "count" in around:
+        lines += [Entry("sums", batch=k, takes=("inputs",), hands=("totals",)) for k in range(batches)]
+        lines.append(Entry("count", batch=0, takes=("inputs", "totals"), hands=("counts",)))
+    return (*lines, *slots, *[Entry("share", takes=("outputs",))] * ("share" in around))
 
 
 def _forward_slots(number: int, at: Sequence[int]) -> list[Slot]:
@@ -159,34 +170,6 @@ def stage_messages(program: Program, number: int, rank: int) -> StageMessages:
     return StageMessages(bundles, received, sent)
 
 
-def _of_stage(stage: Stage) -> dict[ProgramKey, PlacedProgram]:
-    """Return the programs that a stage runs by itself: its counts, and the gathers of its parameters."""
-    number, found = stage.number, dict[ProgramKey, PlacedProgram]()
-    if stage.micro.copy is not None:
-        found["gather", number] = PlacedProgram(*stage.micro.copy, (), of_stage=True)
-    if stage.counting is not None:
-        for name, placed, label in (
-            ("sums", stage.counting.sums, total_name), ("count", stage.counting.counts, count_name),
-        ):  # fmt: skip
-            labels = [label(k) for k in range(len(Interface.of(placed[0]).returned))]
-            found[name, number] = PlacedProgram(*placed, labels, of_stage=True)
-    return found
-
-
-def _lines(micro: PipelinedMicro, stages: Sequence[Stage], slots: Sequence[Slot]) -> Iterable[Line]:
-    """Yield what the ranks of some stages run."""
-    yield from _before(micro.copy)
-    takes = ("inputs", *("copies",) * (micro.copy is not None))
-    for stage in stages:
-        if stage.counting is not None:
-            for batch in range(micro.schedule.batches):
-                yield Entry("sums", stage=stage.number, batch=batch, takes=takes, hands=("totals",))
-            yield Entry("count", stage=stage.number, batch=0, takes=(*takes, "totals"), hands=("counts",))
-    yield from slots
-    yield from _behind(micro.share)
-    yield Entry("update", takes=("sums",))
-
-
 def held_of_stage(micro: PipelinedMicro, update: StepUpdate, stage: Stage) -> dict[str, TensorType]:
     """Return the types of what the ranks of a stage keep between steps, by name: what no other stage keeps."""
     return _kept_here(types_of_held(micro, update, stage), micro.stage_homes, stage.number)
@@ -195,17 +178,17 @@ def held_of_stage(micro: PipelinedMicro, update: StepUpdate, stage: Stage) -> di
 def types_of_held(micro: PipelinedMicro, update: StepUpdate, stage: Stage) -> dict[str, TensorType]:
     """Return the types of what a stage reads between steps: its parameters and buffers, and the optimizer's state."""
     alone = (stage.program, *([stage.micro.copy[0]] if stage.micro.copy is not None else []))
-    types = _held_on(alone, (update.last, micro.copy, micro.share), stage.number)
+    types = _held_on(alone, (update.last, *micro.around.values()), stage.number)
     return types | {name: micro.parameters[name] for name in types if name in micro.parameters}
 
 
-def _held_on(own: Iterable[Program], of_all: Iterable[Placed | None], stage: int) -> dict[str, TensorType]:
+def _held_on(own: Iterable[Program], of_all: Iterable[Placed], stage: int) -> dict[str, TensorType]:
     """Return the types of what stays between steps in programs of a stage, and in those of all stages."""
     types: dict[str, TensorType] = {}
     for program in own:
         types |= held_types(program)
-    for placed in of_all:
-        types |= {} if placed is None else held_types(placed[0], stage_name(stage))
+    for program, _ in of_all:
+        types |= held_types(program, stage_name(stage))
     return types
 
 

@@ -9,9 +9,16 @@ from functools import cached_property
 from autopar.ir.mesh import stage_name
 from autopar.ir.program import Program
 from autopar.notebook import ProgramInNotebook
-from autopar.step.compiling.compiled_step import StepUpdate
+from autopar.step.compiling.compiled_step import Placed, StepUpdate
 from autopar.step.pipelined.placing.part import part_of_stage
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
+
+
+def of_all_stages(micro: PipelinedMicro, update: StepUpdate) -> dict[str, Placed]:
+    """Return the programs of all stages that a step runs, by name, in their order."""
+    before = {name: placed for name, placed in micro.around.items() if name != "share"}
+    behind = {name: placed for name, placed in micro.around.items() if name == "share"}
+    return {**before, "micro": (micro.program, micro.local), **behind, "update": update.last}
 
 
 @dataclass(frozen=True)
@@ -58,33 +65,21 @@ class PipelinedPrograms(ProgramInNotebook):
 
     @property
     def programs(self) -> dict[str, Program]:
-        """The programs by name: ``copy``, ``micro``, ``share`` and ``update`` are of all stages, with their messages.
-
-        The others are of one stage: ``stage 0 sums``, ….
-        """
-        micro = self.micro
-        of_all = {"copy": micro.copy and micro.copy[0], "micro": micro.program, "share": micro.share and micro.share[0]}
-        own = {
-            f"stage {stage.number} {name}": placed[0]
-            for stage in micro.stages
-            for name, placed in stage.own_programs.items()
+        """The programs by name: those of all stages, with their messages; ``stage 0 gather`` is of one stage."""
+        gathers = {
+            f"stage {stage.number} gather": stage.micro.copy[0]
+            for stage in self.micro.stages
+            if stage.micro.copy is not None
         }
-        found = {name: program for name, program in of_all.items() if program is not None}
-        return {**own, **found, "update": self.update.program}
+        return {**gathers, **{name: program for name, (program, _) in of_all_stages(self.micro, self.update).items()}}
 
     def _runs(self, stage: Stage) -> Iterator[tuple[str, tuple[Program, int]]]:
         """Yield what a stage runs: the name, the program, and how often."""
-        count, name = self.microbatches, stage_name(stage.number)
-        of_all = {"copy": self.micro.copy, "share": self.micro.share, "update": self.update.last}
-        parts = {key: part_of_stage(placed[0], name) for key, placed in of_all.items() if placed is not None}
-        if "copy" in parts:
-            yield "copy", (parts["copy"], 1)
-        for key, (program, _) in stage.own_programs.items():
-            yield key, (program, count if key == "sums" else 1)
-        yield "micro", (stage.program, count)
-        for key in ("share", "update"):
-            if key in parts:
-                yield key, (parts[key], 1)
+        if stage.micro.copy is not None:
+            yield "gather", (stage.micro.copy[0], 1)
+        for name, (program, _) in of_all_stages(self.micro, self.update).items():
+            own = stage.program if name == "micro" else part_of_stage(program, stage_name(stage.number))
+            yield name, (own, self.microbatches if name in ("micro", "sums") else 1)
 
     def __str__(self) -> str:
         return self.text()

@@ -30,11 +30,11 @@ from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.reports.measured import messages_of, placed_programs
 from autopar.step.pipelined.reports.rank_memory import memory_of_rank
 from autopar.step.pipelined.reports.rank_programs import rank_step_of
-from autopar.step.pipelined.reports.report import Pipeline, communication_of, running
+from autopar.step.pipelined.reports.report import Pipeline, communication_of
 from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock, simulated_tracks, stages_text
 from autopar.step.pipelined.runs import of_stages
 from autopar.step.pipelined.schedules import schedule_of
-from autopar.step.pipelined.step import PipelinedPrograms
+from autopar.step.pipelined.step import PipelinedPrograms, of_all_stages
 from autopar.step.reports.measured import measured
 from autopar.step.reports.paged import subject_of_stages
 from autopar.step.reports.step_profile import Computed, Places
@@ -169,7 +169,7 @@ class PipelinedStep(TrainStep):
         )
 
     def _running(self) -> dict[str, LocalPrograms]:
-        return running(*self._now())
+        return {name: local for name, (_, local) in of_all_stages(*self._now()).items()}
 
     @property
     def solution(self) -> None:

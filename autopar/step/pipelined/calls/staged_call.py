@@ -6,7 +6,7 @@ own. There are no gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,10 +32,11 @@ from autopar.step.compiling.compiled_step import Placed
 from autopar.step.compiling.outputs import Output
 from autopar.step.pipelined.cutting.assignment import Assignment, computed_anywhere, stages_of_written_buffers
 from autopar.step.pipelined.cutting.stage_programs import cut_program
-from autopar.step.pipelined.placing.copies import compile_copies
+from autopar.step.pipelined.placing.copies import traced_copies
 from autopar.step.pipelined.placing.joined import join
+from autopar.step.pipelined.placing.on_stages import place_around
 from autopar.step.pipelined.placing.programs import CutStage
-from autopar.step.pipelined.placing.share import StageOutput, compile_share, outputs_of_stages
+from autopar.step.pipelined.placing.share import StageOutput, outputs_of_stages, traced_share
 from autopar.verify.levels import verify
 
 
@@ -48,8 +49,7 @@ class StagedCall:
         stages: its stages.
         program: the programs of all stages, joined, in which the messages between stages are lines.
         local: that of each rank.
-        copy: the program of the copies of parameters that other stages keep; ``None`` if there are none.
-        share: the program in which all stages get outputs and written buffers; ``None`` if there are none.
+        around: the programs of all stages around the passes: ``copy`` and ``share``, as of ``PipelinedMicro``.
         homes: where the parameters are.
         made: what it returns.
         inputs: the names of the inputs, in the order in which a call passes them.
@@ -61,8 +61,7 @@ class StagedCall:
     stages: tuple[CutStage, ...]
     program: Program
     local: LocalPrograms
-    copy: Placed | None
-    share: Placed | None
+    around: Mapping[str, Placed]
     homes: StageHomes
     made: tuple[StageOutput, ...]
     inputs: tuple[str, ...]
@@ -72,8 +71,7 @@ class StagedCall:
     @property
     def text(self) -> str:
         """The programs, as text that ranks compare."""
-        others = (placed[0] for placed in (self.copy, self.share) if placed is not None)
-        return "\n".join(map(str, (self.program, *others)))
+        return "\n".join(map(str, (self.program, *(placed[0] for placed in self.around.values()))))
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -108,10 +106,10 @@ def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, no
         stages.append(CutStage(number, mesh, part, part.program))
     program, local, _ = join(replace(compiler, mesh=homes.mesh), stages)
     on, device = OnStages(homes.mesh, program.stages, {}), captured.device
-    copy, _ = compile_copies(compiler, on, stages, homes, device)
-    share, _ = compile_share(compiler, on, stages, 1, whole=whole, device=device)
+    traced = {"copy": traced_copies(stages, homes, device), "share": traced_share(stages, 1, device)}
+    around, _ = place_around(replace(compiler, whole=whole), traced, on, homes.meshes[0], device)
     names, made = tuple(inputs.arguments.names), outputs_of_stages(stages)
-    return StagedCall(captured, tuple(stages), program, local, copy, share, homes, made, names, whole, (report,))
+    return StagedCall(captured, tuple(stages), program, local, around, homes, made, names, whole, (report,))
 
 
 def codec_of_staged(

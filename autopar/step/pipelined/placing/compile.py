@@ -12,23 +12,22 @@ from autopar.capture import Captured
 from autopar.errors import PlanError
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import Mesh, stage_name
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.ir.value_names import count_name
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
 from autopar.plan.recompute import within
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
-from autopar.scheduling.programs.order import OF_STAGES, OF_STEPS
+from autopar.scheduling.programs.order import OF_STAGES
 from autopar.search.devices.stages import Pipelined
 from autopar.step.batches.counts import count_parts
 from autopar.step.batches.terms import Terms
 from autopar.step.compiling.compile import MicroCompiler
-from autopar.step.compiling.compiled_step import MicroBatch, Placed, about
+from autopar.step.compiling.compiled_step import about
 from autopar.step.compiling.ending import Updating
 from autopar.step.compiling.micro import Micro
 from autopar.step.options import StepOptions
@@ -42,10 +41,11 @@ from autopar.step.pipelined.cutting.assignment import (
 from autopar.step.pipelined.cutting.cut import Place, cut_by_blocks, cut_by_cost, cut_by_globs
 from autopar.step.pipelined.cutting.stage_programs import StageProgram, cut_program
 from autopar.step.pipelined.cutting.units import units_of
-from autopar.step.pipelined.placing.copies import compile_copies
+from autopar.step.pipelined.placing.copies import traced_copies
 from autopar.step.pipelined.placing.joined import join
-from autopar.step.pipelined.placing.programs import Counting, PipelinedMicro, Stage, meshes_of
-from autopar.step.pipelined.placing.share import compile_share
+from autopar.step.pipelined.placing.on_stages import Traced, place_around
+from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage, meshes_of
+from autopar.step.pipelined.placing.share import traced_share
 from autopar.step.pipelined.schedules import gathers_apart
 from autopar.verify.levels import verify
 
@@ -96,18 +96,41 @@ def compile_pipelined(
         tuple(stages.stages),
         program,
         local,
-        None,
-        None,
+        {},
         homes,
         (*reports, *stages.reports, *joining),
         micro.outputs,
         compiler.whole,
         inputs=tuple(whole.renamed.get(name, name) for name in call.arguments.names),
     )
-    device, on = captured.device, made.on_stages
-    copy, copying = compile_copies(compiler, on, made.stages, made.stage_homes, device, stages.copied)
-    share, sharing = compile_share(compiler, on, made.stages, schedule.batches, whole=compiler.whole, device=device)
-    return replace(made, copy=copy, share=share, reports=(*made.reports, *copying, *sharing))
+    device = captured.device
+    around = {
+        **_traced_counts(traced, micro, whole.attrs, made, options.count),
+        "copy": traced_copies(made.stages, made.stage_homes, device, stages.copied),
+        "share": traced_share(made.stages, schedule.batches, device),
+    }
+    placed, more = place_around(compiler, around, made.on_stages, meshes[0], device)
+    return replace(made, around=placed, reports=(*made.reports, *more))
+
+
+def _traced_counts(
+    traced: Program, micro: Micro, attrs: Mapping[str, DistAttr], made: PipelinedMicro, count: int
+) -> dict[str, Traced]:
+    """Make the traced programs of the counts that losses are divided by; none if there are no counts.
+
+    ``attrs``: the layouts of the inputs, by their nodes in the micro-batch.
+    """
+    if not micro.terms.counts:
+        return {}
+    layouts = {name_of(n): attrs[n.name] for n in micro.program.placeholders if n.name in attrs}
+    layouts |= {name: layout.attr for name, layout in made.layouts.items()}
+    found = {}
+    parts = count_parts(traced, micro.terms, count, made.captured.device)
+    for program, name in zip(parts, ("sums", "count"), strict=True):
+        own = {node.name: name_of(node) for node in program.placeholders}
+        stages = {node: stage_name(made.homes[of]) for node, of in own.items() if of in made.homes}
+        found[name] = Traced(program, {node: layouts[of] for node, of in own.items() if of in layouts}, stages)
+    return found
 
 
 def assigned(program: Program, schedule: PipelineSchedule, options: StepOptions, compiler: Compiler) -> Assignment:
@@ -207,29 +230,12 @@ class _Stages:
             attrs, PassReport("cut", 0.0),
         )  # fmt: skip
         compiler.reports.clear()
-        names = {name_of(node) for node in part.program.placeholders}
-        divides = any(count_name(k) in names for k in range(len(self.micro.terms.counts)))
-        terms = self.micro.terms if divides else Terms()
         foreign = {name for name, home in self.homes.items() if home != number}
         made = compiler.placed(
-            self.traced, Micro(part.program, terms, part.gradients), foreign=foreign, execution=OF_STAGES,
+            self.traced, Micro(part.program, Terms(), part.gradients), foreign=foreign, execution=OF_STAGES,
             split_backward=self.schedule.is_split, gathers_apart=gathers_apart(self.schedule),
         )  # fmt: skip
-        counting = self._counting(compiler, made) if divides else None
         if made.copy is None:
             self.copied |= compiler.copied
-        self.stages.append(Stage(number, mesh, part, made.program, made, counting))
+        self.stages.append(Stage(number, mesh, part, made.program, made))
         self.reports += about(f"stage {number}", compiler.reports)
-
-    def _counting(self, compiler: MicroCompiler, made: MicroBatch) -> Counting:
-        """Place the programs of the counts on a stage."""
-        inputs = {name_of(n): compiler.attrs[n.name] for n in made.program.placeholders if n.name in compiler.attrs}
-        programs = count_parts(self.traced, self.micro.terms, self.options.count, self.captured.device)
-        placed: list[Placed] = []
-        for program in programs:
-            verify(program, "count")
-            attrs = {n.name: inputs[name_of(n)] for n in program.placeholders if name_of(n) in inputs}
-            local, reports, _ = compiler.compiler.place(program, attrs, self.captured.device, execution=OF_STEPS)
-            compiler.reports += about("count", reports)
-            placed.append((program, local))
-        return Counting(*placed)

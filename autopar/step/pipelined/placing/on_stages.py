@@ -51,3 +51,19 @@ def place_on_stages(
     )
     local, more = replace(compiler, mesh=on.mesh).localize(traced.program, execution)
     return (traced.program, local), about(name, [*reports, *more])
+
+
+def place_around(
+    compiler: Compiler, traced: Mapping[str, Traced | None], on: OnStages, mesh: Mesh, device: torch.device
+) -> tuple[dict[str, Placed], list[PassReport]]:
+    """Place the programs of all stages around the passes, by name. Returns those that there are, and the reports.
+
+    The other arguments are those of ``place_on_stages``.
+    """
+    placed, reports = {}, list[PassReport]()
+    for name, program in traced.items():
+        if program is not None:
+            own = compiler if name == "share" else replace(compiler, whole=False)
+            placed[name], more = place_on_stages(own, name, program, on, mesh, device)
+            reports += more
+    return placed, reports

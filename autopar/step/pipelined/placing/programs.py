@@ -12,7 +12,7 @@ from autopar.ir.mesh import Mesh, mesh_of_stage, stage_name
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.ir.value_names import sums_in, total_name
+from autopar.ir.value_names import sums_in
 from autopar.model.stage_homes import StageHomes
 from autopar.passes import OnStages
 from autopar.pipeline import PipelineSchedule
@@ -26,19 +26,6 @@ from autopar.step.compiling.outputs import Output
 from autopar.step.compiling.update import Untrained
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
 from autopar.step.pipelined.placing.joined import StageMessage, messages_in
-
-
-@dataclass(frozen=True)
-class Counting:
-    """The programs of the counts that a stage divides by.
-
-    Attributes:
-        sums: computes the sums of one micro-batch, from its inputs.
-        counts: computes the mean counts, from the sums of all micro-batches.
-    """
-
-    sums: Placed
-    counts: Placed
 
 
 @dataclass(frozen=True)
@@ -65,11 +52,6 @@ class CutStage:
     def types(self) -> dict[str, TensorType]:
         """The types of its placeholders, by the user's names."""
         return {name_of(node): tensor_type(node) for node in self.program.placeholders}
-
-    @cached_property
-    def input_types(self) -> dict[str, TensorType]:
-        """The types of what it reads of a call, by the user's names."""
-        return self.types
 
     @cached_property
     def named(self) -> dict[str, str]:
@@ -109,27 +91,9 @@ class Stage(CutStage):
 
     Attributes:
         micro: the programs of a micro-batch on it.
-        counting: the programs of its counts; ``None`` if it divides by none.
     """
 
     micro: MicroBatch
-    counting: Counting | None = None
-
-    @property
-    def own_programs(self) -> dict[str, Placed]:
-        """What it runs by itself beside the passes: the gathers of its parameters, and its counts."""
-        found = {} if self.micro.copy is None else {"gather": self.micro.copy}
-        return found | ({} if self.counting is None else {"sums": self.counting.sums, "count": self.counting.counts})
-
-    @cached_property
-    def input_types(self) -> dict[str, TensorType]:
-        """The types of what it reads of a micro-batch, by the user's names; its counts may read more."""
-        counted = [] if self.counting is None else [*self.counting.sums[0].placeholders]
-        if self.counting is not None:
-            ends = self.counting.counts[0].placeholders
-            totals = {*map(total_name, range(len(ends)))}
-            counted += [node for node in ends if name_of(node) not in totals]
-        return {**{name_of(node): tensor_type(node) for node in counted}, **self.types}
 
 
 @dataclass(frozen=True)
@@ -142,9 +106,9 @@ class PipelinedMicro:
         stages: the stages.
         program: the programs of the passes of all stages, joined, in which the messages between stages are lines.
         local: that of each rank.
-        copy: the program of the copies of parameters, in low precision or for a stage that does not keep them; ``None``
-            if there are none.
-        share: the program in which all stages get outputs and written buffers; ``None`` if there are none.
+        around: the programs of all stages around the passes: ``copy`` makes copies of parameters, in low precision or
+            for a stage that does not keep them; ``sums`` and ``count`` the counts that losses are divided by, of one
+            micro-batch and of all; ``share`` brings outputs and written buffers to all stages.
         homes: the stage that keeps each parameter, by name.
         reports: what each pass did.
         outputs: how the outputs of micro-batches are joined, if the step returns them.
@@ -158,8 +122,7 @@ class PipelinedMicro:
     stages: tuple[Stage, ...]
     program: Program
     local: LocalPrograms
-    copy: Placed | None
-    share: Placed | None
+    around: Mapping[str, Placed]
     homes: Mapping[str, int]
     reports: tuple[PassReport, ...]
     outputs: tuple[Output, ...] = ()
@@ -239,8 +202,8 @@ class PipelinedMicro:
 
 def programs_of(micro: PipelinedMicro) -> list[Program]:
     """Return the explicit programs of all stages."""
-    programs = [micro.program, *(placed[0] for placed in (micro.copy, micro.share) if placed is not None)]
-    return programs + [placed[0] for stage in micro.stages for placed in stage.own_programs.values()]
+    gathers = [stage.micro.copy for stage in micro.stages if stage.micro.copy is not None]
+    return [micro.program, *(placed[0] for placed in (*gathers, *micro.around.values()))]
 
 
 def meshes_of(mesh: Mesh, rank_of: Sequence[int]) -> list[Mesh]:

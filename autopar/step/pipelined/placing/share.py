@@ -1,4 +1,4 @@
-"""Compile the program behind the passes, in which all stages get what one of them has made: outputs, written buffers.
+"""Make the program behind the passes, in which all stages get what one of them has made: outputs, written buffers.
 
 outputs_0 : f32[2 8 10] @s1 = input('.outputs.0')         the logits of two micro-batches, made by stage 1
 running_mean : f32[4] @s0 = buffer                        what stage 0 has written, and stage 1 keeps, too
@@ -23,12 +23,8 @@ from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.mesh import Mesh, stage_name
 from autopar.ir.record import Record, TensorType
 from autopar.ir.value_names import stacked_name
-from autopar.model.compiled import Compiler
-from autopar.passes import OnStages
-from autopar.report.passes import PassReport
-from autopar.step.compiling.compiled_step import Placed
 from autopar.step.compiling.graph_builder import GraphBuilder
-from autopar.step.pipelined.placing.on_stages import Traced, place_on_stages
+from autopar.step.pipelined.placing.on_stages import Traced
 from autopar.step.pipelined.placing.programs import CutStage, written_buffers
 
 
@@ -67,26 +63,19 @@ def outputs_of_stages(stages: Iterable[CutStage]) -> tuple[StageOutput, ...]:
     return tuple(outputs[position] for position in sorted(outputs))
 
 
-def compile_share(
-    compiler: Compiler, on: OnStages, stages: Sequence[CutStage], count: int, *, whole: bool, device: torch.device
-) -> tuple[Placed | None, list[PassReport]]:
-    """Compile the program; ``None`` if no stage has anything for the others.
+def traced_share(stages: Sequence[CutStage], count: int, device: torch.device) -> Traced | None:
+    """Make the traced program; ``None`` if no stage has anything for the others.
 
-    Args:
-        on: the whole mesh and its stages.
-        count: the number of micro-batches, whose outputs are stacked.
-        whole: whether each rank gets all of each output.
+    ``count``: the number of micro-batches, whose outputs are stacked.
     """
-    outputs = outputs_of_stages(stages)
     making = _Share(device)
-    returned = [making.output(k, output, count) for k, output in enumerate(outputs)]
+    returned = [making.output(k, output, count) for k, output in enumerate(outputs_of_stages(stages))]
     first = {stage.mesh: stage for stage in reversed(stages)}  # position along the pipeline → its first stage
     for stage, name in written_buffers(stages):
         making.buffer(stage, name, [other for mesh, other in first.items() if mesh != stage.mesh])
     if not returned and not making.states:
-        return None, []
-    traced = Traced(making.builder.program(returned, making.states), making.constraints, making.stages)
-    return place_on_stages(replace(compiler, whole=whole), "share", traced, on, stages[0].mesh, device)
+        return None
+    return Traced(making.builder.program(returned, making.states), making.constraints, making.stages)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autopar.ir.program import Program
 from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.pipelined.placing.programs import PipelinedMicro
-from autopar.step.pipelined.reports.report import running
+from autopar.step.pipelined.step import of_all_stages
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class PipelinedRankStep:
 
 def rank_step_of(micro: PipelinedMicro, update: StepUpdate, rank: int) -> PipelinedRankStep:
     """Return the programs that a rank runs."""
-    own = {
-        f"stage {stage.number} {name}": local[rank]
+    gathers = {
+        f"stage {stage.number} gather": stage.micro.copy[1][rank]
         for stage in micro.stages
-        for name, (_, local) in stage.own_programs.items()
-        if rank in stage.mesh
+        if stage.micro.copy is not None and rank in stage.mesh
     }
-    return PipelinedRankStep(rank, {**own, **{name: local[rank] for name, local in running(micro, update).items()}})
+    of_all = {name: local[rank] for name, (_, local) in of_all_stages(micro, update).items()}
+    return PipelinedRankStep(rank, {**gathers, **of_all})

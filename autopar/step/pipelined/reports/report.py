@@ -155,7 +155,7 @@ def communication_of(
     micro, update = programs.micro, programs.update
     orders: dict[str, tuple[Order, int]] = {}
     written = Execution(whole=True, written=update.states)
-    of_all = {"copy": (micro.copy, OF_STEPS), "update": (update.last, written)}
+    of_all = {"copy": (micro.around.get("copy"), OF_STEPS), "update": (update.last, written)}
     for stage, parts in zip(micro.stages, programs.stages, strict=True):
         at = f"stage {stage.number}"
         for name in ("copy", "micro", "update"):
@@ -165,9 +165,3 @@ def communication_of(
                 orders[f"{at} {name}"] = on_stage(placed[1], parts.programs[name], of_all[name][1]), 1
     note = "the functions of different stages run at the same time; step.pipeline.simulate() has the whole step"
     return Communication.of(orders, in_order=in_order, notes=(note,))
-
-
-def running(micro: PipelinedMicro, update: StepUpdate) -> dict[str, LocalPrograms]:
-    """Return the programs of all stages that a step runs, by name."""
-    placed = {"copy": micro.copy, "micro": (micro.program, micro.local), "share": micro.share, "update": update.last}
-    return {name: made[1] for name, made in placed.items() if made is not None}
