@@ -10,7 +10,7 @@ COLOURS = (  # part of a program's line → its colour; texts that are no progra
     (r"(?<=\s)# .*$", "#7a828e"),  # a comment
     (r"(?<=[\d)?])(?:/[A-Za-z_]\w*)+", "#2456a6;font-weight:600"),  # the axes that split a dim
     (r"(?<=\] )\+\S+", "#b35900;font-weight:600"),  # a partial sum
-    (r"^(?:forward|backward|update|weight_gradients|reduction|finish):$", "#2f7d5b;font-weight:600"),  # a phase
+    (r"^(?:forward|backward|update|weight_gradients|finish):$", "#2f7d5b;font-weight:600"),  # a phase
 )
 PATTERN = re.compile("|".join(f"({pattern})" for pattern, _ in COLOURS), re.MULTILINE)
 

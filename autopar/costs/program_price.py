@@ -164,13 +164,13 @@ def price(program: Program | Programs, machine: Machine | str | Path, *, overlap
     on = machine_from(machine)
     if isinstance(program, Program):
         parts = [(1, program)]
-    elif hasattr(program, "runs"):
-        parts = [(times, part) for part, times in program.runs.values()]
-    elif hasattr(program, "stages"):
+    elif stages := getattr(program, "stages", ()):
         raise ValueError(
-            f"the {len(program.stages)} stages of this step run side by side, so the sum of their prices is no time of "
+            f"the {len(stages)} stages of this step run side by side, so the sum of their prices is no time of "
             f"a step: price one of them, step.program.stages[0], and take the whole step from step.pipeline.simulate()"
         )
+    elif hasattr(program, "runs"):
+        parts = [(times, part) for part, times in program.runs.values()]
     else:
         raise TypeError(f"price takes an explicit program or a step of such programs, not {shown(program)}")
     total: dict[tuple[str, str, str, str], tuple[int, int]] = {}

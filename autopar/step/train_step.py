@@ -37,14 +37,13 @@ from autopar.step.across.crossing import Crossing
 from autopar.step.batches.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures
 from autopar.step.choices import Chosen, StepChoices
-from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate, reports_of, step_of
+from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate, rank_step_of, reports_of, step_of
 from autopar.step.compiling.loss import as_loss
 from autopar.step.compiling.memory_limit import memory_of_programs
 from autopar.step.compiling.outputs import returned_like_the_model
 from autopar.step.options import StepOptions, describe_options
-from autopar.step.program import Step
-from autopar.step.rank_step import RankStep, rank_step_of
-from autopar.step.reports.communication import communication_of, order_text, running
+from autopar.step.program import RankStep, Step
+from autopar.step.reports.communication import communication_of, order_text
 from autopar.step.reports.measured import measured, placed_programs
 from autopar.step.reports.memory import StepMemory
 from autopar.step.reports.pace import RankPaces, clock_of
@@ -132,7 +131,7 @@ class TrainStep(RecordedSteps, Paged):
     @property
     def program(self) -> Step:
         """The explicit programs, in which every transfer is an op. ``RuntimeError`` before a capture."""
-        return self._programs(*self._current(), self._shown.way)
+        return step_of(*self._current(), self._shown.way.options.count)
 
     @property
     def reports(self) -> Reports:
@@ -196,12 +195,18 @@ class TrainStep(RecordedSteps, Paged):
         job = self._calls.job
         return communication_of(*self._current(), self._shown.way.options.count, job is None or job.in_order)
 
+    def _ran_last(self) -> Step:
+        """Return the explicit programs of the latest call."""
+        assert self._captured.latest is not None
+        return step_of(*self._captured.latest, self._choices.latest.options.count)
+
     def _running(self) -> dict[str, LocalPrograms]:
         return {name: local for name, (local, _) in self._parts().items()}
 
     def _parts(self) -> dict[str, tuple[LocalPrograms, int]]:
         """Return the programs that a step runs, in order, each with how often it runs."""
-        return running(*self._current(), self._shown.way.options.count)
+        micro, update = self._current()
+        return micro.running(update, self._shown.way.options.count)
 
     @property
     def rank_classes(self) -> dict[str, list[RankClass]]:
@@ -249,15 +254,6 @@ class TrainStep(RecordedSteps, Paged):
         if self._shown.programs is None:
             raise RuntimeError("nothing has been captured yet; run the step once, or call .capture(batch)")
         return self._shown.programs
-
-    def _programs(self, micro: Any, update: Any, way: Chosen) -> Any:
-        """Return the explicit programs of a capture."""
-        return step_of(micro, update, way.options.count)
-
-    def _ran_last(self) -> Any:
-        """Return the explicit programs of the latest call."""
-        assert self._captured.latest is not None
-        return self._programs(*self._captured.latest, self._choices.latest)
 
     def capture(self, *args: Any, **kwargs: Any) -> Step:
         """Capture the step for such a batch and choose its layouts, unless that was done before. All ranks call it.
@@ -458,8 +454,10 @@ class TrainStep(RecordedSteps, Paged):
 
     def _text(self) -> str:
         """Return the programs of the latest call and their order, as text that ranks compare."""
-        assert self._captured.latest is not None
-        return f"{self._ran_last()}\n{order_text(*self._captured.latest)}"
+        latest = self._captured.latest
+        assert latest is not None
+        table = self._what_runs(*latest, self._choices.latest).timetable
+        return f"{self._ran_last()}\n{table}\n{order_text(*latest)}"
 
     def _forget(self, program: Program) -> None:
         """Drop a program that does not run again."""

@@ -16,7 +16,7 @@ from autopar import Mesh
 from autopar.ir.nodes import record_of
 from autopar.ir.transfers import BY_FUNCTION
 from autopar.scheduling import ByteScheduler
-from autopar.step.rank_step import RankStep
+from autopar.step.program import RankStep
 
 CASES: list[tuple[str, dict[str, int], dict[str, Any]]] = [
     ("mlp", {"dp": 2}, {}),

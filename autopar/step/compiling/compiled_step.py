@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol
 
 from autopar.capture import Captured
 from autopar.gc_pause import gc_paused
@@ -19,10 +20,25 @@ from autopar.search.solutions.solution import Solution
 from autopar.step.compiling.merged_programs import merge_programs
 from autopar.step.compiling.outputs import Output
 from autopar.step.compiling.update import Untrained
-from autopar.step.program import Step
+from autopar.step.program import RankStep, Step
 from autopar.verify.levels import verify
 
 Placed = tuple[Program, LocalPrograms]
+
+
+class MicroPrograms(Protocol):
+    """A captured micro-batch, on a mesh or on the stages of a pipeline."""
+
+    @property
+    def captured(self) -> Captured: ...
+    @property
+    def outputs(self) -> tuple[Output, ...]: ...
+    @property
+    def reports(self) -> tuple[PassReport, ...]: ...
+    @property
+    def policy(self) -> str: ...
+    def programs(self, update: StepUpdate) -> dict[str, Placed]: ...
+    def running(self, update: StepUpdate, microbatches: int) -> dict[str, tuple[LocalPrograms, int]]: ...
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,36 @@ class MicroBatch:
     found: Solution | None = None
     digest: str = ""
 
+    policy: ClassVar[str] = ""  # it has no stages
+
+    def programs(self, update: StepUpdate) -> dict[str, Placed]:
+        """Return the programs of a step, by name, in the order in which they run."""
+        found = {"count": self.count, "copy": self.copy, "micro": (self.program, self.local)}
+        return {name: placed for name, placed in found.items() if placed} | {"update": (update.program, update.local)}
+
+    def running(self, update: StepUpdate, microbatches: int) -> dict[str, tuple[LocalPrograms, int]]:
+        """Return the programs that a step runs, by name, in order, and how often each runs.
+
+        They are the low-precision copies, the first micro-batch with the counts of all, the inner micro-batches, and
+        the last one joined with the update. Where anything crosses the end of a step, the rotated step, ``turn``,
+        replaces the first and the last one. It counts as one micro-batch, because the first runs its begin, and the
+        last its end.
+        """
+        programs: dict[str, tuple[LocalPrograms, int]] = {}
+        if update.crossing:
+            first_step = {"copy": (self.copy[1], 0)} if self.copy is not None else {}
+            inner = {"inner": (self.local, microbatches - 1)} if microbatches > 1 else {}
+            return {**first_step, "turn": (update.last[1], 1), **inner}
+        if self.copy is not None:
+            programs["copy"] = self.copy[1], 1
+        others = microbatches - 1
+        if self.first is not None and others:
+            programs["first"] = self.first[1], 1
+            others -= 1
+        if others:
+            programs["inner"] = self.local, others
+        return programs | {"last": (update.last[1], 1)}
+
 
 @dataclass(frozen=True)
 class StepUpdate:
@@ -92,14 +138,22 @@ class StepUpdate:
     sums: Mapping[str, str] = field(default_factory=dict)
 
 
-def step_of(micro: MicroBatch, update: StepUpdate, microbatches: int) -> Step:
+def step_of(micro: MicroPrograms, update: StepUpdate, microbatches: int) -> Step:
     """The programs of a micro-batch and an update, as one step."""
-    return Step(
-        microbatches, micro.program, update.program, micro.count and micro.count[0], micro.copy and micro.copy[0]
-    )
+    programs = {name: program for name, (program, _) in micro.programs(update).items()}
+    return Step(microbatches, programs, micro.policy)
 
 
-def reports_of(micro: MicroBatch, update: StepUpdate) -> Reports:
+def rank_step_of(micro: MicroPrograms, update: StepUpdate, microbatches: int, rank: int) -> RankStep:
+    """Return the programs that one rank runs."""
+    programs = micro.running(update, microbatches)
+    if update.crossing and microbatches <= 2:
+        programs.pop("inner", None)  # ``turn`` runs for both
+    own = {name: local[rank] for name, (local, _) in programs.items() if rank in local}
+    return RankStep(microbatches, own, micro.policy)
+
+
+def reports_of(micro: MicroPrograms, update: StepUpdate) -> Reports:
     """What each pass did. Passes over ``micro`` have their own names; those over other programs are called as ``update
     reshard``."""
     said = {note for row in micro.reports if row.name == "levels" for note in row.notes}

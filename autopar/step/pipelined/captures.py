@@ -18,7 +18,7 @@ from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.compiling.update import Trained
 from autopar.step.kept_steps import codec_of_micro, codec_of_update
 from autopar.step.pipelined.placing.compile import compile_pipelined
-from autopar.step.pipelined.placing.programs import PipelinedMicro, programs_of
+from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.placing.update import compile_pipelined_update
 from autopar.step.pipelined.reports.rank_memory import check_within
 from autopar.step.pipelined.schedules import schedule_of
@@ -62,4 +62,5 @@ class PipelinedCaptures(StepCaptures):
     @staticmethod
     def _programs(micro: Any) -> list[Program]:
         made: PipelinedMicro = micro
-        return programs_of(made)
+        gathers = [stage.micro.copy for stage in made.stages if stage.micro.copy is not None]
+        return [made.program, *(program for program, _ in (*gathers, *made.around.values()))]

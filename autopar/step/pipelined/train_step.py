@@ -15,26 +15,21 @@ from autopar.errors import shown
 from autopar.ir.mesh import PIPELINE
 from autopar.model.calls import Calls
 from autopar.page.subject import Subject
-from autopar.report.passes import Reports
-from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.running.messages import connect
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches.batches import MicroBatches
-from autopar.step.choices import Chosen
 from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.reports.measured import messages_of, placed_programs
 from autopar.step.pipelined.reports.rank_memory import memory_of_rank
-from autopar.step.pipelined.reports.rank_programs import rank_step_of
 from autopar.step.pipelined.reports.report import Pipeline, communication_of
 from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock, simulated_tracks, stages_text
 from autopar.step.pipelined.runs import of_stages
 from autopar.step.pipelined.schedules import schedule_of
-from autopar.step.pipelined.step import PipelinedPrograms, of_all_stages
 from autopar.step.reports.measured import measured
 from autopar.step.reports.paged import subject_of_stages
 from autopar.step.reports.step_profile import Computed, Places
@@ -83,15 +78,6 @@ class PipelinedStep(TrainStep):
         self._here.refuse_after_failure()
         return super().__call__(*args, **kwargs)
 
-    def _programs(self, micro: Any, update: Any, way: Chosen) -> Any:
-        return PipelinedPrograms(micro, update)
-
-    @property
-    def reports(self) -> Reports:
-        """The report of each pass, stage by stage. Prints as a table. ``RuntimeError`` before a capture."""
-        micro, update = self._now()
-        return self.ranks.after(Reports((*micro.reports, *update.reports, *self._calls.captures.about_cache)))
-
     @property
     def pipeline(self) -> Pipeline:
         """The stages and the schedule, which ``.simulate()`` simulates. ``RuntimeError`` before a capture."""
@@ -106,16 +92,11 @@ class PipelinedStep(TrainStep):
         ``RuntimeError`` before a capture.
         """
         job, compiler = self._calls.job, self._captured.compiler()
-        return communication_of(PipelinedPrograms(*self._now()), job is None or job.in_order, compiler.order_of_part)
+        return communication_of(*self._now(), self.program, job is None or job.in_order, compiler.order_of_part)
 
     def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page of the step shows, as data. ``RuntimeError`` before a capture."""
         return subject_of_stages(self, self._calls, machine)
-
-    def local(self, rank: int) -> Any:
-        """Return the programs that one rank runs, stage by stage. ``RuntimeError`` before a capture."""
-        self._calls.mesh.coordinates(rank)  # refused if the rank is not on the mesh
-        return rank_step_of(*self._now(), rank)
 
     def memory(self, rank: int = 0) -> Any:
         """Return the bytes of one rank at the peak of its slots. Prints as a table.
@@ -133,10 +114,10 @@ class PipelinedStep(TrainStep):
         return StepChoice(options.count, options.recompute, options.zero, zero, ())
 
     def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
-        micro, update = self._now()
+        micro, _ = self._now()
         if self._calls.job is not None:
             connect(self._calls.device)
-        programs = placed_programs(micro, update)
+        programs = placed_programs(self.program)
         return measured(self._calls, programs, machine, effort, interference, partial(messages_of, micro))
 
     def timeline(self, *args: Any, **kwargs: Any) -> PipelinedTimeline:
@@ -167,16 +148,3 @@ class PipelinedStep(TrainStep):
             f"rank_report is about steps without stages; of rank {rank}, step.memory({rank}) has the memory, "
             f"step.timeline(batch) the slots, and step.local({rank}) the programs"
         )
-
-    def _running(self) -> dict[str, LocalPrograms]:
-        return {name: local for name, (_, local) in of_all_stages(*self._now()).items()}
-
-    @property
-    def solution(self) -> None:
-        """``None``: the plan of a pipelined step is not searched."""
-        return None
-
-    def _text(self) -> str:
-        assert self._captured.latest is not None
-        micro: Any = self._captured.latest[0]
-        return "\n".join((str(self._ran_last()), str(micro.schedule), micro.local.order.text))

@@ -66,8 +66,8 @@ def subject_of_stages(step: StagedStep, calls: Calls, machine: Machine | str | P
     """
     compiler, mesh = calls.compiler, calls.mesh
     parts = [
-        Part(f"stage {stage.number} {name}", program, times)
-        for stage in step.program.stages
+        Part(f"stage {number} {name}", program, times)
+        for number, stage in enumerate(step.program.stages)
         for name, (program, times) in stage.runs.items()
     ]
     memories = [step.memory(rank) for rank in {mesh.coordinates(rank)[PIPELINE]: rank for rank in mesh.ranks}.values()]

@@ -41,6 +41,7 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.bundles import Crossed
 from autopar.scheduling.programs.order import OF_STAGES
 from autopar.step.compiling.graph_builder import GraphBuilder
+from autopar.step.compiling.part_of_stage import part_of_stage
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
 from autopar.verify.levels import verify
 
@@ -62,13 +63,13 @@ class PlacedStage(Protocol):
 
 def join(compiler: Compiler, stages: Sequence[PlacedStage]) -> tuple[Program, LocalPrograms, list[PassReport]]:
     """Join the programs of stages, and make each rank's program of it. ``compiler``: of the whole mesh."""
-    if isinstance(compiler.figures, Profile):
-        for stage in stages:
-            compiler.figures.rows_of(stage.program)  # it is refused if it is of other programs
     start = time.perf_counter()
     program = join_stages(compiler.mesh, [(stage.mesh, stage.cut, stage.program) for stage in stages])
     ms = (time.perf_counter() - start) * 1e3
     verify(program, "join")
+    if isinstance(compiler.figures, Profile):
+        for stage in program.stages:
+            compiler.figures.rows_of(part_of_stage(program, stage))  # it is refused if it is of other programs
     local, reports = compiler.localize(program, OF_STAGES)
     return program, local, [PassReport("join", ms), *reports]
 

@@ -50,7 +50,7 @@ def place_on_stages(
         traced.program, traced.constraints, device, stages=on._replace(of=traced.stages)
     )
     local, more = replace(compiler, mesh=on.mesh).localize(traced.program, execution)
-    return (traced.program, local), about(name, [*reports, *more])
+    return (traced.program, local), [*reports, *more]
 
 
 def place_around(
@@ -65,5 +65,5 @@ def place_around(
         if program is not None:
             own = compiler if name == "share" else replace(compiler, whole=False)
             placed[name], more = place_on_stages(own, name, program, on, mesh, device)
-            reports += more
+            reports += about(name, more)
     return placed, reports

@@ -21,7 +21,7 @@ from autopar.runtime.interface import Interface
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.bundles import Crossed
 from autopar.scheduling.programs.order import Order
-from autopar.step.compiling.compiled_step import MicroBatch, Placed
+from autopar.step.compiling.compiled_step import MicroBatch, Placed, StepUpdate
 from autopar.step.compiling.outputs import Output
 from autopar.step.compiling.update import Untrained
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
@@ -131,6 +131,26 @@ class PipelinedMicro:
     digest: str = ""
     inputs: tuple[str, ...] = ()
 
+    @property
+    def policy(self) -> str:
+        """The name of the schedule."""
+        return self.schedule.name
+
+    def programs(self, update: StepUpdate) -> dict[str, Placed]:
+        """Return the programs of a step, by name, in the order in which they run."""
+        gathers = {f"gather@{stage.number}": stage.micro.copy for stage in self.stages}
+        behind = {name: placed for name, placed in self.around.items() if name == "share"}
+        return {
+            **{name: placed for name, placed in self.around.items() if name not in behind},
+            **{name: placed for name, placed in gathers.items() if placed is not None},
+            "micro": (self.program, self.local), **behind, "update": update.last,
+        }  # fmt: skip
+
+    def running(self, update: StepUpdate, microbatches: int) -> dict[str, tuple[LocalPrograms, int]]:
+        """Return the programs that a step runs, by name, in order, and how often each runs."""
+        often = {"micro": microbatches, "sums": microbatches}
+        return {name: (local, often.get(name, 1)) for name, (_, local) in self.programs(update).items()}
+
     def order_of(self, stage: int) -> Order:
         """Return the order of the passes of a stage, with its times."""
         assert self.local.order is not None
@@ -198,12 +218,6 @@ class PipelinedMicro:
     def _crossed(self, sender: int, receiver: int, phase: str) -> list[Crossed]:
         messages = self._messages.get((stage_name(sender), stage_name(receiver), phase), ())
         return [message.crossed for message in messages]
-
-
-def programs_of(micro: PipelinedMicro) -> list[Program]:
-    """Return the explicit programs of all stages."""
-    gathers = [stage.micro.copy for stage in micro.stages if stage.micro.copy is not None]
-    return [micro.program, *(placed[0] for placed in (*gathers, *micro.around.values()))]
 
 
 def meshes_of(mesh: Mesh, rank_of: Sequence[int]) -> list[Mesh]:

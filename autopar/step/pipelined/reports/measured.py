@@ -6,18 +6,17 @@ from autopar.costs.machine import Machine
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.between_stages import BetweenStages
 from autopar.runtime.measuring.measure import Placed
-from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.reports.times import PASSES, crossing_bytes, message_price, message_text
-from autopar.step.pipelined.step import PipelinedPrograms
+from autopar.step.program import Step
 
 
-def placed_programs(micro: PipelinedMicro, update: StepUpdate) -> dict[str, Placed]:
-    """Return the explicit programs of all stages with their local ones, not scheduled, and how often each runs."""
+def placed_programs(step: Step) -> dict[str, Placed]:
+    """Return the parts of all stages with their local programs, not scheduled, and how often each runs."""
     return {
-        f"stage {stage.number} {name}": Placed(program, LocalPrograms(program, lambda local: None), times)
-        for stage in PipelinedPrograms(micro, update).stages
-        for name, (program, times) in stage.runs.items()
+        f"stage {number} {name}": Placed(program, LocalPrograms(program, lambda local: None), times)
+        for number, part in enumerate(step.stages)
+        for name, (program, times) in part.runs.items()
     }
 
 

@@ -25,7 +25,7 @@ from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.reports.sizes import sizes_of
 from autopar.step.pipelined.reports.times import times_of
-from autopar.step.pipelined.step import PipelinedPrograms
+from autopar.step.program import Step
 
 SHOWN = 4  # modules of a stage that are named
 
@@ -145,18 +145,21 @@ def _modules(program: Program) -> list[str]:
 
 
 def communication_of(
-    programs: PipelinedPrograms, in_order: bool, on_stage: Callable[[LocalPrograms, Program, Execution], Order]
+    micro: PipelinedMicro,
+    update: StepUpdate,
+    step: Step,
+    in_order: bool,
+    on_stage: Callable[[LocalPrograms, Program, Execution], Order],
 ) -> Communication:
     """Report how the collectives of all stages are scheduled.
 
     Args:
         on_stage: returns the order of the part of a stage, with its times, of a program of all stages.
     """
-    micro, update = programs.micro, programs.update
     orders: dict[str, tuple[Order, int]] = {}
     written = Execution(whole=True, written=update.states)
     of_all = {"copy": (micro.around.get("copy"), OF_STEPS), "update": (update.last, written)}
-    for stage, parts in zip(micro.stages, programs.stages, strict=True):
+    for stage, parts in zip(micro.stages, step.stages, strict=True):
         at = f"stage {stage.number}"
         for name in ("copy", "micro", "update"):
             if name == "micro":

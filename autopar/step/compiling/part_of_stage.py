@@ -5,15 +5,16 @@
     stage s1 on dp=2 ranks 2 3
       w_grad : f32[4] @s0 = buffer
       b : f32[4/dp] @s1 = buffer                      →        b : f32[4/dp] = buffer
+                                                               w_grad_s1_s1 : f32[4/dp] = input
     update:                                                  update:
-      w_grad_s1 : f32[4] @s0 = send(w_grad, s1)                w_grad_s1_s1 : f32[4/dp] = input
+      w_grad_s1 : f32[4] @s0 = send(w_grad, s1)
       w_grad_s1_s1 : f32[4/dp] @s1 = recv(w_grad_s1, …)
       c : f32[4/dp] @s1 = add.Tensor(b, w_grad_s1_s1)          c : f32[4/dp] = add.Tensor(b, w_grad_s1_s1)
       d : f32[] +dp @s1 = sum(c)                               d : f32[] +dp = sum(c)
       e : f32[] +dp +pp = over_stages([d], f32, …)             e : f32[] +dp = over_stages([d], f32, …)
       e_dp_pp : f32[] = all_reduce(e, (dp, pp))                e_dp_pp : f32[] = all_reduce(e, dp)
 
-What it receives is an input. Messages to other stages, and the share of other stages in a reduction, are left out.
+What it receives is an input, and what it sends is returned. The share of other stages in a reduction is left out.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class _Part:
         self.mesh = Mesh(dict(named.axes), ranks=named.ranks)
         self.builder = GraphBuilder(torch.device("cpu"))
         self.values: dict[fx.Node, fx.Node] = {}
+        self.sent: dict[fx.Node, None] = {}  # ordered
 
     def run(self) -> Program:
         rows = list(zip(operands(self.program.output), record_of(self.program.output).results, strict=True))
@@ -61,7 +63,9 @@ class _Part:
                 self.values[node] = self.builder.placeholder(node.name, own._replace(name=record.name or node.name))
             elif node.target is transfers.recv:
                 self.values[node] = self._received(node, own)
-            elif node.target is not transfers.send:
+            elif node.target is transfers.send:
+                self.sent[self.values[operands(node)[0]]] = None
+            else:
                 self._copy(node, own)
         states = {
             self.values[homes[result.of]]: self.values[value]
@@ -69,6 +73,7 @@ class _Part:
             if result.kind == "state" and homes[result.of] in self.values and value in self.values
         }
         returned = [self.values[value] for value, result in rows if result.kind == "return" and value in self.values]
+        returned += [value for value in self.sent if value not in returned]
         part = self.builder.program(returned, states)
         part.level, part.mesh = "explicit", self.mesh
         set_record(part.output, record_of(part.output)._replace(uses=()))
