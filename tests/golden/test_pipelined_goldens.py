@@ -1,5 +1,7 @@
-"""Golden files of steps on stages, in which each message is a line: tied weights, a norm over all stages, a value that is
-read behind the next stage. ``pytest --update-goldens`` rewrites them."""
+"""Golden files of steps on stages, in which each message is a line: tied weights, a norm over all, a skip connection.
+
+``pytest --update-goldens`` rewrites them.
+"""
 
 from __future__ import annotations
 
@@ -110,6 +112,6 @@ def test_what_is_sent() -> None:
     assert messages("norm", "update") == []
     assert "all_reduce(squares_2, pp)" in (GOLDEN / "norm.txt").read_text()
     assert messages("skip", "micro") == [
-        "tanh to s1", "tanh_s1_s1 to s2", "relu to s2", "mul_4 to s1", "mul_5 to s1", "add to s0",
+        "tanh to s1", "tanh_s1_s1 to s2", "relu to s2", "mul_4 to s1", "mul_5 to s1", "add_1 to s0",
     ]  # fmt: skip
     assert messages("skip", "share") == ["outputs_0 to None"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import bytes_in_text
 import pipelined_outputs
 import pipelined_processes
 import pipelined_profiles
@@ -73,6 +74,12 @@ def test_measured(name: str, mesh: str, policy: str) -> None:
     assert messages and all(row.seconds > 0 for row in messages.values())
     assert {row.seconds for row in messages.values()} >= {seconds for seconds in times.transfer if seconds}
     assert any(row.group == "all_reduce over tp" and 0 < row.startup <= row.seconds for row in profile.rows.values())
+
+
+def test_bytes_in_the_text_are_the_bytes_that_are_sent() -> None:
+    """Rank by rank: of the slots, and of the programs of all stages around them."""
+    ranks(4).run(bytes_in_text.as_sent, [("layers", "pp2 tp2", "1f1b"), ("shared", "pp4", "zb-v")])
+    ranks(4).run(functools.partial(bytes_in_text.as_sent, returns="outputs"), [("normed", "pp2 dp2", "1f1b")])
 
 
 def test_outputs() -> None:

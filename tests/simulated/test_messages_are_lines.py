@@ -9,44 +9,17 @@ from typing import Any
 import pytest
 import steps
 import torch
+from bytes_in_text import in_text
 from pipelined_steps import MESHES, made
 from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.ir import transfers
-from autopar.ir.nodes import record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.pipeline import POLICIES, Task
-from autopar.runtime.lowering.packing import messages_of
+from autopar.runtime.lowering.packing import take
 from autopar.runtime.running.messages import Message, SimulatedMessages
-
-ALIGNED = 16  # each value of a message begins at a multiple
-
-
-def in_text(local: Program, rank: int) -> tuple[Counter[Any], Counter[Any]]:
-    """(other rank, phase) → bytes that a rank sends and receives in one micro-batch, by the lines of its program."""
-    sent, received = Counter[Any](), Counter[Any]()
-    for node in local.nodes:
-        if node.target not in (transfers.send, transfers.recv):
-            continue
-        ends = transfers.Ends.of(transfers.arguments(node.target, node.args, node.kwargs), local.meshes)
-        size, phase = tensor_type(node).dtype.itemsize, record_of(node).phase
-        for message in messages_of(ends):
-            bytes = -(-size_of_box(message.box) * size // ALIGNED) * ALIGNED
-            if message.sender == rank:
-                sent[message.receiver, phase] += bytes
-            if message.receiver == rank:
-                received[message.sender, phase] += bytes
-    return sent, received
-
-
-def size_of_box(box: Any) -> int:
-    count = 1
-    for runs in box:
-        count *= sum(b - a for a, b in runs)
-    return count
-
+from autopar.runtime.simulation import simulate
 
 CASES = [("layers", "pp2 tp2"), ("skip", "pp4"), ("shared", "pp2 dp2")]
 
@@ -77,6 +50,30 @@ def test_bytes_in_the_text_are_the_bytes_that_are_sent(policy: str, monkeypatch:
         for is_send, one in zip((True, False), in_text(step.local(rank)["micro"], rank), strict=True):
             wanted = Counter({key: bytes * microbatches for key, bytes in one.items()})
             assert counted.get((rank, is_send), Counter()) == wanted, (rank, is_send)
+
+
+@pytest.mark.parametrize("name", ["shared", "normed"])
+def test_bytes_of_the_programs_of_all_stages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of a tied weight, its sum on the way home, outputs and written buffers: their lines are what is sent."""
+    counted: dict[str, Counter[tuple[int, int]]] = {}
+    post = simulate._post
+
+    def count(rank: int, arrival: Any, mail: Any) -> None:
+        for receiver, places in simulate._packing(rank, arrival).sends:
+            bytes = take(arrival.operand, places).nbytes
+            counted.setdefault(arrival.instruction.name, Counter())[rank, receiver] += bytes
+        post(rank, arrival, mail)
+
+    monkeypatch.setattr(simulate, "_post", count)
+    step, _, batches = made(name, MESHES["pp2 dp2"], "1f1b", 4, layers=8, returns="outputs")
+    steps.run(step, batches(0))
+    wanted: Counter[tuple[int, int]] = Counter()
+    for rank in step._calls.mesh.ranks:
+        for key, program in step.local(rank).programs.items():
+            sent, _ = in_text(program, rank, 1) if key != "micro" else (Counter(), None)
+            for (other, _), bytes in sent.items():
+                wanted[rank, other] += bytes
+    assert sum(counted.values(), Counter()) == wanted and wanted
 
 
 class Scaled(nn.Module):
