@@ -102,6 +102,23 @@ def cross(lines: Sequence[Line], behind: bool) -> list[Line]:
     return shifted
 
 
+def cross_update(lines: Sequence[Line], *, behind: bool) -> list[Line]:
+    """Shift a step whose micro-batches are slots over its end: the next step begins with the end of its update.
+
+        copy hands copies                             →     turn.finish takes started
+        FW00@0                                              copy hands copies
+        …                                                   FW00@0
+        update takes sums                                   …
+                                                            turn.last takes sums hands started
+
+    ``behind``: as of ``cross``.
+    """
+    *others, update = lines
+    assert isinstance(update, Entry)
+    last = update._replace(program="turn", part="last", hands=("started",))
+    return [*(end_of_crossing() if behind else []), *others, last]
+
+
 def end_of_crossing() -> list[Line]:
     """Return the lines that complete a step that has left something under way."""
     return [Entry("turn", "finish", takes=("started",))]

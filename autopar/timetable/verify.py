@@ -42,7 +42,8 @@ def check(lines: Sequence[Line], batches: int) -> None:
         for group in line.hands:
             there |= {_box(line, group), (group, None)}
             freed.pop(_box(line, group), None)
-    runs = Counter(line.batch for line in lines if isinstance(line, Entry) and line.program in MICRO)
+    entries = [line for line in lines if isinstance(line, Entry) and line.batch is not None]
+    runs = Counter(line.batch for line in entries if line.program in MICRO)
     for batch in range(batches) if runs else ():
         if runs[batch] != 1:
             raise VerifyError(f"micro-batch {batch} runs {runs[batch]} times, and each runs once")

@@ -42,6 +42,12 @@ def test_zero(zero: int) -> None:
     ranks(4).run(run, [("shared", "pp2 dp2", "zb-v", 3)])
 
 
+def test_across() -> None:
+    """What crosses the end of a step is under way on real groups."""
+    cases = [("shared", "pp2 dp2", "zb-v", 3)]
+    ranks(4).run(functools.partial(pipelined_processes.steps_alike, across=True), cases)
+
+
 def test_the_numbers_of_simulated_ranks() -> None:
     """Also of what is drawn. A kernel adds up the elements of a tensor in an order that its address decides."""
     cases = [("noisy", "pp4", "1f1b", 3), ("shared", "pp2 tp2", "zb-h1", 3)]

@@ -77,12 +77,6 @@ AT_ONCE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ScheduleError,
         "1f1b has 1 stages on a rank, not 2; interleaved-1f1b and looped-bfs have any number",
     ),
-    "across": (
-        {"across": True},
-        ValueError,
-        "across= with schedule='1f1b': a pipelined step ends complete; leave across= out",
-    ),
-    "offload": ({"offload": True}, ValueError, "offload= with schedule='1f1b': "),
     "searched": (
         {"zero": "search"},
         ValueError,

@@ -27,7 +27,7 @@ Lines = Generator[Any, Any, None]
 ProgramKey = tuple[str, int | None]  # its name, and the stage
 NOTHING: frozenset[str] = frozenset()
 STACKED = ".outputs."
-OF_ALL = ("counts", "totals")  # what is handed on by all stages together
+OF_ALL = ("counts", "totals", "started")  # what is handed on by all stages together
 
 
 class Slots(Protocol):
@@ -55,7 +55,7 @@ class RankRun:
         kept: (program, stage, micro-batch) → what a phase leaves to later ones, by name in the program.
         outputs: (stage, micro-batch) → the outputs of the model, by their labels.
         returned: what the step or the call returns, by its labels.
-        written: the next values of what stays between steps, until the last line has run.
+        written: the next values of what stays between steps, until the line that makes them has run.
     """
 
     programs: Mapping[ProgramKey, RankProgram]
@@ -71,7 +71,7 @@ class RankRun:
     written: Tensors = field(default_factory=dict)
 
     def run(self, lines: Iterable[Line], slots: Callable[[RankRun], Slots] | None = None) -> Lines:
-        """Run lines of a timetable. What programs of the whole step write is written behind the last line."""
+        """Run lines of a timetable."""
         runner: Slots | None = None
         for line in lines:
             if isinstance(line, Slot):
@@ -85,11 +85,11 @@ class RankRun:
             where, block = self.during(line)
             with block:
                 yield from self.call(line, where)
+            for name, value in self.written.items():
+                self.held[name].copy_(value)
+            self.written.clear()
         if runner is not None:
             yield from runner.end()
-        for name, value in self.written.items():
-            self.held[name].copy_(value)
-        self.written.clear()
 
     def call(self, entry: Entry, where: Where) -> Lines:
         """Run one line."""
@@ -177,10 +177,10 @@ class RankRun:
         group, name = program.groups[of], program.names[of]
         stage = program.stages.get(of) if stage is None else stage
         if group not in (HELD, INPUT):
-            self.boxes[group, stage][of if group == "started" else name] = value
+            self.boxes[group, None if group in OF_ALL else stage][of if group == "started" else name] = value
         elif value is not self.held[name]:
             if batch is None:
-                self.written[name] = value  # other programs of the step may read it yet
+                self.written[name] = value  # the program may read it yet
             else:
                 self.held[name].copy_(value)
 

@@ -91,7 +91,11 @@ def selected(program: Program, part: RunPart, sums: Mapping[str, str] | None = N
     return Selected(
         nodes,
         tuple((value, result) for value, result in results if result.of not in handed),
-        {value: homes[result.of] for value, result in rows if result.of in homes and value not in nodes},
+        {
+            value: homes[result.of]
+            for value, result in rows
+            if result.of in homes and value in pieces and value not in nodes
+        },
         {homes[of]: named[value] for of, value in (sums or {}).items()} if part in ("first", "first alone") else {},
     )
 

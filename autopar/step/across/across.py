@@ -9,20 +9,17 @@ such gathers where ZeRO shards the optimizer's state and not the parameters.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.gc_pause import gc_paused
-from autopar.ir.nodes import operands
 from autopar.ir.program import Program
-from autopar.ir.value_names import count_name
 from autopar.model.compiled import Compiler
 from autopar.report.passes import PassReport
 from autopar.scheduling.programs.order import Execution
 from autopar.step.across.cut import Cut, gathers_cross, reductions_cross
 from autopar.step.across.rotated_program import rotate
-from autopar.step.compiling.compiled_step import MicroBatch, Placed, about
-from autopar.step.compiling.merged_programs import merge_programs
+from autopar.step.compiling.compiled_step import Placed, about
 from autopar.step.options import StepOptions
 from autopar.verify.levels import verify
 
@@ -47,25 +44,23 @@ class Turn:
 
 
 def turn_of(
-    compiler: Compiler, micro: MicroBatch, update: Program, options: StepOptions, written: frozenset[str]
-) -> tuple[Turn | None, str]:
+    compiler: Compiler, program: Program, ending: Program, options: StepOptions, written: frozenset[str],
+    counts: Sequence[str] = (),
+) -> tuple[Turn | None, str]:  # fmt: skip
     """Return the rotated step, and a note that says what crosses; ``None`` if nothing does.
 
     Args:
-        update: the explicit program of the update.
+        program: the first micro-batch, with the counts of all; without ops where slots run the micro-batches.
+        ending: the explicit program of the update, with the copies of parameters.
         written: the names of the states that the update replaces.
+        counts: as of ``rotate``.
     """
     start = time.perf_counter()
     with gc_paused():
-        program = (
-            micro.program if micro.first is None else micro.first[0]
-        )  # the first micro-batch, with the counts of all
-        ending = update if micro.copy is None else merge_programs(update, micro.copy[0])
         cut, note = _cut(program, ending, options)
         if cut is None:
             return None, note
-        counts = [] if micro.first is None or micro.count is None else operands(micro.count[0].output)
-        rotated = rotate(program, ending, cut, [count_name(k) for k in range(len(counts))])
+        rotated = rotate(program, ending, cut, counts)
     ms = (time.perf_counter() - start) * 1e3
     verify(rotated.program, "rotate")
     execution = Execution(whole=True, written=written, from_zero=options.count == 1, across=rotated.crossing)
@@ -78,9 +73,10 @@ def _cut(micro: Program, update: Program, options: StepOptions) -> tuple[Cut | N
     """Return the cut of the update, ``None`` if nothing crosses, and a note that says what crosses."""
     waits = _why_updates_wait(options)
     if not waits:
-        cut = reductions_cross(micro, update, alone=options.count == 1)
+        alone = options.count == 1 and options.schedule is None
+        cut = reductions_cross(micro, update, alone=alone)
         note = f"{len(cut.crossing)} reductions of gradients cross the end of a step"
-        waits = "" if cut.crossing or options.count == 1 else "no gradient is reduced behind the last micro-batch"
+        waits = "" if cut.crossing or alone else "no gradient is reduced behind the last micro-batch"
     if waits:
         cut = gathers_cross(update)
         note = f"{len(cut.crossing)} gathers of parameters cross the end of a step, and no reductions: {waits}"

@@ -72,7 +72,7 @@ class _Rotation:
     """Writes a rotated step.
 
     Attributes:
-        homes: name → placeholder of the rotated step.
+        homes: name → placeholder of the rotated step. Of a value that several stages have, the name has the stage.
         nexts: name of a state → its next value, so far.
         names: placeholder of both programs → its name in the rotated step.
         counted: name of a count → the value of ``micro``.
@@ -89,13 +89,13 @@ class _Rotation:
         self.returned: list[fx.Node] = []
         self.crossing: list[fx.Node] = []
         self.sums = next_values_by_name(micro)
-        unused = {name_of(home) for home in cut.moved}
         self.names = _names(micro, update)
+        unused = {self.names[home] for home in cut.moved}
         records = {name: record_of(node) for node, name in self.names.items()}
         records |= {name: Record(record_of(value).type, role="state") for name, value in self.counted.items()}
         self.roles = {name: record.role for name, record in records.items()}
         self.homes = {
-            name: self.builder.placeholder(name, record._replace(name=name))
+            name: self.builder.placeholder(_name(name), record._replace(name=_name(name)))
             for name, record in records.items()
             if name not in unused
         }
@@ -111,7 +111,9 @@ class _Rotation:
         values |= self.befores
         for home, reduction in self.cut.moved.items():
             values[home] = self._copy(reduction, {operands(reduction)[0]: self.befores[home]}, self.micro, "finish")
-        updated = {value: self.homes[name] for name, value in next_values_by_name(update).items()}
+        rows = zip(operands(update.output), record_of(update.output).results, strict=True)
+        at = {node.name: self.homes[name] for node, name in self.names.items() if node.graph is update.graph}
+        updated = {value: at[result.of] for value, result in rows if result.kind == "state"}
         finished = {**updated, **values}  # values of the step before that are not in ``finish`` are states now
         self._run(update, [node for node in update.nodes if node in finish], finished, "finish")
         self._results(update, {node: new for node, new in finished.items() if node in finish or node in values})
@@ -189,11 +191,21 @@ class _Rotation:
 
 def _names(micro: Program, update: Program) -> dict[fx.Node, str]:
     """Map the placeholders of both programs to their names in the rotated step."""
-    names = {node: name_of(node) for node in update.placeholders}
+    names = {node: _key(node) for node in update.placeholders}
     types = {name: record_of(node).type for node, name in names.items()}
     of_micro = {}
     for node in micro.placeholders:
-        name = name_of(node)
+        name = _key(node)
         is_copy = copy_name(name) in types and types.get(name) != record_of(node).type
         of_micro[node] = copy_name(name) if is_copy else name
     return {**of_micro, **names}
+
+
+def _key(node: fx.Node) -> str:
+    """Return what tells a placeholder from others: its name, and its stage if it is on one."""
+    stage = tensor_type(node).mesh.name
+    return name_of(node) if stage is None else f"{name_of(node)}@{stage}"
+
+
+def _name(key: str) -> str:
+    return key.partition("@")[0]

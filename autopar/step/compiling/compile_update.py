@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
-from autopar.ir.value_names import LOSS
+from autopar.ir.value_names import LOSS, count_name
 from autopar.model.compiled import Compiler
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import Execution
 from autopar.step.across.across import turn_of
 from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate, merged
+from autopar.step.compiling.merged_programs import merge_programs
 from autopar.step.compiling.update import Norm, Trained, update_of
 from autopar.step.options import StepOptions
 from autopar.verify.levels import verify
@@ -33,7 +34,13 @@ def compile_update(
     states = frozenset(name_of(node) for node in ending.program.placeholders if record_of(node).role == "state")
     execution = Execution(whole=True, written=states)
     local, reports, _ = compiler.place(ending.program, ending.constraints, device, execution=execution)
-    turn, note = turn_of(compiler, micro, ending.program, options, states) if options.across else (None, "")
+    turn, note = None, ""
+    if options.across:
+        first = micro.program if micro.first is None else micro.first[0]  # with the counts of all
+        counted = [] if micro.first is None or micro.count is None else operands(micro.count[0].output)
+        with_copies = ending.program if micro.copy is None else merge_programs(ending.program, micro.copy[0])
+        names = [count_name(k) for k in range(len(counted))]
+        turn, note = turn_of(compiler, first, with_copies, options, states, names)
     if turn is not None:
         reports += turn.reports
         about = StepUpdate(ending.program, local, turn.placed, states, ending.returns, tuple(reports))

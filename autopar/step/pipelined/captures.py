@@ -53,7 +53,7 @@ class PipelinedCaptures(StepCaptures):
             lambda compiler: compile_pipelined_update(compiler, trained, micro, self._options),
             lambda: codec_of_update("update of stages", StepUpdate, compiler, micro.digest, trained, self._options),
         )
-        check_within(compiler.planner.memory, micro, update)
+        check_within(compiler.planner.memory, micro, update, self._options.offload)
         return update
 
     def _move(self, micro: Any) -> None:

@@ -6,7 +6,7 @@ copies of parameters · counts · slots of the schedule · outputs and buffers �
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 
 from autopar.ir.mesh import PIPELINE, Mesh, stage_name, stage_number
 from autopar.ir.program import Program
@@ -29,29 +29,39 @@ from autopar.step.pipelined.placing.share import StageOutput, outputs_of_stages
 from autopar.step.running import StepRuns, held_types, types_in
 from autopar.timetable import Entry, Position, Timetable
 from autopar.timetable.entry import Line
+from autopar.timetable.rules import cross_update, end_of_crossing
 
+Tables = tuple[Timetable, Timetable, Timetable | None]  # as of ``StepRuns``
 ByStage = dict[int | None, Mapping[str, TensorType]]  # stage → types by name
 
 
 def of_stages(micro: PipelinedMicro, update: StepUpdate, mesh: Mesh) -> StepRuns:
     """Return what a step on stages runs."""
     programs = _around(micro.around)
-    programs["update", None] = PlacedProgram(*update.last, update.returns, update.states)
+    ending = "turn" if update.crossing else "update"
+    programs[ending, None] = PlacedProgram(*update.last, update.returns, update.states, handed_sums=update.sums)
     for stage in micro.stages:
         if stage.micro.copy is not None:
             programs["gather", stage.number] = PlacedProgram(*stage.micro.copy, (), of_stage=True)
         programs["micro", stage.number] = passes_of(stage.number, micro.program, micro.local)
     schedule = micro.schedule
-    positions = []
+    places: list[tuple[tuple[int, ...], tuple[int, ...], list[Line]]] = []
     for at, stages in enumerate(schedule.stages_of):
         ranks = tuple(rank for rank in mesh.ranks if mesh.coordinates(rank)[PIPELINE] == at)
         slots = [row[at] for row in schedule.slots if row[at]]
-        positions.append(
-            Position(ranks, stages, (*_lines(micro.around, schedule.batches, slots), Entry("update", takes=("sums",))))
-        )
-    table = Timetable(schedule.batches, tuple(positions), schedule.name)
+        lines = [*_lines(micro.around, schedule.batches, slots), Entry("update", takes=("sums",))]
+        places.append((ranks, stages, lines))
+
+    def table(rule: Callable[[list[Line]], list[Line]], batches: int = schedule.batches) -> Timetable:
+        positions = [Position(ranks, stages, tuple(rule(lines))) for ranks, stages, lines in places]
+        return Timetable(batches, tuple(positions), schedule.name)
+
+    tables: Tables = (own := table(list)), own, None
+    if update.crossing:
+        behind, alone = (table(partial(cross_update, behind=behind)) for behind in (True, False))
+        tables = behind, alone, table(lambda lines: end_of_crossing(), 0)
     held: ByStage = {stage.number: held_of_stage(micro, update, stage) for stage in micro.stages}
-    return _runs(table, programs, micro.inputs, held, micro.stages, micro.program, mesh,
+    return _runs(tables, programs, micro.inputs, held, micro.stages, micro.program, mesh,
                  "W" if schedule.is_split else "B", outputs_of_stages(micro.stages), micro.whole)  # fmt: skip
 
 
@@ -78,11 +88,13 @@ def of_call(call: StagedCall, mesh: Mesh) -> StepRuns:
     for stage in stages:
         types = _held_on((stage.program,), call.around.values(), stage.number)
         held[stage.number] = _kept_here(types, call.homes, stage.number)
-    return _runs(table, programs, call.inputs, held, stages, call.program, mesh, "F", call.made, call.whole)
+    return _runs(
+        (table, table, None), programs, call.inputs, held, stages, call.program, mesh, "F", call.made, call.whole
+    )
 
 
 def _runs(
-    table: Timetable, programs: Mapping[ProgramKey, PlacedProgram], inputs: Sequence[str], held: ByStage,
+    tables: Tables, programs: Mapping[ProgramKey, PlacedProgram], inputs: Sequence[str], held: ByStage,
     stages: Sequence[CutStage], program: Program, mesh: Mesh, last: str, made: Sequence[StageOutput], whole: bool,
 ) -> StepRuns:  # fmt: skip
     """Return what runs. ``last``: the last pass of a micro-batch; ``whole``: whether a rank gets all of an output."""
@@ -103,7 +115,7 @@ def _runs(
         own = next(stage.mesh for stage in stages if rank in stage.mesh)
         return [output.on(own, whole) for output in made]
 
-    return StepRuns(table, table, None, programs, inputs, held, types, outputs, slots_of)
+    return StepRuns(*tables, programs, inputs, held, types, outputs, slots_of)
 
 
 LABELS = {"sums": total_name, "count": count_name, "share": stacked_name}  # what programs return

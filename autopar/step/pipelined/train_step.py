@@ -11,7 +11,6 @@ import torch
 
 from autopar.costs.machine import Machine
 from autopar.costs.profile import Profile
-from autopar.errors import shown
 from autopar.ir.mesh import PIPELINE
 from autopar.model.calls import Calls
 from autopar.page.subject import Subject
@@ -37,8 +36,6 @@ from autopar.step.running import StepRuns
 from autopar.step.stages import stages_of
 from autopar.step.train_step import TrainStep
 
-REFUSED = {"across": "a pipelined step ends complete", "offload": "the stages keep their state on their devices"}
-
 
 class PipelinedStep(TrainStep):
     """A training step whose model is cut into stages; made by ``parallel.train_step(…, schedule="1f1b")``.
@@ -49,9 +46,6 @@ class PipelinedStep(TrainStep):
     def __init__(
         self, parallel: torch.nn.Module, calls: Calls, optimizer: torch.optim.Optimizer, options: StepOptions
     ) -> None:
-        for option, why in REFUSED.items():
-            if getattr(options, option):
-                raise ValueError(f"{option}= with schedule={shown(options.schedule)}: {why}; leave {option}= out")
         if options.opened:
             opened = options.opened[0]
             raise ValueError(
@@ -103,7 +97,7 @@ class PipelinedStep(TrainStep):
 
         ``RuntimeError`` before a capture.
         """
-        return memory_of_rank(*self._now(), self._calls.mesh, rank)
+        return memory_of_rank(*self._now(), self._calls.mesh, rank, self.options.offload)
 
     @property
     def choice(self) -> StepChoice:

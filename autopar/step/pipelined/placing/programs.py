@@ -143,13 +143,17 @@ class PipelinedMicro:
         return {
             **{name: placed for name, placed in self.around.items() if name not in behind},
             **{name: placed for name, placed in gathers.items() if placed is not None},
-            "micro": (self.program, self.local), **behind, "update": update.last,
+            "micro": (self.program, self.local), **behind, "update": (update.program, update.local),
         }  # fmt: skip
 
     def running(self, update: StepUpdate, microbatches: int) -> dict[str, tuple[LocalPrograms, int]]:
         """Return the programs that a step runs, by name, in order, and how often each runs."""
         often = {"micro": microbatches, "sums": microbatches}
-        return {name: (local, often.get(name, 1)) for name, (_, local) in self.programs(update).items()}
+        found = {name: (local, often.get(name, 1)) for name, (_, local) in self.programs(update).items()}
+        if update.crossing:  # the rotated update takes its place
+            del found["update"]
+            found["turn"] = update.last[1], 1
+        return found
 
     def order_of(self, stage: int) -> Order:
         """Return the order of the passes of a stage, with its times."""

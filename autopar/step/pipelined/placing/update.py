@@ -16,14 +16,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from autopar.ir.mesh import stage_name
 from autopar.ir.nodes import name_of, record_of
+from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import gradient_name
 from autopar.model.compiled import Compiler
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import Execution
+from autopar.step.across.across import turn_of
 from autopar.step.compiling.compiled_step import StepUpdate
+from autopar.step.compiling.graph_builder import GraphBuilder
 from autopar.step.compiling.update import Norm, Staged, Trained, update_of
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.placing.on_stages import Traced, place_on_stages
@@ -45,7 +50,22 @@ def compile_pipelined_update(
         replace(compiler, whole=False), "update", Traced(ending.program, ending.constraints, ending.stages),
         micro.on_stages, micro.stages[0].mesh, device, Execution(whole=True, written=states),
     )  # fmt: skip
-    return StepUpdate(*placed, placed, states, ending.returns, tuple(reports))
+    made = StepUpdate(*placed, placed, states, ending.returns, tuple(reports))
+    if not options.across:
+        return made
+    whole = replace(compiler, mesh=micro.on_stages.mesh, whole=False)
+    turn, note = turn_of(whole, _without_ops(placed[0]), placed[0], options, states)
+    if turn is None:
+        return replace(made, note=note, reports=(*reports[:-1], replace(reports[-1], notes=(note,))))
+    return replace(made, last=turn.placed, reports=(*reports, *turn.reports), crossing=turn.crossing, note=note,
+                   sums=turn.sums)  # fmt: skip
+
+
+def _without_ops(like: Program) -> Program:
+    """Return a program of all stages that computes nothing: slots run the micro-batches."""
+    program = GraphBuilder(torch.device("cpu")).program(())
+    program.level, program.mesh, program.stages = like.level, like.mesh, dict(like.stages)
+    return program
 
 
 def _staged(micro: PipelinedMicro) -> Staged:

@@ -50,10 +50,15 @@ class RankMemory(TableReport):
         return f"{out.getvalue()}{self.peak:,} bytes of rank {self.rank} at most, {self.held:,} of them between steps\n"
 
 
-def memory_of_rank(micro: PipelinedMicro, update: StepUpdate, mesh: Mesh, rank: int) -> RankMemory:
-    """Return the memory of a rank, which is that of the first rank at its position along the pipeline."""
+def memory_of_rank(
+    micro: PipelinedMicro, update: StepUpdate, mesh: Mesh, rank: int, offload: bool = False
+) -> RankMemory:
+    """Return the memory of a rank, which is that of the first rank at its position along the pipeline.
+
+    ``offload``: whether the optimizer's state is in host memory.
+    """
     position = mesh.coordinates(rank)[PIPELINE]
-    sizes = stage_sizes(micro, update)
+    sizes = stage_sizes(micro, update, offload)
     found = memory(micro.schedule, as_sizes(sizes))
     own = [sizes[number] for number in micro.schedule.stages_of[position]]
     kinds = {
@@ -66,11 +71,11 @@ def memory_of_rank(micro: PipelinedMicro, update: StepUpdate, mesh: Mesh, rank: 
     return RankMemory(rank, round(found.peak[position]), kinds["parameters, state and batch"], kinds)
 
 
-def check_within(limit: float | None, micro: PipelinedMicro, update: StepUpdate) -> None:
+def check_within(limit: float | None, micro: PipelinedMicro, update: StepUpdate, offload: bool = False) -> None:
     """Raise ``MemoryLimitError`` if a rank takes more bytes than the option ``memory=`` allows."""
     if limit is None or limit == math.inf:
         return
-    peaks = memory(micro.schedule, sizes_of(micro, update)).peak
+    peaks = memory(micro.schedule, sizes_of(micro, update, offload)).peak
     position = max(range(len(peaks)), key=peaks.__getitem__)
     if (peak := peaks[position]) > limit:
         stages = ", ".join(map(str, micro.schedule.stages_of[position]))

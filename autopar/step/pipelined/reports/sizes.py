@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from autopar.ir.nodes import operands, record_of, tensor_type
-from autopar.ir.value_names import copy_name, sums_in
+from autopar.ir.value_names import ValueRole, copy_name, roles_in, sums_in
 from autopar.pipeline import Sizes
 from autopar.report.liveness import START, Storage, liveness
 from autopar.runtime.localize import localize
@@ -58,9 +58,12 @@ class StageSizes:
         return self.sums + self.copies + self.held + self.outputs
 
 
-def sizes_of(micro: PipelinedMicro, update: StepUpdate) -> Sizes:
-    """Return the sizes of a pipelined step, in bytes. Linear in its programs."""
-    return as_sizes(stage_sizes(micro, update))
+def sizes_of(micro: PipelinedMicro, update: StepUpdate, offload: bool = False) -> Sizes:
+    """Return the sizes of a pipelined step, in bytes. Linear in its programs.
+
+    ``offload``: whether the optimizer's state is in host memory.
+    """
+    return as_sizes(stage_sizes(micro, update, offload))
 
 
 def as_sizes(stages: Iterable[StageSizes]) -> Sizes:
@@ -78,9 +81,9 @@ def as_sizes(stages: Iterable[StageSizes]) -> Sizes:
     )
 
 
-def stage_sizes(micro: PipelinedMicro, update: StepUpdate) -> list[StageSizes]:
-    """Return the sizes of each stage."""
-    return [_StageMemory(micro, update, stage).sizes() for stage in micro.stages]
+def stage_sizes(micro: PipelinedMicro, update: StepUpdate, offload: bool = False) -> list[StageSizes]:
+    """Return the sizes of each stage. ``offload``: as of ``sizes_of``."""
+    return [_StageMemory(micro, update, stage, offload).sizes() for stage in micro.stages]
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,8 @@ class _StageMemory:
     A pass is a number: 0 is the forward, 1 the backward, 2 the weight gradients.
     """
 
-    def __init__(self, micro: PipelinedMicro, update: StepUpdate, stage: Stage) -> None:
-        self.micro, self.update, self.stage = micro, update, stage
+    def __init__(self, micro: PipelinedMicro, update: StepUpdate, stage: Stage, offload: bool) -> None:
+        self.micro, self.update, self.stage, self.offload = micro, update, stage, offload
         number = stage.number
         self.up, self.down = _Message.of(micro, number, "F"), _Message.of(micro, number - 1, "B")  # sent
         self.before, self.behind = _Message.of(micro, number - 1, "F"), _Message.of(micro, number, "B")  # received
@@ -219,7 +222,11 @@ class _StageMemory:
     def _held(self) -> int:
         stage = self.stage
         types = types_of_held(self.micro, self.update, stage)
-        own = (name for name in types if self.micro.homes.get(name, stage.number) == stage.number)
+        roles = roles_in(self.update.program) if self.offload else {}
+        elsewhere = {name for name, (role, _) in roles.items() if role is ValueRole.STATE}
+        own = (
+            name for name in types if self.micro.homes.get(name, stage.number) == stage.number and name not in elsewhere
+        )
         received = {*stage.cut.from_before.values(), *stage.cut.from_behind.values()}
         inputs = sum(
             piece_bytes(tensor_type(node))
