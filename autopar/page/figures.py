@@ -35,7 +35,9 @@ def figures_of(subject: Subject, tree: ModuleNode | None = None) -> dict[str, An
         "bound": solution.bound if searched and solution is not None else None,
         "gap": _finite(solution.gap) if searched and solution is not None else None,
         "memory": subject.memory.peak,
-        "transfers": [asdict(row) for row in transfer_rows(subject.parts, subject.machine, subject.messages)],
+        "transfers": [
+            asdict(row) for row in transfer_rows(subject.parts, subject.machine, subject.messages, subject.between)
+        ],
         "modules": [*_rows(tree, "")],
         "machine": {"name": subject.machine.name, "note": subject.machine.note},
     }

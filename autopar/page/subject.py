@@ -113,7 +113,8 @@ class Subject:
         solution: the searched plan, if it was searched.
         communication: the schedule of the communication; ``None`` where a pipeline's schedule takes its place.
         pipeline: the simulated slots of a pipelined step.
-        messages: what its stages send to each other.
+        messages: what its stages send to each other in their passes.
+        between: programs of all stages, whose transfers between stages are listed, too; ``parts`` has the others.
         recorded: what ran, one track for each rank.
         alternatives: other plans.
         explained: what each layout of some values would cost.
@@ -132,6 +133,7 @@ class Subject:
     communication: Communication | None = None
     pipeline: SimulationData | None = None
     messages: Sequence[Messages] = ()
+    between: Sequence[Part] = ()
     recorded: Sequence[Track] = ()
     alternatives: Sequence[Alternative] = ()
     explained: Sequence[Explanation] = ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import fx
+
 from autopar.costs.machine import Machine
 from autopar.costs.prices import step_price
 from autopar.ir import transfers
@@ -40,11 +42,19 @@ class TransferSum:
     seconds: float = 0.0
 
 
-def transfer_rows(parts: Sequence[Part], machine: Machine, messages: Sequence[Messages] = ()) -> list[TransferSum]:
-    """Return the rows in the order of their first transfers, and then those of stages. Linear in the graphs."""
+def transfer_rows(
+    parts: Sequence[Part], machine: Machine, messages: Sequence[Messages] = (), between: Sequence[Part] = ()
+) -> list[TransferSum]:
+    """Return the rows in the order of their first transfers, and then those of stages. Linear in the graphs.
+
+    ``between``: programs of all stages, of which the transfers between stages are listed.
+    """
     rows: dict[tuple[str, ...], TransferSum] = {}
-    for part in parts:
+    for part in (*parts, *between):
         for node, axis, received in priced(part.program):
+            if node.target is transfers.send or (part in between and not _is_between(node, axis)):
+                continue  # a message is counted where it is received
+            axis = axis or PIPELINE
             record, source = record_of(node), record_of(operands(node)[0]).type
             assert isinstance(source, TensorType) and isinstance(record.type, TensorType)
             arguments = transfers.arguments(node.target, node.args, node.kwargs)
@@ -59,3 +69,8 @@ def transfer_rows(parts: Sequence[Part], machine: Machine, messages: Sequence[Me
         for row in messages
     ]
     return [*rows.values(), *sent]
+
+
+def _is_between(node: fx.Node, axis: str) -> bool:
+    """Return whether a transfer goes from stage to stage."""
+    return node.target is transfers.recv or PIPELINE in axis.split("×")

@@ -15,6 +15,7 @@ from autopar.ir.text.printer import print_type
 from autopar.ir.value_names import copy_name
 from autopar.notebook import ProgramInNotebook
 from autopar.step.compiling.part_of_stage import part_of_stage
+from autopar.step.reports.messages import RankMessages
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -184,3 +185,8 @@ class RankStep(NamedPrograms):
 
     NAMES = ("copy", "first", "inner", "last", "turn", *Step.NAMES)
     LAST = ("last", "turn", "update")
+
+    @property
+    def messages(self) -> RankMessages:
+        """The messages between stages that the rank sends and receives: slot, peer, bytes. Prints as a table."""
+        return RankMessages.of(self.programs)

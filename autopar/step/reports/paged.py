@@ -84,7 +84,9 @@ def subject_of_stages(step: StagedStep, calls: Calls, machine: Machine | str | P
         f"{_name(step, calls)}, {simulated.schedule.title}", runs_of(step.program.microbatches), mesh,
         machine_from(machine or step.options.machine or compiler.machine or compiler.planner.machine), parts,
         step.reports, RankUse(most.peak, {"the slots": dict(most.kinds)}), seconds=simulated.makespan,
-        pipeline=simulated, messages=sent, notes=[f"the memory is that of rank {most.rank}, which needs most",
+        pipeline=simulated, messages=sent, between=[
+            Part(name, program, 1) for name, program in step.program.programs.items() if name not in ("micro", "sums")
+        ], notes=[f"the memory is that of rank {most.rank}, which needs most",
                                    "the seconds of a step are those of its slots; the update is not part of them"],
     )  # fmt: skip
 
