@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,16 @@ class Mean(nn.Module):
 def test_zero(zero: int, policy: str) -> None:
     step = pipelined_alike("shared", DP2, policy, 3, count=3, zero=zero, clip_norm=0.5)
     assert "/dp" in str(step.program)
+
+
+@pytest.mark.parametrize(("zero", "policy"), [(1, "zb-v"), (2, "v-half")])
+def test_other_layouts_on_the_same_ranks(zero: int, policy: str) -> None:
+    """No message goes between the stages at the point of the V: their values are re-laid, forward and backward."""
+    step = pipelined_alike("wide", DP2, policy, 2, count=2, rows=8, zero=zero, plan="search")
+    made = dict(re.findall(r"^  (\w+) : [^=]* @s[12] = (\w+)\(", str(step.program), re.MULTILINE))
+    sent = re.findall(r"@s[12] = send\((\w+), s[12]\)", str(step.program))
+    assert sorted(made[value] for value in sent) == ["all_gather", "slice"]
+    assert not step.pipeline.times.transfer[1] and not step.pipeline.sizes.boundary[1]
 
 
 UNLIKE = {  # what some stages have, and others do not

@@ -60,6 +60,18 @@ class Streams(Layers):
         return nn.functional.cross_entropy(self.head(self.layers[-1](x + side)), y)
 
 
+class Wide(Layers):
+    """Residual layers with few values and large weights, so that a search keeps values whole and splits weights."""
+
+    def layer(self, dim: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(dim, 8 * dim), nn.Tanh(), nn.Linear(8 * dim, dim))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return nn.functional.cross_entropy(self.head(x), y)
+
+
 class Normed(Layers):
     """Batch norms: each micro-batch writes their buffers."""
 
@@ -104,6 +116,7 @@ MODELS: dict[str, tuple[Make, Callable[[int], Any], str | None]] = {  # … its 
     "layers": (lambda layers: Layers(layers).double(), vectors, None),
     "skip": (lambda layers: Skip(layers).double(), vectors, None),
     "streams": (lambda layers: Streams(layers).double(), vectors, None),
+    "wide": (lambda layers: Wide(layers).double(), vectors, None),
     "normed": (lambda layers: Normed(layers).double(), vectors, None),
     "shared": (lambda layers: Shared(layers).double(), vectors, None),
     "noisy": (lambda layers: Noisy(layers).double(), vectors, None),

@@ -142,9 +142,8 @@ class SlotRunner:
         if bundle is None:
             return  # the first forward, or the last backward
         receive = source(task, self.facts.rank_of)
-        if receive is None:  # the other stage is on this rank, too
-            made = self._made.pop(Task(task.kind, stage - 1 if of == "F" else stage + 1, batch))
-            pieces = bundle.unpack({}, self.messages.device, made)
+        if receive is None:  # the other stage is on this rank, too, and gives its values the layouts of this one
+            pieces = self._made.pop(Task(task.kind, stage - 1 if of == "F" else stage + 1, batch))
         else:
             received = yield from self.messages.wait(receive)
             self._buffers.setdefault((stage, batch), []).extend(received.values())

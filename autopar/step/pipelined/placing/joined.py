@@ -14,6 +14,7 @@
       mm : f32[8/dp 4] = mm(relu, w)                      …
 
 A value that is read further on goes through the stages between. A message is in the phase in which it is received.
+Stages on the same ranks exchange no messages: there the first one gives a value the layout of the second one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch import fx
 from autopar.costs.profile import Profile
 from autopar.gc_pause import gc_paused
 from autopar.ir import transfers
-from autopar.ir.layout import Layout, layout_of
+from autopar.ir.layout import DistAttr, Layout, layout_of
 from autopar.ir.mesh import Mesh, stage_name
 from autopar.ir.nodes import operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
@@ -43,6 +44,7 @@ from autopar.scheduling.programs.order import OF_STAGES
 from autopar.step.compiling.graph_builder import GraphBuilder
 from autopar.step.compiling.part_of_stage import part_of_stage
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
+from autopar.transitions import transitions
 from autopar.verify.levels import verify
 
 FORWARD = PHASES.index("forward")
@@ -153,18 +155,31 @@ class _Joining:
     def _message(self, source: int, value: fx.Node, target: int, placeholder: str, phase: str) -> None:
         """Write the send and the receive of a value."""
         sent, there = self.values[source][value], self.named[target][placeholder]
-        type, name = tensor_type(sent), stage_name(target)
         received = self._on(record_of(there), target).type
         assert isinstance(received, TensorType)
         splits, parts = transfers.flat_splits(received.attr, received.shape)
         about = record_of(value)
-        at = Record(type, phase=phase, module=about.module, source=about.source, call=about.call)
+        at = Record(tensor_type(sent), phase=phase, module=about.module, source=about.source, call=about.call)
+        if self.parts[source][0] == self.parts[target][0]:
+            sent = self._relaid(sent, received.attr, at)
+            at = at._replace(type=tensor_type(sent))
+        name = stage_name(target)
         send = self.builder.transfer(f"{sent.name}_{name}", transfers.send, (sent, name), {}, at)
         kwargs = {"splits": splits} if parts is None else {"splits": splits, "parts": parts}
         recv = self.builder.transfer(
             f"{send.name}_{name}", transfers.recv, (send, name), kwargs, at._replace(type=received)
         )
         self.values[target][there] = recv
+
+    def _relaid(self, value: fx.Node, attr: DistAttr, at: Record) -> fx.Node:
+        """Write the transfers that give a value another layout on its stage."""
+        type = tensor_type(value)
+        for step in transitions(type, replace(type, layout=layout_of(type.mesh, attr))):
+            arguments = dict(step.arguments)
+            args, kwargs = transfers.call(step.function, value, arguments)
+            name = f"{value.name}_{transfers.suffix(arguments)}"
+            value = self.builder.transfer(name, step.function, args, kwargs, at._replace(type=step.type))
+        return value
 
     def _copy(self, stage: int, phase: str) -> None:
         _, _, program = self.parts[stage]
