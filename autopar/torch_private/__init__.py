@@ -64,6 +64,7 @@ from autopar.torch_private.optimizers import FUSED_ADAM as FUSED_ADAM
 from autopar.torch_private.optimizers import FUSED_ADAMW as FUSED_ADAMW
 from autopar.torch_private.optimizers import FUSED_SGD as FUSED_SGD
 from autopar.torch_private.optimizers import add_to_each as add_to_each
+from autopar.torch_private.optimizers import call_before_steps as call_before_steps
 from autopar.torch_private.optimizers import copy_each as copy_each
 from autopar.torch_private.optimizers import has_step_hooks as has_step_hooks
 from autopar.torch_private.optimizers import interpolate_each as interpolate_each

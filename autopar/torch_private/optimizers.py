@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,6 +51,20 @@ def note_a_step(optimizer: torch.optim.Optimizer) -> None:
     marked._opt_called = True
 
 
+_OWN_HOOKS = weakref.WeakSet[Any]()
+
+
+def call_before_steps(optimizer: torch.optim.Optimizer, call: Callable[[], None]) -> None:
+    """Call a function before each step of an optimizer. It is no hook of the user, for ``has_step_hooks``."""
+
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        call()
+
+    _OWN_HOOKS.add(hook)
+    optimizer.register_step_pre_hook(hook)
+
+
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether hooks run before or after each step of an optimizer. Tried on 2.11 to 2.15."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    """Return whether hooks of the user run before or after each step of an optimizer. Tried on 2.11 to 2.15."""
+    hooks = (*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values())
+    return any(hook not in _OWN_HOOKS for hook in hooks)

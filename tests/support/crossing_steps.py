@@ -200,6 +200,19 @@ def two_steps_of_a_model() -> None:
     assert_alike(state_of(crossing), state_of(complete), True)
 
 
+def two_steps_of_an_optimizer() -> None:
+    """The second one completes the first, and the hooks of the first are not those of the user."""
+    crossing, complete = _pair()
+    for step in (crossing, complete):
+        other = step.parallel.train_step(step.optimizer, across=step.options.across)
+        for k in (4, 6):
+            steps.run(other, steps.vectors(k)), steps.run(step, steps.vectors(k + 1))
+    assert_alike(state_of(crossing), state_of(complete), True)
+    crossing.optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="has step hooks"):
+        crossing.parallel.train_step(crossing.optimizer, across=True)
+
+
 def reading_is_refused() -> None:
     crossing, _ = _pair()
     with pytest.raises(
@@ -274,8 +287,8 @@ def torch_step_beside() -> None:
 
 BETWEEN = {function.__name__: function for function in (
     completed_by_a_call, completed_by_state_dicts, loaded_in_the_middle, averaged, another_batch_shape,
-    captured_in_between, other_numbers_of_the_optimizer, two_steps_of_a_model, reading_is_refused, writing_is_refused,
-    an_exception_between_steps, an_exception_in_a_step, torch_step_beside,
+    captured_in_between, other_numbers_of_the_optimizer, two_steps_of_a_model, two_steps_of_an_optimizer,
+    reading_is_refused, writing_is_refused, an_exception_between_steps, an_exception_in_a_step, torch_step_beside,
 )}  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from autopar.step.captures import StepCaptures
 from autopar.step.run import CapturedMicro, Returned, StepRunner, UnderWay
 from autopar.step.running import StepRuns
 from autopar.step.states.optimizer_state import OptimizerState
-from autopar.torch_private import version_of, without_function_modes
+from autopar.torch_private import call_before_steps, version_of, without_function_modes
 
 ALIKE = (
     "step.finish() and what completes a step are for all ranks: let all of them, or none, do that between two steps "
@@ -53,7 +53,7 @@ class Crossing:
         optimizer = self.optimizer_state.optimizer
         optimizer.register_state_dict_pre_hook(lambda optimizer: self.finish())
         optimizer.register_load_state_dict_pre_hook(lambda optimizer, state: self.finish())
-        optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: self.finish())
+        call_before_steps(optimizer, self.finish)
 
     def prepare(self, runner: StepRunner, captured: StepCaptures, call: GuardedCall) -> None:
         """Prepare a step: complete other steps, and this one if its next step does not run the same programs.

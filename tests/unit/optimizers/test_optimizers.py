@@ -20,7 +20,7 @@ from autopar.optimizers import COUNTED, definition_of
 from autopar.optimizers.ops import SIGNATURES, UPDATES, scheduled_of
 from autopar.rules import RULES
 from autopar.runtime.discovery.proof import prove
-from autopar.torch_private import FakeTensorMode, has_kernel, make_fx
+from autopar.torch_private import FakeTensorMode, call_before_steps, has_kernel, make_fx
 
 DOUBLE = {"rtol": 1e-12, "atol": 1e-12}
 SINGLE = {"rtol": 1e-6, "atol": 5e-7}
@@ -311,6 +311,7 @@ def test_what_is_refused(make: Any, kind: type[Exception], message: str) -> None
 def test_hooks_of_a_step_are_refused() -> None:
     optimizer = AdamW(parameters())
     torch.optim.lr_scheduler.ConstantLR(optimizer)
+    call_before_steps(optimizer, lambda: None)  # as a step that crosses its end
     definition_of(optimizer)
     optimizer.register_step_post_hook(lambda *_: None)
     with pytest.raises(
