@@ -48,6 +48,35 @@ def test_an_average_of_what_was_frozen() -> None:
     assert relative(other.ema["up.weight"], state["model"]["up.weight"].lerp(other.parallel.up.weight, 0.1)) <= 1e-12
 
 
+# -- what is frozen -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [adamw, sgd, adagrad])
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_state_of_what_is_frozen(optimizer: Callable[[Any], Any], first: int) -> None:
+    """It is saved and loaded as torch does, so that training goes on from it. It was frozen after ``first`` steps."""
+    step, other, alone = made(optimizer), made(optimizer), Pair().double()
+    alone.load_state_dict(step.parallel.state_dict())
+    single = Single(alone, optimizer(alone))
+    for k in range(first + 1):
+        for model in (step.parallel, alone):
+            model.up.weight.requires_grad_(k < first)
+        run(step, batch(k)), single(**batch(k))
+    single.optimizer.zero_grad()
+    other.load_state_dict(everything(step))
+    step.optimizer.load_state_dict(copy.deepcopy(step.optimizer.state_dict()))
+    alone.up.weight.requires_grad_(True)
+    for one in (step, other):
+        kept = one.optimizer.state_dict()["state"]
+        wanted = single.optimizer.state_dict()["state"]
+        assert kept.keys() == wanted.keys() and all(kept[k].keys() == wanted[k].keys() for k in wanted)
+        one.parallel.up.weight.requires_grad_(True)
+    loss = single(**batch(2))[0]
+    assert relative(run(step, batch(2)), loss) <= 1e-11 and relative(run(other, batch(2)), loss) <= 1e-11
+    for one in (step, other):
+        assert all(relative(p, q) <= 1e-11 for p, q in zip(one.parallel.parameters(), alone.parameters(), strict=True))
+
+
 # -- what torch has put there ----------------------------------------------------------------------------------------
 
 LATER: dict[str, tuple[Callable[[Any], Any], Change, str]] = {

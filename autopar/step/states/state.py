@@ -45,7 +45,7 @@ class TrainingState:
         but for those with merged dims, which get public placements. On processes they are DTensors. All ranks call it.
         """
         optimizer_state, optimizer = self.optimizer_state, self.optimizer_state.optimizer
-        named = {name: tensor for name, (_, tensor) in optimizer_state.groups().items()}
+        named = {optimizer_state.name(tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
         state = {name: dict(optimizer.state[tensor]) for name, tensor in named.items() if optimizer.state.get(tensor)}
         groups = [
             {
@@ -111,7 +111,9 @@ class TrainingState:
                     "the state of a step has no 'ema', the averages of its weights; save it of a step with ema=, or "
                     "leave ema= out of this one"
                 )
-            self.averages.check(state["ema"], [name for name, values in states.items() if values])
+            # Adagrad has the states of all its parameters before they are trained
+            updated = [name for name, values in states.items() if values and values.get("step") != 0]
+            self.averages.check(state["ema"], updated)
 
     def _check_groups(
         self, saved: Mapping[str, Any], states: Mapping[str, Any], named: Mapping[str, torch.Tensor], begun: bool
