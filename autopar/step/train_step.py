@@ -96,7 +96,7 @@ class TrainStep(RecordedSteps, Paged):
             options.offload,
             calls.agreement.wait,
         )
-        self.averages = None if options.ema is None else Averages(self.optimizer_state, calls.device)
+        self.averages = None if options.ema is None else Averages(self.optimizer_state, options.ema, calls.device)
         self._choices = StepChoices(calls, options, self._way)
         self._shown = Shown(self._choices.latest)
         self._described_options = describe_options(options)
@@ -304,12 +304,12 @@ class TrainStep(RecordedSteps, Paged):
 
     @property
     def ema(self) -> dict[str, torch.Tensor] | None:
-        """The moving average of each trained parameter, by name; ``None`` without ``ema=``.
+        """The moving average of each parameter, by name; ``None`` without ``ema=``.
 
-        They are the tensors of the step, DTensors on processes. There are none before a capture.
+        They are the tensors of the step, DTensors on processes; what was never trained is its own average.
         """
         self.finish()
-        return None if self.averages is None else dict(self.averages.tensors)
+        return None if self.averages is None else self.averages.all()
 
     def averaged(self) -> AbstractContextManager[None]:
         """Put the averages of the weights into the model while the ``with`` block runs, to evaluate or save it.

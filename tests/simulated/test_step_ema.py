@@ -51,7 +51,7 @@ class Reads:
         """Bit for bit."""
         if self.average is not None:
             for name, wanted in self.average.module.named_parameters():
-                assert torch.equal(self.step.ema.get(name, wanted), wanted), name
+                assert torch.equal(self.step.ema[name], wanted), name
 
 
 def frozen(model: nn.Module) -> nn.Module:
@@ -76,14 +76,13 @@ def averages_alike(name: str, sizes: dict[str, int], options: Mapping[str, Any],
         Single(alone, adamw(alone), options.get("clip_norm")),
     )
     wanted, own = averaged(alone), Reads(step)
-    assert step.ema == {}
     for k in range(count):
         run(step, batches(k), called=called), single(**batches(k))
         wanted.update_parameters(alone), own.update()
         own.check()
-        trained = {name: average for name, average in wanted.module.named_parameters() if average.requires_grad}
-        assert step.ema.keys() == trained.keys()
-        worst = max(relative(loops.whole(step.ema[name]), average) for name, average in trained.items())
+        averages = dict(wanted.module.named_parameters())
+        assert step.ema.keys() == averages.keys()
+        worst = max(relative(loops.whole(step.ema[name]), average) for name, average in averages.items())
         assert worst <= 1e-9, (k, worst)
     assert int(step.averages.count) == count and step.captures == 1
     with step.averaged():
@@ -121,6 +120,7 @@ def on_processes() -> None:
     for zero in (0, 1, 3):
         averages_alike("mlp", {"dp": 2}, {**OPTIONS, "zero": zero})
     averages_alike("pair", {"dp": 2}, {"zero": 1}, frozen, count=3)
+    frozen_later({"dp": 2})
     evaluated({"dp": 2}, 1)
 
 
@@ -256,24 +256,49 @@ def test_evaluation(zero: int) -> None:
     evaluated({"dp": 2, "tp": 2}, zero)
 
 
-def test_what_is_frozen_later_is_its_own_average() -> None:
-    """And begins anew where it is trained again; a state that has its average is taken all the same."""
-    step = made({"dp": 2}, zero=1)
-    up = step.parallel.up.weight
+def frozen_later(sizes: dict[str, int]) -> None:
+    """What is frozen moves on towards the weight, also in a step that has loaded it, and when it is trained again."""
+    step = made(sizes, zero=1)
+    reads = Reads(step)
     for k in range(3):
-        run(step, pairs(k))
-    state, before = step.state_dict(), up.detach().clone()
+        run(step, pairs(k)), reads.update()
     step.parallel.up.requires_grad_(False)
-    run(step, pairs(3))
-    assert "up.weight" not in step.ema and "down.weight" in step.ema
+    run(step, pairs(3)), reads.update()
+    state, before = step.state_dict(), {name: loops.whole(value).clone() for name, value in step.ema.items()}
+    up = loops.whole(step.parallel.up.weight).clone()
+    assert relative(before["up.weight"], up) > 1e-9 and step.ema["up.weight"] is state["ema"]["weights"]["up.weight"]
+    reads.check()
     with step.averaged():
-        assert torch.equal(up, before)
-    step.load_state_dict(state)
-    run(step, pairs(4))
-    assert "up.weight" not in step.ema and int(step.averages.count) == 5
+        assert torch.equal(loops.whole(step.parallel.up.weight), before["up.weight"])
+    other = made(sizes)
+    other.parallel.up.requires_grad_(False)
+    other.load_state_dict(copy.deepcopy(state) if step.parallel.job is None else state)
+    run(other, pairs(4)), run(step, pairs(4)), reads.update()
+    reads.check()
+    for one in (step, other):
+        assert relative(loops.whole(one.ema["up.weight"]), before["up.weight"].lerp(up, 1 - DECAY)) <= 1e-12
+        assert int(one.averages.count) == 5
     step.parallel.up.requires_grad_(True)
-    run(step, pairs(5))
-    assert torch.equal(step.ema["up.weight"], before.lerp(up, 1 - DECAY))
+    run(step, pairs(5)), reads.update()
+    reads.check()
+
+
+def test_frozen_later() -> None:
+    frozen_later({"dp": 2})
+
+
+def test_what_the_optimizer_does_not_have() -> None:
+    """It is its own average, without memory, also before the first step."""
+    parallel = autopar.parallelize(Pair().double(), Mesh(dp=2), "ddp")
+    step = parallel.train_step(torch.optim.AdamW(parallel.down.parameters()), ema=DECAY)
+    parameters = dict(parallel.named_parameters())
+    assert {name: average.data_ptr() for name, average in step.ema.items()} == {
+        name: parameter.data_ptr() for name, parameter in parameters.items()
+    }
+    run(step, pairs(0)), run(step, pairs(1))
+    assert step.ema["up.weight"].data_ptr() == parameters["up.weight"].data_ptr()
+    assert not step.ema["up.weight"].requires_grad and not torch.equal(step.ema["down.weight"], parallel.down.weight)
+    assert step.state_dict()["ema"]["weights"].keys() == {"down.weight", "down.bias"}
 
 
 def test_without_averages() -> None:
@@ -385,7 +410,7 @@ def loaded() -> None:
         assert all(torch.equal(loops.whole(average), wanted[name]) for name, average in first.ema.items())
     step = made({"dp": 2}, zero=1)
     step.load_state_dict({**state, "ema": {"count": 2, "weights": {}}})
-    assert step.ema == {}
+    assert not step.averages.tensors
     begin = {name: loops.whole(parameter).clone() for name, parameter in step.parallel.named_parameters()}
     run(step, pairs(2))
     for name, parameter in step.parallel.named_parameters():
@@ -410,7 +435,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "of another model": (
         lambda state: state["ema"]["weights"].update({"up.wieght": torch.ones(3)}),
-        "the state's 'ema' has up.wieght, which is no parameter of the optimizer",
+        "the state's 'ema' has up.wieght, which is no parameter of the model",
     ),
     "of another shape": (
         lambda state: state["ema"]["weights"].update({"up.bias": torch.ones(3)}),

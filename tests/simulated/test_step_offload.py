@@ -252,7 +252,7 @@ def test_states_beside_an_accelerator(accelerators: DeviceMesh, away: bool) -> N
                 tensor.device.type for tensor in (state, state.to_local(), optimizer_state.pieces["w.momentum_buffer"])
             } == {wanted}
             assert optimizer_state.pieces["w.momentum_buffer"] is state.to_local()
-        averages = Averages(optimizer_state, torch.device("cuda", 0))
+        averages = Averages(optimizer_state, 0.9, torch.device("cuda", 0))
         averages.place(optimizer_state.trained({"w": type}, {"w": type}, {"w": attr}))
         assert (
             averages.tensors["w"].device.type == averages.pieces["w.ema"].device.type == wanted

@@ -34,16 +34,19 @@ def test_an_average_without_a_state_of_the_optimizer() -> None:
     assert torch.equal(step.ema["up.weight"], state["model"]["up.weight"])
 
 
-def test_an_average_of_what_was_frozen() -> None:
-    """Its state has none, and nothing of the optimizer: that of a step that trains it begins as the weight."""
-    step = made(ema=0.9)
+@pytest.mark.parametrize("optimizer", [adamw, adagrad])
+def test_an_average_of_what_was_frozen(optimizer: Callable[[Any], Any]) -> None:
+    """Its state has none: that of a step that trains it begins as the weight. Adagrad has its state all the same."""
+    step = made(optimizer, ema=0.9)
     step.parallel.up.weight.requires_grad_(False)
     run(step, batch(0))
     state = everything(step)
-    other = made(ema=0.9)
+    assert ("up.weight" in state["optimizer"]["state"]) == (optimizer is adagrad)
+    other = made(optimizer, ema=0.9)
     run(other, batch(1))
     other.load_state_dict(state)
-    assert "up.weight" not in other.ema and len(other.ema) == 3
+    assert "up.weight" not in state["ema"]["weights"] and len(state["ema"]["weights"]) == 3
+    assert torch.equal(other.ema["up.weight"], state["model"]["up.weight"])
     run(other, batch(2))
     assert relative(other.ema["up.weight"], state["model"]["up.weight"].lerp(other.parallel.up.weight, 0.1)) <= 1e-12
 

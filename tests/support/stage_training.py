@@ -116,7 +116,7 @@ class ByHand:
         self.optimizer_state = OptimizerState(
             self.optimizer, model_state(calls.module).parameters, calls.mesh, calls.job
         )
-        self.averages = Averages(self.optimizer_state, calls.device)
+        self.averages = Averages(self.optimizer_state, DECAY, calls.device)
         self.state = TrainingState(self.parallel, calls, self.optimizer_state, self.averages, None, LossScaling())
         self.steps = 0
         self.move(0)

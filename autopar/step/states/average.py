@@ -2,9 +2,9 @@
 
 The averages are those of ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)``, updated after
 every step. The first step copies the weights, and a step that overflowed changes nothing. An average has the layout of
-the optimizer's state, so ZeRO shards it. A tensor that is not trained has no average: a frozen parameter, also if it
-was trained before, and a buffer, which ``AveragedModel`` copies (``use_buffers=False``). A step whose loss does not
-depend on a parameter does not change its average.
+the optimizer's state, so ZeRO shards it. That of a parameter that was trained before, and is now frozen or not reached
+by the loss, moves on towards the weight. A parameter that was never trained is its own average and takes no memory; so
+is a buffer, which ``AveragedModel`` copies (``use_buffers=False``).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from autopar.ir.value_names import AVERAGES, average_name
 from autopar.model.dtensor_parameters import local_of
 from autopar.model.stage_parameters import holds_part_of, placed_on
 from autopar.model.state_dicts import fitted_to
+from autopar.optimizers import AVERAGED
 from autopar.optimizers.update import COUNTED
 from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.processes.job import Job
@@ -33,15 +34,17 @@ class Averages:
 
     Attributes:
         optimizer_state: the optimizer and its state.
-        tensors: the averages by the user's name of the parameter; DTensors on processes. Updated in place.
+        decay: the share of the old average in a new one.
+        tensors: the averages of what was ever trained, by the user's name of the parameter; DTensors on processes.
+            Updated in place.
         count: the number of averaged steps; int64, without dims.
         pieces: this process's pieces, by the names that the update has for them: ``up.weight.ema``; and the count.
             Parameters of other stages have no pieces.
         lent: whether the model has the averages now, in the place of its weights.
     """
 
-    def __init__(self, optimizer_state: OptimizerState, device: torch.device) -> None:
-        self.optimizer_state = optimizer_state
+    def __init__(self, optimizer_state: OptimizerState, decay: float, device: torch.device) -> None:
+        self.optimizer_state, self.decay = optimizer_state, decay
         self.tensors: dict[str, torch.Tensor] = {}
         self.count = torch.zeros((), dtype=torch.int64, device=device)
         self.pieces: dict[str, torch.Tensor] = {}
@@ -58,7 +61,6 @@ class Averages:
         if trained is self._trained:
             return
         groups = self.optimizer_state.groups()
-        self.tensors = {name: tensor for name, tensor in self.tensors.items() if name in groups}
         for t in trained:
             parameter = groups[t.name][1]
             known = self.tensors.get(t.name)
@@ -70,20 +72,37 @@ class Averages:
         self._elsewhere = None if any(t.name in here for t in trained) else version_of(self.count)
         self._trained = trained
 
+    @torch.no_grad()
     def finish(self, found_inf: torch.Tensor | None = None) -> None:
-        """Count a step on a rank whose stage has no average, unless an update there has counted it.
+        """Update the averages of what the step did not train. All ranks call it.
+
+        Count the step on a rank whose stage has no average, unless an update there has counted it.
 
         Args:
             found_inf: 1 if the step has overflowed and changes nothing, else 0; ``None``: it cannot overflow.
         """
-        if self._elsewhere is None:
-            return
-        if version_of(self.count) == self._elsewhere:
-            self.count.copy_(COUNTED(self.count, found_inf))
-        self._elsewhere = version_of(self.count)
+        if self._elsewhere is not None:
+            if version_of(self.count) == self._elsewhere:
+                self.count.copy_(COUNTED(self.count, found_inf))
+            self._elsewhere = version_of(self.count)
+        trained = {t.name for t in self._trained}
+        for name, tensor in self.tensors.items():
+            if name not in trained:
+                self._update(tensor, self.optimizer_state.parameters[name], found_inf)
+
+    def _update(self, tensor: torch.Tensor, parameter: torch.Tensor, found_inf: torch.Tensor | None) -> None:
+        weight = with_layout_of(parameter, tensor, self.optimizer_state.job) if is_dtensor(tensor) else parameter
+        piece = local_of(tensor)
+        numbers = [None if number is None else number.to(piece.device) for number in (self.count, found_inf)]
+        piece.copy_(AVERAGED(piece, local_of(weight).to(piece.device), *numbers, decay=self.decay))
+
+    def all(self) -> dict[str, torch.Tensor]:
+        """Return the average of each parameter of the model, by the user's names; not copies."""
+        parameters = self.optimizer_state.parameters
+        return {name: self.tensors.get(name, parameter.detach()) for name, parameter in parameters.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """``weights``, by the user's names, and their ``count``; not copies."""
+        """``weights``, by the user's names, and their ``count``; not copies. What was never trained is left out."""
         return {"count": self.count, "weights": dict(self.tensors)}
 
     def check(self, state: Mapping[str, Any], updated: Collection[str] = ()) -> None:
@@ -96,13 +115,10 @@ class Averages:
             "the averages of the state's 'ema'", parts_of("the state's 'ema'", state, ("count", "weights"))["weights"]
         )
         number_of("the count of the state's 'ema'", state["count"])
-        groups = self.optimizer_state.optimizer.param_groups
-        parameters = {
-            self.optimizer_state.name(parameter): parameter for group in groups for parameter in group["params"]
-        }
+        parameters, groups = self.optimizer_state.parameters, self.optimizer_state.groups()
         for name, value in weights.items():
             if name not in parameters:
-                raise ValueError(f"the state's 'ema' has {name}, which is no parameter of the optimizer")
+                raise ValueError(f"the state's 'ema' has {name}, which is no parameter of the model")
             if not isinstance(value, torch.Tensor):
                 raise ValueError(
                     f"the state's 'ema' has {name} as {value!r:.40}, which is no tensor; save what step.state_dict() "
@@ -114,9 +130,9 @@ class Averages:
                     f"it is of another model"
                 )
         # a saved state does not tell whether they were trained
-        stateless = [name for name in self.tensors if not self.optimizer_state.keeps_state(name)]
-        for name in (*updated, *stateless) if weights else ():
-            if name not in weights and parameters[name].requires_grad:
+        for name in groups if weights else ():
+            trained = name in updated or (name in self.tensors and not self.optimizer_state.keeps_state(name))
+            if trained and name not in weights:
                 raise ValueError(
                     f"the state's 'ema' has no average of {name}, which is trained, but of {len(weights)} others; "
                     f"save what step.state_dict() gives, or let it begin as the weight: "
@@ -130,10 +146,10 @@ class Averages:
         Full tensors are sharded, DTensors are redistributed. An average that the state does not have begins as the
         weight.
         """
-        groups = self.optimizer_state.groups()
-        saved = {name: state["weights"][name] for name in groups if name in state["weights"]}
+        parameters = self.optimizer_state.parameters
+        saved = {name: state["weights"][name] for name in parameters if name in state["weights"]}
         tensors = {
-            name: self.tensors[name] if name in self.tensors else groups[name][1].detach().clone() for name in saved
+            name: self.tensors[name] if name in self.tensors else parameters[name].detach().clone() for name in saved
         }
         fitted = fitted_to(
             {name: value for name, value in saved.items() if tensors[name] is not value},
@@ -152,8 +168,7 @@ class Averages:
         Then the model gets its weights back, bit for bit, from copies.
         """
         self.refuse_while_lent()
-        groups = self.optimizer_state.groups()
-        pairs = [(parameter, self.tensors[name]) for name, (_, parameter) in groups.items() if name in self.tensors]
+        pairs = [(p, self.tensors[name]) for name, p in self.optimizer_state.parameters.items() if name in self.tensors]
         saved = [parameter.detach().clone() for parameter, _ in pairs]
         self.lent = True
         try:
@@ -175,9 +190,9 @@ class Averages:
             raise RuntimeError("the model has the averages of its weights: leave the block of step.averaged() first")
 
 
-def with_layout_of(tensor: torch.Tensor, parameter: torch.Tensor, job: Job | None) -> torch.Tensor:
-    """Return a tensor with the device, the mesh and the placements of a parameter; a plain tensor stays as it is."""
+def with_layout_of(tensor: torch.Tensor, other: torch.Tensor, job: Job | None) -> torch.Tensor:
+    """Return a tensor with the device, the mesh and the placements of another; a plain tensor stays as it is."""
     if not is_dtensor(tensor):
         return tensor
-    assert is_dtensor(parameter) and job is not None
-    return placed_on(tensor.to(local_of(parameter).device), parameter.device_mesh, parameter.placements, job)
+    assert is_dtensor(other) and job is not None
+    return placed_on(tensor.to(local_of(other).device), other.device_mesh, other.placements, job)

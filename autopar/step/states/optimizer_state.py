@@ -38,6 +38,7 @@ class OptimizerState:
     Attributes:
         optimizer: the user's optimizer.
         definition: how its class updates parameters.
+        parameters: all parameters of the model, each by its first name.
         pieces: this process's pieces of the state, by the names of the parameter and of the state:
             ``up.weight.exp_avg``; and the counters of steps, ``.step.0``. They share the memory of the optimizer's
             state. Parameters of other stages have no pieces.
@@ -58,6 +59,7 @@ class OptimizerState:
         self._agreed, self._places = agreed, StatePlaces(mesh, job, offload)
         self.definition: Definition = definition_of(optimizer)
         self.pieces: dict[str, torch.Tensor] = {}
+        self.parameters = dict(parameters)
         self._names = {id(tensor): name for name, tensor in parameters}
         self._taken_from: tuple[Any, ...] | None = None  # the facts and objects that the pieces were taken from
         self._versions: list[int] = []
