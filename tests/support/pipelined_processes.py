@@ -64,6 +64,23 @@ def homes() -> None:
     step.parallel.close()
 
 
+def rows_of_each_rank() -> None:
+    """Each rank brings its own rows, also of unlike sizes; ranks that differ along ``pp`` bring the same ones."""
+    step, alone, batches = made("shared", MESHES["pp2 dp2"], "1f1b", 2, rows=4, inputs="local", clip_norm=0.5)
+    mesh = step.parallel.mesh
+    dp = mesh.coordinates(distributed.get_rank())["dp"]
+    for k, first in enumerate((4, 4, 3, 0)):
+        own = {name: (rows[:first], rows[first:])[dp] for name, rows in batches(k).items()}
+        assert relative(step(own), alone(**batches(k))[0]) <= 1e-12, first
+        with torch.no_grad():
+            assert relative(step.parallel(**own), alone.model(**batches(k))) <= 1e-12, first
+    assert max(differences(step, alone).values()) <= 1e-9
+    own = {name: rows.chunk(2)[dp] for name, rows in batches(0 if distributed.get_rank() < 3 else 1).items()}
+    with pytest.raises(RuntimeError, match=r"^ranks 1 and 3 bring different values of x, .* the piece at dp=1"):
+        step(own)
+    step.parallel.close()
+
+
 def state_dicts() -> None:
     """A step goes on from those of an earlier time."""
     step, alone, batches = made("shared", MESHES["pp2 tp2"], "1f1b", 3)

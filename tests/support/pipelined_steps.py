@@ -170,7 +170,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 def made(name: str, sizes: Mapping[str, int], schedule: str | PipelineSchedule, microbatches: int, *, layers: int = 4,
          make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, rows: int = 2,
-         prepare: Callable[[nn.Module], Any] = lambda model: None, plan: Any = None,
+         prepare: Callable[[nn.Module], Any] = lambda model: None, plan: Any = None, inputs: Any = "global",
          **options: Any) -> tuple[Any, Alone, Callable[[int], Any]]:  # fmt: skip
     """A step in stages, the loop of a single device, and batches.
 
@@ -183,7 +183,8 @@ def made(name: str, sizes: Mapping[str, int], schedule: str | PipelineSchedule, 
     model = make(layers)
     prepare(model)
     own = copy.deepcopy(model)
-    parallel = autopar.parallelize(model, Mesh(sizes), plan_of(name, sizes) if plan is None else plan)
+    parallel = autopar.parallelize(model, Mesh(sizes), plan_of(name, sizes) if plan is None else plan,
+                                   inputs=inputs)  # fmt: skip
     step = parallel.train_step(make_optimizer(parallel), microbatches=microbatches, schedule=schedule, **options)
     alone = Alone(own, make_optimizer(own), microbatches, options.get("clip_norm"))
     return step, alone, batches(rows * microbatches)
