@@ -15,7 +15,7 @@ class StageOptions(Protocol):
     """The options of a command that runs steps on stages."""
 
     @property
-    def mesh(self) -> str: ...
+    def mesh(self) -> str | None: ...
 
     @property
     def microbatches(self) -> int: ...
@@ -54,5 +54,5 @@ def refuse_stages(mesh: Mesh, command: str) -> None:
         others = ",".join(f"{axis}={size}" for axis, size in mesh.axes if axis != PIPELINE) or "dp=1"
         raise Refused(
             f"--mesh {','.join(f'{axis}={size}' for axis, size in mesh.axes)} has an axis pp, and {command} is about "
-            f"the ranks of one stage: use --mesh {others}; autopar train and autopar schedule are about stages"
+            f"the ranks of one stage: use --mesh {others}; autopar train, verify and schedule are about stages"
         )

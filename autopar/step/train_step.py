@@ -48,6 +48,7 @@ from autopar.step.reports.measured import measured, placed_programs
 from autopar.step.reports.memory import StepMemory
 from autopar.step.reports.pace import RankPaces, clock_of
 from autopar.step.reports.paged import subject_of_step
+from autopar.step.reports.rank_report import RankPart
 from autopar.step.reports.recorded_steps import RecordedSteps
 from autopar.step.run import Returned, StepRunner, carrier_here
 from autopar.step.running import KnownRuns, StepRuns, of_one_stage
@@ -207,6 +208,11 @@ class TrainStep(RecordedSteps, Paged):
         """Return the programs that a step runs, in order, each with how often it runs."""
         micro, update = self._current()
         return micro.running(update, self._shown.way.options.count)
+
+    def _parts_of(self, rank: int) -> dict[str, RankPart]:
+        """Return the programs that a rank runs in a step, in order."""
+        parts = self._parts().items()
+        return {name: RankPart(local[rank], local.order, times) for name, (local, times) in parts if rank in local}
 
     @property
     def rank_classes(self) -> dict[str, list[RankClass]]:

@@ -134,20 +134,30 @@ def test_a_model_on_meta_has_the_state_of_its_pieces_alone() -> None:
 
 
 @pytest.mark.long
-def test_a_rank_of_a_stage_runs() -> None:
+def test_a_rank_of_stages() -> None:
+    """It has two of eight stages, the first and the fifth: its messages, its memory and the classes of its ops."""
     mesh = Mesh(pp=4, dp=8)
     with torch.device("meta"):
-        model = WithLoss(nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(8))))
-    with autopar.one_rank(mesh, 13) as only:
+        model = WithLoss(nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(16))))
+    with autopar.one_rank(mesh, 5) as only:
         parallel = autopar.parallelize(model, mesh, {})
         parallel.initialize(only.fill)
-        step = parallel.train_step(torch.optim.SGD(parallel.parameters(), 0.1), microbatches=4, schedule="1f1b")
-        step(torch.ones(64, 16))
-        assert step.memory(13).peak > 0
-        with pytest.raises(
-            RuntimeError, match=r"rank_report is about steps without stages; of rank 13, step\.memory\(13\)"
-        ):
-            step.rank_report(torch.ones(64, 16))
+        optimizer = torch.optim.AdamW(parallel.parameters())
+        step = parallel.train_step(optimizer, microbatches=4, schedule="interleaved-1f1b", zero=1, clip_norm=1.0)
+        report = step.rank_report(torch.ones(16384, 64))
+        assert set(step.local(5).programs) == {"micro", "stage 0 update", "stage 4 update"}
+    assert abs(report.apart) <= 0.10 and 0 < report.held < report.measured, report
+    assert {MATMUL, "pointwise", OPTIMIZER, COMMUNICATION} <= report.classes.keys()
+    assert sum(report.classes.values()) == pytest.approx(report.seconds) and min(report.classes.values()) >= 0
+    piece = 512 * 64 * 4  # bytes of a micro-batch on a rank
+    between = [(row.op, row.ranks, row.bytes) for row in report.communication if row.part == "micro"]
+    assert between == [("send", "13", piece), ("recv", "29", piece), ("send", "13", piece),
+                       ("recv", "13", piece), ("send", "29", piece), ("recv", "13", piece)]  # fmt: skip
+    assert {row.times for row in report.communication if row.part == "micro"} == {4}
+    rows = [(row.part, row.op, row.axes, row.ranks) for row in report.communication if row.axes == ("dp",)]
+    for part in ("stage 0 update", "stage 4 update"):
+        assert {(part, op, ("dp",), "0-7") for op in ("reduce_scatter", "all_gather")} <= set(rows)
+    assert all(row.seconds > 0 for row in report.communication if row.axes)
 
 
 def test_what_is_refused() -> None:

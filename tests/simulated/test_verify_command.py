@@ -206,6 +206,20 @@ def test_a_rank_runs_without_the_others(path: str) -> None:
 
 
 @pytest.mark.long
+def test_stages_of_a_pipeline(path: str) -> None:
+    """Their programs and messages, their numbers, and one rank."""
+    given = (f"{path}:Wide", "--plan", "ddp", "--machine", "cpu", "--microbatches", "2")
+    found = answered(*given, "--mesh", "pp=2,dp=2", "--inputs", "x=f32[8,64]", "--run")
+    assert (
+        found["numbers"]["what"] == "the loss and the parameters after a step" and found["numbers"]["largest"] < 1e-12
+    )
+    assert found["scheduled micro"]["ranks"] == 4 and found["scheduled micro"]["transfers"] >= 2
+    rank = answered(*given, "--mesh", "pp=2,dp=64", "--inputs", "x=f32[131072,64]", "--rank", "70")["rank"]
+    assert rank["coordinates"] == {"pp": 1, "dp": 6} and abs(rank["measured"] / rank["predicted"] - 1) <= 0.1
+    assert {(row["op"], row["ranks"]) for row in rank["communication"]} >= {("recv", "6"), ("send", "6")}
+
+
+@pytest.mark.long
 def test_a_rank_that_takes_another_memory_than_predicted_is_wrong(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = measured_rank.peak_bytes
     monkeypatch.setattr(rank_command, "LITTLE", 0)
@@ -222,7 +236,8 @@ def test_a_rank_that_takes_another_memory_than_predicted_is_wrong(path: str, mon
         (("--rank", "4096"), "--rank 4096 is not on the mesh (dp=512 tp=8); give a rank from 0 to 4095"),
         (("--rank", "-1"), "--rank -1 is not on the mesh (dp=512 tp=8); give a rank from 0 to 4095"),
         (("--rank", "0", "--mesh", "dp=1"), "--rank 0 is for a mesh of several ranks, and (dp=1) has one"),
-        (("--rank", "0", "--mesh", "pp=2,tp=2"), "has an axis pp, and autopar verify is about the ranks of one stage"),
+        (("--rank", "0", "--schedule", "1f1b"), "--schedule 1f1b is for the stages of a pipeline, and --mesh dp=512,"),
+        (("--rank", "0", "--mesh", "pp=2,tp=2", "--schedule", "none"), "--schedule none: "),
         (("--rank", "0", "--zero", "4"), "--zero 4 must be 0, 1, 2 or 3"),
         (("--zero", "1"), "--zero 1 is of a training step; add --optimizer adamw"),
     ],

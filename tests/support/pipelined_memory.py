@@ -38,7 +38,7 @@ def used(policy: str, counts: list[int]) -> list[tuple[int, int, int]]:
         predicted = step.memory(rank).made
         gc.collect()
         allocated = peak_bytes(lambda step=step, given=given: step(**given))
-        found.append((allocated, predicted, step._here.carrier.messages(rank)._pool.made))
+        found.append((allocated, predicted, step._here.carrier.messages(rank).pool.made))
         del step, parallel
         gc.collect()
     return found

@@ -6,6 +6,7 @@ import typer
 
 from autopar.cli.commands.option_table import OptionRow, command
 from autopar.cli.commands.options import MODEL_ARGUMENT, MODELS, OUTPUT, PLANNED
+from autopar.cli.commands.stages import STAGES
 from autopar.cli.plan.options import VerifyOptions
 from autopar.cli.train.options import RECOMPUTED
 
@@ -27,6 +28,8 @@ VERIFY_EXAMPLES = """
 
 [cyan]autopar verify llama-3-8b --set num_hidden_layers=2 --mesh dp=512,tp=8 --plan megatron --rank 17 --zero 3[/cyan]
 
+[cyan]autopar verify llama-3-8b --set num_hidden_layers=8 --mesh pp=4,dp=64,tp=8 --plan megatron --rank 17[/cyan]
+
 [bold]Exit status[/bold]
 
 0: all is right.  1: a program, the communication, a number or the memory is wrong.  2: the options were refused.
@@ -37,10 +40,11 @@ OPTIONS = {
         OptionRow("run", "", "Simulate all ranks in float64, and compare with a single device."),
         OptionRow("rank", "RANK", "Run a training step here as this rank, without the others.", False),
     ),
-    "Training step, with --rank or --optimizer": (
+    "Training step, with --rank, --optimizer or an axis pp": (
         OptionRow("microbatches", "NUMBER", "Micro-batches per batch, with gradient accumulation."),
         OptionRow("recompute", "WHAT", f"Recompute in the backward: {', '.join(RECOMPUTED)}, or a glob over modules."),
         OptionRow("zero", "STAGE", "Shard over the data axis, as autopar train does."),
+        *STAGES,
     ),
     **OUTPUT,
 }

@@ -53,3 +53,5 @@ class VerifyOptions(PlannedOptions):
     microbatches: int = 1
     recompute: str = NONE
     zero: int = 0
+    schedule: str | None = None
+    chunks: int | None = None

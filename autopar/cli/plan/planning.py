@@ -98,12 +98,15 @@ class Planning:
         return {"machine": self.machine, "memory": self.memory, "time_limit": self.time_limit, "cache": self.cache}
 
 
-def planning_of(options: PlannedOptions, command: str, *, values: bool = False) -> tuple[Planning, Plan | Solution]:
+def planning_of(
+    options: PlannedOptions, command: str, *, values: bool = False, stages: bool = False
+) -> tuple[Planning, Plan | Solution]:
     """Check the options, and return what is planned and the plan.
 
     Args:
         command: which errors name.
         values: whether the model's tensors have values, so that it can run.
+        stages: whether the mesh may have the stages of a pipeline.
 
     Raises:
         Refused: an option is wrong; it names the option and the remedy.
@@ -111,7 +114,7 @@ def planning_of(options: PlannedOptions, command: str, *, values: bool = False) 
     plan = plan_of(options.plan)
     _check(options, command)
     machine = machine_for(options.machine, plan)
-    mesh = _mesh(options, plan, machine, command)
+    mesh = _mesh(options, plan, machine, command, stages)
     given = model_of(options, values=values)
     notes = (*given.notes, *_about_nodes(mesh, machine))
     explains = bool(getattr(options, "explain", ()))  # a plan from the cache cannot be asked what others cost
@@ -133,7 +136,9 @@ def _check(options: PlannedOptions, command: str) -> None:
         one_of("optimizer", options.optimizer, OPTIMIZERS)
 
 
-def _mesh(options: PlannedOptions, plan: Plan | Solution, machine: Machine, command: str) -> Mesh | Devices:
+def _mesh(
+    options: PlannedOptions, plan: Plan | Solution, machine: Machine, command: str, stages: bool
+) -> Mesh | Devices:
     """Return the mesh, or the devices whose mesh is chosen."""
     if options.devices is not None and options.mesh is not None:
         raise Refused(f"--devices {options.devices} chooses the mesh, and --mesh {options.mesh} gives one; use one")
@@ -151,7 +156,8 @@ def _mesh(options: PlannedOptions, plan: Plan | Solution, machine: Machine, comm
     else:
         text = options.mesh or MESH
         found = mesh_of(text)
-        refuse_stages(found, command)
+        if not stages:
+            refuse_stages(found, command)
         if isinstance(plan, Solution):
             check_mesh(plan, found)
         size, given = found.size, f"--mesh {text}"

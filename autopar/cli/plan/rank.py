@@ -11,10 +11,11 @@ import torch
 from autopar.api import parallelize, split_example
 from autopar.cli.plan.options import VerifyOptions
 from autopar.cli.plan.planning import Planning
+from autopar.cli.stages import check_schedule, schedule_options
 from autopar.cli.train.optimizers import OPTIMIZERS
 from autopar.cli.train.options import LIMITS, NONE, option
 from autopar.cli.train.refused import Refused
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.ir.structure import flatten, unflatten
 from autopar.plan.plan import Plan
 from autopar.runtime.processes.free_memory import free_memory
@@ -30,7 +31,7 @@ LITTLE = 2**20  # unless it differs by fewer bytes: kernels have buffers of thei
 
 
 def with_step(planning: Planning, options: VerifyOptions) -> Planning:
-    """Return the same with a training step, where ``--rank`` or ``--optimizer`` ask for one.
+    """Return the same with a training step, where ``--rank``, ``--optimizer`` or an axis ``pp`` ask for one.
 
     Raises:
         Refused: an option is wrong; it names the option and the remedy.
@@ -40,9 +41,13 @@ def with_step(planning: Planning, options: VerifyOptions) -> Planning:
         if name in chosen and not holds(chosen[name]):
             raise Refused(f"{option(name)} {chosen[name]} must be {words}")
     chosen |= {} if options.recompute == NONE else {"recompute": options.recompute}
+    staged = isinstance(planning.mesh, Mesh) and PIPELINE in planning.mesh.names
+    if isinstance(planning.mesh, Mesh):
+        check_schedule(options, planning.mesh)
+        chosen |= schedule_options(options) if staged else {}
     if options.rank is not None:
         _check_rank(planning, options.rank)
-    elif options.optimizer is None:
+    elif options.optimizer is None and not staged:
         if given := [name for name, value in chosen.items() if value != getattr(VerifyOptions(), name)]:
             raise Refused(f"{option(given[0])} {chosen[given[0]]} is of a training step; add --optimizer {OPTIMIZER}")
         return planning

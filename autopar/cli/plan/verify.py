@@ -31,7 +31,7 @@ def verify(options: VerifyOptions) -> int:
 
 def _follow(options: VerifyOptions) -> int:
     output = output_of(options)
-    planning, plan = planning_of(options, "autopar verify", values=options.run)
+    planning, plan = planning_of(options, "autopar verify", values=options.run, stages=True)
     planning = with_step(planning, options)
     if options.run:
         planning = in_float64(planning)

@@ -185,6 +185,11 @@ class ProcessCarrier:
     def messages(self, rank: int) -> Messages:
         return self._messages
 
+    @property
+    def pooled(self) -> int:
+        """The bytes that stay between steps for messages to be received in."""
+        return self._messages.pool.bytes if "_messages" in self.__dict__ else 0
+
     def held(
         self, tensors: Mapping[str, torch.Tensor], types: Mapping[str, TensorType], known: Collection[str], rank: int
     ) -> dict[str, torch.Tensor]:

@@ -120,6 +120,11 @@ class Pool:
     def release(self, buffer: torch.Tensor) -> None:
         self._free[len(buffer)].append(buffer)
 
+    @property
+    def bytes(self) -> int:
+        """The bytes that nothing is received in now."""
+        return sum(size * len(buffers) for size, buffers in self._free.items())
+
 
 class ProcessMessages:
     """Messages of this process.
@@ -133,18 +138,18 @@ class ProcessMessages:
     """
 
     def __init__(self, device: torch.device, pool: Pool) -> None:
-        self.device, self._pool = device, pool
+        self.device, self.pool = device, pool
         self._handles: dict[object, tuple[Handle, list[Message]]] = {}
         self._sent: dict[object, list[int]] = {}  # task → where the memory of its sends begins
         self._slots: dict[Where, slot] = {}
 
     def buffer(self, bytes: int) -> torch.Tensor:
-        return self._pool.buffer(bytes)
+        return self.pool.buffer(bytes)
 
     def release(self, buffer: torch.Tensor) -> None:
         at = buffer.untyped_storage().data_ptr()
         if not any(at in storages for storages in self._sent.values()):  # else a message still reads it
-            self._pool.release(buffer)
+            self.pool.release(buffer)
 
     def start(self, messages: Sequence[Message]) -> None:
         by_task: dict[object, list[Message]] = defaultdict(list)

@@ -134,11 +134,3 @@ class PipelinedStep(TrainStep):
         simulation = self.pipeline.simulate()
         between = max(simulation.exposed, default=0.0)
         return Computed(simulated_tracks(simulation), simulation.makespan, made.exposed + between, between)
-
-    def rank_report(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: ``RuntimeError`` names what reports the memory, the times and the order of a rank with stages."""
-        rank = self._calls.context().rank
-        raise RuntimeError(
-            f"rank_report is about steps without stages; of rank {rank}, step.memory({rank}) has the memory, "
-            f"step.timeline(batch) the slots, and step.local({rank}) the programs"
-        )

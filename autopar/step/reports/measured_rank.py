@@ -19,17 +19,18 @@ def measured_rank(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     """Return the report of a training step on this rank; ``step.rank_report`` documents it."""
     calls = step._calls
     rank = calls.context(" and call parallelize in each, or use autopar.one_rank(mesh, rank)").rank
-    step._recorded(*args, **kwargs)  # it makes the functions and the optimizer's state
+    step._recorded(*args, in_slots=True, **kwargs)  # it makes the functions and the optimizer's state
     made = peak_bytes(lambda: step(*args, **kwargs), calls.device)
-    recorder, _ = step._recorded(*args, **kwargs)
-    memory, state, parts = step.memory(rank), model_state(calls.module), step._parts()
+    recorder, _ = step._recorded(*args, in_slots=True, **kwargs)
+    memory, state, parts = step.memory(rank), model_state(calls.module), step._parts_of(rank)
     tensors = [tensor for _, tensor in (*state.parameters, *state.buffers)]
     tensors += [] if step.options.offload else step._state().values()
-    held = storage_bytes(map(local_of, tensors)) + memory.kept["inputs"]
+    held = storage_bytes(map(local_of, tensors)) + memory.kept["inputs"] + step._here.carrier.pooled
     if any(isinstance(leaf, torch.Tensor) and not leaf.is_contiguous() for leaf in flatten((args, kwargs))[0]):
         made -= memory.kept["inputs"]  # the step has copied its pieces, which are in ``held``
-    classes, seconds = time_by_class(recorder.runs, [local[rank] for local, _ in parts.values()])
+    programs = [part.program for part in parts.values()]
+    classes, seconds = time_by_class(recorder.runs, programs, recorder.slots.get(rank, ()))
     return RankReport(
-        rank, calls.mesh, memory.peak, held + made, held, seconds, classes, tuple(exchanged(parts, rank)),
+        rank, calls.mesh, memory.peak, held + made, held, seconds, classes, tuple(exchanged(parts)),
         step.communication.source, alone() is not None,
     )  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -18,13 +18,27 @@ from autopar.ir.mesh import Mesh, ranges_of
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.notebook import TableReport
-from autopar.runtime.localize import LocalPrograms
-from autopar.runtime.lowering.waits import members
-from autopar.runtime.recording import RecordedRun
+from autopar.runtime.lowering.waits import members, wait_of
+from autopar.runtime.recording import RecordedRun, RecordedSlot
 from autopar.scheduling.programs.order import Order
 from autopar.step.reports.op_classes import COMMUNICATION, class_of_op
 
 PYTHON = "Python"  # the time between ops
+BETWEEN_STAGES = (transfers.send, transfers.recv)
+
+
+class RankPart(NamedTuple):
+    """A program that the rank runs in a step.
+
+    Attributes:
+        program: its scheduled program.
+        order: the order that was decided, with its times.
+        times: how often it runs.
+    """
+
+    program: Program
+    order: Order | None
+    times: int
 
 
 @dataclass(frozen=True)
@@ -37,8 +51,9 @@ class Exchanged:
         values: the values that the message brings.
         op: the collective, or ``send`` or ``recv``.
         axes: the axes of its group.
-        bytes: of this rank's pieces that go in.
-        ranks: the members of the group, as ``0-7``, or ``1-4089:8`` for each eighth one.
+        bytes: of this rank's pieces that go in; of ``recv``, that come in.
+        ranks: the members of the group, as ``0-7``, or ``1-4089:8`` for each eighth one; of ``send`` and ``recv``, the
+            ranks at the other end.
         seconds: what the machine's figures say, each time that it runs; ``None`` where they say nothing.
     """
 
@@ -124,8 +139,13 @@ class RankReport(TableReport):
         return ", without its communication: there are no other ranks, and nothing is exchanged" if self.alone else ""
 
 
-def time_by_class(runs: Iterable[RecordedRun], programs: Iterable[Program]) -> tuple[dict[str, float], float]:
-    """Return class of ops → seconds in a recorded step, most first, and the seconds of the step."""
+def time_by_class(
+    runs: Iterable[RecordedRun], programs: Iterable[Program], slots: Sequence[RecordedSlot] = ()
+) -> tuple[dict[str, float], float]:
+    """Return class of ops → seconds in a recorded step, most first, and the seconds of the step.
+
+    ``slots``: where the step has stages, what the rank has done in the slots of its schedule and around them.
+    """
     lines = [line for run in runs for line in run.lines]
     kinds = {
         node.name: class_of_op(node) for program in programs for node in program.nodes if node.op == "call_function"
@@ -134,18 +154,22 @@ def time_by_class(runs: Iterable[RecordedRun], programs: Iterable[Program]) -> t
     for line in lines:
         kind = kinds.get(line.name, PYTHON) if line.kind == "compute" else COMMUNICATION
         found[kind] = found.get(kind, 0.0) + line.end - line.begin
-    whole = max(line.end for line in lines) - min(line.begin for line in lines) if lines else 0.0
+    sent = sum(slot.end - slot.begin for slot in slots if slot.kind != "compute")
+    found |= {COMMUNICATION: found.get(COMMUNICATION, 0.0) + sent} if slots else {}
+    spans = [*((line.begin, line.end) for line in lines), *((slot.begin, slot.end) for slot in slots)]
+    whole = max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else 0.0
     found[PYTHON] = found.get(PYTHON, 0.0) + max(0.0, whole - sum(found.values()))
     return dict(sorted(found.items(), key=lambda row: -row[1])), whole
 
 
-def exchanged(parts: Mapping[str, tuple[LocalPrograms, int]], rank: int) -> Iterator[Exchanged]:
-    """Yield the messages of a rank in a step, in their order: name of a program → its ranks', and how often it runs."""
-    for name, (local, times) in parts.items():
-        messages = list(_messages(local[rank]))
-        seconds = _seconds(local.order, len(messages))
-        for row, duration in zip(messages, seconds, strict=True):
-            yield _exchanged(name, times, local[rank], row, duration)
+def exchanged(parts: Mapping[str, RankPart]) -> Iterator[Exchanged]:
+    """Yield the messages of a rank in a step, in their order. ``parts``: by the names of the programs."""
+    for name, (program, order, times) in parts.items():
+        messages = list(_messages(program))
+        seconds = iter(_seconds(order, program, sum(row[0].target not in BETWEEN_STAGES for row in messages)))
+        for row in messages:
+            duration = None if row[0].target in BETWEEN_STAGES else next(seconds)
+            yield _exchanged(name, times, program, row, duration)
 
 
 def _messages(program: Program) -> Iterator[list[fx.Node]]:
@@ -168,14 +192,15 @@ def _messages(program: Program) -> Iterator[list[fx.Node]]:
         yield bucket
 
 
-def _seconds(order: Order | None, count: int) -> list[float | None]:
-    """Return the seconds of each message by its schedule, where it has as many messages."""
+def _seconds(order: Order | None, program: Program, count: int) -> list[float | None]:
+    """Return the seconds of each message of a rank's program by its schedule, where that has as many messages."""
+    names = {node.name for node in program.nodes}
     schedules = () if order is None else order.schedules
     found = [
         span.end - span.begin
         for schedule in schedules
         for line, span in zip((line for line in schedule.lines if line.kind != "wait"), schedule.spans, strict=True)
-        if line.kind == "start"
+        if line.kind == "start" and any(part.op in names for part in line.parts)
     ]
     return [*found] if len(found) == count else [None] * count
 
@@ -185,7 +210,9 @@ def _exchanged(part: str, times: int, program: Program, nodes: list[fx.Node], se
     arguments = transfers.arguments(first.target, first.args, first.kwargs)
     axis = arguments.get("axis")
     axes = () if axis is None else transfers.axes_of(axis)
-    ranks = sorted(members(program, first)) if axis is not None else sorted(program.meshes[None].ranks)
+    between = wait_of(program, first) if first.target in BETWEEN_STAGES else None
+    group = program.meshes[None].ranks if axis is None else members(program, first)
+    ranks = sorted(group if between is None else between.peers)
     op = transfers.BY_FUNCTION[first.target].name
     return Exchanged(
         part, times, tuple(map(_value, nodes)), op, axes, sum(map(_bytes, nodes)), ranges_of(ranks), seconds
@@ -198,10 +225,7 @@ def _value(node: fx.Node) -> str:
 
 def _bytes(node: fx.Node) -> int:
     span = record_of(node).span
-    values = operands(node)
-    if not values:
-        return 0
-    type = tensor_type(values[0])
+    type = tensor_type(next(iter(operands(node)), node))  # what comes in with a message has no operand
     whole = math.prod(type.shape)
     return (whole if span is None else span[1] - span[0]) * type.dtype.itemsize
 

@@ -28,12 +28,14 @@ class RankMemory(TableReport):
         rank: the rank.
         peak: the most bytes in use at once while the slots run.
         held: bytes that stay between steps: parameters, buffers, the optimizer's state, and the batch.
+        kept: of these, the bytes of the ``inputs``.
         kinds: the bytes at the peak, by kind.
     """
 
     rank: int
     peak: int
     held: int
+    kept: Mapping[str, int]
     kinds: Mapping[str, int]
 
     @property
@@ -68,7 +70,8 @@ def memory_of_rank(
         "outputs": sum(stage.outputs for stage in own),
         **{kind: round(bytes) for kind, bytes in found.at_peak[position].items()},
     }
-    return RankMemory(rank, round(found.peak[position]), kinds["parameters, state and batch"], kinds)
+    kept = {"inputs": sum(stage.inputs for stage in own)}
+    return RankMemory(rank, round(found.peak[position]), kinds["parameters, state and batch"], kept, kinds)
 
 
 def check_within(limit: float | None, micro: PipelinedMicro, update: StepUpdate, offload: bool = False) -> None:

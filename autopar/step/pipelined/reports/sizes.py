@@ -38,8 +38,8 @@ class StageSizes:
         sums: the sums of gradients, and of the loss.
         copies: the copies of parameters that live during a step: in low precision, and of tied ones.
         workspace: what each of ``PASSES`` needs while it runs, beyond what is counted above.
-        held: what is there between steps: parameters, buffers, the optimizer's state; and the inputs of all
-            micro-batches.
+        held: what is there between steps: parameters, buffers, the optimizer's state; and the inputs.
+        inputs: of ``held``, the inputs of all micro-batches.
         outputs: what the step returns of all micro-batches, made by this stage.
     """
 
@@ -50,6 +50,7 @@ class StageSizes:
     copies: int
     workspace: tuple[int, ...]
     held: int
+    inputs: int
     outputs: int
 
     @property
@@ -134,9 +135,10 @@ class _StageMemory:
         counted = (activation + self.up.sent, activation + self.down.sent, for_weights)  # while a pass runs
         workspace = tuple(max(0, need - part) for need, part in zip(self._needs(), counted, strict=True))
         messages = (self.up.sent, self.behind.received)
-        copies, held = self._copies(), self._held()
+        copies, inputs = self._copies(), self._inputs()
+        held = self._held() + inputs
         return StageSizes(
-            activation, for_weights, max(messages), self._sums(), copies, workspace, held, self._outputs()
+            activation, for_weights, max(messages), self._sums(), copies, workspace, held, inputs, self._outputs()
         )
 
     # -- storages ----------------------------------------------------------------------------------------------------
@@ -227,10 +229,14 @@ class _StageMemory:
         own = (
             name for name in types if self.micro.homes.get(name, stage.number) == stage.number and name not in elsewhere
         )
+        return sum(piece_bytes(types[name]) for name in own)
+
+    def _inputs(self) -> int:
+        stage = self.stage
         received = {*stage.cut.from_before.values(), *stage.cut.from_behind.values()}
         inputs = sum(
             piece_bytes(tensor_type(node))
             for node in stage.program.placeholders
             if record_of(node).role == "input" and node.name not in received
         )
-        return sum(piece_bytes(types[name]) for name in own) + inputs * self.micro.schedule.batches
+        return inputs * self.micro.schedule.batches
