@@ -156,7 +156,9 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
 
         Where ``solution.crossovers`` was asked, and the sizes of the last call are beyond one, it says so.
         """
-        return Reports([*self._current().reports_now(), *self._calls.captures.notes])
+        captures = self._calls.captures
+        placed = () if captures.latest is None and captures.traced is not None else self._current().reports_now()
+        return Reports([*placed, *captures.notes])
 
     @property
     def guards(self) -> GuardReport:
@@ -289,7 +291,6 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         calls = self._calls
         calls.complete()
         context, agreement, tensors = calls.context(" and call parallelize in each"), calls.agreement, calls.tensors
-        self._refuse_gradients()
         if calls.homes is not None:
             return self._on_stages(args, kwargs)
         with ONE_AT_A_TIME:  # while one thread captures, the model has other tensors in the place of its own
@@ -328,7 +329,6 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         calls = self._calls
         calls.binding.refuse_to_simulate()
         calls.complete()
-        self._refuse_gradients()
         if calls.homes is not None:
             return self._on_stages(args, kwargs)
         with ONE_AT_A_TIME:
@@ -349,16 +349,6 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         """
         self._calls.complete()
         self._calls.captures.leave_stages()
-
-    def _refuse_gradients(self) -> None:
-        """Raise ``RuntimeError`` where a call on the stages of a pipeline would need gradients."""
-        needs = torch.is_grad_enabled() and any(p.requires_grad for p in self.module.parameters())
-        if needs and self.mesh.sizes.get(PIPELINE, 1) > 1:
-            raise RuntimeError(
-                f"the mesh ({self.mesh}) has the stages of a pipeline, and a call of the model has no gradients there: "
-                f'train with parallel.train_step(optimizer, microbatches=…, schedule="1f1b"), and evaluate under '
-                f"torch.no_grad()"
-            )
 
     def _on_stages(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run the forward from stage to stage, on this rank or on all simulated ranks."""

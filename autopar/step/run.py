@@ -121,17 +121,11 @@ class StepRunner:
             state: the other inputs and states of the update, by the user's names; states are updated in place.
             before: what the step before has left, if there is anything.
         """
-        calls, carrier = self.calls, self.carrier
         tensors: Tensors = dict((*model.parameters, *model.buffers))
-        if isinstance(carrier, ProcessCarrier):
-            if not runs.is_staged:
-                calls.tensors.check_parameters(model.parameters)
-            refuse_without_values([*tensors.items(), *(named for inputs in batch for named in inputs.named)])
-        if runs.is_staged:
-            calls.agreement.wait()  # before any other message
-        made = self._rank_runs(runs, batch, micro.captured, tensors, state)
-        if anomaly.is_on():
-            self._refuse_nan(model, made, batch, tensors, state)
+        if isinstance(self.carrier, ProcessCarrier) and not runs.is_staged:
+            self.calls.tensors.check_parameters(model.parameters)
+        computed = self.computed(micro.captured, len(batch))
+        made = self._begun(batch, model, runs, tensors, state, computed)
         table = runs.alone if before is None else runs.timetable
         left = self._run(micro, runs, table, made, {**tensors, **state}, before)
         returned = {
@@ -139,6 +133,37 @@ class StepRunner:
             for label in next(iter(made.values())).returned
         }
         return (returned, self._joined(runs, micro.outputs, made, batch)), left
+
+    def begin(
+        self, batch: Sequence[CallInputs], model: ModelState, micro: CapturedMicro, runs: StepRuns, tensors: Tensors,
+        computed: Sequence[Tensors],
+    ) -> tuple[dict[int, RankRun], list[torch.Tensor]]:  # fmt: skip
+        """Run the forward of a call on stages. Returns the ranks, for ``complete``, and the outputs.
+
+        Args:
+            tensors: the model's parameters and buffers; buffers are updated in place.
+            computed: as of ``computed``.
+        """
+        made = self._begun(batch, model, runs, tensors, {}, computed)
+        self._lines(runs, runs.alone, made, tensors)
+        return made, self._joined(runs, micro.outputs, made, batch)
+
+    def complete(self, runs: StepRuns, made: Mapping[int, RankRun]) -> None:
+        """Run the backward of a call on stages."""
+        assert runs.end is not None
+        self._lines(runs, runs.end, made, {})
+
+    def _begun(self, batch: Sequence[CallInputs], model: ModelState, runs: StepRuns, tensors: Tensors,
+               state: Mapping[str, torch.Tensor], computed: Sequence[Tensors]) -> dict[int, RankRun]:  # fmt: skip
+        """Return each rank with what it begins with."""
+        if isinstance(self.carrier, ProcessCarrier):
+            refuse_without_values([*tensors.items(), *(named for inputs in batch for named in inputs.named)])
+        if runs.is_staged:
+            self.calls.agreement.wait()  # before any other message
+        made = self._rank_runs(runs, batch, computed, tensors, state)
+        if anomaly.is_on():
+            self._refuse_nan(model, made, batch, tensors, state)
+        return made
 
     def finish(self, left: UnderWay) -> None:
         """Complete a step. All ranks call it."""
@@ -148,11 +173,22 @@ class StepRunner:
 
     def _run(self, micro: CapturedMicro, runs: StepRuns, table: Timetable, made: Mapping[int, RankRun], full: Tensors,
              before: UnderWay | None) -> UnderWay | None:  # fmt: skip
-        carrier = self.carrier
         if before is not None:
             before.taken = True
             for rank, run in made.items():
                 run.boxes["started", None] = dict(before.started[rank])
+        self._lines(runs, table, made, full)
+        if runs.end is None or table is runs.end:
+            return None
+        started = {rank: run.boxes["started", None] for rank, run in made.items()}
+        self.carrier.settle(started)
+        numbers = {rank: self._program(runs.programs["turn", None], rank).finished for rank in made}
+        left = {rank: {**own, **{name: full[name] for name in numbers[rank]}} for rank, own in started.items()}
+        return UnderWay(micro, runs, left, full)
+
+    def _lines(self, runs: StepRuns, table: Timetable, made: Mapping[int, RankRun], full: Tensors) -> None:
+        """Run the lines of a timetable, and write what they have changed back to full tensors."""
+        carrier = self.carrier
         messages = {rank: recorded(carrier.messages(rank), rank) for rank in made} if runs.is_staged else {}
         for rank, run in made.items() if runs.is_staged else ():
             run.during = _in_slots(messages[rank])
@@ -164,20 +200,12 @@ class StepRunner:
             raise
         held = {rank: run.held for rank, run in made.items()}
         carrier.write(full, held, runs.known, runs.written)
-        if runs.end is None or table is runs.end:
-            return None
-        started = {rank: run.boxes["started", None] for rank, run in made.items()}
-        carrier.settle(started)
-        numbers = {rank: self._program(runs.programs["turn", None], rank).finished for rank in made}
-        left = {rank: {**own, **{name: full[name] for name in numbers[rank]}} for rank, own in started.items()}
-        return UnderWay(micro, runs, left, full)
 
     # -- the ranks -------------------------------------------------------------------------------------------------
 
-    def _rank_runs(self, runs: StepRuns, batch: Sequence[CallInputs], captured: Captured, tensors: Tensors,
+    def _rank_runs(self, runs: StepRuns, batch: Sequence[CallInputs], computed: Sequence[Tensors], tensors: Tensors,
                    state: Mapping[str, torch.Tensor]) -> dict[int, RankRun]:  # fmt: skip
         """Return each rank with its pieces of the model, the state and the batch."""
-        computed = self._computed(captured, len(batch))
         made = {}
         for rank in self.carrier.ranks:
             run = made[rank] = self._rank_run(runs, rank, {**tensors, **state})
@@ -206,7 +234,7 @@ class StepRunner:
             name: piece_of(tensor, given, types[name], rank, inputs) for name, (given, tensor) in named if name in types
         }
 
-    def _computed(self, captured: Captured, count: int) -> list[Tensors]:
+    def computed(self, captured: Captured, count: int) -> list[Tensors]:
         """Return the numbers and the seed of each micro-batch, by the names of their placeholders.
 
         The seeds are drawn at once and in the order of the micro-batches, so that the schedule changes no draw.

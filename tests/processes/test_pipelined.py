@@ -11,6 +11,7 @@ import pipelined_processes
 import pipelined_profiles
 import pipelined_timelines
 import pytest
+import staged_gradients
 from equality import relative
 from processes import ranks
 
@@ -86,6 +87,10 @@ def test_bytes_in_the_text_are_the_bytes_that_are_sent() -> None:
     """Rank by rank: of the slots, and of the programs of all stages around them."""
     ranks(4).run(bytes_in_text.as_sent, [("layers", "pp2 tp2", "1f1b"), ("shared", "pp4", "zb-v")])
     ranks(4).run(functools.partial(bytes_in_text.as_sent, returns="outputs"), [("normed", "pp2 dp2", "1f1b")])
+
+
+def test_gradients_of_calls() -> None:
+    ranks(4).run(staged_gradients.on_processes)
 
 
 def test_outputs() -> None:

@@ -214,12 +214,3 @@ def test_a_buffer_out_of_order() -> None:
         in text
     )
     assert text.endswith("use a schedule that keeps the order of the micro-batches")
-
-
-def test_a_call_with_gradients() -> None:
-    parallel = autopar.parallelize(MODELS["layers"][0](4), Mesh(pp=2), {})
-    words = (
-        r"^the mesh \(pp=2\) has the stages of a pipeline, and a call of the model has no gradients there: train with "
-    )
-    with pytest.raises(RuntimeError, match=words):
-        parallel.simulate(**vectors(4)(0))

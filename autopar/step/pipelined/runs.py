@@ -6,6 +6,7 @@ copies of parameters · counts · slots of the schedule · outputs and buffers �
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 from autopar.ir.mesh import PIPELINE, Mesh, stage_name, stage_number
@@ -14,6 +15,7 @@ from autopar.ir.record import TensorType
 from autopar.ir.value_names import count_name, stacked_name, total_name
 from autopar.model.stage_homes import StageHomes
 from autopar.pipeline import Slot, Task
+from autopar.pipeline.memory import Held
 from autopar.runtime.interface import Interface
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.bundles import Bundle
@@ -72,25 +74,38 @@ def of_call(call: StagedCall, mesh: Mesh) -> StepRuns:
       copy hands copies                                   copy hands copies
       FW00@0                                              FR00@1<0 FW00@1
       FS00@0>1                                            share takes outputs
-      share takes outputs
-    """
+      share takes outputs                                 BW00@1                   with gradients, when they are asked for
+      BR00@0<1 BW00@0                                     BS00@1>0
+      home takes sums hands sums                          home takes sums hands sums
+      gradients takes outputs                             gradients takes outputs
+
+    The forward is ``alone``, the backward is ``end``.
+    """  # noqa: E501
     stages = call.stages
     at = [mesh.coordinates(stage.mesh.ranks[0])[PIPELINE] for stage in stages]
-    programs = _around(call.around)
+    programs = _around(call.around, call.made)
     programs |= {("micro", stage.number): passes_of(stage.number, call.program, call.local) for stage in stages}
-    positions = []
+    forward, backward = [], []
+    behind: list[Line] = [Entry("home", takes=("sums",), hands=("sums",))] * ("home" in call.around)
+    behind += [Entry("gradients", takes=("outputs",))] * ("gradients" in call.around)
     for position in sorted(set(at)):
         own = tuple(number for number, other in enumerate(at) if other == position)
-        slots = [slot for number in own for slot in _forward_slots(number, at)]
-        positions.append(Position(tuple(stages[own[0]].mesh.ranks), own, _lines(call.around, 1, slots)))
-    table = Timetable(0, tuple(positions))
+        ranks = tuple(stages[own[0]].mesh.ranks)
+        slots = [slot for number in own for slot in _slots("F", number, at)]
+        back = [slot for number in reversed(own) for slot in _slots("B", number, at)]
+        forward.append(Position(ranks, own, _lines(call.around, 1, slots)))
+        backward.append(Position(ranks, own, (*back, *behind)))
+    alone = table = Timetable(0, tuple(forward))
+    end = Timetable(0, tuple(backward)) if call.positions else None
+    if end is not None:
+        both = zip(alone.positions, end.positions, strict=True)
+        table = Timetable(0, tuple(replace(f, lines=(*f.lines, *b.lines)) for f, b in both))
     held: ByStage = {}
     for stage in stages:
         types = _held_on((stage.program,), call.around.values(), stage.number)
         held[stage.number] = _kept_here(types, call.homes, stage.number)
-    return _runs(
-        (table, table, None), programs, call.inputs, held, stages, call.program, mesh, "F", call.made, call.whole
-    )
+    return _runs((table, alone, end), programs, call.inputs, held, stages, call.program, mesh,
+                 "B" if call.positions else "F", call.returned, call.whole)  # fmt: skip
 
 
 def _runs(
@@ -121,11 +136,15 @@ def _runs(
 LABELS = {"sums": total_name, "count": count_name, "share": stacked_name}  # what programs return
 
 
-def _around(placed: Mapping[str, Placed]) -> dict[ProgramKey, PlacedProgram]:
-    """Return the programs of all stages around the slots."""
-    counts = {name: len(Interface.of(program).returned) for name, (program, _) in placed.items()}
-    labels = {name: [LABELS[name](k) for k in range(count)] if count else () for name, count in counts.items()}
-    return {(name, None): PlacedProgram(*made, labels[name]) for name, made in placed.items()}
+def _around(placed: Mapping[str, Placed], made: Sequence[StageOutput] = ()) -> dict[ProgramKey, PlacedProgram]:
+    """Return the programs of all stages around the slots. ``made``: the outputs of a call, the gradients last."""
+    found: dict[ProgramKey, PlacedProgram] = {}
+    for name, (program, local) in placed.items():
+        count = len(Interface.of(program).returned)
+        first = len(made) - count if name == "gradients" else 0
+        labels = [LABELS.get(name, stacked_name)(k) for k in range(first, first + count)]
+        found[name, None] = PlacedProgram(program, local, labels)
+    return found
 
 
 def _lines(around: Collection[str], batches: int, slots: Sequence[Slot]) -> tuple[Line, ...]:
@@ -143,13 +162,13 @@ def _lines(around: Collection[str], batches: int, slots: Sequence[Slot]) -> tupl
     return (*lines, *slots, *[Entry("share", takes=("outputs",))] * ("share" in around))
 
 
-def _forward_slots(number: int, at: Sequence[int]) -> list[Slot]:
-    """Return the slots of the forward of a stage. ``at``: the position of each stage."""
-    compute: tuple[Task, ...] = (Task("FW", number, 0),)
-    if number and at[number - 1] != at[number]:
-        compute = (Task("FR", number, 0, number - 1), *compute)
-    sends = number + 1 < len(at) and at[number + 1] != at[number]
-    return [Slot(compute), *([Slot((Task("FS", number, 0, number + 1),))] if sends else [])]
+def _slots(of: Held, number: int, at: Sequence[int]) -> list[Slot]:
+    """Return the slots of the forward or the backward of a stage. ``at``: the position of each stage."""
+    ahead = 1 if of == "F" else -1
+    before, behind = (k if 0 <= k < len(at) and at[k] != at[number] else None for k in (number - ahead, number + ahead))
+    compute = () if before is None else (Task(f"{of}R", number, 0, before),)
+    sends = [] if behind is None else [Slot((Task(f"{of}S", number, 0, behind),))]
+    return [Slot((*compute, Task(f"{of}W", number, 0))), *sends]
 
 
 def passes_of(number: int, program: Program, local: LocalPrograms) -> PlacedProgram:

@@ -1,7 +1,7 @@
 """Capture a call of a model whose parameters are on stages, and cut it by the homes of its parameters.
 
 Each op runs on the last of the stages that keep its parameters or make its operands, so the call needs no cut of its
-own. There are no gradients.
+own. Where there are gradients, each op of the backward runs on the stage of its forward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from autopar.cache.described import described_options
 from autopar.cache.records import given
 from autopar.capture import Captured
 from autopar.gc_pause import gc_paused
-from autopar.ir.nodes import name_of, operands, record_of
+from autopar.ir.layout import DistAttr
+from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
@@ -29,10 +30,17 @@ from autopar.report.passes import PassReport
 from autopar.report.progress import doing
 from autopar.runtime.localize import LocalPrograms
 from autopar.step.compiling.compiled_step import Placed
+from autopar.step.compiling.graph_builder import type_of
 from autopar.step.compiling.outputs import Output
-from autopar.step.pipelined.cutting.assignment import Assignment, computed_anywhere, stages_of_written_buffers
+from autopar.step.pipelined.calls.gradient_sums import with_sums
+from autopar.step.pipelined.cutting.assignment import (
+    Assignment,
+    computed_anywhere,
+    of_last_operand,
+    stages_of_written_buffers,
+)
 from autopar.step.pipelined.cutting.stage_programs import cut_program
-from autopar.step.pipelined.placing.copies import traced_copies
+from autopar.step.pipelined.placing.copies import traced_copies, traced_home
 from autopar.step.pipelined.placing.joined import join
 from autopar.step.pipelined.placing.on_stages import place_around
 from autopar.step.pipelined.placing.programs import CutStage
@@ -50,9 +58,13 @@ class StagedCall:
         program: the programs of all stages, joined, in which the messages between stages are lines.
         local: that of each rank.
         around: the programs of all stages around the passes: ``copy`` and ``share``, as of ``PipelinedMicro``.
+            ``home`` adds gradients of tied parameters on their homes; ``gradients`` brings those of inputs to all stages.
         homes: where the parameters are.
-        made: what it returns.
+        made: what it returns; behind it the gradients of inputs.
         inputs: the names of the inputs, in the order in which a call passes them.
+        positions: the outputs that have tangents; none in a call without gradients.
+        gradients: the parameters that get a gradient, and the stages on which it adds up.
+        of_inputs: the inputs that get a gradient.
         whole: whether each rank gets all of each output.
         reports: of its capture.
     """
@@ -65,6 +77,9 @@ class StagedCall:
     homes: StageHomes
     made: tuple[StageOutput, ...]
     inputs: tuple[str, ...]
+    positions: frozenset[int]
+    gradients: Mapping[str, tuple[int, ...]]
+    of_inputs: tuple[str, ...]
     whole: bool = False
     reports: tuple[PassReport, ...] = ()
 
@@ -76,13 +91,24 @@ class StagedCall:
     @property
     def outputs(self) -> tuple[Output, ...]:
         """How its outputs are joined: there is one micro-batch."""
-        return tuple(Output(output.name, "same") for output in self.made)
+        return tuple(Output(output.name, "same") for output in self.returned)
+
+    @property
+    def returned(self) -> tuple[StageOutput, ...]:
+        """What the model returns."""
+        return self.made[: len(self.made) - len(self.of_inputs)]
 
 
 @doing("parallelize")
 @gc_paused()
-def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Sequence[str]) -> StagedCall:
-    """Capture a call without gradients, and cut it by the homes of its parameters.
+def compile_staged(
+    compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Sequence[str],
+    positions: frozenset[int] | None = None,
+) -> StagedCall:  # fmt: skip
+    """Capture a call, and cut it by the homes of its parameters.
+
+    Args:
+        positions: the outputs that have tangents; by default the scalars (a loss), or all if there are none.
 
     Raises:
         PlanError: several stages read a buffer that the forward writes.
@@ -93,10 +119,19 @@ def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, no
         replace(compiler, mesh=homes.meshes[0], homes={**compiler.homes, **attrs}, whole=False),
     )
     captured, constraints, report = compiler.capture(inputs, notes)
-    assignment = assigned_by_homes(captured.program, homes)
-    stages_of_written_buffers(captured.program, assignment)
-    parts = cut_program(captured.program, assignment, captured.device)
+    if positions is None:
+        positions = expected_tangents(captured.program)
+    summed = with_sums(captured.program, positions, captured.device)
+    assignment = assigned_by_homes(summed.program, homes)
+    stages_of_written_buffers(summed.program, assignment)
+    parts = cut_program(summed.program, assignment, captured.device)
+    constraints = {
+        **constraints,
+        **{node.name: DistAttr.replicated(len(type_of(node).shape)) for node in summed.tangents},
+        **{name: attrs[parameter] for name, parameter in summed.sums.items()},
+    }
     stages: list[CutStage] = []
+    gradients: dict[str, tuple[int, ...]] = {}
     for number, (mesh, part) in enumerate(zip(homes.meshes, parts, strict=True)):
         verify(part.program, "cut")
         own = dict(constraints)
@@ -104,28 +139,54 @@ def compile_staged(compiler: Compiler, inputs: CallInputs, homes: StageHomes, no
             own |= {part.from_before[value]: stages[-1].sent(value)[1].attr for value in part.from_before}
         replace(compiler, mesh=mesh).through_passes(part.program, own, captured.device)
         stages.append(CutStage(number, mesh, part, part.program))
+        for parameter in part.gradients:
+            gradients[parameter] = (*gradients.get(parameter, ()), number)
     program, local, _ = join(replace(compiler, mesh=homes.mesh), stages)
     on, device = OnStages(homes.mesh, program.stages, {}), captured.device
-    traced = {"copy": traced_copies(stages, homes, device), "share": traced_share(stages, 1, device)}
-    around, _ = place_around(replace(compiler, whole=whole), traced, on, homes.meshes[0], device)
     names, made = tuple(inputs.arguments.names), outputs_of_stages(stages)
-    return StagedCall(captured, tuple(stages), program, local, around, homes, made, names, whole, (report,))
+    count = len(made) - len(summed.inputs)
+    traced = {
+        "copy": traced_copies(stages, homes, device),
+        "share": traced_share(stages, dict(enumerate(made[:count])), 1, device),
+        "home": traced_home(stages, homes, gradients, device),
+        "gradients": traced_share([], dict(enumerate(made[count:], count)), 1, device),
+    }  # fmt: skip
+    around, _ = place_around(replace(compiler, whole=whole), traced, on, homes.meshes[0], device)
+    return StagedCall(captured, tuple(stages), program, local, around, homes, made, names, positions, gradients,
+                      summed.inputs, whole, (report,))  # fmt: skip
+
+
+def expected_tangents(program: Program) -> frozenset[int]:
+    """Return the outputs that have tangents if nothing else is known: the scalars, or all where there are none."""
+    tangents = {
+        record.index: type_of(node).shape
+        for node in program.placeholders
+        if (record := record_of(node)).role == "tangent" and record.index is not None
+    }
+    return frozenset(k for k, shape in tangents.items() if not shape) or frozenset(tangents)
 
 
 def codec_of_staged(
-    compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Sequence[str]
-) -> Codec[StagedCall]:
+    compiler: Compiler, inputs: CallInputs, homes: StageHomes, notes: Sequence[str],
+    positions: frozenset[int] | None = None,
+) -> Codec[StagedCall]:  # fmt: skip
     """Return how such a call is kept for other processes."""
 
     def facts() -> dict[str, Any]:
         at = {"meshes": homes.meshes, "stages": dict(homes.stage), "layouts": dict(homes.layouts)}
-        return {**facts_of_call(compiler, inputs, notes), "homes": described_options(at)}
+        return {
+            **facts_of_call(compiler, inputs, notes),
+            "homes": described_options(at),
+            "tangents": described_options(positions),
+        }
 
     return codec_of_captured("call on stages", StagedCall, compiler, inputs, facts, {StageHomes: given(homes)})
 
 
 def assigned_by_homes(program: Program, homes: StageHomes) -> Assignment:
     """Assign each op of a forward to the last of the stages of its operands and its parameters. Linear in the graph.
+
+    An op of the backward runs where its forward runs, as ``assign`` says it.
 
     An op that reads only buffers which the forward writes, as the running statistics of a batch norm, goes to the first
     stage that reads it: there they are written, too.
@@ -134,7 +195,8 @@ def assigned_by_homes(program: Program, homes: StageHomes) -> Assignment:
     home: dict[fx.Node, int] = {}  # parameters, and what is computed of one parameter on any stage
     stage: dict[fx.Node, int] = {}
     of_buffers: dict[fx.Node, None] = {}  # ordered
-    for node in program.nodes:
+    forward = [node for node in program.nodes if record_of(node).phase in ("", "forward")]
+    for node in forward:
         if node.op == "placeholder" and record_of(node).role == "param":
             home[node] = homes.stage.get(name_of(node), 0)
         elif node in anywhere:
@@ -150,4 +212,13 @@ def assigned_by_homes(program: Program, homes: StageHomes) -> Assignment:
                 stage[node] = 0
     for node in reversed(of_buffers):
         stage[node] = min((stage[user] for user in node.users if user in stage), default=0)
+    calls: dict[object, int] = {}
+    for node in stage:
+        call = record_of(node).call
+        calls[call] = max(stage[node], calls.get(call, 0))
+    for node in program.nodes:
+        if node.op == "call_function" and node not in anywhere and record_of(node).phase == "backward":
+            call = record_of(node).call
+            follows = call is None or call not in calls or is_getitem(node)
+            stage[node] = of_last_operand(node, stage, False) if follows else calls[call]
     return Assignment(len(homes.meshes), stage, anywhere)

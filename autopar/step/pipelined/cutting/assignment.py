@@ -107,7 +107,7 @@ def assign(
         elif not forward and call is not None:
             chosen = calls.get(call)
         if chosen is None or is_getitem(node):
-            chosen = _of_last_operand(node, stage, forward)
+            chosen = of_last_operand(node, stage, forward)
         stage[node] = chosen
         if forward and call is not None:
             calls[call] = max(chosen, calls.get(call, 0))
@@ -115,7 +115,7 @@ def assign(
     return Assignment(stages, stage, anywhere)
 
 
-def _of_last_operand(node: fx.Node, stage: Mapping[fx.Node, int], forward: bool) -> int:
+def of_last_operand(node: fx.Node, stage: Mapping[fx.Node, int], forward: bool) -> int:
     """Return the stage on which the last operand of an op is made."""
     read = [value for value in operands(node) if value in stage]
     of_backward = [stage[value] for value in read if record_of(value).phase != "forward"]

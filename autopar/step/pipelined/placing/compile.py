@@ -45,7 +45,7 @@ from autopar.step.pipelined.placing.copies import traced_copies
 from autopar.step.pipelined.placing.joined import join
 from autopar.step.pipelined.placing.on_stages import Traced, place_around
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage, meshes_of
-from autopar.step.pipelined.placing.share import traced_share
+from autopar.step.pipelined.placing.share import outputs_of_stages, traced_share
 from autopar.step.pipelined.schedules import gathers_apart
 from autopar.verify.levels import verify
 
@@ -107,7 +107,7 @@ def compile_pipelined(
     around = {
         **_traced_counts(traced, micro, whole.attrs, made, options.count),
         "copy": traced_copies(made.stages, made.stage_homes, device, stages.copied),
-        "share": traced_share(made.stages, schedule.batches, device),
+        "share": traced_share(made.stages, dict(enumerate(outputs_of_stages(made.stages))), schedule.batches, device),
     }
     placed, more = place_around(compiler, around, made.on_stages, meshes[0], device)
     return replace(made, around=placed, reports=(*made.reports, *more))

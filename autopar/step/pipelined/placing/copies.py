@@ -15,13 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import fx
 
+from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import stage_name
-from autopar.ir.record import TensorType
+from autopar.ir.record import Record, TensorType
+from autopar.ir.value_names import gradient_name
 from autopar.model.stage_homes import StageHomes
 from autopar.step.compiling.copies import Copy, copy_program
+from autopar.step.compiling.graph_builder import GraphBuilder
 from autopar.step.pipelined.placing.on_stages import Traced
 from autopar.step.pipelined.placing.programs import CutStage
+from autopar.torch_private import aten
 
 
 def traced_copies(
@@ -47,3 +52,40 @@ def traced_copies(
                 copies.append(Copy(name, type, stage_name(stage.number)))
     at = {name: stage_name(homes.stage[name]) for name in parameters}
     return Traced(*copy_program(parameters, copies, device, at)) if copies else None
+
+
+def traced_home(
+    stages: Sequence[CutStage], homes: StageHomes, gradients: Mapping[str, Sequence[int]], device: torch.device
+) -> Traced | None:
+    """Make the traced program that adds the gradients of tied parameters on the stages that keep these.
+
+    ``gradients``: parameter → the stages on which its gradient adds up. ``None`` if each adds up on its home alone.
+
+    w_grad : f32[8 4] @s0 = state(w_grad_all, 'w.grad')
+    w_grad_1 : f32[8 4] @s1 = buffer('w.grad')
+    update:
+      … = send(w_grad_1, s0)
+      w_grad_all : f32[8 4] @s0 = add.Tensor(w_grad, …)
+    """
+    builder = GraphBuilder(device)
+    builder.phase = "update"
+    constraints: dict[str, DistAttr] = {}
+    at: dict[str, str] = {}
+    states: dict[fx.Node, fx.Node] = {}
+
+    def placeholder(parameter: str, type: TensorType, role: str, stage: int) -> fx.Node:
+        name = gradient_name(parameter)
+        node = builder.placeholder(name, Record(TensorType(type.shape, type.dtype), role=role, name=name))
+        constraints[node.name], at[node.name] = type.attr, stage_name(stage)
+        return node
+
+    for parameter, readers in gradients.items():
+        home, others = homes.stage[parameter], [stage for stage in readers if stage != homes.stage[parameter]]
+        type = stages[readers[0]].types[gradient_name(parameter)]
+        kept = placeholder(parameter, type, "state", home) if others else None
+        for stage in others:
+            assert kept is not None
+            other = placeholder(parameter, type, "buffer", stage)
+            total = states.get(kept, kept)
+            states[kept] = builder.inline(aten.add.Tensor, total, other, name=f"{kept.name}_all")
+    return Traced(builder.program((), states), constraints, at) if states else None

@@ -63,7 +63,7 @@ def place_around(
     placed, reports = {}, list[PassReport]()
     for name, program in traced.items():
         if program is not None:
-            own = compiler if name == "share" else replace(compiler, whole=False)
+            own = replace(compiler, whole=name == "gradients" or (name == "share" and compiler.whole))
             placed[name], more = place_on_stages(own, name, program, on, mesh, device)
             reports += about(name, more)
     return placed, reports

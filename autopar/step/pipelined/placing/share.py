@@ -12,7 +12,7 @@ update:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -63,13 +63,18 @@ def outputs_of_stages(stages: Iterable[CutStage]) -> tuple[StageOutput, ...]:
     return tuple(outputs[position] for position in sorted(outputs))
 
 
-def traced_share(stages: Sequence[CutStage], count: int, device: torch.device) -> Traced | None:
+def traced_share(
+    stages: Sequence[CutStage], outputs: Mapping[int, StageOutput], count: int, device: torch.device
+) -> Traced | None:
     """Make the traced program; ``None`` if no stage has anything for the others.
 
-    ``count``: the number of micro-batches, whose outputs are stacked.
+    Args:
+        stages: those whose written buffers are shared.
+        outputs: number → the output.
+        count: the number of micro-batches, whose outputs are stacked.
     """
     making = _Share(device)
-    returned = [making.output(k, output, count) for k, output in enumerate(outputs_of_stages(stages))]
+    returned = [making.output(k, output, count) for k, output in outputs.items()]
     first = {stage.mesh: stage for stage in reversed(stages)}  # position along the pipeline → its first stage
     for stage, name in written_buffers(stages):
         making.buffer(stage, name, [other for mesh, other in first.items() if mesh != stage.mesh])
