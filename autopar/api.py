@@ -126,9 +126,10 @@ def parallelize(
         compile: whether Inductor compiles what each rank computes between collectives, in calls and steps; equal blocks
             once. The order of collectives stays as it is. Simulated ranks run uncompiled.
         verify: whether to run a scaled-down copy, too: two ranks along each axis, or three where pieces are uneven, all
-            simulated in this process, in float64. Outputs and gradients must be those of a single device. It needs an
-            ``example``. ``parallel.reports["numbers"]`` says what was compared; a model of more than 50 million
-            parameters is not. Of a searched plan, the copy has the layouts of parameters and inputs.
+            simulated in this process, in float64. Outputs and gradients must be those of a single device; with ``pp``,
+            they go through two stages. It needs an ``example``. ``parallel.reports["numbers"]`` says what was compared;
+            a model of more than 50 million parameters is not. Of a searched plan, the copy has the layouts of
+            parameters and inputs.
         cache: the folder in which captured, searched and verified programs are kept for the next start of such a
             program. By default it is ``AUTOPAR_CACHE``, or the user's cache folder; ``False`` switches it off.
         timeout: seconds without progress after which all processes end, with a message that names the rank and the op.
@@ -221,8 +222,9 @@ def _verify_numbers(
         VerifyError: a number differs.
     """
     begun = time.perf_counter()
-    if parallel.mesh.sizes.get(PIPELINE, 1) > 1:
-        said = "numbers were not compared with a single device: train_step cuts the model into stages"
+    staged = parallel.mesh.sizes.get(PIPELINE, 1) > 1
+    if staged and (given is not None or searches(plan)):
+        said = "numbers were not compared with a single device: train_step searches the layouts of each stage"
     elif inputs_of == "local":
         said = 'numbers were not compared with a single device: with inputs="local" the example is a piece of a batch'
     elif is_exported(model):
@@ -235,6 +237,11 @@ def _verify_numbers(
                 model, mesh, layouts, strict=strict, machine=machine, dynamic=False, first_values=first_values
             )
             made.capture(*example[0], **example[1])
+            if mesh.sizes.get(PIPELINE, 1) > 1:
+                from autopar.step.pipelined.calls.first_cut import first_cut
+
+                inputs = made._calls.inputs(made._calls.bound(*example))
+                made._calls.captures.move_to_stages(first_cut(made._calls, inputs))
             return made
 
         said = compare_scaled_copy(model, args, kwargs, parallel.mesh, parallel.program, parallelized)

@@ -28,6 +28,17 @@ class MLP(nn.Module):
         return self.down(self.drop(torch.relu(self.up(x))))
 
 
+class Rows(nn.Module):
+    """Two layers, of which the second has the rule that may be wrong."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
 @torch.library.custom_op("scaled_copies::counted", mutates_args=())
 def counted(x: torch.Tensor) -> torch.Tensor:
     return x + torch.arange(x.shape[0], dtype=x.dtype, device=x.device)[:, None]
@@ -169,3 +180,15 @@ def test_what_has_no_numbers_in_float64_is_said(model: nn.Module, said: str) -> 
     x = torch.randn(8, 8)
     parallel = autopar.parallelize(model, Mesh(dp=2), "ddp", example=(x,), verify=True)
     assert parallel.reports["numbers"].notes[0].startswith(said)
+
+
+@pytest.mark.long
+def test_stages_of_a_pipeline() -> None:
+    """The copy has two stages, and its numbers are compared; a wrong rule on the second one is found."""
+    note = verified(Rows(MLP(), MLP()), Mesh(pp=8, dp=16), "ddp")
+    assert note.startswith("9 outputs and gradients of a copy on (pp=2 dp=2), in float64 and in evaluation, are those")
+    note = verified(Rows(MLP(), MLP()), Mesh(pp=8, dp=16), "search")
+    assert note == "numbers were not compared with a single device: train_step searches the layouts of each stage"
+    register_rule("b d -> b d", "scaled_copies::counted")
+    with pytest.raises(VerifyError, match=r"a scaled-down copy on \(pp=2 dp=2\) has other numbers"):
+        verified(Rows(MLP(), Counted()), Mesh(pp=8, dp=16), "ddp")
