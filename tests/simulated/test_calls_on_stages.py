@@ -26,10 +26,10 @@ def test_what_runs() -> None:
     found = parallel.simulate(**batch_of(parallel, 0))
     assert str(parallel.timetable).splitlines() == [
         "timetable of a call, 2 stages",
-        "ranks 0 1, stage 0", "  tied hands copies", "  FW00@0", "  FS00@0>1", "  outputs",
-        "  BR00@0<1 BW00@0", "  home takes sums hands sums", "  inputs",
-        "ranks 2 3, stage 1", "  tied hands copies", "  FR00@1<0 FW00@1", "  outputs",
-        "  BW00@1", "  BS00@1>0", "  home takes sums hands sums", "  inputs",
+        "ranks 0 1, stage 0", "  copy hands copies", "  FW00@0", "  FS00@0>1", "  share takes outputs",
+        "  BR00@0<1 BW00@0", "  home takes sums hands sums", "  gradients takes outputs",
+        "ranks 2 3, stage 1", "  copy hands copies", "  FR00@1<0 FW00@1", "  share takes outputs",
+        "  BW00@1", "  BS00@1>0", "  home takes sums hands sums", "  gradients takes outputs",
     ]  # fmt: skip
     found["loss"].backward()
     with pytest.raises(RuntimeError, match="second time"):

@@ -25,7 +25,7 @@ NAMES = {
     ".count.1": (value_names.count_name(1), ValueRole.COUNT, ""),
     ".total.0": (value_names.total_name(0), ValueRole.COUNT, ""),
     ".received.mm_1": (value_names.received_name("mm_1"), ValueRole.RECEIVED, ""),
-    ".received.up_weight_grad_1": (value_names.foreign_name("up.weight", 1), ValueRole.RECEIVED, ""),
+    ".outputs.1": (value_names.stacked_name(1), ValueRole.OUTPUTS, ""),
     ".lr.0": (value_names.scheduled_name("lr", 0), ValueRole.SCHEDULED, ""),
 }
 

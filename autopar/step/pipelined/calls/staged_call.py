@@ -58,7 +58,7 @@ class StagedCall:
         program: the programs of all stages, joined, in which the messages between stages are lines.
         local: that of each rank.
         around: the programs of all stages around the passes: ``copy`` and ``share``, as of ``PipelinedMicro``.
-            ``home`` adds gradients of tied parameters on their homes; ``gradients`` brings those of inputs to all stages.
+            ``home`` adds gradients of tied parameters on their homes, ``gradients`` brings those of inputs to all.
         homes: where the parameters are.
         made: what it returns; behind it the gradients of inputs.
         inputs: the names of the inputs, in the order in which a call passes them.

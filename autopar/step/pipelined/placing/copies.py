@@ -61,6 +61,7 @@ def traced_home(
 
     ``gradients``: parameter → the stages on which its gradient adds up. ``None`` if each adds up on its home alone.
 
+    w : f32[8 4] @s0 = param
     w_grad : f32[8 4] @s0 = state(w_grad_all, 'w.grad')
     w_grad_1 : f32[8 4] @s1 = buffer('w.grad')
     update:
@@ -73,19 +74,20 @@ def traced_home(
     at: dict[str, str] = {}
     states: dict[fx.Node, fx.Node] = {}
 
-    def placeholder(parameter: str, type: TensorType, role: str, stage: int) -> fx.Node:
-        name = gradient_name(parameter)
+    def placeholder(name: str, type: TensorType, role: str, stage: int) -> fx.Node:
         node = builder.placeholder(name, Record(TensorType(type.shape, type.dtype), role=role, name=name))
         constraints[node.name], at[node.name] = type.attr, stage_name(stage)
         return node
 
     for parameter, readers in gradients.items():
-        home, others = homes.stage[parameter], [stage for stage in readers if stage != homes.stage[parameter]]
-        type = stages[readers[0]].types[gradient_name(parameter)]
-        kept = placeholder(parameter, type, "state", home) if others else None
+        home, name = homes.stage[parameter], gradient_name(parameter)
+        others, type = [stage for stage in readers if stage != home], stages[readers[0]].types[name]
+        if not others:
+            continue
+        placeholder(parameter, type, "param", home)  # so that the sums are known as those of its gradients
+        kept = placeholder(name, type, "state", home)
         for stage in others:
-            assert kept is not None
-            other = placeholder(parameter, type, "buffer", stage)
+            other = placeholder(name, type, "buffer", stage)
             total = states.get(kept, kept)
             states[kept] = builder.inline(aten.add.Tensor, total, other, name=f"{kept.name}_all")
     return Traced(builder.program((), states), constraints, at) if states else None
