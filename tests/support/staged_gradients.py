@@ -86,7 +86,7 @@ def on_processes() -> None:
         alike(parallel, alone, 2, ("layer 1", "scores"))  # the forward runs again
         alike(parallel, alone, 3, ("layer 1", "scores"), times=2)
         parallel.close()
-    parallel, _ = made("told", "pp4")
+    parallel, _ = made("told", "pp4", outputs="global")
     found = parallel(**batch_of(parallel, 0))
     name = "loss" if distributed.get_rank() < 3 else "scores"
     with pytest.raises(RuntimeError, match="backward from its outputs"):
