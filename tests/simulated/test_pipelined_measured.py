@@ -97,7 +97,7 @@ def test_a_step_with_the_profile_has_measured_times(tmp_path: Path) -> None:
     assert str(step.program) == str(plain.program)
     times, priced = step.pipeline.times, plain.pipeline.times
     for k in range(3):
-        local = step._now()[0].stages[k].program
+        local = step.program.stages[k]["micro"]
         sums: dict[str, float] = {}
         seconds = durations(local, found).seconds
         for node, _ in calls_of(local):

@@ -217,7 +217,7 @@ def test_a_loss_without_counts() -> None:
         optimizer.step()
         assert relative(run(step, x), loss) <= 1e-12
     assert all(relative(a, b) <= 1e-12 for a, b in zip(model.parameters(), alone.parameters(), strict=True))
-    assert not any(stage.counting for stage in step._now()[0].stages)
+    assert "count" not in step.program.programs
 
 
 def test_averages() -> None:

@@ -31,15 +31,13 @@ def test_each_stage_has_a_price() -> None:
     """What runs in each micro-batch counts so often, the rest once."""
     step = captured("shared", "pp2 dp2", zero=1, clip_norm=1.0)
     stages = step.program.stages
-    assert [stage.number for stage in stages] == [0, 1]
-    assert set(stages[1].programs) == {"sums", "count", "micro", "home layers.0.0.weight", "update"}
-    assert set(stages[0].programs) == {"micro", "update"}
+    assert len(stages) == 2
+    assert all(list(stage.programs) == ["sums", "count", "copy", "micro", "update"] for stage in stages)
     for stage in stages:
         of = {name: autopar.price(program, MACHINE).nanoseconds for name, program in stage.programs.items()}
         each = sum(of[name] for name in ("micro", "sums") if name in of)
         assert autopar.price(stage, MACHINE).nanoseconds == sum(of.values()) + 2 * each > 0
-    named = [f"stage {stage.number} {name}" for stage in stages for name in stage.programs if name != "micro"]
-    assert list(step.program.programs) == ["micro", *named]
+    assert list(step.program.programs) == list(stages[0].programs)
 
 
 def test_passes_of_a_stage_are_those_of_the_simulation() -> None:

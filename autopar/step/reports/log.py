@@ -166,7 +166,7 @@ def _programs(program: Any) -> Iterator[tuple[Program, int]]:
     if isinstance(program, Program):
         yield program, 1
         return
-    for part in getattr(program, "stages", [program]):
+    for part in program.stages or [program]:
         yield part.runs["micro"]
 
 

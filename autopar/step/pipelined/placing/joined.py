@@ -69,11 +69,16 @@ def join(compiler: Compiler, stages: Sequence[PlacedStage]) -> tuple[Program, Lo
     program = join_stages(compiler.mesh, [(stage.mesh, stage.cut, stage.program) for stage in stages])
     ms = (time.perf_counter() - start) * 1e3
     verify(program, "join")
-    if isinstance(compiler.figures, Profile):
-        for stage in program.stages:
-            compiler.figures.rows_of(part_of_stage(program, stage))  # it is refused if it is of other programs
+    check_profile(compiler, program)
     local, reports = compiler.localize(program, OF_STAGES)
     return program, local, [PassReport("join", ms), *reports]
+
+
+def check_profile(compiler: Compiler, program: Program) -> None:
+    """Refuse a profile of other programs than the parts of the stages."""
+    if isinstance(compiler.figures, Profile):
+        for stage in program.stages:
+            compiler.figures.rows_of(part_of_stage(program, stage))
 
 
 def join_stages(mesh: Mesh, parts: Sequence[tuple[Mesh, StageProgram, Program]]) -> Program:

@@ -16,6 +16,7 @@ from autopar.passes import OnStages
 from autopar.report.passes import PassReport
 from autopar.scheduling.programs.order import OF_STEPS, Execution
 from autopar.step.compiling.compiled_step import Placed, about
+from autopar.step.pipelined.placing.joined import check_profile
 from autopar.verify.levels import verify
 
 
@@ -49,6 +50,7 @@ def place_on_stages(
     reports, _ = replace(compiler, mesh=mesh).through_passes(
         traced.program, traced.constraints, device, stages=on._replace(of=traced.stages)
     )
+    check_profile(compiler, traced.program)
     local, more = replace(compiler, mesh=on.mesh).localize(traced.program, execution)
     return (traced.program, local), [*reports, *more]
 
