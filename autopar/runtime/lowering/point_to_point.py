@@ -1,15 +1,14 @@
 """Run messages between ranks: post receives, launch sends, and wait for them, each as a call of its own.
 
-``post`` and ``launch`` return a handle at once, and ``wait`` blocks until the messages of a handle are done. Callers
-must know how torch 2.13 behaves in between:
+``start`` returns a handle at once, and ``wait`` blocks until the messages of a handle are done. Callers must know how
+torch 2.13 behaves in between:
 
 * gloo never buffers: a send is done when the other rank has received it, whatever its size. So all ranks must be shown
   to finish without buffers (``autopar.verify.channels``).
 * On gloo a short message leaves the tail of a longer buffer as it was, without an error, and a long one aborts the
   receiver. Both ends take their sizes from one plan (``packing``), and ``channels`` compares the bytes of both ends
   before anything runs.
-* NCCL runs the messages of a group one batch after the other. Ranks that send to each other issue both in one batch:
-  ``start``, not ``post`` and then ``launch``.
+* NCCL runs the messages of a group one batch after the other. Ranks that send to each other issue both in one batch.
 * A message is not done before ``wait``: ``is_completed`` of torch's work stays false until then.
 * A wait that times out closes the connection of the two ranks for good: nothing can be sent on this group again.
 
@@ -79,23 +78,13 @@ def under_way() -> tuple[Handle, ...]:
     return tuple(_under_way.values())
 
 
-def post(receives: Sequence[tuple[int, torch.Tensor]], group: str | None = None, tag: int = UNTAGGED) -> Handle:
-    """Receive into buffers, given as (sender, buffer).
+def start(messages: Sequence[MessageEnd], group: str | None = None, tag: int = UNTAGGED) -> Handle:
+    """Start sends and receives in their order: on a GPU as one batch.
 
     Args:
-        group: the name of a process group that has both ranks; ``None``: the default group.
+        group: the name of a process group that has the ranks; ``None``: the default group.
         tag: a number that the other end gives too (``tags``).
     """
-    return start([MessageEnd(False, sender, buffer) for sender, buffer in receives], group, tag)
-
-
-def launch(sends: Sequence[tuple[int, torch.Tensor]], group: str | None = None, tag: int = UNTAGGED) -> Handle:
-    """Send boxes, given as (receiver, box). Arguments are as those of ``post``."""
-    return start([MessageEnd(True, receiver, box) for receiver, box in sends], group, tag)
-
-
-def start(messages: Sequence[MessageEnd], group: str | None = None, tag: int = UNTAGGED) -> Handle:
-    """Start sends and receives in their order: on a GPU as one batch. Arguments are as those of ``post``."""
     where = None if group is None else group_named(group)
     if all(message.memory.device.type == "cpu" for message in messages):  # gloo has no batches
         works = [
@@ -171,6 +160,6 @@ def exchange_between_stages(
         x: this rank's old piece, if it has one.
         plan: what it sends and receives.
         dtype, device: those of the new piece.
-        group, tag: as of ``post``.
+        group, tag: as of ``start``.
     """
     return finish_between_stages(start_between_stages(x, plan, dtype, device, group, tag), x, plan, dtype, device)
