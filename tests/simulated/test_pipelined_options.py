@@ -153,7 +153,7 @@ def test_what_is_trained(what: str, clip_norm: float | None) -> None:
     """A stage that trains nothing counts steps and clips with the others; nothing comes back to stages that need no
     gradient."""
     step = pipelined_alike("layers", PP4, "1f1b", 3, count=3, prepare=UNLIKE[what], clip_norm=clip_norm)
-    micro, _ = step._now()
+    micro, _ = step._current().pair
     if what == "frozen first stages":
         assert [list(stage.cut.down) for stage in micro.stages[:3]] == [[]] * 3
 
@@ -162,7 +162,7 @@ def test_what_is_trained(what: str, clip_norm: float | None) -> None:
 def test_a_frozen_tied_parameter(mesh: dict[str, int]) -> None:
     """It goes to its readers, and no sum of it comes home."""
     step = pipelined_alike("shared", mesh, "zb-h1", 3, count=3, prepare=frozen("layers.0.0.weight"), clip_norm=0.5)
-    micro, update = step._now()
+    micro, update = step._current().pair
     assert [tied.name for tied in micro.tied] == ["layers.0.0.weight"] and not update.homeward
 
 
@@ -204,7 +204,7 @@ def test_a_loss_without_counts() -> None:
         optimizer.step()
         assert relative(run(step, x), loss) <= 1e-12
     assert all(relative(a, b) <= 1e-12 for a, b in zip(model.parameters(), alone.parameters(), strict=True))
-    assert not any(stage.counting for stage in step._now()[0].stages)
+    assert not any(stage.counting for stage in step._current().micro.stages)
 
 
 def test_averages() -> None:

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import socket
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from autopar.costs.machine import Machine
-from autopar.costs.profile import Profile
 from autopar.errors import shown
 from autopar.ir.mesh import PIPELINE
 from autopar.model.calls import Calls
 from autopar.page.subject import Subject
-from autopar.report.passes import Reports
-from autopar.runtime.localize import LocalPrograms
-from autopar.runtime.measuring.clock import Effort
-from autopar.runtime.running.messages import connect
-from autopar.scheduling.programs.communication import Communication
-from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.batches.batches import MicroBatches
-from autopar.step.choices import Chosen
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.captures import PipelinedCaptures
-from autopar.step.pipelined.placing.programs import PipelinedMicro
-from autopar.step.pipelined.placing.update import PipelinedUpdate
-from autopar.step.pipelined.reports.measured import messages_of, placed_programs
-from autopar.step.pipelined.reports.rank_memory import memory_of_rank
-from autopar.step.pipelined.reports.rank_programs import rank_step_of
-from autopar.step.pipelined.reports.report import Pipeline, communication_of, running
-from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock, simulated_tracks, stages_text
-from autopar.step.pipelined.runs import of_stages
+from autopar.step.pipelined.compiled import CompiledOnStages
+from autopar.step.pipelined.reports.report import Pipeline
+from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock
 from autopar.step.pipelined.schedules import schedule_of
-from autopar.step.pipelined.step import PipelinedPrograms
-from autopar.step.reports.measured import measured
 from autopar.step.reports.paged import subject_of_stages
-from autopar.step.reports.step_profile import Computed, Places
-from autopar.step.running import StepRuns
-from autopar.step.stages import stages_of
 from autopar.step.train_step import TrainStep
 
 REFUSED = {"across": "a pipelined step ends complete", "offload": "the stages keep their state on their devices"}
@@ -57,87 +38,27 @@ class PipelinedStep(TrainStep):
         for option, why in REFUSED.items():
             if getattr(options, option):
                 raise ValueError(f"{option}= with schedule={shown(options.schedule)}: {why}; leave {option}= out")
-        if options.opened:
-            opened = options.opened[0]
-            raise ValueError(
-                f'{opened}="search" with schedule=: the search is about steps without stages; give {opened}= a value, '
-                f"and compare step.pipeline.simulate() of several"
-            )
         schedule_of(options, calls.mesh)  # refused before anything runs
         super().__init__(parallel, calls, optimizer, options)
 
-    def _made_runs(self, micro: Any, update: Any, microbatches: int) -> StepRuns:
-        return of_stages(micro, update, self._calls.mesh)
-
     def _captures_of(self, batches: MicroBatches, options: StepOptions) -> PipelinedCaptures:
         return PipelinedCaptures(self._calls, self.optimizer_state, self.averages, batches, options, self._forget)
-
-    def _now(self) -> tuple[PipelinedMicro, PipelinedUpdate]:
-        micro: Any
-        update: Any
-        micro, update = self._current()
-        return micro, update
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step, as ``TrainStep``. ``RuntimeError`` if one has failed on this rank before."""
         self._here.refuse_after_failure()
         return super().__call__(*args, **kwargs)
 
-    def _programs(self, micro: Any, update: Any, way: Chosen) -> Any:
-        return PipelinedPrograms(micro, update)
-
-    @property
-    def reports(self) -> Reports:
-        """The report of each pass, stage by stage. Prints as a table. ``RuntimeError`` before a capture."""
-        micro, update = self._now()
-        return self.ranks.after(Reports((*micro.reports, *update.reports, *self._calls.captures.about_cache)))
-
     @property
     def pipeline(self) -> Pipeline:
         """The stages and the schedule, which ``.simulate()`` simulates. ``RuntimeError`` before a capture."""
-        compiler = self._captured.compiler()
-        figures = compiler.figures or compiler.machine or compiler.planner.machine
-        return Pipeline.of(*self._now(), figures, compiler.overlap.issue)
-
-    @property
-    def communication(self) -> Communication:
-        """How the collectives of each stage are scheduled, with a bound. Prints as a table.
-
-        ``RuntimeError`` before a capture.
-        """
-        job = self._calls.job
-        return communication_of(*self._now(), job is None or job.in_order)
+        made = self._current()
+        assert isinstance(made, CompiledOnStages)
+        return made.pipeline
 
     def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page of the step shows, as data. ``RuntimeError`` before a capture."""
         return subject_of_stages(self, self._calls, machine)
-
-    def local(self, rank: int) -> Any:
-        """Return the programs that one rank runs, stage by stage. ``RuntimeError`` before a capture."""
-        self._calls.mesh.coordinates(rank)  # refused if the rank is not on the mesh
-        return rank_step_of(*self._now(), rank)
-
-    def memory(self, rank: int = 0) -> Any:
-        """Return the bytes of one rank at the peak of its slots. Prints as a table.
-
-        ``RuntimeError`` before a capture.
-        """
-        return memory_of_rank(*self._now(), self._calls.mesh, rank)
-
-    @property
-    def choice(self) -> StepChoice:
-        """How the step runs: micro-batches, recomputation, ZeRO. ``RuntimeError`` before a capture."""
-        micro, _ = self._now()
-        options = self._shown.way.options
-        zero = {name: kind for stage in micro.stages for name, kind in stages_of(stage.micro).items()}
-        return StepChoice(options.count, options.recompute, options.zero, zero, ())
-
-    def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
-        micro, update = self._now()
-        if self._calls.job is not None:
-            connect(self._calls.device)
-        programs = placed_programs(micro, update)
-        return measured(self._calls, programs, machine, effort, interference, partial(messages_of, micro))
 
     def timeline(self, *args: Any, **kwargs: Any) -> PipelinedTimeline:
         """Run one step and record when each slot begins and ends on each rank, beside the simulated slots.
@@ -151,15 +72,6 @@ class PipelinedStep(TrainStep):
         positions = tuple(self._calls.mesh.coordinates(rank)[PIPELINE] for rank in self._calls.mesh.ranks)
         return PipelinedTimeline(self.pipeline.simulate(), on_one_clock(begun, recorded), positions)
 
-    def _words(self, rank: int) -> str:
-        position = self._calls.mesh.coordinates(rank)[PIPELINE]
-        return f"rank {rank}, {stages_text(self._now()[0].schedule.stages_of[position])}"
-
-    def _computed(self, made: Communication, places: Places) -> Computed:
-        simulation = self.pipeline.simulate()
-        between = max(simulation.exposed, default=0.0)
-        return Computed(simulated_tracks(simulation), simulation.makespan, made.exposed + between, between)
-
     def rank_report(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: ``RuntimeError`` names what reports the memory, the times and the order of a rank with stages."""
         rank = self._calls.context().rank
@@ -167,16 +79,3 @@ class PipelinedStep(TrainStep):
             f"rank_report is about steps without stages; of rank {rank}, step.memory({rank}) has the memory, "
             f"step.timeline(batch) the slots, and step.local({rank}) the programs"
         )
-
-    def _running(self) -> dict[str, LocalPrograms]:
-        return running(*self._now())
-
-    @property
-    def solution(self) -> None:
-        """``None``: the plan of a pipelined step is not searched."""
-        return None
-
-    def _text(self) -> str:
-        assert self._captured.latest is not None
-        micro: Any = self._captured.latest[0]
-        return "\n".join((str(self._ran_last()), str(micro.schedule), micro.local.order.text))

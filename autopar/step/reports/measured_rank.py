@@ -22,7 +22,7 @@ def measured_rank(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     step._recorded(*args, **kwargs)  # it makes the functions and the optimizer's state
     made = peak_bytes(lambda: step(*args, **kwargs), calls.device)
     recorder, _ = step._recorded(*args, **kwargs)
-    memory, state, parts = step.memory(rank), model_state(calls.module), step._parts()
+    memory, state, parts = step.memory(rank), model_state(calls.module), step._current().parts
     tensors = [tensor for _, tensor in (*state.parameters, *state.buffers)]
     tensors += [] if step.options.offload else step._state().values()
     held = storage_bytes(map(local_of, tensors)) + memory.kept["inputs"]

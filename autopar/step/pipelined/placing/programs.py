@@ -217,6 +217,16 @@ class PipelinedMicro:
         return {name: attr for stage in self.stages for name, attr in stage.micro.states.items()}
 
     @property
+    def explicit(self) -> list[Program]:
+        """The explicit programs of all stages."""
+        programs = [self.program]
+        for stage in self.stages:
+            programs += [*([stage.micro.copy[0]] if stage.micro.copy else [])]
+            if stage.counting is not None:
+                programs += [stage.counting.sums[0], stage.counting.counts[0]]
+        return programs
+
+    @property
     def untrained(self) -> tuple[Untrained, ...]:
         """The other parameters whose gradients are measured."""
         return tuple(other for stage in self.stages for other in stage.micro.untrained)
@@ -251,16 +261,6 @@ class PipelinedMicro:
     def backward_values(self, boundary: int) -> list[Crossed]:
         """Return the values that go from the stage behind ``boundary`` back to it."""
         return backward_values(self.stages[boundary], self.stages[boundary + 1])
-
-
-def programs_of(micro: PipelinedMicro) -> list[Program]:
-    """Return the explicit programs of all stages."""
-    programs = [micro.program]
-    for stage in micro.stages:
-        programs += [*([stage.micro.copy[0]] if stage.micro.copy else [])]
-        if stage.counting is not None:
-            programs += [stage.counting.sums[0], stage.counting.counts[0]]
-    return programs
 
 
 def meshes_of(mesh: Mesh, rank_of: Sequence[int]) -> list[Mesh]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.ir.layout import layout_of
 from autopar.ir.nodes import name_of, record_of, tensor_type
+from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
 from autopar.ir.value_names import foreign_name, gradient_name
 from autopar.model.compiled import Compiler
@@ -75,6 +76,14 @@ class PipelinedUpdate:
     crossing: tuple[str, ...] = ()
     note: str = ""
     sums: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def explicit(self) -> list[Program]:
+        """The explicit programs."""
+        return [
+            *(ending.placed[0] for ending in self.stages if ending.placed is not None),
+            *(sent.placed[0] for sent in self.homeward),
+        ]
 
 
 @doing("update")

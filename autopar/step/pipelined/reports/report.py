@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -105,6 +105,19 @@ class Pipeline(InNotebook):
         """
         return self.schedule.simulate(self.times, self.sizes)
 
+    @property
+    def seconds(self) -> float:
+        """The simulated seconds of a step: those of the slots, and the most that a rank takes around them.
+
+        Around the slots are the copies, the counts, the sums of tied parameters that go home, and the updates.
+        """
+        around = [0.0] * len(self.stages)
+        for stage, local, times in _around(self._micro, self._update):
+            assert local.order is not None
+            around[stage] += times * sum(made.makespan for made in local.order.schedules)
+        ranks = self.schedule.stages_of
+        return self.simulate().makespan + max(sum(around[stage] for stage in stages) for stages in ranks)
+
     def __str__(self) -> str:
         right = (Column(name, justify="right") for name in ("parameters", "sends", "sends back"))
         table = Table("stage", "ranks", "modules", *right)
@@ -172,3 +185,15 @@ def _others(micro: PipelinedMicro, update: PipelinedUpdate) -> dict[str, LocalPr
             if placed is not None:
                 found[f"stage {stage.number} {name}"] = placed[1]
     return found
+
+
+def _around(micro: PipelinedMicro, update: PipelinedUpdate) -> Iterator[tuple[int, LocalPrograms, int]]:
+    """Yield the programs that run before and behind the slots: the stage, the program, and how often it runs."""
+    for name, local in _others(micro, update).items():
+        yield int(name.split()[1]), local, 1
+    for stage in micro.stages:
+        if stage.counting is not None:
+            yield stage.number, stage.counting.sums[1], micro.schedule.batches
+            yield stage.number, stage.counting.counts[1], 1
+    for sent in update.homeward:
+        yield sent.reader, sent.placed[1], 1
