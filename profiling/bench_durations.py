@@ -51,7 +51,7 @@ def _report(options: argparse.Namespace) -> str:
     begin = time.perf_counter()
     profile = step.measure()
     took = time.perf_counter() - begin
-    last = placed_programs(*step._current(), 1)["last"].program
+    last = placed_programs(*step._current().pair, 1)["last"].program
     by_profile, by_machine = (durations(last, source, zeros=sums_in(last)) for source in (profile, profile.machine))
     clock, processor = steps_of(step, batch, options.steps)
     lines = [

@@ -209,7 +209,7 @@ def program_of(axes: dict[str, int], plan: str, options: dict[str, Any]) -> list
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters(), lr=1e-4), **options)
     ids = torch.randint(1000, (8, 128))
     step.capture({"input_ids": ids, "labels": ids})
-    last = step._current()[1].last[0]
+    last = step._current().update.last[0]
     return program_ops(last, *functions_of(last, whole=True), durations(last, "cpu").seconds)
 
 

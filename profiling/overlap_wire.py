@@ -104,7 +104,7 @@ def bandwidth_of(case: Case) -> float:
     probe = replace(probe, inside=Link(0.0, 1e9), outside=Link(0.0, 1e9))
     step = made(case, probe, {"overlap": TODAY})
     step.capture(**batch())
-    program = step._current()[1].last[0]
+    program = step._current().update.last[0]
     seconds = durations(program, probe).seconds
     sent = sum(seconds[node.name] for node in program.nodes if node.op == "call_function" and is_collective(node))
     return 1e9 * sent / (case.share * (sum(seconds.values()) - sent))

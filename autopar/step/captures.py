@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
-from autopar.cache.codec import Check
+from autopar.cache.codec import Check, Codec
+from autopar.cache.records import Leaf
 from autopar.capture.guards import GuardedCall
 from autopar.capture.model_state import ModelState
 from autopar.costs.on_hosts import on_hosts
@@ -23,9 +24,10 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.scheduling.programs.overlap import check_priorities, overlap_of
 from autopar.search.transfer_prices.chains import Tables
 from autopar.step.batches.batches import MicroBatches
+from autopar.step.compiled import AnyStep, CompiledOnMesh
 from autopar.step.compiling.compile import compile_micro
 from autopar.step.compiling.compile_update import compile_update
-from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
+from autopar.step.compiling.compiled_step import CompiledMicro, MicroBatch, StepUpdate
 from autopar.step.compiling.ending import Updating
 from autopar.step.compiling.memory_limit import trained_of, within_memory
 from autopar.step.compiling.trainable import refuse_untrainable
@@ -48,8 +50,10 @@ class StepCaptures:
     """The programs of a training step, by call.
 
     Attributes:
+        kind: what a micro-batch is called in the cache.
+        record: the class that holds its programs.
         micros: call → the programs of one micro-batch.
-        updates: call, and how the optimizer updates each parameter → the programs of the update.
+        updates: call, and how the optimizer updates each parameter → the programs of the step.
         made: how many micro-batches and updates were compiled.
         latest: the programs of the latest call; ``None`` before the first.
         trained: the parameters of the latest update.
@@ -57,6 +61,9 @@ class StepCaptures:
     Args:
         forget: a function that is called with each program that is dropped.
     """
+
+    kind: ClassVar[str] = "micro"
+    record: ClassVar[type[CompiledMicro]] = MicroBatch
 
     def __init__(self, calls: Calls, optimizer_state: OptimizerState, averages: Averages | None, batches: MicroBatches,
                  options: StepOptions, forget: Callable[[Program], None]) -> None:  # fmt: skip
@@ -73,9 +80,9 @@ class StepCaptures:
 
     def clear(self) -> None:
         """Drop all captures."""
-        self.micros: Captures[MicroBatch] = Captures()
-        self.updates: dict[Any, StepUpdate] = {}
-        self.latest: tuple[MicroBatch, StepUpdate] | None = None
+        self.micros: Captures[CompiledMicro] = Captures()
+        self.updates: dict[Any, AnyStep] = {}
+        self.latest: AnyStep | None = None
         self.trained: tuple[Trained, ...] = ()
 
     def call(self, inputs: CallInputs, state: ModelState) -> GuardedCall:
@@ -89,7 +96,7 @@ class StepCaptures:
         key: StepKey = self._calls.key(inputs, state), tuple(groups), self._batches.cut
         return self.micros.call(key, state.modules)
 
-    def compiled(self, inputs: CallInputs, call: GuardedCall) -> tuple[MicroBatch, StepUpdate]:
+    def compiled(self, inputs: CallInputs, call: GuardedCall) -> AnyStep:
         """Return the programs of a call; capture them if it is new.
 
         Then the parameters and the optimizer's state move to their layouts.
@@ -103,14 +110,17 @@ class StepCaptures:
                 self._move(micro)
                 return self._with_update(call.identity, micro)
 
-    def _move(self, micro: MicroBatch) -> None:
-        """Move the parameters to their layouts."""
-        self._calls.captures.move({name: type.attr for name, type in micro.parameters.items()})
+    def _move(self, micro: CompiledMicro) -> None:
+        """Move the parameters to their layouts, or to their stages."""
+        if micro.stage_homes is None:
+            self._calls.captures.move({name: type.attr for name, type in micro.parameters.items()})
+        else:
+            self._calls.captures.move_to_stages(micro.stage_homes)
 
     def _capture(self, inputs: CallInputs, call: GuardedCall) -> None:
         self.keep(call, self._compiled(inputs, call, self.compiler()))
 
-    def keep(self, call: GuardedCall, micro: MicroBatch) -> None:
+    def keep(self, call: GuardedCall, micro: CompiledMicro) -> None:
         """Keep the programs of a micro-batch."""
         for dropped, captured in self.micros.add(call, micro.captured.guards, micro, micro.found):
             self._drop(dropped, captured)
@@ -127,7 +137,7 @@ class StepCaptures:
         check: Check | None,
         *,
         same_numbers: bool,
-    ) -> tuple[MicroBatch, StepUpdate]:
+    ) -> AnyStep:
         """Return the programs of a call, which are not kept; nothing moves.
 
         Args:
@@ -147,12 +157,11 @@ class StepCaptures:
             compiler, cache=None, planner=replace(compiler.planner, below=below, time_limit=time_limit, tables=tables)
         )
         micro = self._compiled(inputs, call, compiler, same_numbers)
-        trained = trained_of(micro, updates)
-        return micro, compile_update(compiler, trained, micro, self._options)
+        return self._compile_update(compiler, trained_of(micro, updates), micro)
 
     def _compiled(
         self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, same_numbers: bool = False
-    ) -> MicroBatch:
+    ) -> CompiledMicro:
         key, *_ = call.key
         calls = self._calls
         compiler = compiler.like(self.micros.plan(call.key), call.numbers)
@@ -163,24 +172,41 @@ class StepCaptures:
 
     def _compile(
         self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, notes: Sequence[str], same_numbers: bool
-    ) -> MicroBatch:
+    ) -> CompiledMicro:
+        micro, digest = compiler.once(
+            lambda compiler: self._made(inputs, call, compiler, notes, same_numbers),
+            lambda: self.codec(self.kind, compiler, inputs, call, notes, self._options),
+        )
+        return replace(micro, digest=digest)
+
+    def _made(
+        self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, notes: Sequence[str], same_numbers: bool
+    ) -> CompiledMicro:
+        """Compile the programs of a micro-batch."""
         _, trained, cut = call.key
         updates, options = self.optimizer_updates(), self._options
+        return within_memory(
+            lambda compiler: compile_micro(
+                compiler, inputs, options, trained, updates, cut, notes, same_numbers=same_numbers
+            ),
+            compiler,
+            updates,
+            options,
+            self._calls.device.type == "cpu",
+        )
 
-        def make(compiler: Compiler) -> MicroBatch:
-            return within_memory(
-                lambda compiler: compile_micro(
-                    compiler, inputs, options, trained, updates, cut, notes, same_numbers=same_numbers
-                ),
-                compiler,
-                updates,
-                options,
-                self._calls.device.type == "cpu",
-            )
+    def codec(
+        self, kind: str, compiler: Compiler, inputs: CallInputs, call: GuardedCall, notes: Sequence[str],
+        options: StepOptions,
+    ) -> Codec[CompiledMicro]:  # fmt: skip
+        """Return how the programs of a micro-batch are kept. ``options``: those that decide it, which may be open."""
+        return codec_of_micro(
+            kind, self.record, compiler, inputs, options, call.key, self.optimizer_updates(), notes, self._leaves()
+        )
 
-        micro, digest = compiler.once(make, lambda: codec_of_micro(
-            "micro", MicroBatch, compiler, inputs, options, call.key, updates, notes))  # fmt: skip
-        return replace(micro, digest=digest)
+    def _leaves(self) -> Mapping[Any, Leaf]:
+        """Return class → the form of its values, where records have no own."""
+        return {}
 
     def optimizer_updates(self) -> Mapping[str, Updating]:
         """Return how the optimizer updates each parameter."""
@@ -214,11 +240,11 @@ class StepCaptures:
                 add_note(error, self._batches.note())
             raise
 
-    def _with_update(self, key: Any, micro: MicroBatch) -> tuple[MicroBatch, StepUpdate]:
+    def _with_update(self, key: Any, micro: CompiledMicro) -> AnyStep:
         trained = self._optimizer_state.trained(micro.parameters, micro.gradients, micro.states)
         if self._averages is not None:
             self._averages.place(trained)
-        if self.latest is not None and self.latest[0] is micro and self.trained is trained:
+        if self.latest is not None and self.latest.micro is micro and self.trained is trained:
             return self.latest
         facts = tuple(
             (
@@ -232,44 +258,36 @@ class StepCaptures:
             )
             for t in trained
         )
-        update = self.updates.pop((key, facts), None)
-        if update is None:
+        made = self.updates.pop((key, facts), None)
+        if made is None:
             compiler = self.compiler()
-            update = self._compile_update(compiler, trained, micro)
-            check_priorities(compiler.overlap, [*self._programs(micro), *self._programs_of(update)])
+            made = self._compile_update(compiler, trained, micro)
+            made.check_memory()
+            check_priorities(compiler.overlap, [*micro.explicit, *made.update.explicit])
             self.made += 1
             self._drop_an_update([other for other in self.updates if other[0] == key])
-        self.updates[key, facts] = update
-        self.latest, self.trained = (micro, update), trained
+        self.updates[key, facts] = made
+        self.latest, self.trained = made, trained
         return self.latest
 
-    def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch) -> StepUpdate:
+    def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: CompiledMicro) -> AnyStep:
+        assert isinstance(micro, MicroBatch)
         update, _ = compiler.once(
             lambda compiler: compile_update(compiler, trained, micro, self._options),
             lambda: codec_of_update("update", StepUpdate, compiler, micro.digest, trained, self._options),
         )
-        return update
+        return CompiledOnMesh(micro, update, self._options, self._calls, self.compiler())
 
-    def _drop(self, call: GuardedCall, micro: MicroBatch) -> None:
+    def _drop(self, call: GuardedCall, micro: CompiledMicro) -> None:
         """Drop a capture and its updates."""
-        programs = self._programs(micro)
+        programs = micro.explicit
         for key in [key for key in self.updates if key[0] == call.identity]:
-            programs += self._programs_of(self.updates.pop(key))
+            programs += self.updates.pop(key).update.explicit
         for program in programs:
             self._forget(program)
 
     def _drop_an_update(self, keys: Sequence[Any]) -> None:
         """Drop the update that was used longest ago, if there are too many with these keys."""
         if len(keys) >= UPDATES_KEPT:
-            for program in self._programs_of(self.updates.pop(keys[0])):
+            for program in self.updates.pop(keys[0]).update.explicit:
                 self._forget(program)
-
-    @staticmethod
-    def _programs(micro: MicroBatch) -> list[Program]:
-        """Return the explicit programs of a micro-batch."""
-        return [micro.program, *(placed[0] for placed in (micro.count, micro.copy, micro.first) if placed is not None)]
-
-    @staticmethod
-    def _programs_of(update: StepUpdate) -> list[Program]:
-        """Return the explicit programs of an update."""
-        return [update.last[0], update.program]

@@ -16,27 +16,22 @@ from typing import Any
 from autopar.cache.codec import Check, Codec
 from autopar.capture.arguments import Arguments
 from autopar.capture.model_state import model_state
-from autopar.costs.program_price import price
 from autopar.errors import MemoryLimitError
 from autopar.model.calls import Calls
 from autopar.model.compiled import Compiler
-from autopar.model.inputs import CallInputs
 from autopar.plan.plan import SEARCH
 from autopar.runtime.processes.agreement import Agreement
 from autopar.search.certificate import TOLERANCE, bytes_text
 from autopar.search.problem.dearer import NotCheaper
-from autopar.search.solutions.solution import Solution
-from autopar.search.solutions.step_choice import DEARER, LATE, TAKEN, TOO_LARGE, Candidate, StepChoice
+from autopar.search.solutions.step_choice import DEARER, LATE, TAKEN, TOO_LARGE, Candidate
 from autopar.search.transfer_prices.chains import Tables
 from autopar.step.batches.batches import MicroBatches
 from autopar.step.captures import StepCaptures
+from autopar.step.compiled import StepCost
 from autopar.step.compiling.compile import OtherNumbers
-from autopar.step.compiling.compiled_step import MicroBatch, step_of
-from autopar.step.compiling.memory_limit import memory_of_programs
+from autopar.step.compiling.compiled_step import CompiledMicro
 from autopar.step.kept_choices import Taken, codec_of_choice
 from autopar.step.options import STAGES, WAYS_TO_RECOMPUTE, StepOptions
-from autopar.step.solution import price_alike
-from autopar.step.stages import stages_of
 
 # what a ValueError begins with if a model or a mesh lacks what an option needs → the note of the candidate
 LACKING = {'recompute="blocks" takes': "the model has no blocks", "zero= splits": "no axis splits the batch"}
@@ -57,11 +52,6 @@ class Chosen:
     batches: MicroBatches
     captured: StepCaptures
     candidates: tuple[Candidate, ...] = ()
-
-    def choice(self, micro: MicroBatch) -> StepChoice:
-        """Return how a step of these programs runs."""
-        options = self.options
-        return StepChoice(options.count, options.recompute, options.zero, stages_of(micro), self.candidates)
 
 
 class StepChoices:
@@ -97,8 +87,6 @@ class StepChoices:
         """
         taken = self._taken(arguments)
         chosen, micro = replace(self._way(taken.options), candidates=taken.candidates), taken.micro
-        if micro.found is not None:
-            micro = replace(micro, found=replace(micro.found, step=chosen.choice(micro)))
         inputs = self._calls.inputs(chosen.batches(arguments)[0])
         call = chosen.captured.call(inputs, model_state(self._calls.module))
         if not call.known:
@@ -115,14 +103,17 @@ class StepChoices:
             ranks, check = compiler.planner.agreement, compiler.check
             return _Comparison(self._calls, self._options, self._way, arguments, ranks, check).best()
 
-        def inputs_of(options: StepOptions) -> CallInputs:
-            return self._calls.inputs(self._way(options).batches(arguments)[0])
-
         def codec() -> Codec[Taken]:
-            inputs = inputs_of(way.options)
+            inputs = self._calls.inputs(way.batches(arguments)[0])
             call = way.captured.call(inputs, model_state(self._calls.module))
-            return codec_of_choice(replace(compiler, numbers=call.numbers), inputs, self._options, call.key,
-                                   way.captured.optimizer_updates(), inputs_of)  # fmt: skip
+            numbered = replace(compiler, numbers=call.numbers)
+
+            def codec_of(options: StepOptions) -> Codec[CompiledMicro]:
+                way = self._way(options)
+                own = self._calls.inputs(way.batches(arguments)[0])
+                return way.captured.codec("choice", numbered, own, call, (), self._options)
+
+            return codec_of_choice(self._options, way.options, codec_of)
 
         taken, digest = compiler.once(make, codec)
         micro = replace(taken.micro, reports=(*taken.micro.reports, *taken.reports), digest=digest)
@@ -152,22 +143,12 @@ def _closed(options: StepOptions) -> StepOptions:
 
 @dataclass
 class _Best:
-    """The cheapest candidate so far.
-
-    Attributes:
-        alike: the part of its price that the search does not count, because it is the same for all plans.
-    """
+    """The cheapest candidate so far."""
 
     way: Chosen
-    micro: MicroBatch
-    nanoseconds: int
-    alike: int
+    micro: CompiledMicro
+    cost: StepCost
     row: int
-
-
-def _least(found: Solution, alike: int) -> float:
-    """Return the bound of a whole step: a plan that was searched before has it already."""
-    return found.least + (alike if found.alike is None else 0)
 
 
 @dataclass
@@ -246,13 +227,13 @@ class _Comparison:
         if left <= 0 and not self._is_last_resort(options, -left):
             self.rows.append(replace(row, note=LATE))
             return True
-        way, alike = self.way(options), 0 if self.winner is None else self.winner.alike
+        way, alike = self.way(options), 0 if self.winner is None else self.winner.cost.alike
         inputs = self.calls.inputs(way.batches(self.arguments)[0])
         call = way.captured.call(inputs, model_state(self.calls.module))
-        below = math.inf if self.winner is None else float(self.winner.nanoseconds - alike)
+        below = math.inf if self.winner is None else float(self.winner.cost.nanoseconds - alike)
         seconds, same = max(left, self.planner.time_limit / 4), self.options.microbatches == SEARCH
         try:
-            micro, update = way.captured.tried(
+            made = way.captured.tried(
                 inputs, call, below, seconds, self.tables, self.ranks, self.check, same_numbers=same
             )
         except NotCheaper as error:
@@ -271,11 +252,9 @@ class _Comparison:
                 raise
             self.rows.append(replace(row, least=math.inf, note=note))
             return True
-        step = step_of(micro, update, options.count)
-        nanoseconds, alike = price(step, self.planner.machine).nanoseconds, price_alike(step, self.planner.machine)
-        least = float(nanoseconds if micro.found is None else min(_least(micro.found, alike), nanoseconds))
-        peak = memory_of_programs(micro, update, options, 0, self.calls.device.type == "cpu").peak
-        self.rows.append(replace(row, nanoseconds=nanoseconds, least=least, bytes=peak))
+        cost = made.cost
+        peak = cost.bytes
+        self.rows.append(replace(row, nanoseconds=cost.nanoseconds, least=cost.least, bytes=peak))
         limit = self.planner.machine.capacity if self.planner.memory is None else self.planner.memory
         if limit is not None and peak > limit:
             self.rows[-1] = replace(self.rows[-1], note=TOO_LARGE)
@@ -285,9 +264,9 @@ class _Comparison:
             )
             exceeded.bytes = peak
             self._refuse(exceeded)
-        elif self.winner is None or nanoseconds < self.winner.nanoseconds:
-            self.winner = _Best(way, micro, nanoseconds, alike, len(self.rows) - 1)
-        return least > nanoseconds - TOLERANCE
+        elif self.winner is None or cost.nanoseconds < self.winner.cost.nanoseconds:
+            self.winner = _Best(way, made.micro, cost, len(self.rows) - 1)
+        return cost.proven
 
     def _is_last_resort(self, options: StepOptions, late: float) -> bool:
         """Return whether a candidate is tried ``late`` seconds after the limit: nothing fits yet, and it may."""
@@ -306,12 +285,12 @@ class _Comparison:
         elapsed = time.monotonic() - self.began
         return elapsed if self.ranks is None else self.ranks.gathered(elapsed)[0]
 
-    def _certified(self, best: _Best) -> MicroBatch:
+    def _certified(self, best: _Best) -> CompiledMicro:
         """Return the programs of the winner, with the bound of all candidates."""
         found = best.micro.found
         if found is None:
             return best.micro
-        least = min(row.least for row in self.rows) - (_least(found, best.alike) - found.least)
+        least = min(row.least for row in self.rows) - (0 if found.alike is not None else best.cost.alike)
         if least < found.least:
             reason = found.reason if least > found.least - TOLERANCE else ANOTHER
             found = replace(found, least=max(least, 0.0), reason=reason)

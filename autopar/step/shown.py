@@ -7,7 +7,8 @@ from collections import Counter
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.step.choices import Chosen
-from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
+from autopar.step.compiled import AnyStep
+from autopar.step.compiling.compiled_step import CompiledMicro
 
 Batch = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -25,20 +26,20 @@ class Shown:
 
     def __init__(self, way: Chosen) -> None:
         self.way = way
-        self.programs: tuple[MicroBatch, StepUpdate] | None = None
+        self.programs: AnyStep | None = None
         self._steps: Counter[Batch] = Counter()
         self._shown: Batch = ()
-        self._ran: tuple[MicroBatch | None, Batch] = None, ()  # the latest micro-batch, and its sizes
+        self._ran: tuple[CompiledMicro | None, Batch] = None, ()  # the latest micro-batch, and its sizes
 
-    def captured(self, way: Chosen, programs: tuple[MicroBatch, StepUpdate]) -> None:
+    def captured(self, way: Chosen, programs: AnyStep) -> None:
         """Show what was captured."""
         self._steps.clear()
-        self.way, self.programs, self._shown = way, programs, _batch_of(programs[0].captured.program)
+        self.way, self.programs, self._shown = way, programs, _batch_of(programs.micro.captured.program)
 
-    def ran(self, way: Chosen, programs: tuple[MicroBatch, StepUpdate]) -> None:
+    def ran(self, way: Chosen, programs: AnyStep) -> None:
         """Count a step."""
-        if self._ran[0] is not programs[0]:
-            self._ran = programs[0], _batch_of(programs[0].captured.program)
+        if self._ran[0] is not programs.micro:
+            self._ran = programs.micro, _batch_of(programs.micro.captured.program)
         batch = self._ran[1]
         self._steps[batch] += 1
         if self.programs is None or self._steps[batch] >= self._steps[self._shown]:

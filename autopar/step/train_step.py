@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from autopar.capture.guards import GuardedCall
 from autopar.capture.model_state import ModelState, model_state
 from autopar.capture.model_swap import ONE_AT_A_TIME
 from autopar.costs.machine import Machine
-from autopar.costs.profile import Profile
 from autopar.ir.program import Program
 from autopar.ir.value_names import GROWTH, SCALE
 from autopar.model.calls import Calls
@@ -25,35 +23,27 @@ from autopar.model.wrappers import never_traced
 from autopar.page.paged import Paged
 from autopar.page.subject import Subject
 from autopar.report.passes import PRICE, PassReport, Reports
-from autopar.runtime.localize import LocalPrograms
-from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.running.carriers import SimulatedCarrier
 from autopar.runtime.running.rank import Tensors
 from autopar.runtime.spans import span
 from autopar.scheduling.programs.communication import Communication
-from autopar.search.solutions.solution import Solution, priced
+from autopar.search.solutions.solution import Solution
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.across.crossing import Crossing
 from autopar.step.batches.batches import MicroBatches, as_call
 from autopar.step.captures import StepCaptures
 from autopar.step.choices import Chosen, StepChoices
-from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate, rank_step_of, reports_of, step_of
+from autopar.step.compiled import AnyStep
 from autopar.step.compiling.loss import as_loss
-from autopar.step.compiling.memory_limit import memory_of_programs
 from autopar.step.compiling.outputs import returned_like_the_model
 from autopar.step.options import StepOptions, describe_options
 from autopar.step.program import RankStep, Step
-from autopar.step.reports.communication import communication_of, order_text
-from autopar.step.reports.measured import measured, placed_programs
 from autopar.step.reports.memory import StepMemory
 from autopar.step.reports.pace import RankPaces, clock_of
 from autopar.step.reports.paged import subject_of_step
-from autopar.step.reports.rank_report import RankPart
 from autopar.step.reports.recorded_steps import RecordedSteps
 from autopar.step.run import Returned, StepRunner, carrier_here
-from autopar.step.running import KnownRuns, StepRuns, of_one_stage
 from autopar.step.shown import Shown
-from autopar.step.solution import solution_of
 from autopar.step.states.average import Averages
 from autopar.step.states.optimizer_state import OptimizerState
 from autopar.step.states.state import TrainingState
@@ -103,7 +93,6 @@ class TrainStep(RecordedSteps, Paged):
         self._described_options = describe_options(options)
         self._here = StepRunner(calls, lambda: carrier_here(calls, options.offload))
         self._simulated = StepRunner(calls, lambda: SimulatedCarrier(calls.mesh.ranks, calls.device))
-        self._runs = KnownRuns()
         self._crossing = Crossing(calls, self.optimizer_state) if options.across else None
         self._clock = clock_of(calls)
         self._training_state = TrainingState(
@@ -132,7 +121,8 @@ class TrainStep(RecordedSteps, Paged):
     @property
     def program(self) -> Step:
         """The explicit programs, in which every transfer is an op. ``RuntimeError`` before a capture."""
-        return step_of(*self._current(), self._shown.way.options.count)
+        program: Step = self._current().program
+        return program
 
     @property
     def reports(self) -> Reports:
@@ -142,7 +132,7 @@ class TrainStep(RecordedSteps, Paged):
         """
         found = self.solution
         cost = () if found is None else (PassReport(PRICE, 0.0, notes=(found.certificate,)),)
-        return self.ranks.after(Reports((*reports_of(*self._current()), *cost, *self._calls.captures.about_cache)))
+        return self.ranks.after(Reports((*self._current().reports, *cost, *self._calls.captures.about_cache)))
 
     @property
     def ranks(self) -> RankPaces:
@@ -167,13 +157,9 @@ class TrainStep(RecordedSteps, Paged):
 
         Prints as a table by module. ``RuntimeError`` before a capture.
         """
-        micro, step = self._current()[0], self.program
-        if micro.found is None:
-            return None
-        count, found = step.microbatches, replace(micro.found, step=self._shown.way.choice(micro))
-        programs = [(times, program) for program, times in step.runs.values()]
         words = f"{type(self.optimizer).__name__}{self._described_options}"
-        return priced(solution_of(found, step, words), programs, micro.captured.at_sizes, count)
+        found: Solution | None = self._current().solution(self.choice, words)
+        return found
 
     def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page of the step shows, as data. ``RuntimeError`` before a capture."""
@@ -185,7 +171,7 @@ class TrainStep(RecordedSteps, Paged):
 
         Prints as a table. ``RuntimeError`` before a capture.
         """
-        return self._shown.way.choice(self._current()[0])
+        return self._current().choice(self._shown.way.candidates)
 
     @property
     def communication(self) -> Communication:
@@ -193,31 +179,12 @@ class TrainStep(RecordedSteps, Paged):
 
         ``RuntimeError`` before a capture.
         """
-        job = self._calls.job
-        return communication_of(*self._current(), self._shown.way.options.count, job is None or job.in_order)
-
-    def _ran_last(self) -> Step:
-        """Return the explicit programs of the latest call."""
-        assert self._captured.latest is not None
-        return step_of(*self._captured.latest, self._choices.latest.options.count)
-
-    def _running(self) -> dict[str, LocalPrograms]:
-        return {name: local for name, (local, _) in self._parts().items()}
-
-    def _parts(self) -> dict[str, tuple[LocalPrograms, int]]:
-        """Return the programs that a step runs, in order, each with how often it runs."""
-        micro, update = self._current()
-        return micro.running(update, self._shown.way.options.count)
-
-    def _parts_of(self, rank: int) -> dict[str, RankPart]:
-        """Return the programs that a rank runs in a step, in order."""
-        parts = self._parts().items()
-        return {name: RankPart(local[rank], local.order, times) for name, (local, times) in parts if rank in local}
+        return self._current().communication
 
     @property
     def rank_classes(self) -> dict[str, list[RankClass]]:
         """The ranks that share a program, with it, by the name of each program that the step runs."""
-        return {name: local.classes for name, local in self._running().items()}
+        return {name: local.classes for name, local in self._current().running.items()}
 
     @property
     def timetable(self) -> Timetable:
@@ -226,23 +193,21 @@ class TrainStep(RecordedSteps, Paged):
         It has what they hand on, and prints as text that ``Timetable.parse`` reads. Where anything crosses the end of a
         step, it is that of a step behind another one. ``RuntimeError`` before a capture.
         """
-        return self._what_runs(*self._current(), self._shown.way).timetable
+        return self._current().runs.timetable
 
     def local(self, rank: int) -> RankStep:
         """Return what one rank runs, in the order in which it runs: the first micro-batch, the inner ones, and the last
         one joined with the update."""
-        return rank_step_of(*self._current(), self._shown.way.options.count, rank)
+        programs: RankStep = self._current().local(rank)
+        return programs
 
     def memory(self, rank: int = 0) -> StepMemory:
         """Return the bytes of one rank at the peak of each phase, by liveness. Prints as tables.
 
         The tables also have the largest tensors at each peak.
         """
-        return memory_of_programs(*self._current(), self._shown.way.options, rank, self._calls.device.type == "cpu")
-
-    def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
-        programs = placed_programs(*self._current(), self._shown.way.options.count)
-        return measured(self._calls, programs, machine, effort, interference)
+        memory: StepMemory = self._current().memory(rank)
+        return memory
 
     @property
     def _captured(self) -> StepCaptures:
@@ -256,10 +221,15 @@ class TrainStep(RecordedSteps, Paged):
     def _captures_of(self, batches: MicroBatches, options: StepOptions) -> StepCaptures:
         return StepCaptures(self._calls, self.optimizer_state, self.averages, batches, options, self._forget)
 
-    def _current(self) -> tuple[MicroBatch, StepUpdate]:
+    def _current(self) -> AnyStep:
         if self._shown.programs is None:
             raise RuntimeError("nothing has been captured yet; run the step once, or call .capture(batch)")
         return self._shown.programs
+
+    def _ran_last(self) -> Any:
+        """Return the explicit programs of the latest call."""
+        assert self._captured.latest is not None
+        return self._captured.latest.program
 
     def capture(self, *args: Any, **kwargs: Any) -> Step:
         """Capture the step for such a batch and choose its layouts, unless that was done before. All ranks call it.
@@ -362,9 +332,9 @@ class TrainStep(RecordedSteps, Paged):
             inputs[0].refuse_without_values(state)
             call = self._captured.call(inputs[0], state)
             self._prepare(self._simulated, call)
-            micro, update = self._captured.compiled(inputs[0], call)
+            made = self._captured.compiled(inputs[0], call)
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode():
-            return self._finish(micro, update, *self._run(self._simulated, inputs, state, micro, update))
+            return self._finish(made, *self._run(self._simulated, inputs, state, made))
 
     @never_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -395,12 +365,12 @@ class TrainStep(RecordedSteps, Paged):
             calls.agreement.announce(words, inputs, f" by {self.optimizer_state.describe()}{self._described_options}")
             if not call.known:
                 calls.agreement.wait()  # before parameters and states move
-            micro, update = captured.compiled(inputs[0], call)
+            made = captured.compiled(inputs[0], call)
             if captured.made != made_before:
                 self._agree_on_programs()
         with torch.inference_mode(False), without_function_modes(), torch.no_grad(), self._anomaly_mode(), \
                 span(f"step {self.steps + 1}"):  # fmt: skip
-            result = self._finish(micro, update, *self._run(self._here, inputs, state, micro, update))
+            result = self._finish(made, *self._run(self._here, inputs, state, made))
         if self._clock is not None:
             self._clock.end(is_first=captured.made != made_before)
         return result
@@ -412,21 +382,12 @@ class TrainStep(RecordedSteps, Paged):
         else:
             self._crossing.prepare(runner, self._captured, call)
 
-    def _run(self, runner: StepRunner, inputs: Sequence[CallInputs], state: ModelState, micro: MicroBatch,
-             update: StepUpdate) -> Returned:  # fmt: skip
+    def _run(self, runner: StepRunner, inputs: Sequence[CallInputs], state: ModelState, made: AnyStep) -> Returned:
         """Run a step, which may leave something under way."""
-        runs = self._what_runs(micro, update, self._choices.latest)
-        if self._crossing is None or runs.end is None:
-            returned, _ = runner(inputs, state, micro, runs, self._state())
+        if self._crossing is None or made.runs.end is None:
+            returned, _ = runner(inputs, state, made.micro, made.runs, self._state())
             return returned
-        return self._crossing.run(runner, inputs, state, micro, runs, self._state())
-
-    def _what_runs(self, micro: MicroBatch, update: StepUpdate, way: Chosen) -> StepRuns:
-        """Return what the step of a capture runs."""
-        return self._runs.of(micro, update, lambda: self._made_runs(micro, update, way.options.count))
-
-    def _made_runs(self, micro: Any, update: Any, microbatches: int) -> StepRuns:
-        return of_one_stage(micro, update, microbatches, self._calls.mesh)
+        return self._crossing.run(runner, inputs, state, made.micro, made.runs, self._state())
 
     def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         """Return the bound arguments of a batch; where open options are chosen for it, all ranks bring such a batch."""
@@ -450,26 +411,18 @@ class TrainStep(RecordedSteps, Paged):
         try:
             self._calls.agreement.wait()
             assert self._captured.latest is not None
-            self._calls.agreement.compare_programs(self._text(), self._captured.latest[0].captured.guards)
+            made = self._captured.latest
+            self._calls.agreement.compare_programs(made.text, made.micro.captured.guards)
         except RuntimeError:
             self._captured.clear()
             self._shown.clear()
             self._here.clear()
-            self._runs.clear()
             raise
-
-    def _text(self) -> str:
-        """Return the programs of the latest call and their order, as text that ranks compare."""
-        latest = self._captured.latest
-        assert latest is not None
-        table = self._what_runs(*latest, self._choices.latest).timetable
-        return f"{self._ran_last()}\n{table}\n{order_text(*latest)}"
 
     def _forget(self, program: Program) -> None:
         """Drop a program that does not run again."""
         self._here.forget(program)
         self._simulated.forget(program)
-        self._runs.forget(program)
 
     def _anomaly_mode(self) -> contextlib.AbstractContextManager[Any]:
         """Look for NaN after each op in the ``with`` block, if the step has the option ``detect_anomaly``."""
@@ -485,14 +438,14 @@ class TrainStep(RecordedSteps, Paged):
         averages = {} if self.averages is None else self.averages.pieces
         return {**self.optimizer_state.pieces, **self.optimizer_state.numbers(self._calls.device), **averages, **scaler}
 
-    def _finish(self, micro: MicroBatch, update: StepUpdate, values: Tensors, outputs: list[torch.Tensor]) -> Any:
+    def _finish(self, made: AnyStep, values: Tensors, outputs: list[torch.Tensor]) -> Any:
         """Count the step, keep its norm and whether it was skipped, and return the loss or the model's outputs."""
         self.optimizer_state.finish(values.get("found_inf"))
         if self.averages is not None:
             self.averages.finish(values.get("found_inf"))
         if self._crossing is not None:
             self._crossing.watch()
-        self._shown.ran(self._choices.latest, (micro, update))
+        self._shown.ran(self._choices.latest, made)
         self.steps += 1
         self.grad_norm, self.skipped = values.get("norm"), values.get("found_inf")
         if self.scaler is not None and (self.scaler[0].is_cpu or self.steps % CHECK_EVERY == 0):
@@ -500,5 +453,5 @@ class TrainStep(RecordedSteps, Paged):
         return (
             as_loss(values["loss"])
             if self.options.joins is None
-            else returned_like_the_model(micro.captured, values["loss"], outputs)
+            else returned_like_the_model(made.micro.captured, values["loss"], outputs)
         )

@@ -59,7 +59,9 @@ def test_the_numbers_of_simulated_ranks() -> None:
             assert all(relative(tensor, whole[name]) <= 1e-14 for name, tensor in own.items())
 
 
-@pytest.mark.parametrize("call", ["homes", "state_dicts", "frozen_first_stages", "other_batches", "rows_of_each_rank"])
+@pytest.mark.parametrize("call", [
+    "homes", "open_options", "state_dicts", "frozen_first_stages", "other_batches", "rows_of_each_rank",
+])  # fmt: skip
 def test_calls(call: str) -> None:
     ranks(4).run(getattr(pipelined_processes, call))
 

@@ -51,7 +51,7 @@ def two(seed: int = 0) -> dict[str, torch.Tensor]:
 def first_code(step: Any, **batch: Any) -> list[str]:
     """The lines of the function that the counts and the first micro-batch are, on rank 0."""
     step.capture(**batch)
-    _, locals = step._current()[0].first
+    _, locals = step._current().micro.first
     return lower_whole(locals[0], AnyGroup()).graph.python_code("self").src.splitlines()
 
 
@@ -101,7 +101,7 @@ def test_the_other_order_is_one(model: str, microbatches: int, zero: int) -> Non
     make, batches = (lambda: TwoLosses(microbatches == 1), two) if model == "two losses" else steps.MODELS[model][:2]
     step = made(make(), Mesh(dp=2), microbatches=microbatches, zero=zero)
     step.capture(**batches(0))
-    micro, update = step._current()
+    micro, update = step._current().pair
     for program in (micro.program, update.program, update.last[0], *([micro.first[0]] if microbatches > 1 else [])):
         nodes = [node for node in program.nodes if node.op in ("call_function", "get_attr")]
         found = hoist_counts(nodes)
@@ -130,7 +130,7 @@ def test_a_program_without_counts_stays() -> None:
     make, batches, _ = steps.MODELS["mlp"]
     step = made(make(), Mesh(dp=2))
     step.capture(**batches(0))
-    nodes = [node for node in step._current()[0].program.nodes if node.op != "placeholder"][:-1]
+    nodes = [node for node in step._current().micro.program.nodes if node.op != "placeholder"][:-1]
     assert not any(node.target is transfers.all_reduce for node in nodes[: len(nodes) // 2])
     assert hoist_counts(nodes) == nodes
 
@@ -144,7 +144,7 @@ def test_the_first_is_counts_and_then_micro(sizes: dict[str, int], zero: int) ->
     _, batches, plan = steps.MODELS["llama"]
     step = made(llama(kv=2), Mesh(sizes), plan if "tp" in sizes else "ddp", zero=zero, microbatches=2)
     step.capture(**batches(0))
-    micro = step._current()[0]
+    micro = step._current().micro
     assert micro.count is not None and micro.first is not None
     counting, plain, both = (
         WholeProgram(*micro.count),

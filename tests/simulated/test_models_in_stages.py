@@ -17,7 +17,7 @@ from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
 def cut(name: str, mesh: str = "pp2 tp2", policy: str = "1f1b", layers: int = 4, **options: Any) -> PipelinedMicro:
     step, _, batches = made(name, MESHES[mesh], policy, 2, layers=layers, **options)
     run(step, batches(0))
-    return step._now()[0]
+    return step._current().micro
 
 
 def products(stage: Stage) -> Counter[str]:

@@ -81,7 +81,7 @@ def test_in_place(name: str) -> None:
     """As processes run it: many parameters in one call of the class's step."""
     step, single, _ = trained(name, {"dp": 1}, count=STEPS.get(name, 4), called=True)
     assert_alike(step, single)
-    last = step._captured.latest[1].last[0]
+    last = step._captured.latest.update.last[0]
     (run,) = (one for program, one in step._here._programs.values() if program is last)
     lowered = next(iter(run.functions._made.values())).lowered
     assert sum("in_place" in node.name for node in lowered.graph.nodes) == 1

@@ -12,7 +12,7 @@ from torch import nn
 import autopar
 from autopar import Mesh
 from autopar.errors import PlanError, ScheduleError
-from autopar.pipeline import PipelineSchedule, Slot, Task
+from autopar.pipeline import PipelineSchedule, Slot, Task, build
 from autopar.pipeline.rows import rows
 
 
@@ -77,10 +77,11 @@ AT_ONCE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ScheduleError,
         "1f1b has 1 stages on a rank, not 2; interleaved-1f1b and looped-bfs have any number",
     ),
-    "searched": (
-        {"zero": "search"},
-        ValueError,
-        'zero="search" with schedule=: the search is about steps without stages; give zero= a value',
+    "a number of micro-batches that a schedule decides": (
+        {"schedule": build("1f1b", 2, 4), "microbatches": "search"},
+        ScheduleError,
+        'microbatches="search" compares schedules of several numbers of micro-batches, and this one has 4: give '
+        'microbatches=4, or the name of a policy, as in schedule="1f1b"',
     ),
     "a file": (
         {"schedule": "zb.json"},

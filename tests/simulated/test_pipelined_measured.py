@@ -81,7 +81,7 @@ def test_calls_are_counted_over_all_stages() -> None:
         {"forward": 3},
         {"backward": 3},
     ]
-    of_stages = [[text for _, text in calls_of(step._now()[0].stages[k].program)] for k in stages]
+    of_stages = [[text for _, text in calls_of(step._current().micro.stages[k].program)] for k in stages]
     both = {text for text in of_stages[0] if text in of_stages[1] and not text.startswith("add.")}
     assert both
     for text in both:
@@ -114,7 +114,7 @@ def test_a_step_with_the_profile_has_measured_times(tmp_path: Path) -> None:
 def test_messages_take_their_measured_seconds() -> None:
     plain = captured("layers", "pp3", "1f1b")
     found = plain.measure(effort=SHORT)
-    micro, _ = plain._now()
+    micro, _ = plain._current().pair
     for boundary, phase, seconds in ((0, "forward", 0.25), (0, "backward", 0.5), (1, "forward", 2.0)):
         sends = crossing_bytes(micro, boundary, phase)
         text = message_text(boundary, phase, sends)

@@ -165,7 +165,7 @@ def test_what_is_trained(what: str, clip_norm: float | None) -> None:
     """A stage that trains nothing counts steps and clips with the others; nothing comes back to stages that need no
     gradient."""
     step = pipelined_alike("layers", PP4, "1f1b", 3, count=3, prepare=UNLIKE[what], clip_norm=clip_norm)
-    micro, _ = step._now()
+    micro, _ = step._current().pair
     if what == "frozen first stages":
         assert [list(stage.cut.down) for stage in micro.stages[:3]] == [[]] * 3
 

@@ -31,7 +31,7 @@ def test_outputs_of_all_stages(
     name: str, mesh: str, policy: str, microbatches: int, layers: int, options: dict[str, Any]
 ) -> None:
     step = told_alike(name, mesh, policy, microbatches, layers, **options)
-    makers = {stage.number for stage in step._now()[0].stages if stage.cut.outputs}
+    makers = {stage.number for stage in step._current().micro.stages if stage.cut.outputs}
     assert len(makers) == MESHES[mesh]["pp"] * (1 if policy == "1f1b" else 2), "else this would test little"
 
 

@@ -93,7 +93,7 @@ def test_sizes_are_what_a_step_keeps(model: nn.Module, policy: str, monkeypatch:
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), 0.1), microbatches=COUNT, schedule=policy)
     given = {name: torch.randn(ROWS * COUNT, WIDE) for name in ("x", "y")}
     step.capture(**given)
-    micro, update = step._now()
+    micro, update = step._current().pair
     kept = kept_by(step, given, monkeypatch)
     for number, stage in enumerate(stage_sizes(micro, update)):
         assert stage.activation == kept["F", number]
@@ -107,7 +107,7 @@ def test_pairs_and_bytes_between_stages(axis: str, rows: int) -> None:
     parallel = autopar.parallelize(Blocks(), Mesh({"pp": 2, axis: 2}), "ddp" if axis == "dp" else {})
     step = parallel.train_step(torch.optim.SGD(parallel.parameters(), 0.1), microbatches=COUNT, schedule="1f1b")
     step.capture(x=torch.randn(ROWS * COUNT, WIDE), y=torch.randn(ROWS * COUNT, WIDE))
-    micro, _ = step._now()
+    micro, _ = step._current().pair
     bytes = rows * WIDE * 4
     for values, pairs in ((micro.forward_values(0), [(0, 2), (1, 3)]), (micro.backward_values(0), [(2, 0), (3, 1)])):
         sent = {(rank, other): n for rank in range(4) for other, n in Bundle(values, rank).sends.items()}

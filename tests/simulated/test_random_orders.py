@@ -124,7 +124,7 @@ def test_steps_in_any_order(name: str, sizes: dict[str, int], options: dict[str,
     low = "amp" in options
     step = made(make().float() if low else make(), Mesh(sizes), plan if "tp" in sizes else "ddp", **options)
     step.capture(**(steps.narrow(batches(0)) if low else batches(0)))
-    micro, update = step._current()
+    micro, update = step._current().pair
     programs = [(micro.program, micro.local), update.last, *filter(None, (micro.first, micro.copy))]
     execution = Execution(whole=True, written=update.states)
     for program, local in programs:

@@ -41,7 +41,7 @@ def captured(name: str, sizes: dict[str, int], **options: Any) -> tuple[Any, dic
 
 def tables(step: Any, hoisted: bool, joined: bool, emptied: bool) -> Timetable:
     """A timetable of a step, by some of the rules."""
-    micro, _ = step._current()
+    micro, _ = step._current().pair
     lines = of_step(BATCHES, copy=micro.copy is not None, count=micro.count is not None)
     lines = hoist_counts(lines) if hoisted else lines
     lines = join_update(lines) if joined else lines
@@ -51,8 +51,8 @@ def tables(step: Any, hoisted: bool, joined: bool, emptied: bool) -> Timetable:
 
 def runs_of(step: Any, table: Timetable) -> StepRuns:
     """What the step runs, with all programs that timetables name."""
-    micro, update = step._current()
-    runs = step._what_runs(micro, update, step._shown.way)
+    micro, update = step._current().pair
+    runs = step._current().runs
     outputs = [output_name(k) for k in range(len(micro.outputs))]
     programs = {**runs.programs, ("micro", None): PlacedProgram(micro.program, micro.local, outputs)}
     programs["update", None] = PlacedProgram(update.program, update.local, update.returns, update.states)
@@ -64,7 +64,7 @@ def runs_of(step: Any, table: Timetable) -> StepRuns:
 
 def one_after_the_other(step: Any, full: Mapping[str, torch.Tensor], inputs: list[dict[str, torch.Tensor]]) -> Any:
     """The loss, and what a step writes, by an interpreter that keeps everything and joins after each program."""
-    micro, update = step._current()
+    micro, update = step._current().pair
     values = dict(full)
 
     def run(program: Any, local: Any, given: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
@@ -127,7 +127,7 @@ def test_rules_change_no_number(
     inputs = step._inputs(calls.bound((), batch))
     plain = [dict(own.named) for own in inputs]
     wanted, written = one_after_the_other(step, full, plain)
-    micro, _ = step._current()
+    micro, _ = step._current().pair
     runs = runs_of(step, table)
     (returned, _), _ = step._simulated(inputs, model_state(module), micro, runs, state)
     assert all(torch.equal(returned[key], value) for key, value in wanted.items()), (returned, wanted)

@@ -44,7 +44,7 @@ class EachGroup(dict[Any, str]):
 
 def last_part(step: Any) -> tuple[Program, Donated]:
     """The last micro-batch and the update of rank 0, with what they overwrite."""
-    update = step._current()[1]
+    update = step._current().update
     last, locals = update.last
     found = WholeProgram(last, locals)
     written = [of for name, of in found.named.items() if name in update.states or name in found.sums]

@@ -165,7 +165,7 @@ def test_a_model_without_blocks() -> None:
 def test_no_time_is_left() -> None:
     step = captured(recompute="search", time_limit=0.0)
     assert [row.note for row in step.choice.candidates] == [TAKEN, LATE, LATE]
-    assert step.solution.least == pytest.approx(step.solution.nanoseconds - step._current()[0].found.nanoseconds)
+    assert step.solution.least == pytest.approx(step.solution.nanoseconds - step._current().micro.found.nanoseconds)
     assert "another number of micro-batches, recomputation or stage may be cheaper" in step.solution.certificate
 
 

@@ -54,7 +54,8 @@ def captured(name: str = "mlp", mesh: Mesh | None = None, **options: Any) -> Tra
 def explicit(step: TrainStep) -> dict[str, autopar.Program]:
     """All explicit programs of a step, the merged ones too."""
     return {
-        name: placed.program for name, placed in placed_programs(*step._current(), step.program.microbatches).items()
+        name: placed.program
+        for name, placed in placed_programs(*step._current().pair, step.program.microbatches).items()
     }
 
 

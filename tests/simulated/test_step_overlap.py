@@ -52,7 +52,7 @@ def test_joined_is_one_behind_the_other(
     step.capture(
         **{key: value.float() if amp and value.is_floating_point() else value for key, value in batches(0).items()}
     )
-    micro, update = step._current()
+    micro, update = step._current().pair
     first, second, both = (
         WholeProgram(micro.program, micro.local),
         WholeProgram(update.program, update.local),
@@ -77,7 +77,7 @@ def test_joined_is_one_behind_the_other(
 def test_joined_verifies_and_parses() -> None:
     step = made(steps.Pair(), Mesh(dp=2), zero=1, microbatches=2)
     step.capture(torch.randn(8, 8), torch.randn(8, 8))
-    program = step._current()[1].last[0]
+    program = step._current().update.last[0]
     program.verify()
     assert [p for p in ("forward", "backward", "update") if f"\n{p}:\n" in str(program)] == [
         "forward",

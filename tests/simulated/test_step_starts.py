@@ -55,7 +55,7 @@ def alike(step: Any) -> int:
 @pytest.mark.parametrize("options", [{}, {"zero": "search"}], ids=str)
 def test_a_preset_from_outside_has_the_price_of_its_update(options: dict[str, Any]) -> None:
     step = captured(Exp(), torch.zeros((2,) * 14), **options)
-    found, solution = step._current()[0].found, step.solution
+    found, solution = step._current().micro.found, step.solution
     assert solution.start.startswith("ddp, ") and found.start == solution.start
     assert found.nanoseconds == solution.nanoseconds - alike(step)
     assert f"the plan is the preset {solution.start}: the search has found none" in str(solution)
@@ -80,7 +80,7 @@ def test_a_plan_without_time_has_the_price_of_its_update(
 ) -> None:
     monkeypatch.setattr(searching, "LEAST_SECONDS", -1.0)
     step = captured(Pair(), torch.zeros(64, 64), time_limit=0.0, **options)
-    found, solution = step._current()[0].found, step.solution
+    found, solution = step._current().micro.found, step.solution
     assert found.again.problem.late and "the time limit ended the search" in solution.certificate
     assert found.nanoseconds == solution.nanoseconds - alike(step)
     assert found.least <= found.nanoseconds and found.again.problem.ended(found.again.states.tolist()) > 0

@@ -62,7 +62,7 @@ def with_states(solution: Solution, states: dict[str, str]) -> Solution:
 def test_each_layout_of_a_state_has_the_price_of_what_runs(amp: str | None) -> None:
     """The oracle is the explicit program of the step, for some layouts of each state in each home that is found."""
     step = captured(zero="search", amp=amp)
-    found, solution = step._current()[0].found, step.solution
+    found, solution = step._current().micro.found, step.solution
     problem, states = found.again.problem, found.again.states
     alike = solution.nanoseconds - found.nanoseconds
     assert problem.explicit_price(states.tolist()) == found.nanoseconds and solution.least - found.least == alike
@@ -75,7 +75,7 @@ def test_each_layout_of_a_state_has_the_price_of_what_runs(amp: str | None) -> N
             other[state.variable] = k
             text = layout_text(problem.value(parameter).type.shape, attr)
             priced = captured(with_states(found, {**found.optimizer_states, name: text}), zero="search", amp=amp)
-            assert priced._current()[0].states[name] == attr
+            assert priced._current().micro.states[name] == attr
             assert priced.solution.nanoseconds - alike == problem.explicit_price(other.tolist()), (name, text)
             different += problem.explicit_price(other.tolist()) != found.nanoseconds
     assert different >= 3
@@ -99,14 +99,14 @@ def test_a_mixture_is_cheaper_than_each_stage() -> None:
     prices = [captured(x=x, zero=stage).solution.nanoseconds for stage in range(4)]
     step = captured(x=x, zero="search")
     assert step.solution.nanoseconds < min(prices)
-    micro = step._current()[0]
+    micro = step._current().micro
     split = [name for name, attr in micro.states.items() if attr != micro.parameters[name].attr]
     assert 0 < len(split) < len(micro.states), "some states are split further than their parameters, and some are not"
 
 
 def test_of_equal_plans_the_lowest_stage_is_taken() -> None:
     free = Machine("free", "cpu", 64, Link(0.0, 1e30), Link(0.0, 1e30), Link(0.0, 1e30))
-    micro = captured(x=LARGE[:64], machine=free, zero="search")._current()[0]
+    micro = captured(x=LARGE[:64], machine=free, zero="search")._current().micro
     assert micro.states == {name: type.attr for name, type in micro.parameters.items()}
 
 
@@ -132,7 +132,7 @@ def test_the_file_has_the_layouts_of_states(tmp_path: Any) -> None:
     step = captured(zero="search")
     step.solution.save(tmp_path / "plan.json")
     again = captured(str(tmp_path / "plan.json"), zero="search")
-    assert str(again.program) == str(step.program) and again._current()[0].states == step._current()[0].states
+    assert str(again.program) == str(step.program) and again._current().micro.states == step._current().micro.states
     content = json.loads((tmp_path / "plan.json").read_text())
     with pytest.raises(PlanError, match=r'optimizer_states: layouts are wanted by name, as \{"up.weight": '):
         from_json({**content, "optimizer_states": {"layers.0.0.weight": 3}})

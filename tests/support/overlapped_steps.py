@@ -31,7 +31,7 @@ def made(model: nn.Module, mesh: Mesh, plan: Any = None, **options: Any) -> Any:
 def code(step: Any, *args: Any, **batch: Any) -> list[str]:
     """The lines of the function that the last micro-batch and the update are, on rank 0."""
     step.capture(*args, **batch)
-    update = step._current()[1]
+    update = step._current().update
     last, locals = update.last
     found = WholeProgram(last, locals)
     written = [of for name, of in found.named.items() if name in update.states or name in found.sums]

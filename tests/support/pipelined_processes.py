@@ -10,6 +10,7 @@ import pytest
 import torch
 from equality import relative
 from pipelined_steps import MESHES, differences, is_here, made, pipelined_alike
+from searched import FAST
 from steps import run
 from torch import distributed
 
@@ -52,7 +53,7 @@ def homes() -> None:
     run(step, batches(0)), alone(**batches(0))
     assert before == {name: id(p) for name, p in step.parallel.named_parameters()}
     stage = Mesh(MESHES["pp2 tp2"]).coordinates(distributed.get_rank())["pp"]
-    homes = step._now()[0].homes
+    homes = step._current().micro.homes
     assert set(homes.values()) == {0, 1}
     for name, parameter in step.parallel.named_parameters():
         assert is_dtensor(parameter)
@@ -78,6 +79,15 @@ def rows_of_each_rank() -> None:
     own = {name: rows.chunk(2)[dp] for name, rows in batches(0 if distributed.get_rank() < 3 else 1).items()}
     with pytest.raises(RuntimeError, match=r"^ranks 1 and 3 bring different values of x, .* the piece at dp=1"):
         step(own)
+    step.parallel.close()
+
+
+def open_options() -> None:
+    """All ranks choose the same micro-batches and stages of ZeRO, and plans that one of them has searched."""
+    step = pipelined_alike("shared", MESHES["pp2 dp2"], "1f1b", "search", count=2, plan="search", called=True,
+                           zero="search", machine=FAST, time_limit=600.0)  # fmt: skip
+    texts = step._calls.agreement.ranks.gathered((str(step.choice), step.solution.stages))
+    assert all(text == texts[0] for text in texts) and len(step.choice.candidates) == 2
     step.parallel.close()
 
 

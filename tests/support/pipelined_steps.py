@@ -168,13 +168,14 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(loops.groups_of(model), lr=1e-2)
 
 
-def made(name: str, sizes: Mapping[str, int], schedule: str | PipelineSchedule, microbatches: int, *, layers: int = 4,
+def made(name: str, sizes: Mapping[str, int], schedule: str | PipelineSchedule, microbatches: Any, *, layers: int = 4,
          make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw, rows: int = 2,
          prepare: Callable[[nn.Module], Any] = lambda model: None, plan: Any = None, inputs: Any = "global",
          **options: Any) -> tuple[Any, Alone, Callable[[int], Any]]:  # fmt: skip
     """A step in stages, the loop of a single device, and batches.
 
     Args:
+        microbatches: how many; or ``"search"`` among 1, 2 and other divisors of a batch of two micro-batches.
         rows: of a micro-batch.
         prepare: changes the model before.
     """
@@ -186,8 +187,9 @@ def made(name: str, sizes: Mapping[str, int], schedule: str | PipelineSchedule, 
     parallel = autopar.parallelize(model, Mesh(sizes), plan_of(name, sizes) if plan is None else plan,
                                    inputs=inputs)  # fmt: skip
     step = parallel.train_step(make_optimizer(parallel), microbatches=microbatches, schedule=schedule, **options)
-    alone = Alone(own, make_optimizer(own), microbatches, options.get("clip_norm"))
-    return step, alone, batches(rows * microbatches)
+    count = 2 if microbatches == "search" else microbatches
+    alone = Alone(own, make_optimizer(own), count, options.get("clip_norm"))
+    return step, alone, batches(rows * count)
 
 
 def is_here(tensor: torch.Tensor) -> bool:
@@ -214,7 +216,7 @@ def differences(step: Any, alone: Alone) -> dict[str, float]:
     return {name: relative(loops.whole(a), b) for name, a, b in pairs if is_here(a)}
 
 
-def pipelined_alike(name: str, sizes: Mapping[str, int], schedule: str | PipelineSchedule, microbatches: int,
+def pipelined_alike(name: str, sizes: Mapping[str, int], schedule: str | PipelineSchedule, microbatches: Any,
                     count: int = 10, tolerance: float = 1e-9, called: bool = False,
                     **options: Any) -> Any:  # fmt: skip
     """Losses, norms, parameters, buffers and the optimizer's state equal those of a single device after so many steps,

@@ -25,8 +25,8 @@ class Candidate:
 
     Attributes:
         microbatches, recompute, zero: options of ``train_step``.
-        nanoseconds: the price of the cheapest plan that was found; ``None`` if none was.
-        least: a lower bound of the prices of its plans, in nanoseconds; ``inf`` if there is none.
+        nanoseconds: the price of the cheapest plan that was found, on stages its simulated time; ``None`` if none was.
+        least: a lower bound of the prices of its plans, in nanoseconds; 0 if none is known, ``inf`` if it has no plan.
         bytes: what a rank uses at the peak, by ``step.memory()``; ``None`` if it is not known.
         note: ``taken``, or why it was not.
     """
@@ -64,7 +64,7 @@ class StepChoice(InNotebook):
         table = Table("microbatches", "recompute", "zero", *right, "")
         for row in self.candidates:
             ms = "" if row.nanoseconds is None else f"{row.nanoseconds / 1e6:,.3f}"
-            least = f"{row.least / 1e6:,.3f}" if math.isfinite(row.least) else ""
+            least = f"{row.least / 1e6:,.3f}" if 0 < row.least < math.inf else ""
             peak = "" if row.bytes is None else bytes_text(row.bytes)
             table.add_row(str(row.microbatches), _way(row.recompute), str(row.zero), ms, least, peak, row.note)
         out = io.StringIO()

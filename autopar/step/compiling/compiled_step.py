@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from dataclasses import Field, dataclass, field, replace
+from typing import Any, ClassVar, Protocol
 
 from autopar.capture import Captured
 from autopar.gc_pause import gc_paused
@@ -13,7 +13,8 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.model.compiled import Compiler
-from autopar.report.passes import PassReport, Reports
+from autopar.model.stage_homes import StageHomes
+from autopar.report.passes import PassReport
 from autopar.runtime.localize import LocalPrograms
 from autopar.scheduling.programs.order import Execution
 from autopar.search.solutions.solution import Solution
@@ -26,15 +27,31 @@ from autopar.verify.levels import verify
 Placed = tuple[Program, LocalPrograms]
 
 
-class MicroPrograms(Protocol):
-    """A captured micro-batch, on a mesh or on the stages of a pipeline."""
+class CompiledMicro(Protocol):
+    """The programs of a micro-batch, on a mesh or on all stages."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def captured(self) -> Captured: ...
     @property
+    def parameters(self) -> dict[str, TensorType]: ...
+    @property
+    def gradients(self) -> dict[str, TensorType]: ...
+    @property
+    def states(self) -> dict[str, DistAttr]: ...
+    @property
     def outputs(self) -> tuple[Output, ...]: ...
     @property
     def reports(self) -> tuple[PassReport, ...]: ...
+    @property
+    def found(self) -> Solution | None: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def explicit(self) -> list[Program]: ...
+    @property
+    def stage_homes(self) -> StageHomes | None: ...
     @property
     def policy(self) -> str: ...
     def programs(self, update: StepUpdate) -> dict[str, Placed]: ...
@@ -80,6 +97,16 @@ class MicroBatch:
     digest: str = ""
 
     policy: ClassVar[str] = ""  # it has no stages
+
+    @property
+    def stage_homes(self) -> None:
+        """``None``: its parameters are on the whole mesh."""
+        return None
+
+    @property
+    def explicit(self) -> list[Program]:
+        """The explicit programs."""
+        return [self.program, *(placed[0] for placed in (self.count, self.copy, self.first) if placed is not None)]
 
     def programs(self, update: StepUpdate) -> dict[str, Placed]:
         """Return the programs of a step, by name, in the order in which they run."""
@@ -137,14 +164,19 @@ class StepUpdate:
     note: str = ""
     sums: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def explicit(self) -> list[Program]:
+        """The explicit programs."""
+        return [self.last[0], self.program]
 
-def step_of(micro: MicroPrograms, update: StepUpdate, microbatches: int) -> Step:
+
+def step_of(micro: CompiledMicro, update: StepUpdate, microbatches: int) -> Step:
     """The programs of a micro-batch and an update, as one step."""
     programs = {name: program for name, (program, _) in micro.programs(update).items()}
     return Step(microbatches, programs, micro.policy)
 
 
-def rank_step_of(micro: MicroPrograms, update: StepUpdate, microbatches: int, rank: int) -> RankStep:
+def rank_step_of(micro: CompiledMicro, update: StepUpdate, microbatches: int, rank: int) -> RankStep:
     """Return the programs that one rank runs."""
     programs = micro.running(update, microbatches)
     if update.crossing and microbatches <= 2:
@@ -153,13 +185,13 @@ def rank_step_of(micro: MicroPrograms, update: StepUpdate, microbatches: int, ra
     return RankStep(microbatches, own, micro.policy)
 
 
-def reports_of(micro: MicroPrograms, update: StepUpdate) -> Reports:
+def reports_of(micro: CompiledMicro, update: StepUpdate) -> tuple[PassReport, ...]:
     """What each pass did. Passes over ``micro`` have their own names; those over other programs are called as ``update
     reshard``."""
     said = {note for row in micro.reports if row.name == "levels" for note in row.notes}
     rows = [replace(row, notes=tuple(note for note in row.notes if note not in said)) if row.name == "levels" else row
             for row in update.reports]  # fmt: skip
-    return Reports((*micro.reports, *about("update", rows)))
+    return (*micro.reports, *about("update", rows))
 
 
 def merged(

@@ -14,7 +14,7 @@ from autopar.runtime.lowering.lower import Lowered
 from autopar.runtime.running.carriers import PlacedProgram
 from autopar.runtime.running.functions import LoweredFunctions, Lowering
 from autopar.step.compiling.compile_update import compile_update
-from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate
+from autopar.step.compiling.compiled_step import CompiledMicro, MicroBatch, StepUpdate
 from autopar.step.compiling.ending import Updating
 from autopar.step.compiling.update import Trained
 from autopar.step.options import StepOptions
@@ -52,7 +52,7 @@ class _Groups(dict[Any, str]):
         return "group"
 
 
-def trained_of(micro: MicroBatch, updates: Mapping[str, Updating]) -> list[Trained]:
+def trained_of(micro: CompiledMicro, updates: Mapping[str, Updating]) -> list[Trained]:
     """Return how the parameters of a micro-batch are updated, before they move."""
     return [
         Trained(name, type, micro.gradients[name], micro.states[name], *updates[name], group=0)

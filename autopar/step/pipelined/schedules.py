@@ -9,12 +9,15 @@ from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.pipeline import POLICIES, PipelineSchedule, build
 from autopar.pipeline.lowering import with_frees
 from autopar.pipeline.task import UNSHARD
+from autopar.plan.plan import SEARCH
 from autopar.search.devices.stages import Pipelined
 from autopar.step.options import StepOptions
 
 
 def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
     """Return the schedule of a step on a mesh with ``pp``, with messages and releases, verified.
+
+    Where the number of micro-batches is open, it is that of one, for a policy has a schedule of each number.
 
     Raises:
         ValueError: the step has no schedule.
@@ -28,7 +31,7 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
             f"use a mesh such as Mesh(pp=2, {', '.join(f'{axis}={size}' for axis, size in mesh.axes) or 'tp=2'}), or "
             f"leave {named}= out"
         )
-    ranks, given = mesh.sizes[PIPELINE], options.schedule
+    ranks, given, is_open = mesh.sizes[PIPELINE], options.schedule, options.microbatches == SEARCH
     if given is None:
         raise ValueError(
             f"the mesh ({mesh}) has {ranks} stages along pp, and train_step has no schedule: give "
@@ -41,9 +44,10 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
             f"schedule={given!r} is a file: load it, schedule=autopar.pipeline.PipelineSchedule.load({given!r})"
         )
     if isinstance(given, str):
+        count = 1 if is_open else options.count
         if options.chunks is not None and not isinstance(options.chunks, int):
-            return with_frees(build(given, ranks, options.count, options.chunks))  # it is refused
-        return _of_policy(given, ranks, options.count, options.chunks)
+            return with_frees(build(given, ranks, count, options.chunks))  # it is refused
+        return _of_policy(given, ranks, count, options.chunks)
     if not isinstance(given, PipelineSchedule):
         raise TypeError(
             f"schedule={shown(given)} is neither the name of a policy ({', '.join(POLICIES)}), nor a PipelineSchedule, "
@@ -53,6 +57,11 @@ def schedule_of(options: StepOptions, mesh: Mesh) -> PipelineSchedule:
         raise ValueError(f"chunks={options.chunks} goes with the name of a policy; this schedule has {given.chunks}")
     if given.ranks != ranks:
         raise ScheduleError(f"the schedule has {given.ranks} ranks, and the mesh ({mesh}) has pp={ranks}")
+    if is_open:
+        raise ScheduleError(
+            f'microbatches="search" compares schedules of several numbers of micro-batches, and this one has '
+            f'{given.batches}: give microbatches={given.batches}, or the name of a policy, as in schedule="1f1b"'
+        )
     if given.batches != options.count:
         raise ScheduleError(
             f"the schedule has {given.batches} micro-batches, and microbatches={options.count}: give "

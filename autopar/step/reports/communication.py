@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.runtime.localize import LocalPrograms
 from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.order import Order
-from autopar.step.compiling.compiled_step import MicroBatch, MicroPrograms, StepUpdate
+from autopar.step.compiling.compiled_step import CompiledMicro, MicroBatch, StepUpdate
 
 
 def communication_of(micro: MicroBatch, update: StepUpdate, microbatches: int, in_order: bool = True) -> Communication:
@@ -18,7 +18,7 @@ def communication_of(micro: MicroBatch, update: StepUpdate, microbatches: int, i
     )
 
 
-def order_text(micro: MicroPrograms, update: StepUpdate) -> str:
+def order_text(micro: CompiledMicro, update: StepUpdate) -> str:
     """Return all lines of a step, as text that ranks compare."""
     programs = micro.running(update, 3)
     return "\n".join(f"{name}:\n{_order(local).text}" for name, (local, _) in programs.items())

@@ -22,7 +22,8 @@ def measured_rank(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     step._recorded(*args, in_slots=True, **kwargs)  # it makes the functions and the optimizer's state
     made = peak_bytes(lambda: step(*args, **kwargs), calls.device)
     recorder, _ = step._recorded(*args, in_slots=True, **kwargs)
-    memory, state, parts = step.memory(rank), model_state(calls.module), step._parts_of(rank)
+    memory, state = step.memory(rank), model_state(calls.module)
+    parts = step._current().parts_of(rank)
     tensors = [tensor for _, tensor in (*state.parameters, *state.buffers)]
     tensors += [] if step.options.offload else step._state().values()
     held = storage_bytes(map(local_of, tensors)) + memory.kept["inputs"] + step._here.carrier.pooled

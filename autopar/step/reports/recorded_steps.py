@@ -14,14 +14,14 @@ from autopar.costs.machine import Machine
 from autopar.costs.profile import Profile
 from autopar.errors import shown
 from autopar.model.calls import Calls
-from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.marks import marks_of
 from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.recording import Recorder, clock_offsets, recording
 from autopar.scheduling.programs.communication import Communication
+from autopar.step.compiled import AnyStep
 from autopar.step.reports.measured_rank import measured_rank
 from autopar.step.reports.rank_report import RankReport
-from autopar.step.reports.step_profile import Computed, Places, RankRecord, StepProfile, computed_track, places_of
+from autopar.step.reports.step_profile import RankRecord, StepProfile, places_of
 from autopar.step.reports.timeline import StepTimeline
 
 
@@ -92,11 +92,12 @@ class RecordedSteps:
             ValueError: ``interference`` in a process that is alone; or there is no such machine.
         """
         self._calls.ranks.membership.check()
-        self._current()  # type: ignore[attr-defined]
+        made = self._current()
         with torch.inference_mode(False):
-            return self._measured(machine, effort, interference)
+            return made.measured(machine, effort, interference)
 
-    def _measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
+    def _current(self) -> AnyStep:
+        """Return the programs that are shown. ``RuntimeError`` before a capture."""
         raise NotImplementedError
 
     def timeline(self, *args: Any, **kwargs: Any) -> Any:
@@ -180,9 +181,9 @@ class RecordedSteps:
 
     def _profile_of(self, records: tuple[RankRecord, ...], steps: int, path: str | os.PathLike[str]) -> StepProfile:
         """Return what was recorded beside the computed step. The first rank writes it."""
-        made = self.communication
-        places = {name: places_of(local) for name, local in self._running().items()}
-        profile = StepProfile(made, places, self._computed(made, places), records, steps, os.fspath(path))
+        made, step = self.communication, self._current()
+        places = {name: places_of(local) for name, local in step.running.items()}
+        profile = StepProfile(made, places, step.computed(made, places), records, steps, os.fspath(path))
         if self._writes:
             profile.save(path)
         return profile
@@ -196,21 +197,11 @@ class RecordedSteps:
         offsets = clock_offsets([steps[0][0] for steps in ranks])
         return tuple(
             RankRecord.of(
-                [(at - steps[0][0][1] + offset, runs, slots) for (_, at), runs, slots in steps], self._words(rank)
+                [(at - steps[0][0][1] + offset, runs, slots) for (_, at), runs, slots in steps],
+                self._current().track(rank),
             )
             for rank, steps, offset in zip(self._calls.mesh.ranks, ranks, offsets, strict=True)
         )
-
-    def _words(self, rank: int) -> str:
-        """Return the name of the track of a rank."""
-        return f"rank {rank}"
-
-    def _computed(self, made: Communication, places: Places) -> Computed:
-        return Computed([computed_track("computed", made, places)], made.makespan, made.exposed)
-
-    def _running(self) -> dict[str, LocalPrograms]:
-        """Return the programs that a step runs, by the names of the parts of its communication."""
-        raise NotImplementedError
 
     def _recorded(self, *args: Any, in_slots: bool = False, **kwargs: Any) -> tuple[Recorder, Any]:
         """Run one step. Returns what was recorded on this rank, and what the step returned."""

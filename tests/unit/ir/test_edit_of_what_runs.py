@@ -72,5 +72,5 @@ def test_edits_of_a_steps_programs_are_refused() -> None:
     assert step.local(0).programs.keys() == {"copy", "inner", "last"}
     for program in step.local(0).programs.values():
         refused(program, SHARED)
-    _micro, update = step._current()
+    _micro, update = step._current().pair
     refused(update.last[0], RUNS)

@@ -53,7 +53,7 @@ def steps_programs() -> list[Any]:
     parallel = autopar.parallelize(Loss(), autopar.Mesh(dp=4), "ddp")
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters()), zero=1, clip_norm=1.0)
     step.capture(torch.randn(8, 5))
-    micro, update = step._current()
+    micro, update = step._current().pair
     return [micro.local, update.local, update.last[1]]
 
 

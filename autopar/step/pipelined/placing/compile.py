@@ -61,6 +61,8 @@ def compile_pipelined(
     updates: Mapping[str, Updating],
     cut: Collection[str],
     notes: Sequence[str] = (),
+    *,
+    same_numbers: bool = False,
 ) -> PipelinedMicro:
     """Capture the call of one micro-batch, cut it into stages, and place each on its ranks.
 
@@ -75,7 +77,7 @@ def compile_pipelined(
     """
     meshes = meshes_of(mesh, schedule.rank_of)
     captured, attrs, report = replace(compiler, mesh=meshes[0], homes={}).capture(call, notes)
-    whole = MicroCompiler(compiler, options, trained, updates, captured, attrs, report, call=call)
+    whole = MicroCompiler(compiler, options, trained, updates, captured, attrs, report, same_numbers, call)
     traced, micro = whole.traced(cut)
     start = time.perf_counter()
     with gc_paused(), doing("cut"):
@@ -222,7 +224,8 @@ class _Stages:
         if self.stages:
             before = self.stages[-1]
             attrs |= {part.from_before[value]: before.sent(value)[1].attr for value in part.from_before}
-        updates = {name: how for name, how in self.updates.items() if name in part.gradients}
+        foreign = {name for name, home in self.homes.items() if home != number}
+        updates = {name: how for name, how in self.updates.items() if name in part.gradients and name not in foreign}
         what = within(part.program, self.micro.program, self.options.recompute)
         options = replace(self.options, recompute=what)
         compiler = MicroCompiler(
@@ -230,7 +233,6 @@ class _Stages:
             attrs, PassReport("cut", 0.0),
         )  # fmt: skip
         compiler.reports.clear()
-        foreign = {name for name, home in self.homes.items() if home != number}
         made = compiler.placed(
             self.traced, Micro(part.program, Terms(), part.gradients), foreign=foreign, execution=OF_STAGES,
             split_backward=self.schedule.is_split, gathers_apart=gathers_apart(self.schedule),

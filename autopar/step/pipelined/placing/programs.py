@@ -179,6 +179,12 @@ class PipelinedMicro:
         return {name: attr for stage in self.stages for name, attr in stage.micro.states.items()}
 
     @property
+    def explicit(self) -> list[Program]:
+        """The explicit programs of all stages."""
+        gathers = [stage.micro.copy for stage in self.stages if stage.micro.copy is not None]
+        return [self.program, *(program for program, _ in (*gathers, *self.around.values()))]
+
+    @property
     def untrained(self) -> tuple[Untrained, ...]:
         """The other parameters whose gradients are measured."""
         return tuple(other for stage in self.stages for other in stage.micro.untrained)

@@ -1,0 +1,112 @@
+"""Hold the programs of a step on stages that were compiled for a call, and what they say of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+
+from autopar.costs.machine import Machine
+from autopar.costs.profile import Profile
+from autopar.ir.mesh import PIPELINE
+from autopar.runtime.measuring.clock import Effort
+from autopar.runtime.running.messages import connect
+from autopar.scheduling.programs.communication import Communication
+from autopar.search.solutions.step_choice import StepChoice
+from autopar.step.compiled import CompiledStep, StepCost
+from autopar.step.pipelined.placing.programs import PipelinedMicro
+from autopar.step.pipelined.reports.measured import messages_of, placed_programs
+from autopar.step.pipelined.reports.rank_memory import RankMemory, check_within, memory_of_rank
+from autopar.step.pipelined.reports.report import Pipeline, communication_of
+from autopar.step.pipelined.reports.timeline import simulated_tracks, stages_text
+from autopar.step.pipelined.runs import of_stages
+from autopar.step.pipelined.solution import PipelinedSolution
+from autopar.step.reports.measured import measured
+from autopar.step.reports.step_profile import Computed, Places
+from autopar.step.running import StepRuns
+from autopar.step.solution import solution_of
+from autopar.step.stages import stages_of
+
+
+class CompiledOnStages(CompiledStep[PipelinedMicro]):
+    """The programs of a step on stages."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The stages and the schedule."""
+        compiler = self.compiler
+        figures = compiler.figures or compiler.machine or compiler.planner.machine
+        return Pipeline.of(self.micro, self.update, figures, compiler.overlap.issue)
+
+    @property
+    def zero(self) -> Mapping[str, int]:
+        """Trained parameter → its stage of ZeRO."""
+        return {name: kind for stage in self.micro.stages for name, kind in stages_of(stage.micro).items()}
+
+    @property
+    def cost(self) -> StepCost:
+        """What the step costs: its simulated time. A bound is known where nothing was searched."""
+        pipeline, found = self.pipeline, [stage.micro.found for stage in self.micro.stages]
+        nanoseconds = round(self.seconds * 1e9)
+        proven = all(plan is None or plan.exact for plan in found)
+        least = 0.0 if any(found) else float(nanoseconds)
+        return StepCost(nanoseconds, least, 0, round(max(pipeline.simulate().peak)), proven)
+
+    def solution(self, choice: StepChoice, words: str) -> PipelinedSolution | None:
+        """Return the searched plans of the stages with their certificates; ``None`` if they were not searched."""
+        stages = [
+            solution_of(replace(stage.micro.found, step=choice), programs, words)
+            for stage, programs in zip(self.micro.stages, self.program.stages, strict=True)
+            if stage.micro.found is not None
+        ]
+        if not stages:
+            return None
+        return PipelinedSolution(tuple(stages), self.micro.schedule.title, self.seconds, choice)
+
+    @cached_property
+    def runs(self) -> StepRuns:
+        """What the step runs."""
+        return of_stages(self.micro, self.update, self.calls.mesh)
+
+    @property
+    def communication(self) -> Communication:
+        """How the collectives of each stage are scheduled."""
+        return communication_of(self.micro, self.update, self.program, self.in_order, self.compiler.order_of_part)
+
+    @cached_property
+    def seconds(self) -> float:
+        """The simulated seconds of a step: those of the slots, and the most that a rank takes around them."""
+        around: dict[str, float] = {}
+        for part in self.communication.parts:
+            stage, _, function = part.name.removeprefix("stage ").partition(" ")
+            if function.startswith(("copy", "update")):
+                around[stage] = around.get(stage, 0.0) + part.schedule.makespan
+        of_ranks = (sum(around.get(str(stage), 0.0) for stage in stages) for stages in self.micro.schedule.stages_of)
+        return self.pipeline.simulate().makespan + max(of_ranks)
+
+    def memory(self, rank: int) -> RankMemory:
+        """Return the bytes of one rank at the peak of its slots."""
+        return memory_of_rank(self.micro, self.update, self.calls.mesh, rank, self.options.offload)
+
+    def check_memory(self) -> None:
+        """Raise ``MemoryLimitError`` if a rank takes more bytes than the option ``memory=`` allows."""
+        check_within(self.compiler.planner.memory, self.micro, self.update, self.options.offload)
+
+    def measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
+        """Time the calls of the step, and the messages between stages."""
+        if self.calls.job is not None:
+            connect(self.calls.device)
+        programs = placed_programs(self.program)
+        return measured(self.calls, programs, machine, effort, interference, partial(messages_of, self.micro))
+
+    def computed(self, made: Communication, places: Places) -> Computed:
+        """Return the computed step, for a trace: its slots."""
+        simulation = self.pipeline.simulate()
+        between = max(simulation.exposed, default=0.0)
+        return Computed(simulated_tracks(simulation), simulation.makespan, made.exposed + between, between)
+
+    def track(self, rank: int) -> str:
+        """Return the name of the track of a rank."""
+        position = self.calls.mesh.coordinates(rank)[PIPELINE]
+        return f"rank {rank}, {stages_text(self.micro.schedule.stages_of[position])}"
