@@ -37,7 +37,7 @@ class CompiledOnStages(CompiledStep[PipelinedMicro]):
         """The stages and the schedule."""
         compiler = self.compiler
         figures = compiler.figures or compiler.machine or compiler.planner.machine
-        return Pipeline.of(self.micro, self.update, figures, compiler.overlap.issue)
+        return Pipeline.of(self.micro, self.update, figures, compiler.overlap.issue, self._around)
 
     @property
     def zero(self) -> Mapping[str, int]:
@@ -48,7 +48,7 @@ class CompiledOnStages(CompiledStep[PipelinedMicro]):
     def cost(self) -> StepCost:
         """What the step costs: its simulated time. A bound is known where nothing was searched."""
         pipeline, found = self.pipeline, [stage.micro.found for stage in self.micro.stages]
-        nanoseconds = round(self.seconds * 1e9)
+        nanoseconds = round(pipeline.seconds * 1e9)
         proven = all(plan is None or plan.exact for plan in found)
         least = 0.0 if any(found) else float(nanoseconds)
         return StepCost(nanoseconds, least, 0, round(max(pipeline.simulate().peak)), proven)
@@ -62,7 +62,7 @@ class CompiledOnStages(CompiledStep[PipelinedMicro]):
         ]
         if not stages:
             return None
-        return PipelinedSolution(tuple(stages), self.micro.schedule.title, self.seconds, choice)
+        return PipelinedSolution(tuple(stages), self.micro.schedule.title, self.pipeline.seconds, choice)
 
     @cached_property
     def runs(self) -> StepRuns:
@@ -74,16 +74,20 @@ class CompiledOnStages(CompiledStep[PipelinedMicro]):
         """How the collectives of each stage are scheduled."""
         return communication_of(self.micro, self.update, self.program, self.in_order, self.compiler.order_of_part)
 
-    @cached_property
-    def seconds(self) -> float:
-        """The simulated seconds of a step: those of the slots, and the most that a rank takes around them."""
+    def _around(self) -> float:
+        """Return the most seconds that a rank takes around the slots: for copies, counts, outputs and updates."""
+        of_all = sum(
+            times * made.makespan
+            for name, (local, times) in self.parts.items()
+            if name in ("sums", "count", "share") and local.order is not None
+            for made in local.order.schedules
+        )
         around: dict[str, float] = {}
         for part in self.communication.parts:
             stage, _, function = part.name.removeprefix("stage ").partition(" ")
             if function.startswith(("copy", "update")):
                 around[stage] = around.get(stage, 0.0) + part.schedule.makespan
-        of_ranks = (sum(around.get(str(stage), 0.0) for stage in stages) for stages in self.micro.schedule.stages_of)
-        return self.pipeline.simulate().makespan + max(of_ranks)
+        return of_all + max(sum(around.get(str(stage), 0.0) for stage in own) for own in self.micro.schedule.stages_of)
 
     def memory(self, rank: int) -> RankMemory:
         """Return the bytes of one rank at the peak of its slots."""

@@ -67,10 +67,19 @@ class Pipeline(InNotebook):
     _update: StepUpdate
     _figures: Machine | Profile
     _rendezvous: bool
+    _around: Callable[[], float]
 
     @staticmethod
-    def of(micro: PipelinedMicro, update: StepUpdate, figures: Machine | Profile, issue: Issue) -> Pipeline:
-        """Report a captured step. ``figures``: by which its programs are scheduled; ``issue``: how lines are issued."""
+    def of(
+        micro: PipelinedMicro, update: StepUpdate, figures: Machine | Profile, issue: Issue, around: Callable[[], float]
+    ) -> Pipeline:
+        """Report a captured step.
+
+        Args:
+            figures: by which its programs are scheduled.
+            issue: how lines are issued.
+            around: returns the most seconds that a rank takes around the slots.
+        """
         modules = _own_modules([stage.program for stage in micro.stages])
         count = len(micro.stages)
         reports = []
@@ -82,7 +91,7 @@ class Pipeline(InNotebook):
             copies = tuple(name for name in stage.parameters if micro.homes[name] != number)
             sent, back = (sum(value.bytes for value in values) for values in (up, down))
             reports.append(StageReport(number, stage.mesh.ranks, own, keeps, copies, sent, back))
-        return Pipeline(micro.schedule, tuple(reports), micro, update, figures, issue == "direct")
+        return Pipeline(micro.schedule, tuple(reports), micro, update, figures, issue == "direct", around)
 
     @property
     def times(self) -> Times:
@@ -105,6 +114,11 @@ class Pipeline(InNotebook):
         bytes.
         """
         return self.schedule.simulate(self.times, self.sizes)
+
+    @property
+    def seconds(self) -> float:
+        """The simulated seconds of a step: those of the slots, and the most that a rank takes around them."""
+        return self.simulate().makespan + self._around()
 
     def __str__(self) -> str:
         right = (Column(name, justify="right") for name in ("parameters", "sends", "sends back"))
