@@ -76,7 +76,9 @@ class _Part:
         returned += [value for value in self.sent if value not in returned]
         part = self.builder.program(returned, states)
         part.level, part.mesh = "explicit", self.mesh
-        set_record(part.output, record_of(part.output)._replace(uses=()))
+        types = map(tensor_type, operands(part.output))
+        uses = tuple(Requirement(type.layout, type.dtype) for type in types)
+        set_record(part.output, record_of(part.output)._replace(uses=uses))
         return part
 
     def _is_here(self, type: ValueType) -> bool:
