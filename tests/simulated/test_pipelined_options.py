@@ -320,3 +320,34 @@ SEED = {"schedule": "1f1b", "recompute": "blocks", "clip_norm": 1.0}
 def test_llama_in_mixed_precision(sizes: dict[str, int], options: dict[str, Any]) -> None:
     """As far from float32 as a single device with a ``GradScaler``."""
     steps.mixed_alike("llama", sizes, "fp16-O2", {**SEED, **options}, count=2)
+
+
+class Pair(nn.Module):
+    """Two layers: the first one has no gradient to hand on, so its backward is that of its weight alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8, bias=False), nn.Linear(8, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x))).square().mean()
+
+
+@pytest.mark.parametrize("policy", ["zb-h1", "zb-v"])
+def test_a_stage_without_a_backward_of_activations(policy: str) -> None:
+    """It receives a gradient in a pass in which it computes nothing, and computes with it later."""
+    torch.manual_seed(0)
+    model = Pair().double() if policy == "zb-h1" else nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))).double()
+    model = model if policy == "zb-h1" else Mean(model)
+    alone = copy.deepcopy(model)
+    parallel = autopar.parallelize(model, Mesh(pp=2, dp=2), "ddp")
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=2, schedule=policy)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for _ in range(3):
+        x = torch.randn(8, 4, dtype=torch.float64)
+        optimizer.zero_grad()
+        loss = alone(x)
+        loss.backward()
+        optimizer.step()
+        assert relative(run(step, x), loss) <= 1e-12
+    assert all(relative(a, b) <= 1e-12 for a, b in zip(model.parameters(), alone.parameters(), strict=True))

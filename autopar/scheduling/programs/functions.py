@@ -247,6 +247,8 @@ def functions_of(program: Program, whole: bool, stages: Mapping[str, str] | None
     for node in program.nodes:
         if stages and node.target in MESSAGES:
             messages.append(node)
+            if node.target is transfers.recv:  # a function takes it, also if it computes nothing
+                nodes.setdefault(stages.get(node.name, ""), {}).setdefault(record_of(node).phase, [])
         elif runs(node):
             nodes.setdefault(stages.get(node.name, ""), {}).setdefault(record_of(node).phase, []).append(node)
     for stage in dict.fromkeys((*stages.values(), *(() if stages else ("",)))):
