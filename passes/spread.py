@@ -1,4 +1,4 @@
-"""Spread: put the values of a program that was placed on the mesh of one stage on the stages of a pipeline."""
+"""Spread: give each value of a program its stage of a pipeline. Before, it was placed as if one stage had all of it."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Spread(Pass):
           c : f32[4] = add.Tensor(a as [4], b as [4])         c : f32[4] @s0 = add.Tensor(a as [4] @s0, b as [4] @s0)
 
     An op is on the stage of its first operand that is on one, or else on the whole mesh. A value of the whole mesh is
-    whole along the stages, so each stage reads it where it is. ``over_stages`` is on the whole mesh: it reads each
-    number on its stage, and its result is pending over the stages.
+    the same on all stages, so each stage reads it where it is. The exception is ``over_stages``: it reads each number on
+    its stage, and its result, on the whole mesh, is pending over the stages until it is reduced.
     """
 
     name: ClassVar[str] = "spread"

@@ -19,7 +19,7 @@ GROUPS = {
     "totals": "sums over micro-batches that counts are made of",
     "counts": "the mean counts that the losses are divided by",
     "sums": "the sums of gradients and of losses",
-    "kept": "what the backward of the micro-batch reads of its forward",
+    "kept": "what later phases of the micro-batch read of earlier ones",
     "outputs": "the outputs of micro-batches that one stage has made",
     "started": "collectives that the next step waits for",
 }

@@ -1,8 +1,9 @@
 """Run the lines of a timetable on one rank: the generator that every rank has, on real processes and simulated.
 
 It decides nothing: which program runs when, on which micro-batch, and what it hands on, is the timetable's; what a
-program computes is the program's. What is handed on has a word of ``timetable.GROUPS``, and a box for each stage. Its
-memory does not grow with the number of micro-batches, because no box keeps anything longer than the timetable says.
+program computes is the program's. What is handed on has a word of ``timetable.GROUPS``, and a box for each stage, or
+one for all stages (``OF_ALL``). Beside the inputs, and the outputs if they are returned, its memory does not grow with
+the number of micro-batches, because no box keeps anything longer than the timetable says.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@
       c : f32[4/dp] @s1 = add.Tensor(b, w_grad_s1_s1)          c : f32[4/dp] = add.Tensor(b, w_grad_s1_s1)
       d : f32[] +dp @s1 = sum(c)                               d : f32[] +dp = sum(c)
       e : f32[] +dp +pp = over_stages([d], f32, …)             e : f32[] +dp = over_stages([d], f32, …)
-      e_dp_pp : f32[] = all_reduce(e, (dp, pp))                e_dp_pp : f32[] = all_reduce(e, dp)
+      e_pp_dp : f32[] = all_reduce(e, (pp, dp))                e_pp_dp : f32[] = all_reduce(e, dp)
 
-What it receives is an input, and what it sends is returned. The share of other stages in a reduction is left out.
+What it receives is an input, and what it sends is returned, as stage 0 returns ``w_grad``. What other stages add to a
+reduction is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make the program before the passes, which copies parameters: in low precision, and to stages that only read them.
+"""Make the program before the micro-batches, which copies parameters: in low precision, and to stages that read them.
 
 embed_weight : f32[64 16] @s0 = param('embed.weight')
 embed_weight_copy : bf16[64 16] @s0 = state(embed_weight_copy_next, 'embed.weight.copy')
@@ -57,9 +57,10 @@ def traced_copies(
 def traced_home(
     stages: Sequence[CutStage], homes: StageHomes, gradients: Mapping[str, Sequence[int]], device: torch.device
 ) -> Traced | None:
-    """Make the traced program that adds the gradients of tied parameters on the stages that keep these.
+    """Make the traced program of a call that adds the gradients of tied parameters on the stages that keep these.
 
-    ``gradients``: parameter → the stages on which its gradient adds up. ``None`` if each adds up on its home alone.
+    In a step, the update does that. ``gradients``: parameter → the stages on which its gradient adds up. ``None`` if
+    each adds up on its home alone.
 
     w : f32[8 4] @s0 = param
     w_grad : f32[8 4] @s0 = state(w_grad_all, 'w.grad')

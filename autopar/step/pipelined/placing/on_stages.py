@@ -1,4 +1,4 @@
-"""Place a program of all stages: on the mesh of one stage first, then each value on its own (``passes.spread``)."""
+"""Place a program of all stages: on the mesh of one stage first; then each value gets its stage (``passes.spread``)."""
 
 from __future__ import annotations
 

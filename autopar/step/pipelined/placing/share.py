@@ -1,13 +1,15 @@
-"""Make the program behind the passes, in which all stages get what one of them has made: outputs, written buffers.
+"""Make the program after the micro-batches, in which all stages get what one has made: outputs, written buffers.
 
 outputs_0 : f32[2 8 10] @s1 = input('.outputs.0')         the logits of two micro-batches, made by stage 1
 running_mean : f32[4] @s0 = buffer                        what stage 0 has written, and stage 1 keeps, too
 running_mean_1 : f32[4] @s1 = state(running_mean_s1_s1, 'running_mean')
-update:
+forward:
   outputs_0_mesh : f32[2 8 10] @s1 = send(outputs_0, None)
   outputs_0_mesh_mesh : f32[2 8 10] = recv(outputs_0_mesh, None, splits=((), (), ()))
   …
   return (outputs_0_mesh_mesh,)
+
+``None`` is the whole mesh.
 """
 
 from __future__ import annotations
