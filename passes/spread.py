@@ -45,8 +45,8 @@ class Spread(Pass):
           c : f32[4] = add.Tensor(a as [4], b as [4])         c : f32[4] @s0 = add.Tensor(a as [4] @s0, b as [4] @s0)
 
     An op is on the stage of its first operand that is on one, or else on the whole mesh. A value of the whole mesh is
-    the same on all stages, so each stage reads it where it is. The exception is ``over_stages``: it reads each number on
-    its stage, and its result, on the whole mesh, is pending over the stages until it is reduced.
+    the same on all stages, so each stage reads it where it is. The exception is ``over_stages``: it reads each number
+    on its stage, and its result, on the whole mesh, is pending over the stages until it is reduced.
     """
 
     name: ClassVar[str] = "spread"

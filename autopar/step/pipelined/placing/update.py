@@ -8,7 +8,7 @@ update:
   embed_weight_grad_1_dp_s0 : f32[64/dp 16] @s1 = send(embed_weight_grad_1_dp, s0)
   …
   squares_2 : f32[] +dp +pp = autopar::over_stages([squares, squares_1], f32, …)
-  squares_2_dp_pp : f32[] = all_reduce(squares_2, (dp, pp))
+  squares_2_pp_dp : f32[] = all_reduce(squares_2, (pp, dp))
 """
 
 from __future__ import annotations
