@@ -26,7 +26,7 @@ T = TypeVar("T")
 def facts_of_micro(
     compiler: Compiler, inputs: CallInputs, options: StepOptions, trained: Sequence[str],
     updates: Mapping[str, Updating], cut: Collection[str], notes: Sequence[str],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, object]:  # fmt: skip
     """Return what decides the programs of a micro-batch, as JSON by name.
 
     Raises:
@@ -82,7 +82,7 @@ def codec_of_update(
 
 def facts_of_update(
     compiler: Compiler, digest: str, trained: Sequence[Trained], options: StepOptions
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return what decides the programs that end a step. ``digest``: that of the micro-batch, with all that it has."""
     if not digest:
         raise NotCached("the programs of a micro-batch are not kept")

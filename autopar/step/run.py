@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -341,16 +341,16 @@ def brought_pieces(inputs: CallInputs, mesh: Mesh) -> int:
     return max(counts, default=0)
 
 
-def _in_span(entry: Entry, count: int) -> tuple[Where, AbstractContextManager[Any]]:
+def _in_span(entry: Entry, count: int) -> tuple[Where, AbstractContextManager[object]]:
     """Return what errors call a line, and the span of it."""
     words = WORDS.get(entry.what) or ("" if entry.batch is None else nth(entry.batch + 1, count))
     return words, span(words)
 
 
-def _in_slots(messages: Messages) -> Callable[[Entry], tuple[Where, AbstractContextManager[Any]]]:
+def _in_slots(messages: Messages) -> Callable[[Entry], tuple[Where, AbstractContextManager[object]]]:
     """Return the same for a rank of a step with stages, whose lines are blocks of their own, as slots are."""
 
-    def during(entry: Entry) -> tuple[Where, AbstractContextManager[Any]]:
+    def during(entry: Entry) -> tuple[Where, AbstractContextManager[object]]:
         of_stage = "" if entry.stage is None else f" of stage {entry.stage}"
         return "", messages.during(f"{OF_STAGES.get(entry.what, entry.program)}{of_stage}")
 

@@ -99,7 +99,7 @@ class TrainStep(RecordedSteps, Paged):
             parallel, calls, self.optimizer_state, self.averages, self.scaler, options.loss_scale
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
         raise TypeError(
             "a training step cannot be copied: its optimizer belongs to one model; copy the model, and call "
             "train_step on the copy"
@@ -231,7 +231,7 @@ class TrainStep(RecordedSteps, Paged):
         assert self._captured.latest is not None
         return self._captured.latest.program
 
-    def capture(self, *args: Any, **kwargs: Any) -> Step:
+    def capture(self, *args: object, **kwargs: object) -> Step:
         """Capture the step for such a batch and choose its layouts, unless that was done before. All ranks call it.
 
         Nothing is computed.
@@ -320,7 +320,7 @@ class TrainStep(RecordedSteps, Paged):
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def simulate(self, *args: Any, **kwargs: Any) -> Any:
+    def simulate(self, *args: object, **kwargs: object) -> Any:
         """Run one step with all ranks in this process, on full tensors.
 
         Returns the loss, or with ``returns=`` the model's outputs.
@@ -337,7 +337,7 @@ class TrainStep(RecordedSteps, Paged):
             return self._finish(made, *self._run(self._simulated, inputs, state, made))
 
     @never_traced
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run one step. Returns the loss of the batch, or with ``returns=`` the model's outputs.
 
         The loss is a number without a gradient that is the same on every rank. The batch is a dict, a tuple or a list
@@ -389,7 +389,7 @@ class TrainStep(RecordedSteps, Paged):
             return returned
         return self._crossing.run(runner, inputs, state, made.micro, made.runs, self._state())
 
-    def _agreed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+    def _agreed(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
         """Return the bound arguments of a batch; where open options are chosen for it, all ranks bring such a batch."""
         self._refuse_while_averaged()
         calls = self._calls
@@ -424,7 +424,7 @@ class TrainStep(RecordedSteps, Paged):
         self._here.forget(program)
         self._simulated.forget(program)
 
-    def _anomaly_mode(self) -> contextlib.AbstractContextManager[Any]:
+    def _anomaly_mode(self) -> contextlib.AbstractContextManager[object]:
         """Look for NaN after each op in the ``with`` block, if the step has the option ``detect_anomaly``."""
         return torch.autograd.set_detect_anomaly(True) if self.options.detect_anomaly else contextlib.nullcontext()
 

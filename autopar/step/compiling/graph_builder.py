@@ -61,7 +61,12 @@ class GraphBuilder:
         return new
 
     def transfer(
-        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], record: Record
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        record: Record,
     ) -> fx.Node:
         """Add a transfer of an explicit program."""
         node = make_node(self._graph, self._free(name), "call_function", function, args, dict(kwargs))

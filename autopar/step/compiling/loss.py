@@ -53,7 +53,7 @@ class StepLoss(torch.Tensor):
                 else result
             )
 
-    def backward(self, *args: Any, **kwargs: Any) -> None:
+    def backward(self, *args: object, **kwargs: object) -> None:
         if not self.requires_grad:
             raise RuntimeError(DONE)
         super().backward(*args, **kwargs)
@@ -64,7 +64,7 @@ class StepLoss(torch.Tensor):
     def __format__(self, form: str) -> str:
         return format(self.detach(), form)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> torch.Tensor:
         return copy.deepcopy(self.detach(), memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

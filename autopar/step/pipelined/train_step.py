@@ -38,7 +38,7 @@ class PipelinedStep(TrainStep):
     def _captures_of(self, batches: MicroBatches, options: StepOptions) -> PipelinedCaptures:
         return PipelinedCaptures(self._calls, self.optimizer_state, self.averages, batches, options, self._forget)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run one step, as ``TrainStep``. ``RuntimeError`` if one has failed on this rank before."""
         self._here.refuse_after_failure()
         return super().__call__(*args, **kwargs)

@@ -15,7 +15,7 @@ from autopar.runtime.processes.one_rank import alone
 from autopar.step.reports.rank_report import RankReport, exchanged, storage_bytes, time_by_class
 
 
-def measured_rank(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RankReport:
+def measured_rank(step: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> RankReport:
     """Return the report of a training step on this rank; ``step.rank_report`` documents it."""
     calls = step._calls
     rank = calls.context(" and call parallelize in each, or use autopar.one_rank(mesh, rank)").rank

@@ -110,7 +110,7 @@ class RecordedSteps:
         runs = self._recorded(*args, **kwargs)[0].runs
         return StepTimeline(self.communication, tuple(self._gathered(runs)))
 
-    def rank_report(self, *args: Any, **kwargs: Any) -> RankReport:
+    def rank_report(self, *args: object, **kwargs: object) -> RankReport:
         """Run a few steps on this rank, and report its memory, its time by classes of ops, and its communication.
 
         Prints as tables. Measured memory stands beside the predicted one. In ``autopar.one_rank(mesh, rank)`` no other

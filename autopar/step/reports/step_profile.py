@@ -191,7 +191,7 @@ class StepProfile:
         return [*self.computed.tracks, *tracks.values()]
 
     @property
-    def _about(self) -> dict[str, Any]:
+    def _about(self) -> dict[str, object]:
         made = self.computed
         about = {"makespan": made.makespan, "exposed": made.exposed, "source": self.communication.source}
         return {**about, "steps": self.steps} if self.ranks else {**about, "recorded": NOT_REAL}

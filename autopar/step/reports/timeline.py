@@ -74,7 +74,7 @@ class StepTimeline(InNotebook):
         return [simulated_track("simulated", self.communication.in_turn()), *self.recorded]
 
     @property
-    def _about(self) -> dict[str, Any]:
+    def _about(self) -> dict[str, object]:
         made = self.communication
         return {"makespan": made.makespan, "bound": made.bound, "exposed": made.exposed, "source": made.source}
 

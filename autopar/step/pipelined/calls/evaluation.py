@@ -52,7 +52,7 @@ class StagedCalls:
         else:
             self._runner = StepRunner(calls, lambda: carrier_here(calls, offload=False))
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """Call the model on the ranks of this process. Returns its own output structure. All ranks call it."""
         calls = self._calls
         with ONE_AT_A_TIME:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import fx
 
@@ -172,7 +171,7 @@ def codec_of_staged(
 ) -> Codec[StagedCall]:  # fmt: skip
     """Return how such a call is kept for other processes."""
 
-    def facts() -> dict[str, Any]:
+    def facts() -> dict[str, object]:
         at = {"meshes": homes.meshes, "stages": dict(homes.stage), "layouts": dict(homes.layouts)}
         return {
             **facts_of_call(compiler, inputs, notes),

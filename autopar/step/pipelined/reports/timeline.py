@@ -100,7 +100,7 @@ class PipelinedTimeline(InNotebook):
         return [*simulated_tracks(self.simulation), *self.recorded]
 
     @property
-    def _about(self) -> dict[str, Any]:
+    def _about(self) -> dict[str, object]:
         made = self.simulation
         return {"schedule": made.schedule.title, "makespan": made.makespan, "exposed": list(made.exposed)}
 
@@ -205,5 +205,5 @@ def _stream(message: Task) -> str:
     return f"{'to' if message.action == 'S' else 'from'} stage {message.peer}"
 
 
-def _about(task: Task) -> Mapping[str, Any]:
+def _about(task: Task) -> Mapping[str, object]:
     return {"stage": task.stage, "micro-batch": task.batch}
