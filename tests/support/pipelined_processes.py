@@ -84,9 +84,10 @@ def rows_of_each_rank() -> None:
 
 def open_options() -> None:
     """All ranks choose the same micro-batches and stages of ZeRO, and plans that one of them has searched."""
-    step = pipelined_alike("shared", MESHES["pp2 dp2"], "1f1b", "search", count=2, plan="search", called=True,
+    step = pipelined_alike("layers", MESHES["pp2 dp2"], "1f1b", "search", count=2, layers=2, plan="search", called=True,
                            zero="search", machine=FAST, time_limit=600.0)  # fmt: skip
-    texts = step._calls.agreement.ranks.gathered((str(step.choice), step.solution.stages))
+    plans = [stage.to_json() for stage in step.solution.stages]
+    texts = step._calls.agreement.ranks.gathered((str(step.choice), plans))
     assert all(text == texts[0] for text in texts) and len(step.choice.candidates) == 2
     step.parallel.close()
 
