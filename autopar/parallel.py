@@ -430,6 +430,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         """
         from autopar.step.options import options_of
         from autopar.step.pipelined.train_step import PipelinedStep
+        from autopar.step.step_compiler import is_on_stages
         from autopar.step.train_step import TrainStep
 
         made = options_of(options)
@@ -440,9 +441,8 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         if chosen is not None and made.schedule is None:
             count = made.microbatches if "microbatches" in options else chosen.microbatches
             made = replace(made, schedule=chosen, microbatches=count)
-        given = (made.schedule, made.chunks, made.stages)
-        pipelined = self._calls.mesh.sizes.get(PIPELINE, 1) > 1 or any(option is not None for option in given)
-        return (PipelinedStep if pipelined else TrainStep)(self, self._calls, optimizer, made)
+        kind = PipelinedStep if is_on_stages(self._calls.mesh, made) else TrainStep
+        return kind(self, self._calls, optimizer, made)
 
 
 def _until_searched(model: torch.nn.Module, mesh: Mesh, attrs: Mapping[str, DistAttr]) -> dict[str, DistAttr]:

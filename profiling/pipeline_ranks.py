@@ -26,7 +26,7 @@ from autopar.pipeline import PipelineSchedule
 from autopar.runtime.running import functions
 from autopar.runtime.running.slots import SlotRunner
 from autopar.runtime.wire.clock import now
-from autopar.step.pipelined import captures
+from autopar.step import step_compiler
 
 RANKS = 4
 MIB = 2**20
@@ -99,7 +99,7 @@ def peaks_of_torch(microbatches: Sequence[int], layers: int) -> list[list[int]]:
 @contextlib.contextmanager
 def held_gradients() -> Iterator[None]:
     """Make schedules that keep each send of a gradient to the end of the step."""
-    made = captures.schedule_of
+    made = step_compiler.schedule_of
 
     def schedule_of(*args: Any) -> PipelineSchedule:
         schedule = made(*args)
@@ -109,7 +109,7 @@ def held_gradients() -> Iterator[None]:
         )
         return replace(schedule, slots=rows).known_right()
 
-    with mock.patch.object(captures, "schedule_of", schedule_of):
+    with mock.patch.object(step_compiler, "schedule_of", schedule_of):
         yield
 
 

@@ -26,6 +26,7 @@ from autopar.plan.plan import Plan
 from autopar.report.passes import Reports
 from autopar.step.compiling.compile import compile_micro
 from autopar.step.compiling.compile_update import compile_update
+from autopar.step.compiling.request import MicroRequest
 from autopar.step.compiling.update import Trained
 from autopar.step.options import options_of
 
@@ -134,14 +135,9 @@ def placed_step(layers: int) -> PlacedStep:
     parallel = autopar.parallelize(model, MESH, STEP_PLAN)
     compiler = Keeping(**{field.name: getattr(parallel.compiler, field.name) for field in fields(Compiler)})
     options = options_of(STEP)
-    micro = compile_micro(
-        compiler,
-        call_inputs(bind_arguments(model, (), inputs), "global", MESH, lambda shapes: {}),
-        options,
-        [name for name, _ in model.named_parameters()],
-        {},
-        tuple(inputs),
-    )
+    call = call_inputs(bind_arguments(model, (), inputs), "global", MESH, lambda shapes: {})
+    trained_names = [name for name, _ in model.named_parameters()]
+    micro = compile_micro(compiler, MicroRequest(call, options, trained_names, {}, tuple(inputs)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
     update = definition_of(optimizer).update(optimizer.param_groups[0])
     states = [name for name in update.states if name not in update.counted]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from autopar.cache.codec import Check, Codec
-from autopar.cache.records import Leaf
 from autopar.capture.guards import GuardedCall
 from autopar.capture.model_state import ModelState
 from autopar.costs.on_hosts import on_hosts
@@ -24,18 +23,17 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.scheduling.programs.overlap import check_priorities, overlap_of
 from autopar.search.transfer_prices.chains import Tables
 from autopar.step.batches.batches import MicroBatches
-from autopar.step.compiled import AnyStep, CompiledOnMesh
-from autopar.step.compiling.compile import compile_micro
-from autopar.step.compiling.compile_update import compile_update
-from autopar.step.compiling.compiled_step import CompiledMicro, MicroBatch, StepUpdate
+from autopar.step.compiled import AnyStep
+from autopar.step.compiling.compiled_step import CompiledMicro
 from autopar.step.compiling.ending import Updating
-from autopar.step.compiling.memory_limit import trained_of, within_memory
+from autopar.step.compiling.memory_limit import trained_of
+from autopar.step.compiling.request import MicroRequest
 from autopar.step.compiling.trainable import refuse_untrainable
 from autopar.step.compiling.update import Trained
-from autopar.step.kept_steps import codec_of_micro, codec_of_update
 from autopar.step.options import StepOptions
 from autopar.step.states.average import Averages
 from autopar.step.states.optimizer_state import OptimizerState
+from autopar.step.step_compiler import StepCompiler
 from autopar.torch_private import without_function_modes
 
 # the key of the call, the names of the trained parameters, the names of the inputs that are cut
@@ -50,8 +48,7 @@ class StepCaptures:
     """The programs of a training step, by call.
 
     Attributes:
-        kind: what a micro-batch is called in the cache.
-        record: the class that holds its programs.
+        how: how they are compiled.
         micros: call → the programs of one micro-batch.
         updates: call, and how the optimizer updates each parameter → the programs of the step.
         made: how many micro-batches and updates were compiled.
@@ -61,9 +58,6 @@ class StepCaptures:
     Args:
         forget: a function that is called with each program that is dropped.
     """
-
-    kind: ClassVar[str] = "micro"
-    record: ClassVar[type[CompiledMicro]] = MicroBatch
 
     def __init__(self, calls: Calls, optimizer_state: OptimizerState, averages: Averages | None, batches: MicroBatches,
                  options: StepOptions, forget: Callable[[Program], None]) -> None:  # fmt: skip
@@ -75,6 +69,7 @@ class StepCaptures:
             options,
             forget,
         )
+        self.how = StepCompiler.of(calls, options)
         self.made = 0
         self.clear()
 
@@ -157,7 +152,7 @@ class StepCaptures:
             compiler, cache=None, planner=replace(compiler.planner, below=below, time_limit=time_limit, tables=tables)
         )
         micro = self._compiled(inputs, call, compiler, same_numbers)
-        return self._compile_update(compiler, trained_of(micro, updates), micro)
+        return self.how.step(compiler, trained_of(micro, updates), micro, self._options, self._calls)
 
     def _compiled(
         self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, same_numbers: bool = False
@@ -168,45 +163,20 @@ class StepCaptures:
         known = [known for known, *_ in self.micros.keys]
         notes = [] if compiler.serves(inputs) else about_recapture(key, known, call.changes, calls.captures.recapture)
         with self._with_note():
-            return self._compile(inputs, call, compiler, notes, same_numbers)
+            return self.how.micro(compiler, self._request(inputs, call, self._options, notes, same_numbers))
 
-    def _compile(
-        self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, notes: Sequence[str], same_numbers: bool
-    ) -> CompiledMicro:
-        micro, digest = compiler.once(
-            lambda compiler: self._made(inputs, call, compiler, notes, same_numbers),
-            lambda: self.codec(self.kind, compiler, inputs, call, notes, self._options),
-        )
-        return replace(micro, digest=digest)
-
-    def _made(
-        self, inputs: CallInputs, call: GuardedCall, compiler: Compiler, notes: Sequence[str], same_numbers: bool
-    ) -> CompiledMicro:
-        """Compile the programs of a micro-batch."""
+    def _request(
+        self, inputs: CallInputs, call: GuardedCall, options: StepOptions, notes: Sequence[str] = (),
+        same_numbers: bool = False,
+    ) -> MicroRequest:  # fmt: skip
         _, trained, cut = call.key
-        updates, options = self.optimizer_updates(), self._options
-        return within_memory(
-            lambda compiler: compile_micro(
-                compiler, inputs, options, trained, updates, cut, notes, same_numbers=same_numbers
-            ),
-            compiler,
-            updates,
-            options,
-            self._calls.device.type == "cpu",
-        )
+        return MicroRequest(inputs, options, trained, self.optimizer_updates(), cut, notes, same_numbers)
 
-    def codec(
-        self, kind: str, compiler: Compiler, inputs: CallInputs, call: GuardedCall, notes: Sequence[str],
-        options: StepOptions,
-    ) -> Codec[CompiledMicro]:  # fmt: skip
-        """Return how the programs of a micro-batch are kept. ``options``: those that decide it, which may be open."""
-        return codec_of_micro(
-            kind, self.record, compiler, inputs, options, call.key, self.optimizer_updates(), notes, self._leaves()
-        )
-
-    def _leaves(self) -> Mapping[Any, Leaf]:
-        """Return class → the form of its values, where records have no own."""
-        return {}
+    def codec_of_choice(
+        self, compiler: Compiler, inputs: CallInputs, call: GuardedCall, options: StepOptions
+    ) -> Codec[CompiledMicro]:
+        """Return how the programs of a micro-batch are kept that were chosen. ``options``: with open ones."""
+        return self.how.codec(compiler, self._request(inputs, call, options), "choice")
 
     def optimizer_updates(self) -> Mapping[str, Updating]:
         """Return how the optimizer updates each parameter."""
@@ -261,7 +231,7 @@ class StepCaptures:
         made = self.updates.pop((key, facts), None)
         if made is None:
             compiler = self.compiler()
-            made = self._compile_update(compiler, trained, micro)
+            made = self.how.step(compiler, trained, micro, self._options, self._calls)
             made.check_memory()
             check_priorities(compiler.overlap, [*micro.explicit, *made.update.explicit])
             self.made += 1
@@ -269,14 +239,6 @@ class StepCaptures:
         self.updates[key, facts] = made
         self.latest, self.trained = made, trained
         return self.latest
-
-    def _compile_update(self, compiler: Compiler, trained: Sequence[Trained], micro: CompiledMicro) -> AnyStep:
-        assert isinstance(micro, MicroBatch)
-        update, _ = compiler.once(
-            lambda compiler: compile_update(compiler, trained, micro, self._options),
-            lambda: codec_of_update("update", StepUpdate, compiler, micro.digest, trained, self._options),
-        )
-        return CompiledOnMesh(micro, update, self._options, self._calls, self.compiler())
 
     def _drop(self, call: GuardedCall, micro: CompiledMicro) -> None:
         """Drop a capture and its updates."""

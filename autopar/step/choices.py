@@ -111,7 +111,7 @@ class StepChoices:
             def codec_of(options: StepOptions) -> Codec[CompiledMicro]:
                 way = self._way(options)
                 own = self._calls.inputs(way.batches(arguments)[0])
-                return way.captured.codec("choice", numbered, own, call, (), self._options)
+                return way.captured.codec_of_choice(numbered, own, call, self._options)
 
             return codec_of_choice(self._options, way.options, codec_of)
 

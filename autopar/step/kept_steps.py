@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from autopar.cache.cache import Codec
 from autopar.cache.described import described_options
@@ -11,34 +11,29 @@ from autopar.cache.folder import NotCached
 from autopar.cache.program_rows import Types, attr_row, op_name
 from autopar.cache.records import Leaf, Records
 from autopar.model.compiled import RUNS, Compiler
-from autopar.model.inputs import CallInputs
 from autopar.model.kept_calls import C, codec_of_captured
 from autopar.model.kept_facts import facts_of_call
 from autopar.optimizers.update import Update
-from autopar.step.compiling.ending import Updating
+from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.compiling.outputs import loss_of
+from autopar.step.compiling.request import MicroRequest
 from autopar.step.compiling.update import Trained
 from autopar.step.options import StepOptions
 
-T = TypeVar("T")
 
-
-def facts_of_micro(
-    compiler: Compiler, inputs: CallInputs, options: StepOptions, trained: Sequence[str],
-    updates: Mapping[str, Updating], cut: Collection[str], notes: Sequence[str],
-) -> dict[str, object]:  # fmt: skip
+def facts_of_micro(compiler: Compiler, request: MicroRequest) -> dict[str, object]:
     """Return what decides the programs of a micro-batch, as JSON by name.
 
     Raises:
         NotCached: something that decides it has no text.
     """
     return {
-        **facts_of_call(compiler, inputs, notes),
-        "step": described_options(options),
-        "trained": list(trained),
-        "cut": sorted(cut),
+        **facts_of_call(compiler, request.call, request.notes),
+        "step": described_options(request.options),
+        "trained": list(request.trained),
+        "cut": sorted(request.cut),
         "updates": [[name, _update(update), described_options(dict(types))] for name, (update, types) in
-                    updates.items()],
+                    request.updates.items()],
     }  # fmt: skip
 
 
@@ -50,33 +45,25 @@ def _update(update: Update) -> Any:
 
 
 def codec_of_micro(
-    kind: str, record: type[C], compiler: Compiler, inputs: CallInputs, options: StepOptions, key: tuple[Any, ...],
-    updates: Mapping[str, Updating], notes: Sequence[str], more: Mapping[Any, Leaf] | None = None,
-) -> Codec[C]:  # fmt: skip
-    """Return how the programs of a micro-batch are kept.
-
-    Args:
-        key: of the call.
-        more: as in ``codec_of_captured``.
-    """
-    _, trained, cut = key
+    kind: str, record: type[C], compiler: Compiler, request: MicroRequest, more: Mapping[Any, Leaf]
+) -> Codec[C]:
+    """Return how the programs of a micro-batch are kept. ``more``: as in ``codec_of_captured``."""
     return codec_of_captured(
-        kind, record, compiler, inputs,
-        lambda: facts_of_micro(compiler, inputs, options, trained, updates, cut, notes), more, loss_of,
-    )  # fmt: skip
+        kind, record, compiler, request.call, lambda: facts_of_micro(compiler, request), more, loss_of
+    )
 
 
 def codec_of_update(
-    kind: str, record: type[T], compiler: Compiler, digest: str, trained: Sequence[Trained], options: StepOptions
-) -> Codec[T]:
+    compiler: Compiler, digest: str, trained: Sequence[Trained], options: StepOptions
+) -> Codec[StepUpdate]:
     """Return how the programs that end a step are kept. ``digest``: that of the micro-batch."""
     return Codec(
-        kind=kind,
+        kind="update",
         model=None,
         facts=lambda: facts_of_update(compiler, digest, trained, options),
         guards=lambda update: None,
-        write=lambda update: Records({}).to_json(update, record),
-        read=lambda content, guards: Records({}, content, RUNS).read(content["record"], record),
+        write=lambda update: Records({}).to_json(update, StepUpdate),
+        read=lambda content, guards: Records({}, content, RUNS).read(content["record"], StepUpdate),
     )
 
 

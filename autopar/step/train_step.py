@@ -47,6 +47,7 @@ from autopar.step.shown import Shown
 from autopar.step.states.average import Averages
 from autopar.step.states.optimizer_state import OptimizerState
 from autopar.step.states.state import TrainingState
+from autopar.step.step_compiler import StepCompiler
 from autopar.timetable import Timetable
 from autopar.torch_private import without_function_modes
 from autopar.verify.channels.classes import RankClass
@@ -74,6 +75,7 @@ class TrainStep(RecordedSteps, Paged):
     def __init__(
         self, parallel: torch.nn.Module, calls: Calls, optimizer: torch.optim.Optimizer, options: StepOptions
     ) -> None:
+        StepCompiler.of(calls, options)  # a schedule that does not fit is refused before anything runs
         self.parallel, self.optimizer, self.options, self._calls = parallel, optimizer, options, calls
         self.grad_norm: torch.Tensor | None = None
         self.steps = 0
@@ -216,10 +218,8 @@ class TrainStep(RecordedSteps, Paged):
     def _way(self, options: StepOptions) -> Chosen:
         """Return a way to run the step, without open options."""
         batches = MicroBatches(self._calls.mesh, options.count, self._calls.binding.of_the_batch)
-        return Chosen(options, batches, self._captures_of(batches, options))
-
-    def _captures_of(self, batches: MicroBatches, options: StepOptions) -> StepCaptures:
-        return StepCaptures(self._calls, self.optimizer_state, self.averages, batches, options, self._forget)
+        captured = StepCaptures(self._calls, self.optimizer_state, self.averages, batches, options, self._forget)
+        return Chosen(options, batches, captured)
 
     def _current(self) -> AnyStep:
         if self._shown.programs is None:
@@ -342,7 +342,11 @@ class TrainStep(RecordedSteps, Paged):
 
         The loss is a number without a gradient that is the same on every rank. The batch is a dict, a tuple or a list
         of the model's arguments, or these arguments themselves. All ranks call it in the same way.
+
+        Raises:
+            RuntimeError: a step on stages has failed on this rank before.
         """
+        self._here.refuse_after_failure()
         if self._next_steps is not None:
             return self._next_steps.run(self, args, kwargs)
         calls = self._calls

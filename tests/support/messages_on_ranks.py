@@ -9,8 +9,8 @@ import torch
 from torch import distributed
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autopar.runtime.lowering.point_to_point import Handle, MessageEnd, launch, post, start, under_way, wait
-from autopar.runtime.lowering.tags import PASSES, tag_of
+from autopar.runtime.lowering.point_to_point import Handle, MessageEnd, start, under_way, wait
+from autopar.runtime.lowering.tags import PASSES, UNTAGGED, tag_of
 from autopar.runtime.processes.groups import Key, process_groups
 
 OTHER = {0: 1, 1: 0}
@@ -26,6 +26,17 @@ def groups() -> tuple[Groups, list[Key]]:
 
 def box(value: float, size: int = 4) -> torch.Tensor:
     return torch.full((size,), value, dtype=torch.float32)
+
+
+Ends = list[tuple[int, torch.Tensor]]  # the other rank of each message, and the memory
+
+
+def launch(ends: Ends, group: str | None = None, tag: int = UNTAGGED) -> Handle:
+    return start([MessageEnd(True, *end) for end in ends], group, tag)
+
+
+def post(ends: Ends, group: str | None = None, tag: int = UNTAGGED) -> Handle:
+    return start([MessageEnd(False, *end) for end in ends], group, tag)
 
 
 def values(received: tuple[torch.Tensor, ...]) -> list[float]:

@@ -44,16 +44,16 @@ class Turn:
 
 
 def turn_of(
-    compiler: Compiler, program: Program, ending: Program, options: StepOptions, written: frozenset[str],
-    counts: Sequence[str] = (),
+    compiler: Compiler, program: Program, ending: Program, counts: Sequence[str], options: StepOptions,
+    written: frozenset[str],
 ) -> tuple[Turn | None, str]:  # fmt: skip
     """Return the rotated step, and a note that says what crosses; ``None`` if nothing does.
 
     Args:
         program: the first micro-batch, with the counts of all; without ops where slots run the micro-batches.
         ending: the explicit program of the update, with the copies of parameters.
-        written: the names of the states that the update replaces.
         counts: as of ``rotate``.
+        written: the names of the states that the update replaces.
     """
     start = time.perf_counter()
     with gc_paused():

@@ -22,7 +22,6 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import LOSS, count_name, gradient_name, input_of_batch
 from autopar.model.compiled import Compiler
-from autopar.model.inputs import CallInputs
 from autopar.passes import Amp, pipeline, run_passes
 from autopar.passes.amp import low_precision
 from autopar.plan.batch import split_over
@@ -39,9 +38,10 @@ from autopar.step.batches.counts import count_program
 from autopar.step.batches.more_rows import MoreRows
 from autopar.step.compiling.compiled_step import MicroBatch, Placed, about, merged
 from autopar.step.compiling.copies import Copy, copy_program
-from autopar.step.compiling.ending import Updating, ending_of
+from autopar.step.compiling.ending import ending_of
 from autopar.step.compiling.micro import Micro, micro_of
 from autopar.step.compiling.outputs import about_outputs, loss_of, names_of
+from autopar.step.compiling.request import MicroRequest
 from autopar.step.compiling.update import Untrained
 from autopar.step.compiling.zero import Zero, about_whole, zero_of
 from autopar.step.options import StepOptions
@@ -49,36 +49,17 @@ from autopar.verify.levels import verify
 
 
 @doing("train_step")
-def compile_micro(
-    compiler: Compiler,
-    call: CallInputs,
-    options: StepOptions,
-    trained: Sequence[str],
-    updates: Mapping[str, Updating],
-    cut: Collection[str],
-    notes: Sequence[str] = (),
-    *,
-    same_numbers: bool = False,
-) -> MicroBatch:
+def compile_micro(compiler: Compiler, request: MicroRequest) -> MicroBatch:
     """Capture the call of one micro-batch, and place it on the mesh.
 
-    Args:
-        call: the inputs of the micro-batch.
-        trained: the names of the optimizer's parameters.
-        updates: how they are updated, which counts where the plan is searched.
-        cut: the names of the inputs that are cut into micro-batches.
-        notes: lines that are added to the report.
-        same_numbers: whether several micro-batches must have the numbers of the whole batch.
-
     Raises:
-        OtherNumbers: they have others.
+        OtherNumbers: several micro-batches must have the numbers of the whole batch, and have others.
         CaptureError: the model returns no loss.
         ValueError: ``zero`` without an axis that shards the batch.
     """
-    captured, attrs, report = replace(compiler, homes={}).capture(
-        call, notes
-    )  # the layouts of parameters are decided here
-    return MicroCompiler(compiler, options, trained, updates, captured, attrs, report, same_numbers, call).run(cut)
+    # the layouts of parameters are decided here
+    captured, attrs, report = replace(compiler, homes={}).capture(request.call, request.notes)
+    return MicroCompiler(compiler, request, captured, attrs, [report]).run()
 
 
 class OtherNumbers(AutoparError):
@@ -91,43 +72,37 @@ class MicroCompiler:
     Attributes:
         attrs: node → its layout, of the nodes that have one before layouts are propagated.
         reports: of all passes so far.
-        call: the inputs of the micro-batch, which may be captured again with more rows.
         renamed: input → its name in the program, where it is another one.
         copied: parameter → its type between steps and that of its copy, where ``micro`` takes a copy.
     """
 
     def __init__(
-        self,
-        compiler: Compiler,
-        options: StepOptions,
-        trained: Sequence[str],
-        updates: Mapping[str, Updating],
-        captured: Captured,
-        attrs: dict[str, DistAttr],
-        report: PassReport,
-        same_numbers: bool = False,
-        call: CallInputs | None = None,
-    ) -> None:
-        self.compiler, self.options, self.trained, self.updates = compiler, options, trained, updates
-        self.captured, self.attrs, self.reports = captured, attrs, [report]
-        self.same_numbers, self.call = same_numbers, call
+        self, compiler: Compiler, request: MicroRequest, captured: Captured, attrs: dict[str, DistAttr],
+        reports: list[PassReport],
+    ) -> None:  # fmt: skip
+        self.compiler, self.request, self.captured, self.attrs, self.reports = (
+            compiler, request, captured, attrs, reports,
+        )  # fmt: skip
+        self.options, self.trained = request.options, request.trained
         self.renamed: Mapping[str, str] = {}
         self.copied: Mapping[str, tuple[TensorType, TensorType]] = {}
 
-    def run(self, cut: Collection[str]) -> MicroBatch:
-        return self.placed(*self.traced(cut))
+    def run(self) -> MicroBatch:
+        return self.placed(*self.traced())
 
-    def traced(self, cut: Collection[str]) -> tuple[Program, Micro]:
-        """Return the traced program of the loss, and that of a micro-batch. ``cut``: the inputs that are cut."""
+    def traced(self) -> tuple[Program, Micro]:
+        """Return the traced program of the loss, and that of a micro-batch."""
         traced, self.renamed = self._loss_alone()
-        return traced, self._micro(traced, {self.renamed.get(name, name) for name in cut}, self._more_rows(cut))
+        cut = {self.renamed.get(name, name) for name in self.request.cut}
+        return traced, self._micro(traced, cut, self._more_rows())
 
-    def _more_rows(self, cut: Collection[str]) -> MoreRows | None:
-        if self.call is None or self.options.count == 1:
+    def _more_rows(self) -> MoreRows | None:
+        """Return how the call is captured again with more rows."""
+        if self.options.count == 1:
             return None
-        compiler = self.compiler
-        whole, random, keep = self.call.whole(), compiler.random, compiler.sizes.keep
-        return MoreRows(self.captured, compiler.model, whole, cut, random, compiler.numbers, keep)
+        compiler, request = self.compiler, self.request
+        whole, random, keep = request.call.whole(), compiler.random, compiler.sizes.keep
+        return MoreRows(self.captured, compiler.model, whole, request.cut, random, compiler.numbers, keep)
 
     def placed(
         self,
@@ -235,7 +210,7 @@ class MicroCompiler:
         types = {name_of(node): tensor_type(node) for node in micro.program.placeholders}
         sums = {name: types[gradient_name(name)] for name in micro.gradients}
         kept = dict.fromkeys(low_precision(micro.program), torch.float32) if self.options.amp else {}
-        return ending_of(self.updates, types, sums, kept, self.options, state_of)
+        return ending_of(self.request.updates, types, sums, kept, self.options, state_of)
 
     def _loss_alone(self) -> tuple[Program, dict[str, str]]:
         """The traced program with the gradients of the loss alone, in mixed precision; and the inputs that were
@@ -267,7 +242,7 @@ class MicroCompiler:
         ms = (time.perf_counter() - start) * 1e3
         verify(micro.program, "micro")
         mean_notes = _about_the_mean(micro)
-        if self.same_numbers and options.count > 1 and (mean_notes or _has_statistics(traced)):
+        if self.request.same_numbers and options.count > 1 and (mean_notes or _has_statistics(traced)):
             raise OtherNumbers(mean_notes[0] if mean_notes else "each micro-batch updates the buffers of the model")
         for note in mean_notes:
             warn_user(note)

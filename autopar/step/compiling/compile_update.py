@@ -1,4 +1,20 @@
-"""Compile the programs that end a step: the update, and the last micro-batch merged with it, or the rotated step."""
+"""Compile the programs that end a step: the update, and what it runs in.
+
+On a mesh the last micro-batch is merged with the update. On stages the update is one program of all of them, whose
+messages between stages are lines:
+
+    loss : f32[] +dp @s1 = buffer('.loss')              embed.weight is read by the last stage, too: its sum goes home
+    embed_weight_grad : f32[64 16] +dp @s0 = buffer('embed.weight.grad')
+    embed_weight_grad_1 : f32[64 16] +dp @s1 = buffer('embed.weight.grad')
+    update:
+      embed_weight_grad_1_dp : f32[64/dp 16] @s1 = reduce_scatter(embed_weight_grad_1, 0, dp)
+      embed_weight_grad_1_dp_s0 : f32[64/dp 16] @s1 = send(embed_weight_grad_1_dp, s0)
+      …
+      squares_2 : f32[] +dp +pp = autopar::over_stages([squares, squares_1], f32, …)
+      squares_2_pp_dp : f32[] = all_reduce(squares_2, (pp, dp))
+
+With ``across=True`` the rotated step takes their place, if anything crosses the end of a step.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +23,12 @@ from dataclasses import replace
 
 from autopar.ir.nodes import name_of, operands, record_of, set_record
 from autopar.ir.program import Program
-from autopar.ir.value_names import LOSS, count_name
+from autopar.ir.value_names import LOSS
 from autopar.model.compiled import Compiler
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import Execution
 from autopar.step.across.across import turn_of
-from autopar.step.compiling.compiled_step import MicroBatch, StepUpdate, merged
-from autopar.step.compiling.merged_programs import merge_programs
+from autopar.step.compiling.compiled_step import CompiledMicro, StepUpdate
 from autopar.step.compiling.update import Norm, Trained, update_of
 from autopar.step.options import StepOptions
 from autopar.verify.levels import verify
@@ -21,34 +36,34 @@ from autopar.verify.levels import verify
 
 @doing("update")
 def compile_update(
-    compiler: Compiler, trained: Sequence[Trained], micro: MicroBatch, options: StepOptions
+    compiler: Compiler, trained: Sequence[Trained], micro: CompiledMicro, options: StepOptions
 ) -> StepUpdate:
     """Compile the optimizer's step that follows such micro-batches."""
-    device = micro.captured.device
     norm = Norm(options.clip_norm, micro.untrained) if options.measured else None
     ending = update_of(
-        trained, micro.loss, device, norm=norm, scaling=options.loss_scale if options.scaled else None, ema=options.ema
-    )
+        trained, micro.loss, micro.captured.device, norm=norm,
+        scaling=options.loss_scale if options.scaled else None, ema=options.ema, staged=micro.staged,
+    )  # fmt: skip
     _give_loss_its_source(ending.program, micro.program)
     verify(ending.program, "update")
     states = frozenset(name_of(node) for node in ending.program.placeholders if record_of(node).role == "state")
-    execution = Execution(whole=True, written=states)
-    local, reports, _ = compiler.place(ending.program, ending.constraints, device, execution=execution)
-    turn, note = None, ""
+    placed, reports = micro.place_update(compiler, ending, Execution(whole=True, written=states))
+    made = StepUpdate(*placed, placed, states, ending.returns, tuple(reports))
+    note = ""
     if options.across:
-        first = micro.program if micro.first is None else micro.first[0]  # with the counts of all
-        counted = [] if micro.first is None or micro.count is None else operands(micro.count[0].output)
-        with_copies = ending.program if micro.copy is None else merge_programs(ending.program, micro.copy[0])
-        names = [count_name(k) for k in range(len(counted))]
-        turn, note = turn_of(compiler, first, with_copies, options, states, names)
-    if turn is not None:
-        reports += turn.reports
-        about = StepUpdate(ending.program, local, turn.placed, states, ending.returns, tuple(reports))
-        return replace(about, crossing=turn.crossing, note=note, sums=turn.sums)
+        assert micro.program.mesh is not None
+        whole = replace(compiler, mesh=micro.program.mesh)
+        turn, note = turn_of(whole, *micro.turned(ending.program), options, states)
+        if turn is not None:
+            return replace(made, last=turn.placed, reports=(*reports, *turn.reports), crossing=turn.crossing,
+                           note=note, sums=turn.sums)  # fmt: skip
     of_last = Execution(whole=True, written=states, from_zero=options.count == 1)
-    last, more = merged(compiler, micro.program, ending.program, execution=of_last)
-    reports += [replace(more[0], notes=(note,)), *more[1:]] if note else more
-    return StepUpdate(ending.program, local, last, states, ending.returns, tuple(reports), note=note)
+    last, more = micro.ended(compiler, placed, of_last)
+    rows = [*reports, *more]
+    if note:
+        at = min(len(reports), len(rows) - 1)
+        rows[at] = replace(rows[at], notes=(note,))
+    return replace(made, last=last, reports=tuple(rows), note=note)
 
 
 def _give_loss_its_source(update: Program, micro: Program) -> None:
@@ -57,7 +72,8 @@ def _give_loss_its_source(update: Program, micro: Program) -> None:
     rows = zip(operands(micro.output), record_of(micro.output).results, strict=True)
     next_states = {result.of: record_of(node) for node, result in rows if result.kind == "state"}
     in_update, in_micro = (
-        next(node for node in program.placeholders if name_of(node) == LOSS) for program in (update, micro)
+        [node for node in program.placeholders if name_of(node) == LOSS] for program in (update, micro)
     )
-    loss = next_states[in_micro.name]
-    set_record(in_update, record_of(in_update)._replace(source=loss.source, module=loss.module))
+    loss = next_states[in_micro[0].name]
+    for node in in_update:
+        set_record(node, record_of(node)._replace(source=loss.source, module=loss.module))

@@ -10,8 +10,10 @@ from typing import Any, ClassVar, Protocol
 from autopar.capture import Captured
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr
+from autopar.ir.nodes import operands
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
+from autopar.ir.value_names import count_name
 from autopar.model.compiled import Compiler
 from autopar.model.stage_homes import StageHomes
 from autopar.report.passes import PassReport
@@ -20,7 +22,7 @@ from autopar.scheduling.programs.order import Execution
 from autopar.search.solutions.solution import Solution
 from autopar.step.compiling.merged_programs import merge_programs
 from autopar.step.compiling.outputs import Output
-from autopar.step.compiling.update import Untrained
+from autopar.step.compiling.update import Staged, Untrained, UpdateProgram
 from autopar.step.program import RankStep, Step
 from autopar.verify.levels import verify
 
@@ -54,6 +56,19 @@ class CompiledMicro(Protocol):
     def stage_homes(self) -> StageHomes | None: ...
     @property
     def policy(self) -> str: ...
+    @property
+    def program(self) -> Program: ...
+    @property
+    def loss(self) -> TensorType | None: ...
+    @property
+    def untrained(self) -> tuple[Untrained, ...]: ...
+    @property
+    def staged(self) -> Staged | None: ...
+    def place_update(
+        self, compiler: Compiler, ending: UpdateProgram, execution: Execution
+    ) -> tuple[Placed, list[PassReport]]: ...
+    def turned(self, ending: Program) -> tuple[Program, Program, Sequence[str]]: ...
+    def ended(self, compiler: Compiler, ending: Placed, execution: Execution) -> tuple[Placed, list[PassReport]]: ...
     def programs(self, update: StepUpdate) -> dict[str, Placed]: ...
     def running(self, update: StepUpdate, microbatches: int) -> dict[str, tuple[LocalPrograms, int]]: ...
 
@@ -97,6 +112,7 @@ class MicroBatch:
     digest: str = ""
 
     policy: ClassVar[str] = ""  # it has no stages
+    staged: ClassVar[None] = None
 
     @property
     def stage_homes(self) -> None:
@@ -107,6 +123,27 @@ class MicroBatch:
     def explicit(self) -> list[Program]:
         """The explicit programs."""
         return [self.program, *(placed[0] for placed in (self.count, self.copy, self.first) if placed is not None)]
+
+    def place_update(
+        self, compiler: Compiler, ending: UpdateProgram, execution: Execution
+    ) -> tuple[Placed, list[PassReport]]:
+        """Place the update behind the micro-batches."""
+        local, reports, _ = compiler.place(
+            ending.program, ending.constraints, self.captured.device, execution=execution
+        )
+        return (ending.program, local), reports
+
+    def turned(self, ending: Program) -> tuple[Program, Program, Sequence[str]]:
+        """Return what the rotated step is made of: the first micro-batch with the counts of all, the update with the
+        copies of parameters, and the names of the counts."""
+        first = self.program if self.first is None else self.first[0]
+        counted = [] if self.first is None or self.count is None else operands(self.count[0].output)
+        with_copies = ending if self.copy is None else merge_programs(ending, self.copy[0])
+        return first, with_copies, [count_name(k) for k in range(len(counted))]
+
+    def ended(self, compiler: Compiler, ending: Placed, execution: Execution) -> tuple[Placed, list[PassReport]]:
+        """Merge the last micro-batch with the update."""
+        return merged(compiler, self.program, ending[0], execution=execution)
 
     def programs(self, update: StepUpdate) -> dict[str, Placed]:
         """Return the programs of a step, by name, in the order in which they run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,11 @@ from autopar.model.planner import may_exceed, with_reserve
 from autopar.runtime.lowering.lower import Lowered
 from autopar.runtime.running.carriers import PlacedProgram
 from autopar.runtime.running.functions import LoweredFunctions, Lowering
+from autopar.step.compiling.compile import compile_micro
 from autopar.step.compiling.compile_update import compile_update
 from autopar.step.compiling.compiled_step import CompiledMicro, MicroBatch, StepUpdate
 from autopar.step.compiling.ending import Updating
+from autopar.step.compiling.request import MicroRequest
 from autopar.step.compiling.update import Trained
 from autopar.step.options import StepOptions
 from autopar.step.reports.memory import StepMemory, memory_of_step, with_copies
@@ -61,24 +63,18 @@ def trained_of(micro: CompiledMicro, updates: Mapping[str, Updating]) -> list[Tr
     ]
 
 
-def within_memory(
-    compile: Callable[[Compiler], MicroBatch],
-    compiler: Compiler,
-    updates: Mapping[str, Updating],
-    options: StepOptions,
-    on_cpu: bool,
-) -> MicroBatch:
+def within_memory(compiler: Compiler, request: MicroRequest, on_cpu: bool) -> MicroBatch:
     """Return the programs of a micro-batch whose step keeps the limit of memory. All ranks come to the same plan.
 
-    Args:
-        compile: makes the programs of the micro-batch.
-        updates: how the parameters are updated; of others only the micro-batch is searched within the limit.
+    Of parameters that the request has no update for, only the micro-batch is searched within the limit. Errors are
+    those of ``compile_micro``, too.
 
     Raises:
         MemoryLimitError: no plan was found that fits.
     """
+    updates, options = request.updates, request.options
     while True:
-        micro = compile(compiler)
+        micro = compile_micro(compiler, request)
         found = micro.found
         if found is None or not may_exceed(found, compiler.planner) or not updates.keys() >= micro.parameters.keys():
             return micro

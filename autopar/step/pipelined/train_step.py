@@ -6,19 +6,12 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from autopar.costs.machine import Machine
 from autopar.ir.mesh import PIPELINE
-from autopar.model.calls import Calls
 from autopar.page.subject import Subject
-from autopar.step.batches.batches import MicroBatches
-from autopar.step.options import StepOptions
-from autopar.step.pipelined.captures import PipelinedCaptures
 from autopar.step.pipelined.compiled import CompiledOnStages
 from autopar.step.pipelined.reports.report import Pipeline
 from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock
-from autopar.step.pipelined.schedules import schedule_of
 from autopar.step.reports.paged import subject_of_stages
 from autopar.step.train_step import TrainStep
 
@@ -28,20 +21,6 @@ class PipelinedStep(TrainStep):
 
     The attributes are those of ``TrainStep``.
     """
-
-    def __init__(
-        self, parallel: torch.nn.Module, calls: Calls, optimizer: torch.optim.Optimizer, options: StepOptions
-    ) -> None:
-        schedule_of(options, calls.mesh)  # refused before anything runs
-        super().__init__(parallel, calls, optimizer, options)
-
-    def _captures_of(self, batches: MicroBatches, options: StepOptions) -> PipelinedCaptures:
-        return PipelinedCaptures(self._calls, self.optimizer_state, self.averages, batches, options, self._forget)
-
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Run one step, as ``TrainStep``. ``RuntimeError`` if one has failed on this rank before."""
-        self._here.refuse_after_failure()
-        return super().__call__(*args, **kwargs)
 
     @property
     def pipeline(self) -> Pipeline:

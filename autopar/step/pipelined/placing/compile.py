@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -17,7 +18,6 @@ from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.model.compiled import Compiler
-from autopar.model.inputs import CallInputs
 from autopar.pipeline import PipelineSchedule
 from autopar.plan.recompute import within
 from autopar.report.passes import PassReport
@@ -28,8 +28,8 @@ from autopar.step.batches.counts import count_parts
 from autopar.step.batches.terms import Terms
 from autopar.step.compiling.compile import MicroCompiler
 from autopar.step.compiling.compiled_step import about
-from autopar.step.compiling.ending import Updating
 from autopar.step.compiling.micro import Micro
+from autopar.step.compiling.request import MicroRequest
 from autopar.step.options import StepOptions
 from autopar.step.pipelined.cutting.assignment import (
     Assignment,
@@ -52,17 +52,7 @@ from autopar.verify.levels import verify
 
 @doing("train_step")
 def compile_pipelined(
-    compiler: Compiler,
-    mesh: Mesh,
-    call: CallInputs,
-    options: StepOptions,
-    schedule: PipelineSchedule,
-    trained: Sequence[str],
-    updates: Mapping[str, Updating],
-    cut: Collection[str],
-    notes: Sequence[str] = (),
-    *,
-    same_numbers: bool = False,
+    compiler: Compiler, request: MicroRequest, mesh: Mesh, schedule: PipelineSchedule
 ) -> PipelinedMicro:
     """Capture the call of one micro-batch, cut it into stages, and place each on its ranks.
 
@@ -70,15 +60,15 @@ def compile_pipelined(
         mesh: the whole mesh.
         schedule: the schedule, with messages.
 
-    The other arguments are those of ``compile_micro``.
-
     Raises:
         PlanError: the model cannot be cut in this way.
     """
-    meshes = meshes_of(mesh, schedule.rank_of)
-    captured, attrs, report = replace(compiler, mesh=meshes[0], homes={}).capture(call, notes)
-    whole = MicroCompiler(compiler, options, trained, updates, captured, attrs, report, same_numbers, call)
-    traced, micro = whole.traced(cut)
+    # the price of a stage is no bound of a step's simulated time, in which transfers are hidden
+    compiler = replace(compiler, planner=replace(compiler.planner, below=math.inf))
+    meshes, options = meshes_of(mesh, schedule.rank_of), request.options
+    captured, attrs, report = replace(compiler, mesh=meshes[0], homes={}).capture(request.call, request.notes)
+    whole = MicroCompiler(compiler, request, captured, attrs, [report])
+    traced, micro = whole.traced()
     start = time.perf_counter()
     with gc_paused(), doing("cut"):
         assignment = assigned(micro.program, schedule, options, compiler)
@@ -88,7 +78,7 @@ def compile_pipelined(
         verify(part.program, "cut")
     reports = [*whole.reports, PassReport("cut", ms)]
     homes = _homes(micro.program, parts)
-    stages = _Stages(compiler, options, trained, updates, captured, whole.attrs, schedule, traced, micro, homes)
+    stages = _Stages(compiler, request, captured, whole.attrs, schedule, traced, micro, homes)
     for number, (own, part) in enumerate(zip(meshes, parts, strict=True)):
         stages.place(number, own, part)
     program, local, joining = join(replace(compiler, mesh=mesh), stages.stages)
@@ -103,7 +93,7 @@ def compile_pipelined(
         (*reports, *stages.reports, *joining),
         micro.outputs,
         compiler.whole,
-        inputs=tuple(whole.renamed.get(name, name) for name in call.arguments.names),
+        inputs=tuple(whole.renamed.get(name, name) for name in request.call.arguments.names),
     )
     device = captured.device
     around = {
@@ -203,9 +193,7 @@ class _Stages:
     """
 
     compiler: Compiler
-    options: StepOptions
-    trained: Sequence[str]
-    updates: Mapping[str, Updating]
+    request: MicroRequest
     captured: Captured
     attrs: Mapping[str, DistAttr]
     schedule: PipelineSchedule
@@ -225,14 +213,12 @@ class _Stages:
             before = self.stages[-1]
             attrs |= {part.from_before[value]: before.sent(value)[1].attr for value in part.from_before}
         foreign = {name for name, home in self.homes.items() if home != number}
-        updates = {name: how for name, how in self.updates.items() if name in part.gradients and name not in foreign}
-        what = within(part.program, self.micro.program, self.options.recompute)
-        options = replace(self.options, recompute=what)
-        compiler = MicroCompiler(
-            replace(self.compiler, mesh=mesh, whole=False), options, self.trained, updates, self.captured,
-            attrs, PassReport("cut", 0.0),
-        )  # fmt: skip
-        compiler.reports.clear()
+        updates = {name: how for name, how in self.request.updates.items()
+                   if name in part.gradients and name not in foreign}  # fmt: skip
+        options = self.request.options
+        options = replace(options, recompute=within(part.program, self.micro.program, options.recompute))
+        request = replace(self.request, options=options, updates=updates)
+        compiler = MicroCompiler(replace(self.compiler, mesh=mesh, whole=False), request, self.captured, attrs, [])
         made = compiler.placed(
             self.traced, Micro(part.program, Terms(), part.gradients), foreign=foreign, execution=OF_STAGES,
             split_backward=self.schedule.is_split, gathers_apart=gathers_apart(self.schedule),

@@ -35,18 +35,16 @@ class Traced(NamedTuple):
 
 
 def place_on_stages(
-    compiler: Compiler, name: str, traced: Traced, on: OnStages, mesh: Mesh, device: torch.device,
+    compiler: Compiler, traced: Traced, on: OnStages, mesh: Mesh, device: torch.device,
     execution: Execution = OF_STEPS,
 ) -> tuple[Placed, list[PassReport]]:  # fmt: skip
     """Place a program of all stages, and make each rank's program of it.
 
     Args:
-        name: the program, in reports and errors.
         on: the whole mesh and its stages.
         mesh: that of one stage.
         execution: how it runs.
     """
-    verify(traced.program, name)
     reports, _ = replace(compiler, mesh=mesh).through_passes(
         traced.program, traced.constraints, device, stages=on._replace(of=traced.stages)
     )
@@ -65,7 +63,8 @@ def place_around(
     placed, reports = {}, list[PassReport]()
     for name, program in traced.items():
         if program is not None:
+            verify(program.program, name)
             own = replace(compiler, whole=name == "gradients" or (name == "share" and compiler.whole))
-            placed[name], more = place_on_stages(own, name, program, on, mesh, device)
+            placed[name], more = place_on_stages(own, program, on, mesh, device)
             reports += about(name, more)
     return placed, reports

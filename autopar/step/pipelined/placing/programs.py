@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
+
+import torch
 
 from autopar.capture import Captured
 from autopar.ir.layout import DistAttr, Layout
@@ -12,7 +15,8 @@ from autopar.ir.mesh import Mesh, mesh_of_stage, stage_name
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.ir.value_names import sums_in
+from autopar.ir.value_names import gradient_name, sums_in
+from autopar.model.compiled import Compiler
 from autopar.model.stage_homes import StageHomes
 from autopar.passes import OnStages
 from autopar.pipeline import PipelineSchedule
@@ -20,12 +24,14 @@ from autopar.report.passes import PassReport
 from autopar.runtime.interface import Interface
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.bundles import Crossed
-from autopar.scheduling.programs.order import Order
+from autopar.scheduling.programs.order import Execution, Order
 from autopar.step.compiling.compiled_step import MicroBatch, Placed, StepUpdate
+from autopar.step.compiling.graph_builder import GraphBuilder
 from autopar.step.compiling.outputs import Output
-from autopar.step.compiling.update import Untrained
+from autopar.step.compiling.update import Staged, Untrained, UpdateProgram
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
 from autopar.step.pipelined.placing.joined import StageMessage, messages_in
+from autopar.step.pipelined.placing.on_stages import Traced, place_on_stages
 
 
 @dataclass(frozen=True)
@@ -131,10 +137,42 @@ class PipelinedMicro:
     digest: str = ""
     inputs: tuple[str, ...] = ()
 
+    loss: ClassVar[None] = None  # each stage with a loss has its own
+
     @property
     def policy(self) -> str:
         """The name of the schedule."""
         return self.schedule.name
+
+    @property
+    def staged(self) -> Staged:
+        """Where the values of the update are."""
+        foreign: dict[str, dict[str, TensorType]] = {}
+        for name, home in self.homes.items():
+            for stage in self.stages:
+                if stage.number != home and (type := stage.types.get(gradient_name(name))) is not None:
+                    foreign.setdefault(name, {})[stage_name(stage.number)] = type
+        homes = {name: stage_name(home) for name, home in self.homes.items()}
+        losses = {stage_name(stage.number): loss for stage in self.stages if (loss := stage.micro.loss) is not None}
+        return Staged(self.stages[0].mesh, homes, foreign, losses)
+
+    def place_update(
+        self, compiler: Compiler, ending: UpdateProgram, execution: Execution
+    ) -> tuple[Placed, list[PassReport]]:
+        """Place the update behind the micro-batches, on all stages."""
+        traced = Traced(ending.program, ending.constraints, ending.stages)
+        own = replace(compiler, whole=False)
+        return place_on_stages(own, traced, self.on_stages, self.stages[0].mesh, self.captured.device, execution)
+
+    def turned(self, ending: Program) -> tuple[Program, Program, Sequence[str]]:
+        """Return what the rotated step is made of: no micro-batch, which slots run, and the update."""
+        nothing = GraphBuilder(torch.device("cpu")).program(())
+        nothing.level, nothing.mesh, nothing.stages = ending.level, ending.mesh, dict(ending.stages)
+        return nothing, ending, ()
+
+    def ended(self, compiler: Compiler, ending: Placed, execution: Execution) -> tuple[Placed, list[PassReport]]:
+        """Return the update alone: slots run the last micro-batch."""
+        return ending, []
 
     def programs(self, update: StepUpdate) -> dict[str, Placed]:
         """Return the programs of a step, by name, in the order in which they run."""
