@@ -112,8 +112,8 @@ class _Rotation:
         for home, reduction in self.cut.moved.items():
             values[home] = self._copy(reduction, {operands(reduction)[0]: self.befores[home]}, self.micro, "finish")
         rows = zip(operands(update.output), record_of(update.output).results, strict=True)
-        at = {node.name: self.homes[name] for node, name in self.names.items() if node.graph is update.graph}
-        updated = {value: at[result.of] for value, result in rows if result.kind == "state"}
+        names = {node.name: self.names[node] for node in update.placeholders}
+        updated = {value: self.homes[names[result.of]] for value, result in rows if result.kind == "state"}
         finished = {**updated, **values}  # values of the step before that are not in ``finish`` are states now
         self._run(update, [node for node in update.nodes if node in finish], finished, "finish")
         self._results(update, {node: new for node, new in finished.items() if node in finish or node in values})
