@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from autopar.cache.codec import Check, Codec
 from autopar.capture.guards import GuardedCall
@@ -38,6 +37,8 @@ from autopar.torch_private import without_function_modes
 
 # the key of the call, the names of the trained parameters, the names of the inputs that are cut
 StepKey = tuple[CallKey, tuple[str, ...], tuple[str, ...]]
+
+UpdateKey = tuple[Hashable, Hashable]  # the call, and how the optimizer updates each parameter
 
 # for one micro-batch; without a limit, a constant of the optimizer that changes at each step would add an update each
 # time
@@ -76,7 +77,7 @@ class StepCaptures:
     def clear(self) -> None:
         """Drop all captures."""
         self.micros: Captures[CompiledMicro] = Captures()
-        self.updates: dict[Any, AnyStep] = {}
+        self.updates: dict[UpdateKey, AnyStep] = {}
         self.latest: AnyStep | None = None
         self.trained: tuple[Trained, ...] = ()
 
@@ -210,7 +211,7 @@ class StepCaptures:
                 add_note(error, self._batches.note())
             raise
 
-    def _with_update(self, key: Any, micro: CompiledMicro) -> AnyStep:
+    def _with_update(self, key: Hashable, micro: CompiledMicro) -> AnyStep:
         trained = self._optimizer_state.trained(micro.parameters, micro.gradients, micro.states)
         if self._averages is not None:
             self._averages.place(trained)
@@ -248,7 +249,7 @@ class StepCaptures:
         for program in programs:
             self._forget(program)
 
-    def _drop_an_update(self, keys: Sequence[Any]) -> None:
+    def _drop_an_update(self, keys: Sequence[UpdateKey]) -> None:
         """Drop the update that was used longest ago, if there are too many with these keys."""
         if len(keys) >= UPDATES_KEPT:
             for program in self.updates.pop(keys[0]).update.explicit:

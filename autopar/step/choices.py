@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from autopar.cache.codec import Check, Codec
 from autopar.capture.arguments import Arguments
@@ -31,7 +30,7 @@ from autopar.step.compiled import StepCost
 from autopar.step.compiling.compile import OtherNumbers
 from autopar.step.compiling.compiled_step import CompiledMicro
 from autopar.step.kept_choices import Taken, codec_of_choice
-from autopar.step.options import STAGES, WAYS_TO_RECOMPUTE, StepOptions
+from autopar.step.options import STAGES, WAYS_TO_RECOMPUTE, Recompute, StepOptions
 
 # what a ValueError begins with if a model or a mesh lacks what an option needs → the note of the candidate
 LACKING = {'recompute="blocks" takes': "the model has no blocks", "zero= splits": "no axis splits the batch"}
@@ -63,8 +62,8 @@ class StepChoices:
 
     def __init__(self, calls: Calls, options: StepOptions, make: Callable[[StepOptions], Chosen]) -> None:
         self._calls, self._options, self._make = calls, options, make
-        self._ways: dict[tuple[Any, ...], Chosen] = {}
-        self._by_call: dict[Any, Chosen] = {}
+        self._ways: dict[tuple[object, ...], Chosen] = {}
+        self._by_call: dict[Hashable, Chosen] = {}
         self.latest = self._way(_closed(options))
 
     def __iter__(self) -> Iterator[Chosen]:
@@ -119,7 +118,7 @@ class StepChoices:
         micro = replace(taken.micro, reports=(*taken.micro.reports, *taken.reports), digest=digest)
         return replace(taken, micro=micro)
 
-    def _key(self, arguments: Arguments) -> Any:
+    def _key(self, arguments: Arguments) -> Hashable:
         state = model_state(self._calls.module)
         return self._calls.key(self._calls.inputs(arguments), state)
 
@@ -192,12 +191,12 @@ class _Comparison:
         self.rows[self.winner.row] = replace(self.rows[self.winner.row], note=TAKEN)
         return Taken(self.winner.way.options, self._certified(self.winner), tuple(self.rows))
 
-    def _programs(self) -> list[tuple[int, Any]]:
+    def _programs(self) -> list[tuple[int, Recompute]]:
         """Return the numbers of micro-batches and the ways to recompute, in the order in which they are tried."""
         options, given = self.options, self.planner.given
         if given is not None and given.step is not None:
             counts: list[int] = [given.step.microbatches]
-            ways: list[Any] = [given.step.recompute]
+            ways: list[Recompute] = [given.step.recompute]
         else:
             counts = MicroBatches(self.calls.mesh, 2, self.calls.binding.of_the_batch).counts(self.arguments)
             ways = [*WAYS_TO_RECOMPUTE]

@@ -31,6 +31,7 @@ from autopar.step.compiling.compiled_step import (
 )
 from autopar.step.compiling.memory_limit import memory_of_programs
 from autopar.step.options import StepOptions
+from autopar.step.pipelined.solution import PipelinedSolution
 from autopar.step.program import RankStep, Step
 from autopar.step.reports.communication import communication_of, order_text
 from autopar.step.reports.measured import measured, placed_programs
@@ -111,7 +112,7 @@ class CompiledStep(ABC, Generic[M]):
         """What the step costs."""
 
     @abstractmethod
-    def solution(self, choice: StepChoice, words: str) -> Any:
+    def solution(self, choice: StepChoice, words: str) -> Solution | PipelinedSolution | None:
         """Return the searched plan with its certificate; ``None`` if it was not searched.
 
         Args:

@@ -37,7 +37,7 @@ def facts_of_micro(compiler: Compiler, request: MicroRequest) -> dict[str, objec
     }  # fmt: skip
 
 
-def _update(update: Update) -> Any:
+def _update(update: Update) -> list[object]:
     if update.op is None:
         raise NotCached("the optimizer's step is Python code")
     return [op_name(update.op), list(update.states), described_options(dict(update.constants)), list(update.counted),

@@ -31,7 +31,8 @@ RETURNED: tuple[Returned, ...] = get_args(Returned)
 Zero = Literal[0, 1, 2, 3, "search"]
 STAGES: tuple[Zero, ...] = (0, 1, 2, 3)
 Opened = Literal["search"]  # the step chooses the cheapest
-WAYS_TO_RECOMPUTE = (None, "min-cut", "blocks")
+Recompute = str | tuple[str, ...] | None
+WAYS_TO_RECOMPUTE: tuple[Recompute, ...] = (None, "min-cut", "blocks")
 RANK_OPTIONS = ("detect_anomaly", "offload")  # each rank may choose these for itself
 
 
@@ -44,7 +45,7 @@ class StepOptions:
     keep: Mapping[str, Kept] = field(default_factory=dict)
     reduce_dtype: torch.dtype | None = None
     loss_scale: LossScaling = field(default_factory=LossScaling)
-    recompute: str | tuple[str, ...] | None = None
+    recompute: Recompute = None
     zero: Zero = 0
     clip_norm: float | None = None
     clip_parameters: Clipped = "all"
@@ -138,7 +139,7 @@ def describe_options(options: StepOptions) -> str:
     )
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     """Describe a value in one line, so that values that differ have other lines."""
     if isinstance(value, Pipelined):
         return f"{_described(value.schedule)} cut at {' '.join(map(str, value.cut))}"
@@ -266,7 +267,7 @@ def options_of(keywords: Mapping[str, Any]) -> StepOptions:
     return options
 
 
-def _check_returns(returns: Any) -> None:
+def _check_returns(returns: object) -> None:
     if isinstance(returns, Mapping):
         wrong = next(
             ((name, how) for name, how in returns.items() if not isinstance(name, str) or how not in WAYS), None

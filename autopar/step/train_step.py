@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -37,6 +37,7 @@ from autopar.step.compiled import AnyStep
 from autopar.step.compiling.loss import as_loss
 from autopar.step.compiling.outputs import returned_like_the_model
 from autopar.step.options import StepOptions, describe_options
+from autopar.step.pipelined.solution import PipelinedSolution
 from autopar.step.program import RankStep, Step
 from autopar.step.reports.memory import StepMemory
 from autopar.step.reports.pace import RankPaces, clock_of
@@ -101,7 +102,7 @@ class TrainStep(RecordedSteps, Paged):
             parallel, calls, self.optimizer_state, self.averages, self.scaler, options.loss_scale
         )
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> NoReturn:
         raise TypeError(
             "a training step cannot be copied: its optimizer belongs to one model; copy the model, and call "
             "train_step on the copy"
@@ -154,13 +155,13 @@ class TrainStep(RecordedSteps, Paged):
         return len({capture for way in self._choices for capture in way.captured.micros.traces})
 
     @property
-    def solution(self) -> Solution | None:
+    def solution(self) -> Solution | PipelinedSolution | None:
         """The searched plan of the step, with its certificate; ``None`` if it was not searched.
 
         Prints as a table by module. ``RuntimeError`` before a capture.
         """
         words = f"{type(self.optimizer).__name__}{self._described_options}"
-        found: Solution | None = self._current().solution(self.choice, words)
+        found: Solution | PipelinedSolution | None = self._current().solution(self.choice, words)
         return found
 
     def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
@@ -226,7 +227,7 @@ class TrainStep(RecordedSteps, Paged):
             raise RuntimeError("nothing has been captured yet; run the step once, or call .capture(batch)")
         return self._shown.programs
 
-    def _ran_last(self) -> Any:
+    def _ran_last(self) -> Step:
         """Return the explicit programs of the latest call."""
         assert self._captured.latest is not None
         return self._captured.latest.program
@@ -253,7 +254,7 @@ class TrainStep(RecordedSteps, Paged):
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the state that a training continues from, by the user's names.
 
         Its entries are ``model``, ``optimizer``, ``rng``, ``step``, and ``ema`` if the step has averages. It is for
@@ -266,7 +267,7 @@ class TrainStep(RecordedSteps, Paged):
         self.finish()
         return self._training_state.state_dict(self.steps)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Load a state that was saved on this mesh or another, with any stage of ZeRO. All ranks call it.
 
         Raises:

@@ -217,6 +217,8 @@ def test_stages_of_a_pipeline(path: str) -> None:
     rank = answered(*given, "--mesh", "pp=2,dp=64", "--inputs", "x=f32[131072,64]", "--rank", "70")["rank"]
     assert rank["coordinates"] == {"pp": 1, "dp": 6} and abs(rank["measured"] / rank["predicted"] - 1) <= 0.1
     assert {(row["op"], row["ranks"]) for row in rank["communication"]} >= {("recv", "6"), ("send", "6")}
+    searched = (*given[:2], "search", *given[3:], "--mesh", "pp=2,dp=4", "--inputs", "x=f32[8192,64]", "--rank", "5")
+    assert answered(*searched)["rank"]["coordinates"] == {"pp": 1, "dp": 1}
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from autopar.parallel import Parallel
 from autopar.report.memory import MemoryReport, memory_of
 from autopar.report.progress import doing
 from autopar.search.certificate import bytes_text
+from autopar.search.solutions.solution import Solution
 from autopar.step.reports.memory import StepMemory
 
 
@@ -39,7 +40,7 @@ def _report(options: PlannedOptions) -> int:
     say(f"\n{planned.reports}", end="")
     show_modules(output.text, found)
     show_transfers(output.text, found)
-    if planned.solution is not None:
+    if isinstance(planned.solution, Solution):
         say(f"\n{certified(planned.solution)}", end="")
     say(f"\n{memory}", end="")
     say(f"\n{planned.communication}", end="")

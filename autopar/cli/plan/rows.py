@@ -14,6 +14,7 @@ from autopar.plan.plan import Plan
 from autopar.report.passes import Reports
 from autopar.report.progress import doing
 from autopar.search.solutions.solution import Solution
+from autopar.step.pipelined.solution import PipelinedSolution
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,12 @@ def row_of(name: str, plan: Plan | Solution, planning: Planning) -> PlanRow:
     planned = planning.placed(plan)
     with doing(f"price {name}"):
         found = planned.figures(planning.machine)
+    solution = planned.solution
+    assert not isinstance(solution, PipelinedSolution)  # the command refuses stages
     received = sum(row["bytes"] for row in found["transfers"] if TRANSFERS[row["transfer"]].collective)
     fits = planning.limit is None or found["memory"] <= planning.limit
     return PlanRow(
-        name, round(found["seconds"] * 1e9), received, found["memory"], fits, planned.solution, planned.reports,
+        name, round(found["seconds"] * 1e9), received, found["memory"], fits, solution, planned.reports,
         planned=planned, found=found, runs=planning.runs,
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ from autopar.ir import transfers
 from autopar.ir.program import Program
 from autopar.parallel import Parallel
 from autopar.report.progress import doing
+from autopar.search.solutions.solution import Solution
 from autopar.step.train_step import TrainStep
 from autopar.verify.channels.classes import RankClass, check_classes
 
@@ -50,8 +51,10 @@ def _follow(options: VerifyOptions) -> int:
     if options.rank is not None:
         assert isinstance(planned, TrainStep)
         say(f"rank {options.rank}: {check_memory(planned, options.rank)}")
+        # the plans of stages are searched again: those of several stages are no plan of one model
+        given = planned.solution if isinstance(planned.solution, Solution) else plan
         with doing(f"run rank {options.rank}"):
-            report = of_rank(planning, planned.solution or plan, options.rank)
+            report = of_rank(planning, given, options.rank)
         found["rank"] = report.figures()
         output.text.print(f"\n{report}", end="", soft_wrap=True)
         if not is_near(report):

@@ -24,6 +24,7 @@ from autopar.elastic.torchrun import restarts_left
 from autopar.report.passes import PRICE, Reports
 from autopar.report.transfers import bytes_per_axis, transfers_of
 from autopar.search.solutions.solution import Solution
+from autopar.step.pipelined.solution import PipelinedSolution
 from autopar.step.program import Step as Program
 
 MODULE = 31  # the end of a module's path that a table shows
@@ -65,7 +66,9 @@ def _parts(checked: Checked) -> list[str]:
     return [words for holds, words in shown if holds]
 
 
-def show_decisions(console: Console, reports: Reports, step: Program, solution: Solution | None) -> None:
+def show_decisions(
+    console: Console, reports: Reports, step: Program, solution: Solution | PipelinedSolution | None
+) -> None:
     """Print the notes of the passes, the table of the transfers of a whole step, and the number of casts.
 
     Of a searched plan, the table by module and the certificate stand in the place of the note with its price.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -47,7 +46,7 @@ class Crossing:
     _left: tuple[StepRunner, UnderWay] | None = None
     _dropped: tuple[StepRunner, UnderWay] | None = None
     _facts: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    _updates: list[Any] = field(default_factory=list)
+    _updates: list[object] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         optimizer = self.optimizer_state.optimizer
@@ -164,7 +163,7 @@ class Crossing:
                     facts[f"the state {key} of {name}"] = _version(value)
         return facts
 
-    def _updates_now(self) -> list[Any]:
+    def _updates_now(self) -> list[object]:
         """Return the present update of each parameter group."""
         definition, optimizer = self.optimizer_state.definition, self.optimizer_state.optimizer
         return [definition.update(group) for group in optimizer.param_groups]

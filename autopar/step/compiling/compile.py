@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import fx
@@ -185,7 +184,7 @@ class MicroCompiler:
             if record_of(node).role == "input" and node.name in self.attrs
         }
 
-    def _layouts_of_inputs(self, micro: Micro, wanted: Mapping[str, Any]) -> dict[str, DistAttr]:
+    def _layouts_of_inputs(self, micro: Micro, wanted: Mapping[str, object]) -> dict[str, DistAttr]:
         """Search the layouts of inputs without ZeRO, which needs to know the axes that split the batch.
 
         If no axis splits it, the batch is split as without a search.

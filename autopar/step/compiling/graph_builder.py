@@ -63,7 +63,7 @@ class GraphBuilder:
     def transfer(
         self,
         name: str,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
         record: Record,
@@ -73,7 +73,9 @@ class GraphBuilder:
         set_record(node, record)
         return node
 
-    def inline(self, function: Callable[..., Any], *args: Any, name: str | Sequence[str] = (), **kwargs: Any) -> Any:
+    def inline(
+        self, function: Callable[..., object], *args: object, name: str | Sequence[str] = (), **kwargs: object
+    ) -> Any:
         """Add the ops that a function of tensors runs, on these values. Returns its result, or a tuple of its results.
 
         Args:
@@ -90,7 +92,7 @@ class GraphBuilder:
         added: list[fx.Node] = []
         named = dict(zip(traced.results, (name,) if isinstance(name, str) else name, strict=False))
 
-        def value(ref: Any) -> Any:
+        def value(ref: object) -> Any:
             if isinstance(ref, (tuple, list)):
                 return type(ref)(map(value, ref))
             if not isinstance(ref, Ref):

@@ -20,7 +20,7 @@ DONE = (
     "and what follows it in the loop of a single device"
 )
 # functions that return a plain torch tensor
-PLAIN: tuple[Callable[..., Any], ...] = (torch.Tensor.detach, torch.detach, torch.Tensor.as_subclass)
+PLAIN: tuple[Callable[..., torch.Tensor], ...] = (torch.Tensor.detach, torch.detach, torch.Tensor.as_subclass)
 
 
 class StepLoss(torch.Tensor):
@@ -32,11 +32,11 @@ class StepLoss(torch.Tensor):
     @classmethod
     def __torch_function__(
         cls,
-        func: Callable[..., Any],
+        func: Callable[..., torch.Tensor],
         types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         if func is torch.autograd.grad:
             raise RuntimeError(DONE.replace("loss.backward()", "torch.autograd.grad(loss, …)"))
         with DisableTorchFunctionSubclass():
@@ -58,7 +58,7 @@ class StepLoss(torch.Tensor):
             raise RuntimeError(DONE)
         super().backward(*args, **kwargs)
 
-    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **kwargs: object) -> str:  # type: ignore[override]
         return repr(self.detach())
 
     def __format__(self, form: str) -> str:

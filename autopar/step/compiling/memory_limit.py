@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
+from autopar.ir.streams import Ranks
 from autopar.model.compiled import Compiler
 from autopar.model.planner import may_exceed, with_reserve
 from autopar.runtime.lowering.lower import Lowered
@@ -47,10 +47,10 @@ def lowered_of(placed: PlacedProgram, rank: int, *, zeros: bool, offload: bool =
     return lowered
 
 
-class _Groups(dict[Any, str]):
+class _Groups(dict[Ranks | tuple[Ranks, str], str]):
     """Gives each set of ranks the name of a group that does not exist."""
 
-    def __missing__(self, ranks: Any) -> str:
+    def __missing__(self, key: Ranks | tuple[Ranks, str]) -> str:
         return "group"
 
 

@@ -17,6 +17,7 @@ from autopar.report.passes import Reports
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.solution import Solution, runs_of
 from autopar.step.options import StepOptions
+from autopar.step.pipelined.solution import PipelinedSolution
 
 
 class CapturedStep(Protocol):
@@ -30,7 +31,7 @@ class CapturedStep(Protocol):
     @property
     def reports(self) -> Reports: ...
     @property
-    def solution(self) -> Solution | None: ...
+    def solution(self) -> Solution | PipelinedSolution | None: ...
     @property
     def communication(self) -> Communication: ...
     def memory(self, rank: int = 0) -> Any: ...
@@ -46,6 +47,7 @@ class StagedStep(CapturedStep, Protocol):
 def subject_of_step(step: CapturedStep, calls: Calls, machine: Machine | str | Path | None) -> Subject:
     """Return what the page of a captured step shows. ``machine``: by default that of the plan."""
     solution, compiler = step.solution, calls.compiler
+    assert not isinstance(solution, PipelinedSolution)
     planned = step.options.machine or compiler.machine or compiler.planner.machine
     if solution is not None:
         planned = solution.machine

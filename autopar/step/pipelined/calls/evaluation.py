@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,8 +43,8 @@ class StagedCalls:
     def _clear(self) -> None:
         calls = self._calls
         self._captures: Captures[StagedCall] = Captures()
-        self._special: dict[tuple[Any, frozenset[int]], StagedCall] = {}  # for the tangents of other outputs
-        self._expected: dict[Any, frozenset[int]] = {}  # those of the latest backward
+        self._special: dict[tuple[Hashable, frozenset[int]], StagedCall] = {}  # for the tangents of other outputs
+        self._expected: dict[Hashable, frozenset[int]] = {}  # those of the latest backward
         self._runs = KnownRuns()
         self._homes: StageHomes | None = calls.homes
         if calls.job is None:
