@@ -45,6 +45,8 @@ def test_the_numbers_are_those_of_a_single_device(name: str) -> None:
     prices = [autopar.price(stage, FAST).nanoseconds for stage in step.program.stages]
     assert [stage.nanoseconds for stage in solution.stages] == prices
     assert all(0 < stage.least <= stage.nanoseconds for stage in solution.stages)
+    bounds = [stage.micro.found.least for stage in step._current().micro.stages]
+    assert all(bound <= price for bound, price in zip(bounds, prices, strict=True)), "also of a copied parameter"
 
 
 def step_on_two(**options: Any) -> Any:

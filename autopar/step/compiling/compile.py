@@ -127,12 +127,12 @@ class MicroCompiler:
             "recompute": options.recompute, "widen": options.reduce_dtype is not None, "split_backward": split_backward,
         }  # fmt: skip
         if compiler.searches and options.zero in (1, 2, 3):
-            self.attrs |= self._layouts_of_inputs(micro, wanted)
+            self.attrs |= self._layouts_of_inputs(micro, foreign, wanted)
         # where the search chooses, nothing is decided before
         stage, preferred = 0 if options.zero == "search" else options.zero, sharding_axis(compiler.plan, compiler.mesh)
         zero = zero_of(stage, compiler.mesh, self._inputs(placeholders), preferred)
         self._split(zero, micro, placeholders, set() if gathers_apart else set(self.trained))
-        ending = self._ending(micro, partial(zero.split, "state"))
+        ending = self._ending(micro, foreign, partial(zero.split, "state"))
         reports, found = compiler.through_passes(
             micro.program, self.attrs, device, captured=self.captured, search=compiler.searches, ending=ending,
             **wanted,
@@ -184,12 +184,14 @@ class MicroCompiler:
             if record_of(node).role == "input" and node.name in self.attrs
         }
 
-    def _layouts_of_inputs(self, micro: Micro, wanted: Mapping[str, object]) -> dict[str, DistAttr]:
+    def _layouts_of_inputs(
+        self, micro: Micro, foreign: Collection[str], wanted: Mapping[str, object]
+    ) -> dict[str, DistAttr]:
         """Search the layouts of inputs without ZeRO, which needs to know the axes that split the batch.
 
         If no axis splits it, the batch is split as without a search.
         """
-        ending = self._ending(micro, lambda home, shape: home)
+        ending = self._ending(micro, foreign, lambda home, shape: home)
         assert ending is not None
         found = self.compiler.found(micro.program, self.attrs, self.captured.device, ending, **wanted)
         if any(attr.dims and attr.dims[0] != WHOLE for attr in found.values()):
@@ -202,12 +204,14 @@ class MicroCompiler:
             node.name: usual[name] for name, node in nodes.items() if name in usual and OPEN not in usual[name].dims
         }
 
-    def _ending(self, micro: Micro, state_of: Callable[[DistAttr, Sequence[int]], DistAttr]) -> Ending | None:
-        """Describe what ends the step, if the plan is searched."""
+    def _ending(
+        self, micro: Micro, foreign: Collection[str], state_of: Callable[[DistAttr, Sequence[int]], DistAttr]
+    ) -> Ending | None:
+        """Describe what ends the step, if the plan is searched. Other stages end it for ``foreign`` parameters."""
         if not self.compiler.searches:
             return None
         types = {name_of(node): tensor_type(node) for node in micro.program.placeholders}
-        sums = {name: types[gradient_name(name)] for name in micro.gradients}
+        sums = {name: types[gradient_name(name)] for name in micro.gradients if name not in foreign}
         kept = dict.fromkeys(low_precision(micro.program), torch.float32) if self.options.amp else {}
         return ending_of(self.request.updates, types, sums, kept, self.options, state_of)
 
