@@ -17,6 +17,7 @@ from autopar.cache.records import given
 from autopar.capture import Captured
 from autopar.gc_pause import gc_paused
 from autopar.ir.layout import DistAttr
+from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.model.compiled import Compiler
@@ -38,13 +39,12 @@ from autopar.step.pipelined.cutting.assignment import (
     of_last_operand,
     stages_of_written_buffers,
 )
-from autopar.step.pipelined.cutting.stage_programs import cut_program
+from autopar.step.pipelined.cutting.stage_programs import StageProgram, cut_program
 from autopar.step.pipelined.placing.copies import traced_copies, traced_home
 from autopar.step.pipelined.placing.joined import join
 from autopar.step.pipelined.placing.on_stages import place_around
-from autopar.step.pipelined.placing.programs import CutStage
+from autopar.step.pipelined.placing.programs import CutStage, place_stages
 from autopar.step.pipelined.placing.share import StageOutput, outputs_of_stages, traced_share
-from autopar.verify.levels import verify
 
 
 @dataclass(frozen=True)
@@ -129,17 +129,16 @@ def compile_staged(
         **{node.name: DistAttr.replicated(len(type_of(node).shape)) for node in summed.tangents},
         **{name: attrs[parameter] for name, parameter in summed.sums.items()},
     }
-    stages: list[CutStage] = []
-    gradients: dict[str, tuple[int, ...]] = {}
-    for number, (mesh, part) in enumerate(zip(homes.meshes, parts, strict=True)):
-        verify(part.program, "cut")
-        own = dict(constraints)
-        if stages:
-            own |= {part.from_before[value]: stages[-1].sent(value)[1].attr for value in part.from_before}
-        replace(compiler, mesh=mesh).through_passes(part.program, own, captured.device)
-        stages.append(CutStage(number, mesh, part, part.program))
-        for parameter in part.gradients:
-            gradients[parameter] = (*gradients.get(parameter, ()), number)
+
+    def place(number: int, mesh: Mesh, part: StageProgram, attrs: dict[str, DistAttr]) -> CutStage:
+        replace(compiler, mesh=mesh).through_passes(part.program, attrs, captured.device)
+        return CutStage(number, mesh, part, part.program)
+
+    stages = place_stages(homes.meshes, parts, constraints, place)
+    readers = {
+        name: tuple(k for k, part in enumerate(parts) if name in part.gradients) for name in summed.sums.values()
+    }
+    gradients = {name: at for name, at in readers.items() if at}
     program, local, _ = join(replace(compiler, mesh=homes.mesh), stages)
     on, device = OnStages(homes.mesh, program.stages, {}), captured.device
     names, made = tuple(inputs.arguments.names), outputs_of_stages(stages)

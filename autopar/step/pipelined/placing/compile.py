@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
@@ -44,10 +44,9 @@ from autopar.step.pipelined.cutting.units import units_of
 from autopar.step.pipelined.placing.copies import traced_copies
 from autopar.step.pipelined.placing.joined import join
 from autopar.step.pipelined.placing.on_stages import Traced, place_around
-from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage, meshes_of
+from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage, meshes_of, place_stages
 from autopar.step.pipelined.placing.share import outputs_of_stages, traced_share
 from autopar.step.pipelined.schedules import gathers_apart
-from autopar.verify.levels import verify
 
 
 @doing("train_step")
@@ -74,23 +73,19 @@ def compile_pipelined(
         assignment = assigned(micro.program, schedule, options, compiler)
         parts = cut_program(micro.program, assignment, captured.device)
     ms = (time.perf_counter() - start) * 1e3
-    for part in parts:
-        verify(part.program, "cut")
-    reports = [*whole.reports, PassReport("cut", ms)]
     homes = _homes(micro.program, parts)
-    stages = _Stages(compiler, request, captured, whole.attrs, schedule, traced, micro, homes)
-    for number, (own, part) in enumerate(zip(meshes, parts, strict=True)):
-        stages.place(number, own, part)
-    program, local, joining = join(replace(compiler, mesh=mesh), stages.stages)
+    placing = _Placing(compiler, request, captured, schedule, traced, micro, homes)
+    stages = place_stages(meshes, parts, whole.attrs, placing.place)
+    program, local, joining = join(replace(compiler, mesh=mesh), stages)
     made = PipelinedMicro(
         captured,
         schedule,
-        tuple(stages.stages),
+        tuple(stages),
         program,
         local,
         {},
         homes,
-        (*reports, *stages.reports, *joining),
+        (*whole.reports, PassReport("cut", ms), *placing.reports, *joining),
         micro.outputs,
         compiler.whole,
         inputs=tuple(whole.renamed.get(name, name) for name in request.call.arguments.names),
@@ -98,7 +93,7 @@ def compile_pipelined(
     device = captured.device
     around = {
         **_traced_counts(traced, micro, whole.attrs, made, options.count),
-        "copy": traced_copies(made.stages, made.stage_homes, device, stages.copied),
+        "copy": traced_copies(made.stages, made.stage_homes, device, placing.copied),
         "share": traced_share(made.stages, dict(enumerate(outputs_of_stages(made.stages))), schedule.batches, device),
     }
     placed, more = place_around(compiler, around, made.on_stages, meshes[0], device)
@@ -186,32 +181,25 @@ def _homes(program: Program, parts: Sequence[StageProgram]) -> dict[str, int]:
 
 
 @dataclass
-class _Stages:
-    """Places the stages one after the other.
+class _Placing:
+    """Places the stages of a micro-batch.
 
-    Each takes its values in the layouts in which the one before returns them.
+    Attributes:
+        reports: what each pass did.
+        copied: parameter → its type, and that of the copy that its stage takes from the program of all stages.
     """
 
     compiler: Compiler
     request: MicroRequest
     captured: Captured
-    attrs: Mapping[str, DistAttr]
     schedule: PipelineSchedule
     traced: Program
     micro: Micro
     homes: Mapping[str, int]
+    reports: list[PassReport] = field(default_factory=list)
+    copied: dict[str, tuple[TensorType, TensorType]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.stages: list[Stage] = []
-        self.reports: list[PassReport] = []
-        self.copied: dict[str, tuple[TensorType, TensorType]] = {}  # parameter → its type, and that of its copy
-
-    def place(self, number: int, mesh: Mesh, part: StageProgram) -> None:
-        """Place the next stage."""
-        attrs = dict(self.attrs)
-        if self.stages:
-            before = self.stages[-1]
-            attrs |= {part.from_before[value]: before.sent(value)[1].attr for value in part.from_before}
+    def place(self, number: int, mesh: Mesh, part: StageProgram, attrs: dict[str, DistAttr]) -> Stage:
         foreign = {name for name, home in self.homes.items() if home != number}
         updates = {name: how for name, how in self.request.updates.items()
                    if name in part.gradients and name not in foreign}  # fmt: skip
@@ -225,5 +213,5 @@ class _Stages:
         )  # fmt: skip
         if made.copy is None:
             self.copied |= compiler.copied
-        self.stages.append(Stage(number, mesh, part, made.program, made))
         self.reports += about(f"stage {number}", compiler.reports)
+        return Stage(number, mesh, part, made.program, made)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 
@@ -32,6 +32,7 @@ from autopar.step.compiling.update import Staged, Untrained, UpdateProgram
 from autopar.step.pipelined.cutting.stage_programs import StageProgram
 from autopar.step.pipelined.placing.joined import StageMessage, messages_in
 from autopar.step.pipelined.placing.on_stages import Traced, place_on_stages
+from autopar.verify.levels import verify
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,31 @@ class CutStage:
         if isinstance(where, str) and where in self.cut.from_behind.values():
             return where, self.interface.types[where]
         return self.interface.gradients[where] if isinstance(where, str) else self.interface.returned[where]
+
+
+S = TypeVar("S", bound=CutStage)
+
+
+def place_stages(
+    meshes: Sequence[Mesh], parts: Sequence[StageProgram], attrs: Mapping[str, DistAttr],
+    place: Callable[[int, Mesh, StageProgram, dict[str, DistAttr]], S],
+) -> list[S]:  # fmt: skip
+    """Place the stages one after the other: each takes its values in the layouts in which the one before returns them.
+
+    Args:
+        meshes: the mesh of each stage.
+        parts: the traced program of each.
+        attrs: node → its layout, of the nodes that have one before.
+        place: places a stage, given its number, its mesh, its part, and the layouts that are known.
+    """
+    stages: list[S] = []
+    for number, (mesh, part) in enumerate(zip(meshes, parts, strict=True)):
+        verify(part.program, "cut")
+        own = dict(attrs)
+        if stages:
+            own |= {part.from_before[value]: stages[-1].sent(value)[1].attr for value in part.from_before}
+        stages.append(place(number, mesh, part, own))
+    return stages
 
 
 def written_buffers(stages: Sequence[CutStage]) -> list[tuple[CutStage, str]]:
