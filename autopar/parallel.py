@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from autopar.step.options import StepKeywords
+    from autopar.step.pipelined.calls.evaluation import StagedCalls
     from autopar.step.train_step import TrainStep
 
 Outputs = Literal["sharded", "global"]  # how tensors come back: as DTensors, or replicated
@@ -178,11 +179,15 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
     def transfers(self) -> Transfers:
         """The transfers: where each was inserted, and the bytes that it moves. Prints as a table.
 
-        ``.lines`` has a line for each transfer. ``RuntimeError`` before a capture.
+        ``.lines`` has a line for each transfer. Of a call on the stages of a pipeline, messages between
+        stages are among them. ``RuntimeError`` before a capture.
         """
         planner = self.compiler.planner
         device = "cpu" if self.job is None else self.job.device
-        return transfers_of(self._current().program, device, planner.machine, planner.hosts)
+        staged = self._staged_calls
+        latest = None if staged is None else staged.latest
+        programs = self._current().program if latest is None else latest.explicit
+        return transfers_of(programs, device, planner.machine, planner.hosts)
 
     @property
     def captures(self) -> int:
@@ -233,11 +238,10 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
     @property
     def timetable(self) -> Timetable:
         """What each rank runs in a call, in which order. Prints as text. ``RuntimeError`` before a capture."""
-        from autopar.step.pipelined.calls.evaluation import StagedCalls
-
-        staged = self._calls.made(StagedCalls)
-        found = None if staged is None else staged.timetable
-        return found or timetable_of_call(self._current().program)
+        staged = self._staged_calls
+        if staged is None or staged.timetable is None:
+            return timetable_of_call(self._current().program)
+        return staged.timetable
 
     def local(self, rank: int) -> Program:
         """Return the program of one rank, in the shapes of its pieces and in the order in which it runs.
@@ -250,6 +254,13 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
     def rank_classes(self) -> dict[str, list[RankClass]]:
         """The ranks that share a program, with it, by the name of what runs: ``call``."""
         return {"call": self._current().local.classes}
+
+    @property
+    def _staged_calls(self) -> StagedCalls | None:
+        """The calls on the stages of a pipeline, while the parameters are there."""
+        from autopar.step.pipelined.calls.evaluation import StagedCalls
+
+        return None if self._calls.homes is None else self._calls.made(StagedCalls)
 
     def _current(self) -> Compiled:
         if self._calls.captures.latest is None and self._calls.homes is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -77,9 +77,9 @@ class TransferLines(TableReport, tuple[TransferLine, ...]):
         return f"{out.getvalue()}prices are those of {self.machine.name}{note}\n"
 
 
-def lines_of(program: Program, machine: Machine) -> TransferLines:
-    """Return a line for each transfer of an explicit program."""
-    lines = TransferLines(_lines(program, machine))
+def lines_of(programs: Iterable[Program], machine: Machine) -> TransferLines:
+    """Return a line for each transfer of explicit programs."""
+    lines = TransferLines(line for program in programs for line in _lines(program, machine))
     lines.machine = machine
     return lines
 

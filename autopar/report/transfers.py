@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,7 +53,7 @@ class TransferRow:
 class Transfers(TableReport, tuple[TransferRow, ...]):
     """The rows, in the order of their first transfers; prints as a table."""
 
-    _program: Program
+    _programs: tuple[Program, ...]
     _machine: Machine
     _on: Machine
     _hosts: Hosts | None
@@ -60,12 +61,12 @@ class Transfers(TableReport, tuple[TransferRow, ...]):
     @cached_property
     def bytes_between_hosts(self) -> int:
         """The bytes of a rank's collectives and messages between hosts; 0 if all ranks share a host."""
-        return bytes_between_hosts(self._program, self._on, self._hosts)
+        return sum(bytes_between_hosts(program, self._on, self._hosts) for program in self._programs)
 
     @cached_property
     def lines(self) -> TransferLines:
         """A line for each transfer: value, user, Layouts, bytes, bytes / bound, price, the user's line."""
-        return lines_of(self._program, self._machine)
+        return lines_of(self._programs, self._machine)
 
     def __str__(self) -> str:
         right = (Column(name, justify="right") for name in ("times", "bytes"))
@@ -87,17 +88,19 @@ class Transfers(TableReport, tuple[TransferRow, ...]):
 
 
 def transfers_of(
-    program: Program, device: torch.device | str = "cpu", on: Machine | None = None, hosts: Hosts | None = None
-) -> Transfers:
-    """Return the transfers of an explicit program. Linear in the graph.
+    programs: Program | Sequence[Program], device: torch.device | str = "cpu", on: Machine | None = None,
+    hosts: Hosts | None = None,
+) -> Transfers:  # fmt: skip
+    """Return the transfers of an explicit program, or of several that run one after the other. Linear in the graphs.
 
     Prices for the device are computed when ``lines`` is read.
 
     Args:
         on, hosts: the machine that tells which ranks share a host, by default that of the device; or the job's hosts.
     """
+    programs = (programs,) if isinstance(programs, Program) else tuple(programs)
     totals: dict[tuple[str, str, str, str, str], tuple[int, int]] = {}
-    for node, axis, received in priced(program):
+    for node, axis, received in itertools.chain.from_iterable(map(priced, programs)):
         record = record_of(node)
         key = (
             transfers.BY_FUNCTION[node.target].name,
@@ -109,7 +112,7 @@ def transfers_of(
         times, total = totals.get(key, (0, 0))
         totals[key] = (times + 1, total + received)
     rows = Transfers(TransferRow(*key, times, total) for key, (times, total) in totals.items())
-    rows._program, rows._machine = program, on_hosts(machine_of(device), hosts)
+    rows._programs, rows._machine = programs, on_hosts(machine_of(device), hosts)
     rows._on, rows._hosts = on or rows._machine, hosts
     return rows
 

@@ -31,6 +31,11 @@ def test_what_runs() -> None:
         "ranks 2 3, stage 1", "  copy hands copies", "  FR00@1<0 FW00@1", "  share takes outputs",
         "  BW00@1", "  BS00@1>0", "  home takes sums hands sums", "  gradients takes outputs",
     ]  # fmt: skip
+    rows = {(row.transfer, row.phase): row.bytes for row in parallel.transfers}
+    assert rows["recv", "forward"] > 0 and rows["recv", "backward"] > 0 and rows["recv", "update"] > 0
+    sent = [line for line in parallel.transfers.lines if line.transfer == "recv" and line.bytes]
+    assert {line.after.rpartition("@")[2] for line in sent} >= {"s0", "s1"}
+    assert "recv" in str(parallel.transfers)
     found["loss"].backward()
     with pytest.raises(RuntimeError, match="second time"):
         found["loss"].backward()

@@ -31,10 +31,10 @@ class StagedCalls:
         calls: the calls of the model; they know where the parameters are.
 
     Attributes:
-        timetable: what each rank has run in the latest call; ``None`` before the first.
+        latest: the latest call; ``None`` before the first.
     """
 
-    timetable: Timetable | None = None
+    latest: StagedCall | None = None
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -118,7 +118,7 @@ class StagedCalls:
              ) -> list[torch.Tensor]:  # fmt: skip
         """Run a call on the ranks of this process. Returns its outputs."""
         runs = self._of(compiled)
-        self.timetable = runs.timetable
+        self.latest = compiled
         with torch.no_grad():
             if not compiled.captured.differentiable:
                 (_, outputs), _ = self._runner([inputs], state, compiled, runs, {})
@@ -137,6 +137,11 @@ class StagedCalls:
             self._calls.agreement.wait()
 
         return Differentiated(compiled, special, self._of, self._runner, agree, inputs, state, computed, before)()
+
+    @property
+    def timetable(self) -> Timetable | None:
+        """What each rank has run in the latest call; ``None`` before the first."""
+        return None if self.latest is None else self._of(self.latest).timetable
 
     def _of(self, call: StagedCall) -> StepRuns:
         return self._runs.of(call, None, lambda: of_call(call, self._calls.mesh))

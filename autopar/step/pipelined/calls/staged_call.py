@@ -83,9 +83,14 @@ class StagedCall:
     reports: tuple[PassReport, ...] = ()
 
     @property
+    def explicit(self) -> list[Program]:
+        """The explicit programs."""
+        return [self.program, *(program for program, _ in self.around.values())]
+
+    @property
     def text(self) -> str:
         """The programs, as text that ranks compare."""
-        return "\n".join(map(str, (self.program, *(placed[0] for placed in self.around.values()))))
+        return "\n".join(map(str, self.explicit))
 
     @property
     def outputs(self) -> tuple[Output, ...]:
