@@ -14,17 +14,16 @@ is the i-th received.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.pipeline.buffers import add_releases
-from autopar.pipeline.dataflow import source
+from autopar.pipeline.dataflow import made_by, source
 from autopar.pipeline.schedule_table import Schedule, ScheduleTable
-from autopar.pipeline.task import EMPTY, REDUCE, Slot, Table, Task, other_end
+from autopar.pipeline.task import EMPTY, REDUCE, Row, Slot, Task, other_end
 from autopar.pipeline.verify import checked
 
-Messages = dict[int, list[Task]]  # rank → its messages of one row
+Receives = list[Task]  # the messages of one row, by their receives
 
 
 def with_messages(schedule: Schedule, *, latest: bool = False) -> Schedule:
@@ -59,8 +58,41 @@ def lower(schedule: Schedule, *, latest: bool = False) -> Schedule:
     """
     table = [[Slot(slot.compute, parameters=slot.parameters) for slot in row] for row in schedule.slots]
     _add_reductions(table, schedule)
-    lowered = _latest(table, schedule.rank_of) if latest else _earliest(table, schedule.rank_of)
-    return replace(schedule, slots=lowered)
+    made: dict[Task, int] = {}
+    behind: list[list[Receives]] = [[] for _ in table]  # the rows of messages after each row of computations
+    for time, row in enumerate(table):
+        if latest and time:
+            behind[time - 1].append([])
+        for receive in (source(task, schedule.rank_of) for slot in row for task in slot.tasks):
+            if receive is not None and (sent := made.get(made_by(other_end(receive)))) is not None:
+                _message_row(receive, behind[sent : time if latest else sent + 1], latest).append(receive)
+        made.update((task, time) for slot in row for task in slot.tasks)
+    lowered: list[Row] = []
+    for row, receives_of_rows in zip(table, behind, strict=True):
+        lowered.append(tuple(row))
+        lowered += (_slots(receives if latest else sorted(receives), schedule) for receives in receives_of_rows)
+    return replace(schedule, slots=tuple(lowered))
+
+
+def _message_row(receive: Task, behind: Sequence[list[Receives]], latest: bool) -> Receives:
+    """Return the newest row in which no other message leaves that stage or arrives at this; else a new row.
+
+    Unless ``latest``, it is the one row after the computation.
+    """
+    for receives in (receives for rows in reversed(behind) for receives in reversed(rows)):
+        if not latest or not any(other.peer == receive.peer or other.stage == receive.stage for other in receives):
+            return receives
+    behind[-1].append([])
+    return behind[-1][-1]
+
+
+def _slots(receives: Receives, schedule: ScheduleTable) -> Row:
+    """Return a row with both ends of messages."""
+    tasks: list[list[Task]] = [[] for _ in range(schedule.ranks)]
+    for receive in receives:
+        tasks[schedule.rank_of[receive.peer]].append(other_end(receive))
+        tasks[schedule.rank_of[receive.stage]].append(receive)
+    return tuple(Slot(tuple(own)) if own else EMPTY for own in tasks)
 
 
 def _add_reductions(table: list[list[Slot]], schedule: ScheduleTable) -> None:
@@ -75,64 +107,3 @@ def _add_reductions(table: list[list[Slot]], schedule: ScheduleTable) -> None:
             rank = schedule.rank_of[stage]
             slot = table[time][rank]
             table[time][rank] = replace(slot, parameters=(*slot.parameters, (REDUCE, stage)))
-
-
-def _earliest(table: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
-    after: dict[int, list[Task]] = defaultdict(list)
-    made = {task: time for time, row in enumerate(table) for slot in row for task in slot.tasks}
-    for row in table:
-        for slot in row:
-            for task in slot.tasks:
-                if (message := source(task, rank_of)) is not None:
-                    producer = Task(message.kind[0] + "W", message.peer, message.batch)
-                    if producer in made:
-                        after[made[producer]].append(message)
-    lowered = []
-    for time, row in enumerate(table):
-        lowered.append(tuple(row))
-        if time in after:
-            messages: Messages = {}
-            for receive in sorted(after[time]):
-                messages.setdefault(rank_of[receive.peer], []).append(other_end(receive))
-                messages.setdefault(rank_of[receive.stage], []).append(receive)
-            lowered.append(_row(messages, len(row)))
-    return tuple(lowered)
-
-
-def _latest(table: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
-    lowered: list[tuple[Slot, ...] | Messages] = []
-    made: dict[Task, int] = {}
-    width = 0
-    for row in table:
-        width = len(row)
-        if lowered:
-            lowered.append({})
-        for slot in row:
-            for task in slot.tasks:
-                if (message := source(task, rank_of)) is not None:
-                    producer = Task(message.kind[0] + "W", message.peer, message.batch)
-                    if producer in made:
-                        place = _free_row(lowered, made[producer], message)
-                        place.setdefault(rank_of[message.peer], []).append(other_end(message))
-                        place.setdefault(rank_of[message.stage], []).append(message)
-        made.update((task, len(lowered)) for slot in row for task in slot.tasks)
-        lowered.append(tuple(row))
-    return tuple(_row(row, width) if isinstance(row, dict) else row for row in lowered)
-
-
-def _free_row(lowered: list[tuple[Slot, ...] | Messages], after: int, receive: Task) -> Messages:
-    """Return the newest row in which no other message leaves that stage or arrives at this; else a new row."""
-    for time in range(len(lowered) - 1, after, -1):
-        row = lowered[time]
-        if isinstance(row, dict) and not any(
-            (task.kind[1] == "R" and task.peer == receive.peer) or (task.kind[1] == "S" and task.peer == receive.stage)
-            for messages in row.values() for task in messages
-        ):  # fmt: skip
-            return row
-    new: Messages = {}
-    lowered.append(new)
-    return new
-
-
-def _row(messages: Messages, width: int) -> tuple[Slot, ...]:
-    return tuple(Slot(tuple(messages[rank])) if rank in messages else EMPTY for rank in range(width))
