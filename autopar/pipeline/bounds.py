@@ -15,7 +15,7 @@ from itertools import accumulate
 from math import floor, inf
 from typing import Literal, get_args
 
-from autopar.pipeline.per_stage import Sizes, Times, per_stage
+from autopar.pipeline.per_stage import Sizes, Times, durations, kept, per_pair, per_stage
 
 Objective = Literal["makespan", "span"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -76,21 +76,16 @@ def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limi
     sizes, stages, ranks = sizes or Sizes(), len(rank_of), max(rank_of) + 1
     stages_of = [[stage for stage, rank in enumerate(rank_of) if rank == r] for r in range(ranks)]
     apart = [rank_of[stage] != rank_of[stage + 1] for stage in range(stages - 1)]
-    transfer = per_stage(times.transfer, stages - 1, "transfer") if stages > 1 else []
-    boundary = per_stage(sizes.boundary, stages - 1, "boundary") if stages > 1 else []
-    activation = per_stage(sizes.activation, stages, "activation")
-    fixed = per_stage(sizes.fixed, stages, "fixed")
-    forward, backward, weight = (
-        per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight")
+    transfer, boundary = (
+        [number if are_apart else 0.0 for number, are_apart in zip(per_pair(value, stages, label), apart, strict=True)]
+        for value, label in ((times.transfer, "transfer"), (sizes.boundary, "boundary"))
     )
+    fixed = per_stage(sizes.fixed, stages, "fixed")
     return Costs(
-        forward,
-        backward,
-        weight,
-        [c if are_apart else 0.0 for c, are_apart in zip(transfer, apart, strict=True)],
-        activation,
-        activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights"),
-        [b if are_apart else 0.0 for b, are_apart in zip(boundary, apart, strict=True)],
+        *durations(times, stages),
+        transfer,
+        *kept(sizes, stages),
+        boundary,
         [sum(fixed[stage] for stage in stages_of_rank) for stages_of_rank in stages_of],
         [inf] * ranks if limit is None else [float(most_memory) for most_memory in limit],
         tuple(rank_of),

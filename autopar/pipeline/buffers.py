@@ -17,17 +17,19 @@ A *receive buffer* is in use from the slot that launches the receive to the end 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from autopar.pipeline.dataflow import made_by, reader
 from autopar.pipeline.schedule_table import Schedule, ScheduleTable
-from autopar.pipeline.task import Task
+from autopar.pipeline.task import Task, other_end
 
 NEVER = np.iinfo(np.int32).max
+Releases = Mapping[tuple[int, int], Sequence[Task]]
 
 
 class Flow:
@@ -121,11 +123,18 @@ def release_rows(flow: Flow) -> dict[Task, int]:
     return first
 
 
-def releases(schedule: ScheduleTable) -> dict[tuple[int, int], list[Task]]:
-    """Return (row, rank) → the sends whose buffers that slot is the first to release.
+def releases(schedule: ScheduleTable) -> Releases:
+    """Return (row, rank) → the sends whose buffers that slot releases: as it says, or as soon as the rules allow it.
 
     Buffers in use to the end are left out.
     """
+    stated: Releases = {
+        (time, rank): slot.free for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) if slot.free
+    }
+    return stated or _first_releases(schedule)
+
+
+def _first_releases(schedule: ScheduleTable) -> Releases:
     flow = Flow(schedule)
     free: dict[tuple[int, int], list[Task]] = defaultdict(list)
     for send, row in release_rows(flow).items():
@@ -141,7 +150,7 @@ def add_releases(schedule: Schedule) -> Schedule:
 
     The schedule must be valid and have messages.
     """
-    free = releases(schedule)
+    free = _first_releases(schedule)
     table = tuple(
         tuple(
             replace(slot, free=tuple(free[time, rank])) if (time, rank) in free or slot.free else slot
@@ -152,42 +161,62 @@ def add_releases(schedule: Schedule) -> Schedule:
     return replace(schedule, slots=table).known_right()
 
 
+class Use(NamedTuple):
+    """Something that comes into use, or goes out of use.
+
+    Attributes:
+        time, rank: the slot.
+        task: the computation at which it happens; ``None`` when the slot begins.
+        what: a message, for its buffer; or the computation, for what it keeps.
+        change: 1, or at the end of the computation or for a buffer that is released -1.
+    """
+
+    time: int
+    rank: int
+    task: Task | None
+    what: Task
+    change: int
+
+
+def uses(schedule: ScheduleTable, free: Releases, *, pooled: bool = False) -> Iterator[Use]:
+    """Yield what comes into use and goes out of use, in the order of the slots.
+
+    Args:
+        free: when send buffers are released; see ``releases``.
+        pooled: whether receive buffers are in use to the last pass of their micro-batch, and not to their last reader.
+    """
+    sends: dict[Task, Task] = {}
+    read: dict[Task, list[Task]] = defaultdict(list)  # last reader → receives
+    last = "WW" if schedule.is_split else "BW"
+    readers = {"FR": last if pooled else "BW" if schedule.recompute else "FW", "BR": last}
+    for _, _, task in schedule.tasks():
+        if task.kind[1] == "S":
+            sends[made_by(task)] = task
+        elif task.kind[1] == "R":
+            read[Task(readers[task.kind], task.stage, task.batch)].append(task)
+    for time, row in enumerate(schedule.slots):
+        for rank, slot in enumerate(row):
+            yield from (Use(time, rank, None, send, -1) for send in free.get((time, rank), ()))
+            yield from (Use(time, rank, None, receive, 1) for receive in slot.receive)
+            for task in slot.compute:
+                yield Use(time, rank, task, task, 1)
+                if (send := sends.get(task)) is not None:
+                    yield Use(time, rank, task, send, 1)
+                yield from (Use(time, rank, task, receive, -1) for receive in read.get(task, ()))
+                yield Use(time, rank, task, task, -1)
+
+
 def in_use(schedule: ScheduleTable) -> dict[tuple[int, int], tuple[int, int]]:
     """Return (sender, receiver) → the most send buffers and the most receive buffers in use at once.
 
     The schedule must be valid and have messages.
     """
-    if not any(slot.free for row in schedule.slots for slot in row):
-        schedule = add_releases(schedule)
-    now: dict[tuple[str, tuple[int, int]], int] = defaultdict(int)
+    now: Counter[tuple[str, tuple[int, int]]] = Counter()
     most = dict(now)
-    for end, change, ranks in _taken(schedule):
-        now[end, ranks] += change
-        most[end, ranks] = max(now[end, ranks], most.get((end, ranks), 0))
+    for _, _, _, what, change in uses(schedule, releases(schedule)):
+        if (end := what.kind[1]) != "W":
+            send = what if end == "S" else other_end(what)
+            key = end, (schedule.rank_of[send.stage], schedule.rank_of[send.peer])
+            now[key] += change
+            most[key] = max(now[key], most.get(key, 0))
     return {ranks: (most["S", ranks], most["R", ranks]) for end, ranks in most if end == "S"}
-
-
-def _taken(schedule: ScheduleTable) -> Iterator[tuple[str, int, tuple[int, int]]]:
-    """Yield each allocation (1) and release (-1) of a buffer, in the order of the slots.
-
-    With it come S (send) or R (receive), and the two ranks.
-    """
-    rank_of = schedule.rank_of
-    sends: dict[Task, Task] = {}
-    read: dict[Task, list[Task]] = defaultdict(list)  # last reader → receives
-    for _, _, task in schedule.tasks():
-        if task.kind[1] == "S":
-            sends[made_by(task)] = task
-        elif task.kind[1] == "R":
-            kind = (
-                ("BW" if schedule.recompute else "FW") if task.kind == "FR" else ("WW" if schedule.is_split else "BW")
-            )
-            read[Task(kind, task.stage, task.batch)].append(task)
-    for row in schedule.slots:
-        for slot in row:
-            yield from (("S", -1, (rank_of[send.stage], rank_of[send.peer])) for send in slot.free)
-            yield from (("R", 1, (rank_of[receive.peer], rank_of[receive.stage])) for receive in slot.receive)
-            for task in slot.compute:
-                if (send := sends.get(task)) is not None:
-                    yield "S", 1, (rank_of[send.stage], rank_of[send.peer])
-                yield from (("R", -1, (rank_of[receive.peer], rank_of[receive.stage])) for receive in read[task])

@@ -39,20 +39,6 @@ def source(task: Task, rank_of: Sequence[int]) -> Task | None:
     return None
 
 
-def target(task: Task, rank_of: Sequence[int]) -> Task | None:
-    """Return the send of a computation's result to another rank, or ``None``."""
-    kind, stage, batch, _ = task
-    if kind == "FW":
-        peer = stage + 1
-    elif kind == "BW":
-        peer = stage - 1
-    else:
-        return None
-    if 0 <= peer < len(rank_of) and rank_of[peer] != rank_of[stage]:
-        return Task("FS" if kind == "FW" else "BS", stage, batch, peer)
-    return None
-
-
 def reader(message: Task) -> Task:
     """Return the computation that reads a message, on the receiving stage."""
     return Task(message.kind[0] + "W", message.stage if message.kind[1] == "R" else message.peer, message.batch)

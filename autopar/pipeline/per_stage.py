@@ -9,7 +9,6 @@ from typing import Any
 from autopar.errors import ScheduleError, shown
 
 PerStage = float | Iterable[float]
-PAIRS = "pairs of neighbouring stages"
 MOST = 1e100  # sums of it are finite
 
 
@@ -39,7 +38,7 @@ class Times:
     overlap: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        keep_numbers(self)
+        _keep_numbers(self)
         if not isinstance(self.overlap, float) or self.overlap > 1:
             raise ScheduleError(f"Times(overlap=…) is {shown(self.overlap)}: one number, from 0 to 1")
 
@@ -69,10 +68,10 @@ class Sizes:
     pooled: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        keep_numbers(self, "for_weights")
+        _keep_numbers(self, "for_weights")
 
 
-def keep_numbers(numbers: Any, *may_be_none: str) -> None:
+def _keep_numbers(numbers: Any, *may_be_none: str) -> None:
     """Make every field of a frozen dataclass a float, or a tuple of floats; one whose default is a bool stays.
 
     Raises:
@@ -114,3 +113,22 @@ def per_stage(value: PerStage, count: int, label: str, of: str = "stages") -> li
     if len(numbers) != count:
         raise ScheduleError(f"{label} has {len(numbers)} numbers, and there are {count} {of}")
     return numbers
+
+
+def per_pair(value: PerStage, stages: int, label: str) -> list[float]:
+    """Return the value as a list with one number for each two neighbouring stages; see ``per_stage``."""
+    return per_stage(value, stages - 1, label, "pairs of neighbouring stages") if stages > 1 else []
+
+
+def durations(times: Times, stages: int) -> tuple[list[float], list[float], list[float]]:
+    """Return F, B and W of each stage."""
+    forward, backward, weight = (
+        per_stage(getattr(times, name), stages, name) for name in ("forward", "backward", "weight")
+    )
+    return forward, backward, weight
+
+
+def kept(sizes: Sizes, stages: int) -> tuple[list[float], list[float]]:
+    """Return what each stage keeps of a micro-batch: to the end of its backward, then of its weight gradient."""
+    activation = per_stage(sizes.activation, stages, "activation")
+    return activation, activation if sizes.for_weights is None else per_stage(sizes.for_weights, stages, "for_weights")

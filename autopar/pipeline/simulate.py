@@ -19,13 +19,13 @@ from autopar.notebook import InNotebook
 from autopar.pipeline.dataflow import source
 from autopar.pipeline.lowering import with_messages
 from autopar.pipeline.memory import Held, memory
-from autopar.pipeline.per_stage import PAIRS, Sizes, Times, per_stage
+from autopar.pipeline.per_stage import Sizes, Times, durations, per_pair
 from autopar.pipeline.picture import draw
 from autopar.pipeline.schedule_table import Schedule, ScheduleTable
 from autopar.pipeline.simulation_data import SimulationData
 from autopar.pipeline.summary import summary
 from autopar.pipeline.task import Slot, Task, other_end
-from autopar.pipeline.timeline import Span, Timeline
+from autopar.pipeline.timeline import Span, Stream, place
 from autopar.pipeline.trace import save_trace
 from autopar.pipeline.verify import checked
 
@@ -80,8 +80,8 @@ def simulate(schedule: Schedule, times: Times | None = None, sizes: Sizes | None
             if slot.tasks:
                 run.compute(rank, slot)
     return Simulation(
-        schedule, times, memory(schedule, sizes, held=held), _by_rank(run.ranks.spans, schedule.ranks),
-        tuple(run.links.spans), tuple(run.busy), tuple(run.exposed),
+        schedule, times, memory(schedule, sizes, held=held), tuple(map(tuple, run.computed)), tuple(run.sent),
+        tuple(run.busy), tuple(run.exposed),
     )  # fmt: skip
 
 
@@ -89,18 +89,20 @@ class _Run:
     """The spans of a schedule's tasks so far.
 
     Attributes:
-        ranks, links: the spans of computations and of messages.
+        computed, sent: the spans of computations, rank by rank, and of messages.
+        free: stream → the end of its last span; a rank computes on a stream of its number.
         busy, exposed: for each rank: how long it computes, and how long it waits for messages on their way.
     """
 
     def __init__(self, schedule: ScheduleTable, times: Times, at_once: Collection[Task]) -> None:
-        pairs = schedule.stages - 1
-        self.ranks, self.links = Timeline(), Timeline()
+        self.computed: list[list[Span]] = [[] for _ in range(schedule.ranks)]
+        self.sent: list[Span] = []
+        self.free: dict[Stream, float] = dict.fromkeys(range(schedule.ranks), 0.0)
         self.busy, self.exposed = [0.0] * schedule.ranks, [0.0] * schedule.ranks
         self._rank_of, self._at_once = schedule.rank_of, set(at_once)
         self._rendezvous, self._overlap = times.rendezvous, times.overlap
         self._durations = _durations(schedule, times)
-        self._transfer = per_stage(times.transfer, pairs, "transfer", PAIRS) if pairs else []
+        self._transfer = per_pair(times.transfer, schedule.stages, "transfer")
         # kind, receiving stage, micro-batch → ready to send, arrived
         self._arrived: dict[tuple[str, int, int], tuple[float, float]] = {}
         # the same → when the first of both ranks has reached the message
@@ -112,15 +114,16 @@ class _Run:
             action = task.kind[1]
             if action == "S" or (action == "R" and self._rendezvous):
                 send = task if action == "S" else other_end(task)
-                message, ready = (send.kind[0], send.peer, send.batch), self.ranks.free.get(rank, 0.0)
+                message, ready = (send.kind[0], send.peer, send.batch), self.free[rank]
                 if self._rendezvous:
                     if message not in self._reached:
                         self._reached[message] = ready
                         continue
                     ready = max(ready, self._reached.pop(message))
                 link = (self._rank_of[send.stage], self._rank_of[send.peer])
-                end = self.links.place(send, link, self._transfer[min(send.stage, send.peer)], ready)
-                self._arrived[message] = ready, end
+                span = place(self.free, send, link, self._transfer[min(send.stage, send.peer)], ready)
+                self.sent.append(span)
+                self._arrived[message] = ready, span.end
 
     def compute(self, rank: int, slot: Slot) -> None:
         """Place the computations of a slot."""
@@ -146,27 +149,16 @@ class _Run:
         if source(task, self._rank_of) is None or task in self._at_once:
             return 0.0, 0.0
         sent, came = self._arrived[task.kind[0], task.stage, task.batch]
-        return came, max(0.0, came - max(sent, self.ranks.free.get(rank, 0.0)))
+        return came, max(0.0, came - max(sent, self.free[rank]))
 
     def _place(self, rank: int, task: Task, duration: float, ready: float) -> None:
-        self.ranks.place(task, rank, duration, ready)
+        self.computed[rank].append(place(self.free, task, rank, duration, ready))
         self.busy[rank] += duration
-
-
-def _by_rank(spans: Sequence[Span], ranks: int) -> tuple[tuple[Span, ...], ...]:
-    """Return the spans of computations rank by rank."""
-    computed: list[list[Span]] = [[] for _ in range(ranks)]
-    for span in spans:
-        assert isinstance(span.stream, int)  # a rank
-        computed[span.stream].append(span)
-    return tuple(map(tuple, computed))
 
 
 def _durations(schedule: ScheduleTable, times: Times) -> dict[str, list[float]]:
     """Return the durations of computations: kind → one for each stage."""
-    forward, backward, weight = (
-        per_stage(getattr(times, name), schedule.stages, name) for name in ("forward", "backward", "weight")
-    )
+    forward, backward, weight = durations(times, schedule.stages)
     if not schedule.is_split:
         backward = [b + w for b, w in zip(backward, weight, strict=True)]
     if schedule.recompute:

@@ -7,8 +7,7 @@ ops it waits for, so that its times are final at once: one addition and one comp
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 Stream = Hashable
@@ -29,31 +28,14 @@ class Span(NamedTuple):
         return self.stream
 
 
-@dataclass
-class Timeline:
-    """The ops placed so far.
+def place(free: dict[Stream, float], op: Any, stream: Stream, duration: float, ready: float) -> Span:
+    """Put an op at the end of a stream, not before ``ready``, and return its span.
 
-    Attributes:
-        spans: all ops, in the order in which they were placed.
-        free: stream → the end of its last op.
+    Args:
+        free: stream → the end of its last op; brought up to date.
     """
-
-    spans: list[Span] = field(default_factory=list)
-    free: dict[Stream, float] = field(default_factory=dict)
-
-    def place(self, op: Any, stream: Stream, duration: float, ready: float = 0.0) -> float:
-        """Put an op at the end of a stream, not before ``ready``, and return when it ends."""
-        start = self.free.get(stream, 0.0)
-        if ready > start:
-            start = ready
-        end = self.free[stream] = start + duration
-        self.spans.append(Span(op, stream, start, end))
-        return end
-
-    @property
-    def makespan(self) -> float:
-        return max(self.free.values(), default=0.0)
-
-    def on(self, stream: Stream) -> Iterator[Span]:
-        """Iterate over the ops of one stream, in order."""
-        return (span for span in self.spans if span.stream == stream)
+    start = free.get(stream, 0.0)
+    if ready > start:
+        start = ready
+    end = free[stream] = start + duration
+    return Span(op, stream, start, end)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from operator import index
 from typing import Any
 
 from autopar.errors import ScheduleError, shown
@@ -25,9 +24,10 @@ from autopar.pipeline.optimiser.greedy import one_by_one
 from autopar.pipeline.optimiser.orders import Orders, Paper, orders_of, schedule_of
 from autopar.pipeline.optimiser.peaks import Peaks
 from autopar.pipeline.optimiser.search import search, with_joined_backwards
-from autopar.pipeline.per_stage import Sizes, Times, per_stage
+from autopar.pipeline.per_stage import Sizes, Times, kept
 from autopar.pipeline.policies import POLICIES, build, loop, vee
 from autopar.pipeline.schedule import PipelineSchedule
+from autopar.pipeline.shape import whole
 from autopar.pipeline.simulate import Simulation, simulate
 
 __all__ = ["NAME", "Optimised", "optimise"]
@@ -139,12 +139,16 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
         raise ScheduleError(
             f"optimise: overlap={times.overlap:g}: it makes orders of passes that run one after the other; leave it out"
         )
-    ranks, batches, chunks = (
-        _whole_number("ranks", ranks),
-        _whole_number("batches", batches),
-        _whole_number("chunks", chunks),
+    ranks, batches, chunks, tries, seed = (
+        whole(number, f"optimise: {label}")
+        for label, number in {
+            "ranks": ranks,
+            "batches": batches,
+            "chunks": chunks,
+            "tries": tries,
+            "seed": seed,
+        }.items()
     )
-    tries, seed = _whole_number("tries", tries), _whole_number("seed", seed)
     for label, number in (("ranks", ranks), ("batches", batches), ("chunks", chunks)):
         if number < 1:
             raise ScheduleError(f"optimise: {label}={number}; there is at least one")
@@ -215,16 +219,6 @@ def _best(
     return schedule_of(whole if peaks.within(whole) else orders, cost.rank_of, batches, NAME)
 
 
-def _whole_number(name: str, number: int) -> int:
-    """Return the number as an int; NumPy's integers are accepted."""
-    if not isinstance(number, bool):
-        try:
-            return index(number)
-        except TypeError:
-            pass
-    raise TypeError(f"optimise: {name} is a whole number, not {shown(number)}")
-
-
 def _limits(limit: float | Iterable[float] | None, ranks: int) -> list[float] | None:
     if limit is None:
         return None
@@ -246,14 +240,7 @@ def _limits(limit: float | Iterable[float] | None, ranks: int) -> list[float] | 
 
 def _check_weights(sizes: Sizes, stages: int) -> None:
     """Refuse backwards that end with more memory than they begin with: the search places them without looking."""
-    if sizes.for_weights is None:
-        return
-    pairs = zip(
-        per_stage(sizes.activation, stages, "activation"),
-        per_stage(sizes.for_weights, stages, "for_weights"),
-        strict=True,
-    )
-    for stage, (activation, for_weights) in enumerate(pairs):
+    for stage, (activation, for_weights) in enumerate(zip(*kept(sizes, stages), strict=True)):
         if for_weights > activation:
             raise ScheduleError(
                 f"for_weights is {for_weights:g} on stage {stage}, and activation {activation:g}: optimise keeps "
