@@ -14,9 +14,9 @@ from autopar.pipeline.simulation_data import SimulationData
 from autopar.report.liveness import Lifetimes
 from autopar.report.passes import Reports
 from autopar.scheduling.programs.communication import Communication
-from autopar.scheduling.trace import Track
 from autopar.search.solutions.solution import Solution
 from autopar.search.solutions.tables import Explanation
+from autopar.traces import Track
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 from autopar.page.subject import Subject
 from autopar.pipeline.tracks import title, tracks
 from autopar.scheduling.op import COMPUTE
-from autopar.scheduling.trace import Track, simulated_track
+from autopar.scheduling.trace import simulated_track
+from autopar.traces import Track
 
 SLICES = 12_000  # most slices of a track; of longer steps the first ones are drawn
 KINDS = ("compute", "start", "message", "exposed", "forward", "backward", "weight gradient")  # how slices are coloured

@@ -21,10 +21,10 @@ SOURCES = [path for path in SOURCES if (ROOT / "autopar" / "passes") not in path
 
 # each package may import from itself and from packages above it, lazily and for types too
 PACKAGES: tuple[str, ...] = (
-    "errors", "torch_private", "gc_pause", "notebook", "ir", "optimizers", "rules", "costs", "transitions", "verify",
-    "pipeline", "timetable", "report", "capture", "plan", "search", "scheduling", "passes", "runtime", "cache", "page",
-    "model", "step", "checkpoint", "parallel", "data", "elastic", "api", "torch_compile", "__init__", "cli", "__main__",
-    "examples",
+    "errors", "torch_private", "gc_pause", "notebook", "traces", "ir", "optimizers", "rules", "costs", "transitions",
+    "verify", "pipeline", "timetable", "report", "capture", "plan", "search", "scheduling", "passes", "runtime",
+    "cache", "page", "model", "step", "checkpoint", "parallel", "data", "elastic", "api", "torch_compile", "__init__",
+    "cli", "__main__", "examples",
 )  # fmt: skip
 # each folder of a package, and the package's own modules among them, import only what stands before them
 FOLDERS = {

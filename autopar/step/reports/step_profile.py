@@ -30,11 +30,12 @@ from autopar.runtime.recording import RecordedRun, RecordedSlot
 from autopar.runtime.spans import Path, module_parts, shared
 from autopar.scheduling.op import COMPUTE
 from autopar.scheduling.programs.communication import Communication
-from autopar.scheduling.trace import Slice, Track, save_trace, simulated_track, trace
+from autopar.scheduling.trace import simulated_track
 from autopar.step.pipelined.reports.timeline import Mail
 from autopar.step.pipelined.reports.timeline import recorded_track as track_of_slots
 from autopar.step.reports.timeline import Meetings
 from autopar.step.reports.timeline import recorded_track as track_of_lines
+from autopar.traces import Slice, Track, save_trace, trace
 
 OTHER_STAGES, AGREEMENT = "(other stages)", "(agreement of the ranks)"
 NOT_REAL = "simulated ranks have no times of their own: no step ran; start real ones with torchrun"

@@ -16,7 +16,8 @@ from autopar.notebook import InNotebook
 from autopar.runtime.recording import RecordedLine, RecordedRun
 from autopar.scheduling.op import COMPUTE
 from autopar.scheduling.programs.communication import Communication
-from autopar.scheduling.trace import Arrow, Slice, Track, save_trace, simulated_track, trace
+from autopar.scheduling.trace import simulated_track
+from autopar.traces import Arrow, Slice, Track, save_trace, trace
 
 
 @dataclass(frozen=True)

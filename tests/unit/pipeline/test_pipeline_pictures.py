@@ -273,7 +273,7 @@ def test_each_message_is_an_arrow_from_its_send_to_its_receive(simulation: Simul
             if nanoseconds(e, "ts") <= at <= nanoseconds(e, "ts") + nanoseconds(e, "dur")
         ]
 
-    for number, span in enumerate(simulation.sent):
+    for number, span in enumerate(sorted(simulation.sent, key=lambda span: span.link), 1):
         start, finish = ends["s"][number], ends["f"][number]
         sender, receiver = span.stream
         assert (start["pid"], finish["pid"], finish["bp"]) == (sender + 1, receiver + 1, "e")

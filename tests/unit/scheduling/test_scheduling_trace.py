@@ -12,7 +12,8 @@ import pytest
 from pytest import approx
 
 from autopar.scheduling import POLICIES, Op, schedule
-from autopar.scheduling.trace import COLOURS, Slice, Track, save_trace, simulated_track, trace
+from autopar.scheduling.trace import simulated_track
+from autopar.traces import COLOURS, Slice, Track, save_trace, trace
 
 OPS = [
     Op("first", "compute", 1.0),
@@ -75,7 +76,7 @@ def test_messages_whose_ends_are_not_known_may_overlap() -> None:
         ("b", "a", 0), ("e", "a", 2e6), ("b", "b", 1e6), ("e", "b", 3e6)
     ]  # fmt: skip
     assert len({e["id"] for e in events}) == 2 and {e["cat"] for e in events} == {"dp"}
-    assert set(COLOURS) == {"module", "compute", "start", "message", "under way", "exposed"}
+    assert {"module", "compute", "start", "message", "under way", "exposed"} < set(COLOURS)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from autopar.pipeline import PipelineSchedule, Task
 from autopar.pipeline.simulate import Simulation
 from autopar.runtime.recording import RecordedSlot, clock_offsets
 from autopar.scheduling.op import COMPUTE
-from autopar.scheduling.trace import Arrow, Slice, Track, save_trace, trace
+from autopar.traces import Arrow, Slice, Track, save_trace, trace
 
 PASSES = {"FW": "forward ms", "BW": "backward ms", "WW": "weights ms"}
 
