@@ -26,7 +26,7 @@ import numpy as np
 
 from autopar.pipeline.dataflow import made_by, reader
 from autopar.pipeline.schedule_table import Schedule, ScheduleTable
-from autopar.pipeline.task import Task, other_end
+from autopar.pipeline.task import Task, other_end, placed
 
 NEVER = np.iinfo(np.int32).max
 Releases = Mapping[tuple[int, int], Sequence[Task]]
@@ -49,18 +49,17 @@ class Flow:
         self.place: dict[Task, tuple[int, int]] = {}
         self.sends: dict[Task, tuple[int, int]] = {}
         self.busy: list[list[int]] = [[] for _ in range(schedule.ranks)]
-        for time, row in enumerate(schedule.slots):
-            for rank, slot in enumerate(row):
-                if slot.tasks:
-                    self.busy[rank].append(time)
-                    rank_rows = self.rows[rank]
-                    before = len(rank_rows) - 1
-                    for task in slot.tasks:
-                        if task.kind[1] == "W":
-                            self.place[task] = rank, len(rank_rows)
-                            rank_rows.append(time)
-                        elif task.kind[1] == "S":
-                            self.sends[task] = before, time
+        for time, rank, slot in placed(schedule.slots):
+            if slot.tasks:
+                self.busy[rank].append(time)
+                rank_rows = self.rows[rank]
+                before = len(rank_rows) - 1
+                for task in slot.tasks:
+                    if task.kind[1] == "W":
+                        self.place[task] = rank, len(rank_rows)
+                        rank_rows.append(time)
+                    elif task.kind[1] == "S":
+                        self.sends[task] = before, time
         self.readers = {send: place for send in self.sends if (place := self.place.get(reader(send))) is not None}
 
     def first_after(self) -> list[np.ndarray]:
@@ -128,9 +127,7 @@ def releases(schedule: ScheduleTable) -> Releases:
 
     Buffers in use to the end are left out.
     """
-    stated: Releases = {
-        (time, rank): slot.free for time, row in enumerate(schedule.slots) for rank, slot in enumerate(row) if slot.free
-    }
+    stated: Releases = {(time, rank): slot.free for time, rank, slot in placed(schedule.slots) if slot.free}
     return stated or _first_releases(schedule)
 
 
@@ -194,16 +191,15 @@ def uses(schedule: ScheduleTable, free: Releases, *, pooled: bool = False) -> It
             sends[made_by(task)] = task
         elif task.kind[1] == "R":
             read[Task(readers[task.kind], task.stage, task.batch)].append(task)
-    for time, row in enumerate(schedule.slots):
-        for rank, slot in enumerate(row):
-            yield from (Use(time, rank, None, send, -1) for send in free.get((time, rank), ()))
-            yield from (Use(time, rank, None, receive, 1) for receive in slot.receive)
-            for task in slot.compute:
-                yield Use(time, rank, task, task, 1)
-                if (send := sends.get(task)) is not None:
-                    yield Use(time, rank, task, send, 1)
-                yield from (Use(time, rank, task, receive, -1) for receive in read.get(task, ()))
-                yield Use(time, rank, task, task, -1)
+    for time, rank, slot in placed(schedule.slots):
+        yield from (Use(time, rank, None, send, -1) for send in free.get((time, rank), ()))
+        yield from (Use(time, rank, None, receive, 1) for receive in slot.receive)
+        for task in slot.compute:
+            yield Use(time, rank, task, task, 1)
+            if (send := sends.get(task)) is not None:
+                yield Use(time, rank, task, send, 1)
+            yield from (Use(time, rank, task, receive, -1) for receive in read.get(task, ()))
+            yield Use(time, rank, task, task, -1)
 
 
 def in_use(schedule: ScheduleTable) -> dict[tuple[int, int], tuple[int, int]]:

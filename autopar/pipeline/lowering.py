@@ -20,7 +20,7 @@ from dataclasses import replace
 from autopar.pipeline.buffers import add_releases
 from autopar.pipeline.dataflow import made_by, source
 from autopar.pipeline.schedule_table import Schedule, ScheduleTable
-from autopar.pipeline.task import EMPTY, REDUCE, Row, Slot, Task, other_end
+from autopar.pipeline.task import EMPTY, REDUCE, Row, Slot, Task, other_end, placed
 from autopar.pipeline.verify import checked
 
 Receives = list[Task]  # the messages of one row, by their receives
@@ -97,11 +97,8 @@ def _slots(receives: Receives, schedule: ScheduleTable) -> Row:
 
 def _add_reductions(table: list[list[Slot]], schedule: ScheduleTable) -> None:
     """Add a reduction after the last gradient of each stage, unless the table has one."""
-    reduced_stages = {stage for row in table for slot in row for name, stage in slot.parameters if name == REDUCE}
-    last: dict[int, int] = {}
-    for time, row in enumerate(table):
-        for slot in row:
-            last.update((task.stage, time) for task in slot.tasks if task.kind != "FW")
+    reduced_stages = {stage for _, _, slot in placed(table) for name, stage in slot.parameters if name == REDUCE}
+    last = {task.stage: time for time, _, slot in placed(table) for task in slot.tasks if task.kind != "FW"}
     for stage, time in sorted(last.items()):
         if stage not in reduced_stages:
             rank = schedule.rank_of[stage]

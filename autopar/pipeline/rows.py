@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from autopar.errors import ScheduleError
 from autopar.pipeline.dataflow import made_by, reads, source
@@ -56,29 +56,25 @@ def rows(orders: Sequence[Sequence[Slot]], rank_of: Sequence[int]) -> Table:
     return tuple(map(tuple, table))
 
 
-def needs(slot: Slot, rank_of: Sequence[int], present: set[Task]) -> Iterator[tuple[Task, int]]:
+def needs(slot: Slot, rank_of: Sequence[int], present: Set[Task]) -> Iterator[tuple[Task, int]]:
     """Yield the tasks that must be done before a slot, and by how many rows the slot must be later."""
     for task in slot.tasks:
-        action = task.kind[1]
-        if action == "S":
-            yield from ((dependency, 1) for dependency in (made_by(task),) if dependency in present)
-        elif action == "R":
-            yield from ((dependency, 0) for dependency in (other_end(task),) if dependency in present)
-        elif (message := source(task, rank_of)) in present:
-            yield message, 1
-            yield from (
-                (dependency, 1)
-                for dependency in reads(task, len(rank_of))
-                if dependency in present and rank_of[dependency.stage] == rank_of[task.stage]
-            )
+        if task.kind[1] == "S":
+            own = [made_by(task)]
+        elif task.kind[1] == "R":
+            own = [other_end(task)]
+        elif (message := source(task, rank_of)) is not None and message in present:
+            rank = rank_of[task.stage]
+            own = [message, *(read for read in reads(task, len(rank_of)) if rank_of[read.stage] == rank)]
         else:
-            yield from ((dependency, 1) for dependency in reads(task, len(rank_of)) if dependency in present)
+            own = [*reads(task, len(rank_of))]
+        yield from ((need, int(task.kind[1] != "R")) for need in own if need in present)
 
 
 def _cycle(
     orders: Sequence[Sequence[Slot]],
     rank_of: Sequence[int],
-    present: set[Task],
+    present: Set[Task],
     time: dict[Task, int],
     at: Sequence[int],
 ) -> str:

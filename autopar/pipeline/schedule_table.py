@@ -10,7 +10,7 @@ from typing import TypeVar
 from autopar.errors import ScheduleError, shown
 from autopar.pipeline.events import with_events
 from autopar.pipeline.shape import placement, table, whole
-from autopar.pipeline.task import Slot, Table, Task
+from autopar.pipeline.task import Slot, Table, Task, placed
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,7 @@ class ScheduleTable:
     @cached_property
     def has_messages(self) -> bool:
         """Whether the slots contain sends, receives and reductions, and not only computations."""
-        return any(
-            slot.parameters or any(task.kind[1] != "W" for task in slot.tasks) for row in self.slots for slot in row
-        )
+        return any(slot.parameters or slot.messages for _, _, slot in placed(self.slots))
 
     @cached_property
     def is_split(self) -> bool:
@@ -92,10 +90,9 @@ class ScheduleTable:
 
     def tasks(self) -> Iterator[tuple[int, int, Task]]:
         """Yield all tasks, row by row: time, rank, task."""
-        for time, row in enumerate(self.slots):
-            for rank, slot in enumerate(row):
-                for task in slot.tasks:
-                    yield time, rank, task
+        for time, rank, slot in placed(self.slots):
+            for task in slot.tasks:
+                yield time, rank, task
 
     def slot(self, time: int, stage: int) -> Slot:
         """Return the part of a slot that belongs to one stage.

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from autopar.errors import ScheduleError, shown
-from autopar.pipeline.task import KINDS, Slot, Table, Task
+from autopar.pipeline.task import KINDS, Slot, Table, Task, placed
 
 NAMES = frozenset(of + action for of, action in KINDS)
 
@@ -50,47 +50,35 @@ def table(slots: Iterable[Iterable[Slot]], batches: int, rank_of: tuple[int, ...
     for time, row in enumerate(rows):
         if len(row) != ranks:
             raise ScheduleError(f"row {time} has {len(row)} slots, but there are {ranks} ranks")
-        for rank, slot in enumerate(row):
+    for time, rank, slot in placed(rows):
+        if type(slot) is not Slot or not all(type(own) is tuple for own in (slot.tasks, slot.free, slot.parameters)):
+            raise TypeError(f"row {time}, rank {rank}: this must be a Slot with tuples of tasks, not {shown(slot)}")
+        for task in slot.tasks:
+            if type(task) is not Task or task.kind not in NAMES:
+                wrong = f"{shown(task)} is no task; a Task has one of the kinds {', '.join(sorted(NAMES))}"
+            elif not 0 <= task.stage < stages:
+                wrong = f"{task.where}: there is no stage {task.stage}, only 0 to {stages - 1}"
+            elif not 0 <= task.batch < batches:
+                wrong = f"{task.where}: there is no micro-batch {task.batch}, only 0 to {batches - 1}"
+            elif rank_of[task.stage] != rank:
+                wrong = f"{task.where}, but that stage is on rank {rank_of[task.stage]}"
+            else:
+                continue
+            raise ScheduleError(f"row {time}, rank {rank}: {wrong}")
+        for send in slot.free:
             if (
-                type(slot) is not Slot
-                or type(slot.tasks) is not tuple
-                or type(slot.free) is not tuple
-                or type(slot.parameters) is not tuple
+                type(send) is not Task
+                or send.kind not in NAMES
+                or not (0 <= send.stage < stages and 0 <= send.peer < stages)
             ):
-                raise TypeError(f"row {time}, rank {rank}: this must be a Slot with tuples of tasks, not {shown(slot)}")
-            for task in slot.tasks:
-                if type(task) is not Task or task.kind not in NAMES:
-                    raise ScheduleError(
-                        f"row {time}, rank {rank}: {shown(task)} is no task; a Task has one of the kinds "
-                        f"{', '.join(sorted(NAMES))}"
-                    )
-                if not 0 <= task.stage < stages:
-                    raise ScheduleError(
-                        f"row {time}, rank {rank}: {task.where}: there is no stage {task.stage}, only 0 to {stages - 1}"
-                    )
-                if not 0 <= task.batch < batches:
-                    raise ScheduleError(
-                        f"row {time}, rank {rank}: {task.where}: there is no micro-batch {task.batch}, only 0 to "
-                        f"{batches - 1}"
-                    )
-                if rank_of[task.stage] != rank:
-                    raise ScheduleError(
-                        f"row {time}, rank {rank}: {task.where}, but that stage is on rank {rank_of[task.stage]}"
-                    )
-            for send in slot.free:
-                if (
-                    type(send) is not Task
-                    or send.kind not in NAMES
-                    or not (0 <= send.stage < stages and 0 <= send.peer < stages)
-                ):
-                    raise ScheduleError(
-                        f"row {time}, rank {rank}: the buffer of {send!r} is released, but that is no send between "
-                        f"two stages"
-                    )
-            for pair in slot.parameters:
-                if type(pair) is not tuple or len(pair) != 2:
-                    raise ScheduleError(
-                        f"row {time}, rank {rank}: {pair!r} among the parameters must be a name and a stage, such as "
-                        f"('REDUCE_GRAD', 0)"
-                    )
+                raise ScheduleError(
+                    f"row {time}, rank {rank}: the buffer of {send!r} is released, but that is no send between "
+                    f"two stages"
+                )
+        for pair in slot.parameters:
+            if type(pair) is not tuple or len(pair) != 2:
+                raise ScheduleError(
+                    f"row {time}, rank {rank}: {pair!r} among the parameters must be a name and a stage, such as "
+                    f"('REDUCE_GRAD', 0)"
+                )
     return rows

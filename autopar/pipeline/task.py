@@ -9,6 +9,7 @@ if both are computed at once, the ``WW`` follows in the same slot.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -123,3 +124,10 @@ class Slot:
 EMPTY = Slot()
 Row = tuple[Slot, ...]
 Table = tuple[Row, ...]
+
+
+def placed(table: Sequence[Sequence[Slot]]) -> Iterator[tuple[int, int, Slot]]:
+    """Yield each slot with its row and its rank, row by row."""
+    for time, row in enumerate(table):
+        for rank, slot in enumerate(row):
+            yield time, rank, slot

@@ -18,7 +18,7 @@ from autopar.gc_pause import gc_paused
 from autopar.pipeline.buffers import NEVER, Flow, in_use, last_readers, release_rows
 from autopar.pipeline.dataflow import made_by, reads, source
 from autopar.pipeline.schedule_table import Schedule, ScheduleTable
-from autopar.pipeline.task import ON_PARAMETERS, REDUCE, RESHARD, UNSHARD, Task, other_end
+from autopar.pipeline.task import ON_PARAMETERS, REDUCE, RESHARD, UNSHARD, Task, other_end, placed
 from autopar.verify.channels import ALL, ASYNCHRONOUS, Channels, Group, Receive, Send
 from autopar.verify.channels.check import check_tasks
 
@@ -71,7 +71,7 @@ def verify(schedule: Schedule, *, channels: Iterable[Channels] = ()) -> Verifica
             twice, or freed twice.
     """
     times = _once(schedule)
-    _order(schedule, times)
+    _order(schedule)
     finishes: dict[str, str] = {}
     buffers: dict[tuple[int, int], tuple[int, int]] = {}
     messages = sum(task.kind[1] == "S" for task in times)
@@ -117,11 +117,9 @@ def _once(schedule: ScheduleTable) -> dict[Task, int]:
     return times
 
 
-def _order(schedule: ScheduleTable, times: dict[Task, int]) -> None:
+def _order(schedule: ScheduleTable) -> None:
     """Check that every task comes after the tasks whose results it reads."""
-    place = {
-        task: (time, i) for time, row in enumerate(schedule.slots) for slot in row for i, task in enumerate(slot.tasks)
-    }
+    place = {task: (time, i) for time, _, slot in placed(schedule.slots) for i, task in enumerate(slot.tasks)}
     rank_of = schedule.rank_of
     for task, (time, i) in place.items():
         action = task.kind[1]
@@ -196,10 +194,9 @@ def _progress(schedule: ScheduleTable, times: dict[Task, int], channels: Iterabl
     Return for each kind of channels whether all ranks finish.
     """
     tasks: dict[int, list[Group]] = {rank: [] for rank in range(schedule.ranks)}
-    for row in schedule.slots:
-        for rank, slot in enumerate(row):
-            if messages := slot.messages:
-                tasks[rank].append(Group(tuple(_message(task, schedule) for task in messages)))
+    for _, rank, slot in placed(schedule.slots):
+        if messages := slot.messages:
+            tasks[rank].append(Group(tuple(_message(task, schedule) for task in messages)))
 
     @functools.cache
     def lines() -> dict[tuple[int, str], str]:
@@ -251,21 +248,15 @@ def _reductions(schedule: ScheduleTable, times: dict[Task, int]) -> None:
         if task.kind in ("BW", "WW"):
             last[task.stage] = max(time, last.get(task.stage, -1))
     reduced: dict[int, list[int]] = defaultdict(list)
-    for time, row in enumerate(schedule.slots):
-        for rank, slot in enumerate(row):
-            for name, stage in slot.parameters:
-                if name not in ON_PARAMETERS or not 0 <= stage < schedule.stages or schedule.rank_of[stage] != rank:
-                    raise ScheduleError(
-                        f"row {time}, rank {rank}: {name} of stage {stage} cannot be done there; there are "
-                        f"{', '.join(ON_PARAMETERS)}"
-                    )
-                if name == REDUCE:
-                    reduced[stage].append(time)
-                    if time < last[stage]:
-                        raise ScheduleError(
-                            f"row {time}, rank {rank}: {REDUCE} of stage {stage} comes before its last gradient in "
-                            f"row {last[stage]}: put it there"
-                        )
+    for time, rank, slot in placed(schedule.slots):
+        for name, stage in slot.parameters:
+            where = f"row {time}, rank {rank}: {name} of stage {stage}"
+            if name not in ON_PARAMETERS or not 0 <= stage < schedule.stages or schedule.rank_of[stage] != rank:
+                raise ScheduleError(f"{where} cannot be done there; there are {', '.join(ON_PARAMETERS)}")
+            if name == REDUCE:
+                reduced[stage].append(time)
+                if time < last[stage]:
+                    raise ScheduleError(f"{where} comes before its last gradient in row {last[stage]}: put it there")
     for stage, rank in enumerate(schedule.rank_of):
         if len(rows := reduced[stage]) != 1:
             how = (
@@ -284,50 +275,35 @@ def _gathered(schedule: ScheduleTable) -> None:
 
     It must gather and free them in turn.
     """
-    sharded = {
-        stage for row in schedule.slots for slot in row for name, stage in slot.parameters if name in (UNSHARD, RESHARD)
-    }
-    last: dict[int, tuple[str, int]] = {}  # stage → the last action on its parameters, and its row
-    for time, row in enumerate(schedule.slots):
-        for rank, slot in enumerate(row):
-            for task in slot.compute if sharded else ():
-                name, before = last.get(task.stage, (RESHARD, -1))
-                if task.stage in sharded and name == RESHARD:
-                    since = (
-                        f"{RESHARD} in row {before} has freed its parameters"
-                        if before >= 0
-                        else "its parameters have not been gathered"
-                    )
-                    raise ScheduleError(
-                        f"row {time}, rank {rank}: {task.where}: {since}; put {UNSHARD} of stage {task.stage} into an "
-                        f"earlier row"
-                    )
-            for name, stage in slot.parameters:
-                if name not in (UNSHARD, RESHARD):
-                    continue
-                other, before = last.get(stage, (RESHARD, -1))
-                if name == other:
-                    why = (
-                        f"comes after {other} in row {before}"
-                        if before >= 0
-                        else "has nothing to free, the stage has not been gathered"
-                    )
-                    missing = RESHARD if name == UNSHARD else UNSHARD
-                    raise ScheduleError(
-                        f"row {time}, rank {rank}: {name} of stage {stage} {why}; leave it out, or put {missing} "
-                        f"before it"
-                    )
-                last[stage] = name, time
+    sharded = {stage for _, _, slot in placed(schedule.slots) for name, stage in slot.parameters if name != REDUCE}
+    if not sharded:
+        return
+    last = {stage: (RESHARD, -1) for stage in sharded}  # the last action on its parameters, and its row
+    for time, rank, slot in placed(schedule.slots):
+        where = f"row {time}, rank {rank}"
+        for task in slot.compute:
+            name, before = last.get(task.stage, (UNSHARD, -1))
+            if name == RESHARD:
+                freed = f"{RESHARD} in row {before} has freed its parameters"
+                since = freed if before >= 0 else "its parameters have not been gathered"
+                raise ScheduleError(
+                    f"{where}: {task.where}: {since}; put {UNSHARD} of stage {task.stage} into an earlier row"
+                )
+        for name, stage in slot.parameters:
+            if name == REDUCE:
+                continue
+            other, before = last[stage]
+            if name == other:
+                nothing = "has nothing to free, the stage has not been gathered"
+                why = f"comes after {other} in row {before}" if before >= 0 else nothing
+                missing = RESHARD if name == UNSHARD else UNSHARD
+                raise ScheduleError(f"{where}: {name} of stage {stage} {why}; leave it out, or put {missing} before it")
+            last[stage] = name, time
 
 
 def _releases(schedule: ScheduleTable, times: dict[Task, int]) -> None:
     """Check that slots release send buffers only where the rules of ``buffers`` allow it."""
-    released = [
-        (time, rank, send)
-        for time, row in enumerate(schedule.slots)
-        for rank, slot in enumerate(row)
-        for send in slot.free
-    ]
+    released = [(time, rank, send) for time, rank, slot in placed(schedule.slots) for send in slot.free]
     if not released:
         return
     first = release_rows(Flow(schedule))

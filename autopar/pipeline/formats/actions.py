@@ -23,7 +23,7 @@ from autopar.pipeline.lowering import lower, with_messages
 from autopar.pipeline.rows import needs, rows
 from autopar.pipeline.schedule_table import Schedule, ScheduleTable
 from autopar.pipeline.shape import whole
-from autopar.pipeline.task import EMPTY, ON_PARAMETERS, Slot, Table, Task
+from autopar.pipeline.task import EMPTY, ON_PARAMETERS, Slot, Table, Task, placed
 
 KIND_OF = {"F": "FW", "I": "BW", "B": "BW", "W": "WW", "SEND_F": "FS", "RECV_F": "FR", "SEND_B": "BS", "RECV_B": "BR"}
 NAME_OF = {"FW": "F", "WW": "W", "FS": "SEND_F", "FR": "RECV_F", "BS": "SEND_B", "BR": "RECV_B"}
@@ -304,13 +304,12 @@ def _order(line: Sequence[Cell], split: bool) -> list[Slot]:
 def _in_time(table: Table, rank_of: Sequence[int]) -> bool:
     """Return whether every computation comes after those that it reads."""
     done: dict[Task, int] = {}
-    for time, row in enumerate(table):
-        for slot in row:
-            for task in slot.tasks:
-                done.setdefault(task, time)
-    present = set(done)
+    for time, _, slot in placed(table):
+        for task in slot.tasks:
+            done.setdefault(task, time)
     return all(
         done[need] + later <= time
-        for time, row in enumerate(table) for slot in row
-        for need, later in needs(slot, rank_of, present) if need not in slot.tasks
-    )  # fmt: skip
+        for time, _, slot in placed(table)
+        for need, later in needs(slot, rank_of, done.keys())
+        if need not in slot.tasks
+    )

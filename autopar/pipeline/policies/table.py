@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.pipeline.policies.blocks import repeated
-from autopar.pipeline.policies.interleaved import interleaved
-from autopar.pipeline.policies.onnxruntime import greedy
 from autopar.pipeline.policies.phases import Phases
-from autopar.pipeline.task import Table
+from autopar.pipeline.task import EMPTY, Slot, Table, Task
 
 Rank = Callable[[int, int, int, int], Phases]  # ranks, rank, micro-batches, chunks
 
@@ -109,6 +107,55 @@ def _dualpipe_v(p: int, r: int, m: int, v: int) -> Phases:
     ]
 
 
+def _interleaved(p: int, r: int, m: int, v: int) -> Phases:
+    """Return the phases of interleaved 1F1B: micro-batches go through the chunks in groups of as many as ranks.
+
+    A group's forwards go through chunk after chunk, its backwards through the chunks in reverse. All groups have this
+    size: with a smaller last group, ranks would wait for each other forever. A rank is two passes ahead of the next,
+    and the last rank has (v - 1) p passes before the first backward.
+    """
+    forwards = [f"F{chunk}" for chunk in _chunks(p, m, range(v))]
+    backwards = [f"B{chunk}" for chunk in _chunks(p, m, range(v - 1, -1, -1))]
+    ahead = min(2 * (p - 1 - r) + (v - 1) * p, len(forwards))
+    yield from ((1, word) for word in forwards[:ahead])
+    yield from ((1, f"{f} {b}") for f, b in zip(forwards[ahead:], backwards, strict=False))
+    yield from ((1, word) for word in backwards[len(forwards) - ahead :])
+
+
+def _chunks(p: int, m: int, chunks: range) -> Iterator[int]:
+    for _ in range(m // p):
+        for chunk in chunks:
+            yield from [chunk] * p
+
+
+def _onnxruntime(stages: int, batches: int) -> Table:
+    """Return ONNX Runtime's 2S + 2(B - 1) rows: micro-batch after micro-batch, each pass in the first free slot.
+
+    At no time are more than S micro-batches between their first forward and their last backward.
+    """
+    times = 2 * stages + 2 * (batches - 1)
+    table = [[EMPTY] * stages for _ in range(times)]
+    live = [0] * times
+    previous = [-1] * stages
+
+    def first(stage: int, after: int) -> int:
+        return next(t for t in range(after + 1, times) if table[t][stage] is EMPTY and live[t] < stages)
+
+    for batch in range(batches):
+        forward: list[int] = []
+        for stage in range(stages):
+            forward.append(first(stage, max(previous[stage], forward[-1] if forward else -1)))
+            table[forward[-1]][stage] = Slot((Task("FW", stage, batch),))
+        time = -1
+        for stage in reversed(range(stages)):
+            time = first(stage, max(forward[stage], time))
+            table[time][stage] = Slot((Task("BW", stage, batch),))
+        for t in range(forward[0], time + 1):
+            live[t] += 1
+        previous = forward
+    return tuple(map(tuple, table))
+
+
 def _at_least_2p(p: int, m: int) -> int:
     return max(m, 2 * p)
 
@@ -120,7 +167,7 @@ POLICIES: Mapping[str, Policy] = {
     "eager-1f1b": Policy("1F1B with forwards ahead, so that messages have time to travel (Zhuang et al. 2023)",
                          _eager_1f1b, aliases=("eager1f1b",)),
     "interleaved-1f1b": Policy(
-        "1F1B over several stages a rank (Megatron-LM, Narayanan et al. 2021)", interleaved, chunks=None, default=2,
+        "1F1B over several stages a rank (Megatron-LM, Narayanan et al. 2021)", _interleaved, chunks=None, default=2,
         made_for=lambda p, m: -(-m // p) * p,
         aliases=("interleaved", "interleaved1f1b"),
     ),
@@ -144,6 +191,6 @@ POLICIES: Mapping[str, Policy] = {
     "dualpipe-v": Policy("two directions in a V, a forward and a backward at once (DualPipe, DeepSeek-AI 2024)",
                          _dualpipe_v, chunks=(2,), default=2, placement=vee, split=True, made_for=_at_least_2p,
                          aliases=("dualpipev",)),
-    "onnxruntime": Policy("greedy first fit (ONNX Runtime, pull request 4524)", table=greedy, latest=True,
+    "onnxruntime": Policy("greedy first fit (ONNX Runtime, pull request 4524)", table=_onnxruntime, latest=True,
                           aliases=("onnx", "ort")),
 }  # fmt: skip
