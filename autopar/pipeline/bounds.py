@@ -107,11 +107,13 @@ class ShortestTimes:
             weight gradient there. For the span: the rank of that earlier stage ends so much later. It also began
             earlier, by the forwards from it to this stage, and these are counted here. So its span contains ``head``,
             the time in between and ``tail``.
+        trip: from the begin of a micro-batch's forward to the end of its backward.
     """
 
     head: list[float]
     turn: list[float]
     tail: list[float]
+    trip: list[float]
 
 
 def shortest_times(cost: Costs) -> ShortestTimes:
@@ -127,7 +129,8 @@ def shortest_times(cost: Costs) -> ShortestTimes:
     if spans:  # a rank begins with its first stage, and so do the clock and what comes before it
         head = [head[stage] - head[cost.stages_of[rank][0]] for stage, rank in enumerate(cost.rank_of)]
         tail = [max(cost.weight[stage], tail[stage] - head[stage]) for stage in range(stages)]
-    return ShortestTimes(head, turn, tail)
+    trip = [f + t + b for f, t, b in zip(cost.forward, turn, cost.backward, strict=True)]
+    return ShortestTimes(head, turn, tail, trip)
 
 
 def work(cost: Costs, batches: int) -> float:
@@ -139,11 +142,14 @@ def work(cost: Costs, batches: int) -> float:
     """
     shortest = shortest_times(cost)
     return max(
-        shortest.head[stages[0]]
-        + load(cost, stages, batches)
-        + max(0.0, shortest.tail[stages[0]] - left_over(cost, rank, batches))
+        shortest.head[stages[0]] + load(cost, stages, batches) + _after(cost, shortest, rank, batches)
         for rank, stages in enumerate(cost.stages_of)
     )
+
+
+def _after(cost: Costs, shortest: ShortestTimes, rank: int, batches: int) -> float:
+    """Return max(0, tail - x): how long the step goes on after all work of a rank that begins before that."""
+    return max(0.0, shortest.tail[cost.stages_of[rank][0]] - left_over(cost, rank, batches))
 
 
 def first_backward(cost: Costs, batches: int) -> float:
@@ -159,7 +165,7 @@ def first_backward(cost: Costs, batches: int) -> float:
         stage = stages[-1]
         begin = shortest.head[stage] + cost.forward[stage] + shortest.turn[stage]
         work_left = load(cost, stages, batches) - ahead(cost, rank, batches)
-        bounds.append(begin + work_left + max(0.0, shortest.tail[stages[0]] - left_over(cost, rank, batches)))
+        bounds.append(begin + work_left + _after(cost, shortest, rank, batches))
     return max(bounds)
 
 
@@ -178,7 +184,7 @@ def round_trips(cost: Costs, batches: int) -> float:
     best = 0.0
     for rank, stages in enumerate(cost.stages_of):
         for number, stage in enumerate(stages):
-            forward, trip = cost.forward[stage], cost.forward[stage] + shortest.turn[stage] + cost.backward[stage]
+            forward, trip = cost.forward[stage], shortest.trip[stage]
             free = room[rank] - cost.buffers(stage)
             activations = sum(cost.activation[earlier] for earlier in stages[: number + 1])
             to_the_end = min(cost.activation[stage], cost.later[stage])
@@ -207,11 +213,7 @@ def area(cost: Costs, batches: int) -> float:
     best = 0.0
     for rank, stages in enumerate(cost.stages_of):
         if 0 < room[rank] < inf:
-            memory_time = sum(
-                cost.activation[s] * (cost.forward[s] + shortest.turn[s] + cost.backward[s])
-                + cost.later[s] * cost.weight[s]
-                for s in stages
-            )
+            memory_time = sum(cost.activation[s] * shortest.trip[s] + cost.later[s] * cost.weight[s] for s in stages)
             best = max(best, shortest.head[stages[0]] + batches * memory_time / room[rank])
     return best
 

@@ -29,6 +29,20 @@ def whole(value: Any, label: str) -> int:
     raise TypeError(f"{label} is a whole number, not {shown(value)}")
 
 
+def counts(of: str, **numbers: object) -> list[int]:
+    """Return whole numbers from 1 on, such as ``ranks=4``.
+
+    Raises:
+        TypeError: one is not a whole number.
+        ScheduleError: one is less than 1.
+    """
+    checked = {name: whole(number, f"{of}: {name}") for name, number in numbers.items()}
+    for name, number in checked.items():
+        if number < 1:
+            raise ScheduleError(f"{of}: {name}={number}; there is at least one")
+    return [*checked.values()]
+
+
 def placement(rank_of: Any) -> tuple[int, ...]:
     """Return the rank of each stage as a tuple, from any iterable."""
     if isinstance(rank_of, (str, bytes)) or not isinstance(rank_of, Iterable):

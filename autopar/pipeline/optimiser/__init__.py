@@ -27,7 +27,7 @@ from autopar.pipeline.optimiser.search import search, with_joined_backwards
 from autopar.pipeline.per_stage import Sizes, Times, kept
 from autopar.pipeline.policies import POLICIES, build, loop, vee
 from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.shape import whole
+from autopar.pipeline.shape import counts, whole
 from autopar.pipeline.simulate import Simulation, simulate
 
 __all__ = ["NAME", "Optimised", "optimise"]
@@ -139,19 +139,8 @@ def optimise(times: Times, ranks: int, batches: int, *, chunks: int = 1, sizes: 
         raise ScheduleError(
             f"optimise: overlap={times.overlap:g}: it makes orders of passes that run one after the other; leave it out"
         )
-    ranks, batches, chunks, tries, seed = (
-        whole(number, f"optimise: {label}")
-        for label, number in {
-            "ranks": ranks,
-            "batches": batches,
-            "chunks": chunks,
-            "tries": tries,
-            "seed": seed,
-        }.items()
-    )
-    for label, number in (("ranks", ranks), ("batches", batches), ("chunks", chunks)):
-        if number < 1:
-            raise ScheduleError(f"optimise: {label}={number}; there is at least one")
+    ranks, batches, chunks = counts("optimise", ranks=ranks, batches=batches, chunks=chunks)
+    tries, seed = whole(tries, "optimise: tries"), whole(seed, "optimise: seed")
     if tries < 0:
         raise ScheduleError(f"optimise: tries={tries}; the number of rules to try must be at least 0")
     if objective not in OBJECTIVES:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from autopar.pipeline.bounds import EPSILON, Costs
+from autopar.pipeline.bounds import Costs
 from autopar.pipeline.rows import rows
 from autopar.pipeline.schedule import PipelineSchedule
 from autopar.pipeline.task import Slot, Task
@@ -89,17 +89,13 @@ class Paper:
         self.durations = []
         for f, b, w in zip(cost.forward, cost.backward, cost.weight, strict=True):
             self.durations += [f, b, w, b + w]
-        rank_of, self.pair = cost.rank_of, {}
-        for stage in range(len(rank_of) - 1):
-            for source, target in ((stage, stage + 1), (stage + 1, stage)):
-                self.pair[source, target] = rank_of[source] * len(rank_of) + rank_of[target]
 
     def length(self, orders: Orders) -> float:
         """Return the makespan or the longest span of a rank, by the objective of ``cost``.
 
         It is infinite if ranks wait for each other forever.
         """
-        rank_of, transfer, durations, pair = self.cost.rank_of, self.cost.transfer, self.durations, self.pair
+        rank_of, transfer, durations = self.cost.rank_of, self.cost.transfer, self.durations
         stages, ranks = len(rank_of), len(orders)
         # when the input of the n-th forward of a stage arrives
         forward: list[list[float]] = [[] for _ in range(stages)]
@@ -154,7 +150,7 @@ class Paper:
                 if rank_of[to] == rank:
                     passes[to].append(now)
                 else:
-                    link_number = pair[stage, to]
+                    link_number = rank * stages + rank_of[to]
                     free_at = link[link_number]
                     link[link_number] = arrival = (free_at if free_at > now else now) + c
                     passes[to].append(arrival)
@@ -169,25 +165,3 @@ class Paper:
             return inf
         self.lengths = lengths(self.cost, orders, free, forward)
         return max(self.lengths)
-
-    def peak(self, order: Order, rank: int) -> float:
-        """Return the peak of a rank's activations plus its fixed memory, without buffers of messages."""
-        cost, total = self.cost, self.cost.fixed[rank]
-        most = total
-        for code in order:
-            stage, kind = code >> 2, code & 3
-            if kind == FORWARD:
-                total += cost.activation[stage]
-                if total > most:
-                    most = total
-            elif kind == INPUT:
-                total += cost.later[stage] - cost.activation[stage]
-            elif kind == WEIGHT:
-                total -= cost.later[stage]
-            else:
-                total -= cost.activation[stage]
-        return most
-
-    def fits(self, order: Order, rank: int) -> bool:
-        limit = self.cost.limit[rank]
-        return limit == inf or self.peak(order, rank) <= limit * (1 + EPSILON)

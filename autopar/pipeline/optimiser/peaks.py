@@ -7,11 +7,13 @@ one in which its message was made, and a send buffer until the first task that c
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, repeat
+from math import inf
 
 from autopar.pipeline.bounds import EPSILON, Costs
-from autopar.pipeline.optimiser.orders import FORWARD, FULL, INPUT, Orders, Paper
+from autopar.pipeline.optimiser.orders import FORWARD, WEIGHT, Order, Orders, Paper
 
 
 class Peaks:
@@ -34,11 +36,28 @@ class Peaks:
             replace(cost, forward=ones, backward=ones, weight=ones, transfer=[0.0] * (stages - 1)), batches
         )
         self.table.durations = [1.0] * (4 * stages)
-        before, behind = [0.0, *cost.boundary], [*cost.boundary, 0.0]
-        self.allocated, self.freed = [], []  # code → memory that is allocated when it begins, and freed when it ends
-        for a, w, left, right in zip(cost.activation, cost.later, before, behind, strict=True):
-            self.allocated += [a + right, left, 0.0, left]
-            self.freed += [left, a - w, w + right, a + right]
+        nothing = [0.0] * stages
+        self.kept = self._changes(nothing, nothing)
+        self.used = self._changes([0.0, *cost.boundary], [*cost.boundary, 0.0])
+
+    def _changes(self, before: Sequence[float], behind: Sequence[float]) -> tuple[list[float], list[float]]:
+        """Return code → the memory that is allocated when it begins, and what is freed when it ends.
+
+        Args:
+            before, behind: the buffer of a message between each stage and the one before it, and the one after it.
+        """
+        allocated, freed = [], []
+        for a, w, left, right in zip(self.cost.activation, self.cost.later, before, behind, strict=True):
+            allocated += [a + right, left, 0.0, left]
+            freed += [left, a - w, w + right, a + right]
+        return allocated, freed
+
+    def fits(self, order: Order, rank: int) -> bool:
+        """Return whether the activations of a rank are within its limit, without buffers of messages."""
+        limit = self.cost.limit[rank]
+        if limit == inf:
+            return True
+        return _most(order, repeat((0.0, 0.0)), self.cost.fixed[rank], self.kept) <= limit * (1 + EPSILON)
 
     def within(self, orders: Orders) -> bool:
         """Return whether all ranks are within the limit."""
@@ -52,20 +71,10 @@ class Peaks:
 
     def of(self, orders: Orders) -> list[float]:
         """Return the most memory of each rank, for orders that do not wait for each other forever."""
-        before = self._messages(orders)
-        peaks = []
-        for order, messages, fixed in zip(orders, before, self.cost.fixed, strict=True):
-            total = most = fixed
-            for code, (received, released) in zip(order, messages, strict=True):
-                total += received
-                if total > most:
-                    most = total
-                total += self.allocated[code] - released
-                if total > most:
-                    most = total
-                total -= self.freed[code]
-            peaks.append(most)
-        return peaks
+        return [
+            _most(order, messages, fixed, self.used)
+            for order, messages, fixed in zip(orders, self._messages(orders), self.cost.fixed, strict=True)
+        ]
 
     def _messages(self, orders: Orders) -> list[list[list[float]]]:
         """Return for each task the buffers received since the task before it, and the buffers it releases."""
@@ -73,32 +82,25 @@ class Peaks:
         if not self.buffers:
             return changes
         self.table.length(orders)
-        ends, rank_of, boundary, last = (
-            self.table.ends,
-            self.cost.rank_of,
-            self.cost.boundary,
-            len(self.cost.rank_of) - 1,
-        )
+        ends, rank_of, boundary = self.table.ends, self.cost.rank_of, self.cost.boundary
+        last = len(rank_of) - 1
         # positions of the n-th forward and backward of a stage
         places: list[list[int]] = [[] for _ in range(2 * last + 2)]
         for order in orders:
             for place, code in enumerate(order):
-                kind = code & 3
-                if kind in (FORWARD, INPUT, FULL):
-                    places[2 * (code >> 2) + (kind != FORWARD)].append(place)
+                if code & 3 != WEIGHT:
+                    places[2 * (code >> 2) + (code & 3 != FORWARD)].append(place)
         left = [len(rank_ends) for rank_ends in places]
         never = max(map(len, orders))
         # For each rank, the first task of every other rank that comes after a message sent from here or later; for
         # readers, its value then.
         soonest = [[never] * len(orders) for _ in orders]
         since: dict[tuple[int, int], list[int]] = {}
-        backwards = [(end, rank, place) for rank, rank_ends in enumerate(ends) for place, end in enumerate(rank_ends)][
-            ::-1
-        ]
-        for _, rank, place in sorted(backwards, reverse=True) if self.around else backwards:
+        tasks = [(end, rank, place) for rank, rank_ends in enumerate(ends) for place, end in enumerate(rank_ends)]
+        for _, rank, place in reversed(sorted(tasks) if self.around else tasks):
             code = orders[rank][place]
             stage, kind = code >> 2, code & 3
-            if kind not in (FORWARD, INPUT, FULL):
+            if kind == WEIGHT:
                 continue
             step, key = (1, 2 * stage) if kind == FORWARD else (-1, 2 * stage + 1)
             left[key] = n = left[key] - 1
@@ -116,3 +118,18 @@ class Peaks:
                 if own_soonest[other] < never:
                     changes[other][own_soonest[other]][1] += boundary[min(stage, origin)]
         return changes
+
+
+def _most(order: Order, messages: Iterable[Sequence[float]], fixed: float, used: Sequence[Sequence[float]]) -> float:
+    """Return the peak of a rank; ``messages`` as from ``Peaks._messages``, ``used`` as from ``Peaks._changes``."""
+    allocated, freed = used
+    total = most = fixed
+    for code, (received, released) in zip(order, messages, strict=False):
+        total += received
+        if total > most:
+            most = total
+        total += allocated[code] - released
+        if total > most:
+            most = total
+        total -= freed[code]
+    return most

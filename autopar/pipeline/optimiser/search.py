@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, inf
 
-from autopar.pipeline.bounds import EPSILON, Costs, shortest_times
+from autopar.pipeline.bounds import EPSILON, Costs, load, shortest_times
 from autopar.pipeline.optimiser.greedy import PriorityRule, follow
 from autopar.pipeline.optimiser.orders import FORWARD, FULL, INPUT, WEIGHT, Order, Orders, Paper
 from autopar.pipeline.optimiser.peaks import Peaks
@@ -91,7 +91,7 @@ def search(paper: Paper, peaks: Peaks, starts: Sequence[Orders], enough: float, 
         attempt = best_of_rules(
             best_orders,
             room,
-            [*filling_rules(paper.cost), *sample_rules(list(grid_rules(paper)), max(1, most // part))],
+            [*filling_rules(paper.cost), *sample_rules(list(grid_rules(paper.cost)), max(1, most // part))],
         )
         if attempt is not None and (best is None or attempt.length < best.length):
             best = attempt
@@ -208,28 +208,16 @@ def filling_rules(cost: Costs) -> Iterator[PriorityRule]:
             yield PriorityRule(most, most, (10**6,) * ranks, gap)
 
 
-def grid_rules(paper: Paper) -> Iterator[PriorityRule]:
+def grid_rules(cost: Costs) -> Iterator[PriorityRule]:
     """Yield rules in which all ranks use the same numbers, as multiples of the number each rank needs.
 
     A rank needs as many as keep it busy until its messages come back.
     """
-    cost, shortest = paper.cost, shortest_times(paper.cost)
-    ranks = len(cost.stages_of)
-    period = (
-        max(
-            sum(cost.forward[s] + cost.backward[s] + cost.weight[s] for s in rank_stages)
-            for rank_stages in cost.stages_of
-        )
-        or 1.0
-    )
-    trips = [
-        sum(cost.forward[s] + shortest.turn[s] + cost.backward[s] for s in rank_stages) / period
-        for rank_stages in cost.stages_of
-    ]
-    places = [
-        float(sum(len(cost.rank_of) - s for s in rank_stages)) / len(rank_stages) for rank_stages in cost.stages_of
-    ]
-    chunked = len(cost.rank_of) > ranks
+    shortest = shortest_times(cost)
+    stages, ranks = len(cost.rank_of), len(cost.stages_of)
+    period = max(load(cost, rank_stages, 1) for rank_stages in cost.stages_of) or 1.0
+    trips = [sum(shortest.trip[s] for s in rank_stages) / period for rank_stages in cost.stages_of]
+    places = [float(sum(stages - s for s in rank_stages)) / len(rank_stages) for rank_stages in cost.stages_of]
     for base in (places, trips):
         for depth in DEPTHS:
             ahead = tuple(max(1, ceil(depth * number - EPSILON)) for number in base)
@@ -240,7 +228,7 @@ def grid_rules(paper: Paper) -> Iterator[PriorityRule]:
                 )
                 for left in LEFT:
                     for gap in GAPS if left else GAPS[:1]:
-                        for deep in (True, False) if chunked else (True,):
+                        for deep in (True, False) if stages > ranks else (True,):
                             yield PriorityRule(ahead, top, (left,) * ranks, gap, 0.0, deep, True)
 
 
@@ -274,7 +262,7 @@ def improve_by_moves(best_orders: BestOrders, start: Orders, tries: int, choose:
             return
         rank, place = critical[choose.randrange(len(critical))]
         order = with_task_moved(now[rank], place, choose)
-        if order is None or not is_valid(order, rank, paper):
+        if order is None or not (is_valid(order) and best_orders.peaks.fits(order, rank)):
             continue
         old, now[rank] = now[rank], order
         new = paper.length(now)
@@ -302,8 +290,8 @@ def with_task_moved(order: Order, place: int, choose: random.Random) -> Order | 
     return new
 
 
-def is_valid(order: Order, rank: int, paper: Paper) -> bool:
-    """Return whether an order is valid and fits into memory.
+def is_valid(order: Order) -> bool:
+    """Return whether an order is valid.
 
     Each backward comes after its forward, and each weight gradient after its backward.
     """
@@ -316,7 +304,7 @@ def is_valid(order: Order, rank: int, paper: Paper) -> bool:
                 return False
         elif kind == WEIGHT and n > count.get(code - 1, 0):
             return False
-    return paper.fits(order, rank)
+    return True
 
 
 def critical_path(orders: Orders, paper: Paper) -> list[tuple[int, int]]:

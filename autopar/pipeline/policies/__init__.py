@@ -11,7 +11,7 @@ from autopar.pipeline.policies.phases import order
 from autopar.pipeline.policies.table import POLICIES, Policy, loop, vee
 from autopar.pipeline.rows import rows
 from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.shape import placement, whole
+from autopar.pipeline.shape import counts, placement
 from autopar.pipeline.task import Table
 
 __all__ = ["POLICIES", "Policy", "build", "loop", "named", "vee"]
@@ -36,11 +36,9 @@ def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, r
     """
     name = named(policy)
     row = POLICIES[name]
-    ranks, batches = whole(ranks, f"{name}: ranks"), whole(batches, f"{name}: batches")
-    chunks = row.default if chunks is None else whole(chunks, f"{name}: chunks")
-    for label, number in (("ranks", ranks), ("batches", batches), ("chunks", chunks)):
-        if number < 1:
-            raise ScheduleError(f"{name}: {label}={number}; there is at least one")
+    ranks, batches, chunks = counts(
+        name, ranks=ranks, batches=batches, chunks=row.default if chunks is None else chunks
+    )
     if row.chunks is not None and chunks not in row.chunks:
         raise ScheduleError(
             f"{name} has {' or '.join(map(str, row.chunks))} stages on a rank, not {chunks}; interleaved-1f1b and "

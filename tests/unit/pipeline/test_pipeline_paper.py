@@ -33,6 +33,7 @@ def test_paper_is_the_simulation(data: st.DataObject) -> None:
     times, later = data.draw(times_of(ranks * chunks)), data.draw(st.sampled_from([1.0, 0.25]))
     limit = data.draw(st.sampled_from([inf, chunks * 1.0, chunks * 2.0]))
     paper = Paper(costs(times, rank_of, sizes := Sizes(for_weights=later), [limit] * ranks), batches)
+    peaks = Peaks(paper.cost, batches)
     some = [orders_of(build(name, ranks, batches, chunks))]
     number = st.integers(0, 3)
     genes = [tuple(data.draw(number) for _ in range(ranks)) for _ in range(3)]
@@ -45,7 +46,7 @@ def test_paper_is_the_simulation(data: st.DataObject) -> None:
     )
     span, made = follow(rule, paper.cost, batches)
     assert paper.length(made) == span
-    assert all(paper.fits(order, rank) for rank, order in enumerate(made))
+    assert all(peaks.fits(order, rank) for rank, order in enumerate(made))
     some += [made, with_joined_backwards(made, paper)]
     for orders in some:
         schedule = schedule_of(orders, rank_of, batches, "")
@@ -53,7 +54,7 @@ def test_paper_is_the_simulation(data: st.DataObject) -> None:
         run = simulate(schedule, times, sizes)
         assert paper.length(orders) == run.makespan
         assert tuple(own[-1] for own in paper.ends) == tuple(own[-1].end for own in run.computed)
-        assert tuple(paper.peak(order, rank) for rank, order in enumerate(orders)) == run.peak
+        assert tuple(peaks.of(orders)) == run.peak
     assert paper.length(some[2]) <= span
 
 
@@ -84,7 +85,7 @@ def test_paper_knows_the_memory_of_messages_too(data: st.DataObject) -> None:
         0.5,
     )
     cost = costs(data.draw(times_of(stages)), rank_of, sizes, [1000.0] * ranks)
-    rule = data.draw(st.sampled_from(list(grid_rules(paper := Paper(cost, batches)))))
+    rule, paper = data.draw(st.sampled_from(list(grid_rules(cost)))), Paper(cost, batches)
     _, orders = follow(rule, cost, batches)
     for one in (orders, with_joined_backwards(orders, paper)):
         assert tuple(Peaks(cost, batches).of(one)) == memory(schedule_of(one, rank_of, batches, ""), sizes).peak

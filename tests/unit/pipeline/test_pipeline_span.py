@@ -16,6 +16,7 @@ from autopar.pipeline import Sizes, Times, build, optimise
 from autopar.pipeline.bounds import BOUNDS, OBJECTIVES, costs, lower_bound
 from autopar.pipeline.memory import memory
 from autopar.pipeline.optimiser.orders import Paper, orders_of, schedule_of
+from autopar.pipeline.optimiser.peaks import Peaks
 from autopar.pipeline.policies import loop, vee
 from autopar.pipeline.simulate import simulate
 
@@ -30,11 +31,12 @@ def merged(one: list[int], other: list[int]) -> Iterator[list[int]]:
 def shortest(paper: Paper) -> float:
     """The shortest span of all orders within the limit, each simulated."""
     cost, batches, best = paper.cost, paper.batches, inf
+    peaks = Peaks(cost, batches)
     of_rank = []
     for rank, own in enumerate(cost.stages_of):
         alone = [list(words(batches, stage)) for stage in own]
         orders = alone[0] if len(own) == 1 else [order for pair in product(*alone) for order in merged(*pair)]
-        of_rank.append([order for order in orders if paper.fits(order, rank)])
+        of_rank.append([order for order in orders if peaks.fits(order, rank)])
     for orders in product(*of_rank):
         if paper.length(list(orders)) < best:
             best = paper.length(list(orders))
