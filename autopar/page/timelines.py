@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autopar.page.subject import Subject
+from autopar.pipeline.task import PASSES
 from autopar.pipeline.tracks import title, tracks
 from autopar.scheduling.op import COMPUTE
 from autopar.scheduling.trace import simulated_track
@@ -13,7 +14,6 @@ from autopar.traces import Track
 
 SLICES = 12_000  # most slices of a track; of longer steps the first ones are drawn
 KINDS = ("compute", "start", "message", "exposed", "forward", "backward", "weight gradient")  # how slices are coloured
-PASSES = {"F": "forward", "B": "backward", "W": "weight gradient"}
 
 
 class _Names:

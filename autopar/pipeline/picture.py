@@ -172,15 +172,9 @@ def _batches(axes: Axes, spans: Sequence[Span], y: float, colour: str, sheet: Sh
         # A digit is 0.64 of the size wide.
         size = min(8.0, (points * min(sheet.duration, span.end - span.start) - 1) / (0.64 * max(2, len(text))))
         if size >= 4:
+            middle = (span.start + span.end) / 2
             axes.text(
-                (span.start + span.end) / 2,
-                y,
-                text,
-                fontsize=round(size, 1),
-                color=colour,
-                ha="center",
-                va="center_baseline",
-                zorder=3,
+                middle, y, text, fontsize=round(size, 1), color=colour, ha="center", va="center_baseline", zorder=3
             )
 
 
@@ -204,22 +198,16 @@ def _messages(axes: Axes, rank_tracks: Sequence[Track], arrows: bool) -> None:
 def _arrows(axes: Axes, spans: Sequence[Span], of: str, colour: str) -> None:
     from matplotlib.collections import LineCollection
 
-    lines = []
-    for span in spans:
-        sender, receiver = span.link
-        lines.append(
-            [(span.start, sender + sum(_half("sends", of)) / 2), (span.end, receiver + sum(_half("receives", of)) / 2)]
-        )
+    out, back = (sum(_half(lane, of)) / 2 for lane in ("sends", "receives"))
+    lines = [[(span.start, span.link[0] + out), (span.end, span.link[1] + back)] for span in spans]
     axes.add_collection(
         LineCollection(lines, colors=colour, linewidths=0.5, alpha=0.7, zorder=4, gid=f"{MESSAGES[of][0]} arrows"),
         autolim=False,
     )
     for marker, down in (("v", True), ("^", False)):
-        ends = [end for start, end in lines if (end[1] > start[1]) == down]
-        if ends:
-            axes.scatter(
-                [x for x, _ in ends], [y for _, y in ends], s=7, marker=marker, color=colour, linewidths=0, zorder=4
-            )
+        if ends := [end for start, end in lines if (end[1] > start[1]) == down]:
+            x, y = zip(*ends, strict=True)
+            axes.scatter(x, y, s=7, marker=marker, color=colour, linewidths=0, zorder=4)
 
 
 def _memory(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[Track], sheet: Sheet, end: float) -> None:
@@ -250,16 +238,13 @@ def _memory(axes: Axes, simulation: SimulationData, rank_tracks: Sequence[Track]
     for rank, (track, total) in enumerate(zip(rank_tracks, low, strict=True)):
         at = int(np.argmax(total))
         y = rank + bottom - scale * total[at]
+        time = track.times[at]
         text = f"peak {_short(simulation.peak[rank])}" + (f" ({_short(track.fixed)} fixed)" if track.fixed else "")
-        nearby = (track.times[at] - left) * sheet.unit, (right - track.times[at]) * sheet.unit
+        nearby = (time - left) * sheet.unit, (right - time) * sheet.unit
         side = "left" if nearby[0] < 0.7 else "right" if nearby[1] < 0.7 else "center"
         ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
-        axes.text(
-            track.times[at], y - 0.05, text, fontsize=sheet.font - 1.5, ha=side, va="bottom", zorder=5, bbox=ground
-        )
-        axes.scatter(
-            [track.times[at]], [y - 0.025], s=9, marker="v", color="black", linewidths=0, zorder=5, clip_on=False
-        )
+        axes.text(time, y - 0.05, text, fontsize=sheet.font - 1.5, ha=side, va="bottom", zorder=5, bbox=ground)
+        axes.scatter([time], [y - 0.025], s=9, marker="v", color="black", linewidths=0, zorder=5, clip_on=False)
 
 
 def _frame(axes: Axes, simulation: SimulationData, sheet: Sheet) -> None:
@@ -267,25 +252,13 @@ def _frame(axes: Axes, simulation: SimulationData, sheet: Sheet) -> None:
     ranks = simulation.schedule.ranks
     for rank, stages in enumerate(simulation.schedule.stages_of):
         names = [(f"rank {rank}", sum(LANES["compute"]) / 2, sheet.font + 1, "black")]
-        names += [
-            (lane, sum(LANES[lane]) / 2, sheet.font - 2, GREY)
-            for lane in LANES
-            if lane == "memory" or (lane != "compute" and simulation.sent)
-        ]
+        lanes = ("sends", "receives", "memory") if simulation.sent else ("memory",)
+        names += [(lane, sum(LANES[lane]) / 2, sheet.font - 2, GREY) for lane in lanes]
         if 1 < len(stages) < 5:
             names.append((stages_of(simulation.schedule, rank), LANES["compute"][1] - 0.05, sheet.font - 2, GREY))
         for name, y, size, colour in names:
-            axes.annotate(
-                name,
-                (0, rank + y),
-                (-6, 0),
-                ("axes fraction", "data"),
-                "offset points",
-                fontsize=size,
-                color=colour,
-                ha="right",
-                va="center",
-            )
+            style: dict[str, Any] = {"fontsize": size, "color": colour, "ha": "right", "va": "center"}
+            axes.annotate(name, (0, rank + y), (-6, 0), ("axes fraction", "data"), "offset points", **style)
     axes.hlines(range(1, ranks), 0, 1, transform=axes.get_yaxis_transform(), color=GREY, linewidth=0.5)
     axes.set_yticks([])
     axes.set_xlabel("time", fontsize=8, color=GREY)
@@ -302,9 +275,10 @@ def _legend(figure: Figure, simulation: SimulationData, rank_tracks: Sequence[Tr
     from matplotlib.patches import Patch
 
     chunks = simulation.schedule.chunks
-    computed = [name for name in COMPUTATIONS if any(track.computed[name] for track in rank_tracks)]
     first: list[tuple[Any, str]] = [
-        (tuple(Patch(color=_shade(name, chunk, chunks)) for chunk in range(chunks)), name) for name in computed
+        (tuple(Patch(color=_shade(name, chunk, chunks)) for chunk in range(chunks)), name)
+        for name in COMPUTATIONS
+        if any(track.computed[name] for track in rank_tracks)
     ]
     first.append((Patch(facecolor="white", edgecolor="#b0b0b0", hatch="/////", linewidth=0.4), "idle"))
     if chunks > 1:
@@ -366,13 +340,10 @@ def _area(times: Sequence[float], low: np.ndarray, high: np.ndarray, end: float)
     return np.concatenate([_steps(at, high[kept], end), _steps(at, low[kept], end)[::-1]])
 
 
-def _add(
-    axes: Axes,
-    boxes: Iterable[Sequence[Sequence[tuple[float, float]]]],
-    colours: Sequence[Colour],
-    gid: str,
-    **style: Any,
-) -> None:
+Box = list[tuple[float, float]]  # its corners
+
+
+def _add(axes: Axes, boxes: Iterable[Sequence[Box]], colours: Sequence[Colour], gid: str, **style: Any) -> None:
     """Add boxes, with one path for each colour, so that pictures of many thousand boxes stay small."""
     from matplotlib.collections import PathCollection
     from matplotlib.path import Path as Shape

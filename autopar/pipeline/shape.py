@@ -12,8 +12,6 @@ from typing import Any
 from autopar.errors import ScheduleError, shown
 from autopar.pipeline.task import KINDS, Slot, Table, Task, placed
 
-NAMES = frozenset(of + action for of, action in KINDS)
-
 
 def whole(value: Any, label: str) -> int:
     """Return a whole number as an int; NumPy's are accepted too.
@@ -68,8 +66,8 @@ def table(slots: Iterable[Iterable[Slot]], batches: int, rank_of: tuple[int, ...
         if type(slot) is not Slot or not all(type(own) is tuple for own in (slot.tasks, slot.free, slot.parameters)):
             raise TypeError(f"row {time}, rank {rank}: this must be a Slot with tuples of tasks, not {shown(slot)}")
         for task in slot.tasks:
-            if type(task) is not Task or task.kind not in NAMES:
-                wrong = f"{shown(task)} is no task; a Task has one of the kinds {', '.join(sorted(NAMES))}"
+            if type(task) is not Task or task.kind not in KINDS:
+                wrong = f"{shown(task)} is no task; a Task has one of the kinds {', '.join(sorted(KINDS))}"
             elif not 0 <= task.stage < stages:
                 wrong = f"{task.where}: there is no stage {task.stage}, only 0 to {stages - 1}"
             elif not 0 <= task.batch < batches:
@@ -82,7 +80,7 @@ def table(slots: Iterable[Iterable[Slot]], batches: int, rank_of: tuple[int, ...
         for send in slot.free:
             if (
                 type(send) is not Task
-                or send.kind not in NAMES
+                or send.kind not in KINDS
                 or not (0 <= send.stage < stages and 0 <= send.peer < stages)
             ):
                 raise ScheduleError(

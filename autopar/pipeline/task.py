@@ -14,19 +14,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Pass = Literal["F", "B", "W"]
-Action = Literal["W", "S", "R"]
 
 PASSES: dict[Pass, str] = {"F": "forward", "B": "backward", "W": "weight gradient"}
-ACTIONS: dict[Action, str] = {"W": "compute", "S": "send", "R": "receive"}
-KINDS: tuple[tuple[Pass, Action], ...] = (
-    ("F", "W"),
-    ("F", "S"),
-    ("F", "R"),
-    ("B", "W"),
-    ("B", "S"),
-    ("B", "R"),
-    ("W", "W"),
-)
+KINDS = ("FW", "FS", "FR", "BW", "BS", "BR", "WW")  # pass and action
 
 REDUCE, UNSHARD, RESHARD = "REDUCE_GRAD", "UNSHARD", "RESHARD"
 ON_PARAMETERS = {
@@ -68,10 +58,6 @@ class Task(NamedTuple):
         if self.action == "W":
             return f"{self} of stage {self.stage}"
         return f"{self} of stage {self.stage} {'to' if self.action == 'S' else 'from'} stage {self.peer}"
-
-
-def compute(of: Pass, stage: int, batch: int) -> Task:
-    return Task(of + "W", stage, batch)
 
 
 def other_end(message: Task) -> Task:

@@ -26,10 +26,14 @@ from autopar.pipeline.shape import whole
 from autopar.pipeline.task import EMPTY, ON_PARAMETERS, Slot, Table, Task, placed
 
 KIND_OF = {"F": "FW", "I": "BW", "B": "BW", "W": "WW", "SEND_F": "FS", "RECV_F": "FR", "SEND_B": "BS", "RECV_B": "BR"}
-NAME_OF = {"FW": "F", "WW": "W", "FS": "SEND_F", "FR": "RECV_F", "BS": "SEND_B", "BR": "RECV_B"}
-COMPUTATIONS = ("F", "I", "B", "W")
+NAME_OF = {kind: name for name, kind in KIND_OF.items()}  # B, or I in a schedule that is split
+COMPUTATIONS = {"F", "I", "B", "W"}
 PEER = {"FS": 1, "FR": -1, "BS": -1, "BR": 1}  # distance to the stage at the other end
 OVERLAP = "OVERLAP_F_B"
+NO_ACTION = (
+    "there is no such action; write stage, action and micro-batch with numbers from 0, as in 2F0, 2I0, 2B0, 2W0, "
+    "1SEND_F0, 2RECV_F0, 2SEND_B0, 1RECV_B0, or 2REDUCE_GRAD, 2UNSHARD, 2RESHARD, or (0F1;3B0)OVERLAP_F_B"
+)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -79,17 +83,17 @@ def _computations(slot: Slot, split: bool) -> list[str]:
             actions[-1], names = f"{task.stage}B{task.batch}", names[:-1] + "B"
         else:
             actions.append(_action(task, split))
-            names += NAME_OF.get(task.kind) or _backward(task, split)
+            names += _name(task, split)
         behind = task
     return [f"({';'.join(actions)}){OVERLAP}"] if names in ("FB", "BF") else actions
 
 
-def _backward(task: Task, split: bool) -> str:
-    return "I" if split else "B"
+def _name(task: Task, split: bool) -> str:
+    return "I" if split and task.kind == "BW" else NAME_OF[task.kind]
 
 
 def _action(task: Task, split: bool) -> str:
-    return f"{task.stage}{NAME_OF.get(task.kind) or _backward(task, split)}{task.batch}"
+    return f"{task.stage}{_name(task, split)}{task.batch}"
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -165,15 +169,16 @@ def from_csv(
     if batches < 1:
         raise ScheduleError(f"batches={batches}; there is at least one micro-batch")
     _check(actions, batches, len(rank_of))
-    split = any(action.name == "W" for action in actions)
-    if all(action.name in COMPUTATIONS for action in actions):
+    names = {action.name for action in actions}
+    split = "W" in names
+    if names <= COMPUTATIONS:
         width = max(map(len, lines))
         columns = [[_slot(cell, split) for cell in line] + [EMPTY] * (width - len(line)) for line in lines]
         table = tuple(zip(*columns, strict=True))
         if _in_time(table, rank_of):
             return make(table, batches, rank_of, recompute=recompute)
     schedule = make(rows([_order(line, split) for line in lines], rank_of), batches, rank_of, recompute=recompute)
-    silent = len(lines) > 1 and all(action.name in COMPUTATIONS or action.name in ON_PARAMETERS for action in actions)
+    silent = len(lines) > 1 and names <= COMPUTATIONS | ON_PARAMETERS.keys()
     return lower(schedule) if silent else schedule
 
 
@@ -219,13 +224,7 @@ def _read(cell: str, line: int, column: int) -> Cell:
 
 def _read_action(text: str, line: int, column: int) -> Action:
     if (match := _ACTION.fullmatch(text)) is None:
-        _refuse(
-            line,
-            column,
-            text,
-            "there is no such action; write stage, action and micro-batch with numbers from 0, as in 2F0, 2I0, 2B0, "
-            "2W0, 1SEND_F0, 2RECV_F0, 2SEND_B0, 1RECV_B0, or 2REDUCE_GRAD, 2UNSHARD, 2RESHARD, or (0F1;3B0)OVERLAP_F_B",
-        )
+        _refuse(line, column, text, NO_ACTION)
     stage, name, batch, on_parameters = match.groups()
     return Action(text, name or on_parameters, int(stage), -1 if batch is None else int(batch), line, column)
 

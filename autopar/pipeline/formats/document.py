@@ -20,24 +20,36 @@ from typing import Any, NoReturn
 
 from autopar.errors import ScheduleError
 from autopar.pipeline.schedule_table import Schedule, ScheduleTable
-from autopar.pipeline.task import ON_PARAMETERS, Slot, Task
+from autopar.pipeline.task import KINDS, ON_PARAMETERS, Slot, Task
 
 FORMAT, VERSION = "autopar pipeline schedule", 1
-FIELDS = {
-    "format": f'"{FORMAT}"',
-    "version": f"{VERSION}",
-    "name": "a string that can be printed, the name of the policy",
-    "batches": "a whole number from 1 to 999999999",
-    "rank_of": "a list, the rank of each stage, with ranks from 0 without gaps",
-    "recompute": "true or false",
-    "rows": "a list of rows",
-}
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _ranks(value: object) -> bool:
+    return type(value) is list and bool(value) and all(map(_whole, value)) and max(value) + 1 == len(set(value))
+
+
+# field → what it is, and whether a value is that
+FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "format": (f'"{FORMAT}"', lambda value: value == FORMAT),
+    "version": (f"{VERSION}", lambda value: _whole(value) and value == VERSION),
+    "name": ("a string that can be printed, the name of the policy",
+             lambda value: isinstance(value, str) and value.isprintable()),
+    "batches": ("a whole number from 1 to 999999999", lambda value: _whole(value) and value > 0),
+    "rank_of": ("a list, the rank of each stage, with ranks from 0 without gaps", _ranks),
+    "recompute": ("true or false", lambda value: isinstance(value, bool)),
+    "rows": ("a list of rows", lambda value: type(value) is list),
+}  # fmt: skip
 WORDS = (
     "FW0@1, BW0@1 or WW0@1, FS0@1>2 or BS0@1>0, FR0@1<0 or BR0@1<2, free FS0@1>2, REDUCE_GRAD@1, UNSHARD@1 or RESHARD@1"
 )
 
 _NUMBER = "(0|[1-9][0-9]{0,8})"
-_TASK = re.compile(f"(free )?(FW|BW|WW|FS|FR|BS|BR){_NUMBER}@{_NUMBER}(?:([<>]){_NUMBER})?")
+_TASK = re.compile(f"(free )?({'|'.join(KINDS)}){_NUMBER}@{_NUMBER}(?:([<>]){_NUMBER})?")
 _PARAMETERS = re.compile(f"({'|'.join(ON_PARAMETERS)})@{_NUMBER}")
 _DIRECTION = {"W": None, "S": ">", "R": "<"}
 
@@ -76,27 +88,12 @@ def from_json(text: str, make: Callable[..., Schedule]) -> Schedule:
         raise TypeError(f"a document is a text, not {text!r:.80}; read a file with PipelineSchedule.load(path)")
     document = _Document(text.removeprefix("\ufeff"))
     members = document.fields()
-    for field, right in (("format", members["format"] == FORMAT),
-                         ("version", members["version"] == VERSION and _whole(members["version"])),
-                         ("name", isinstance(members["name"], str) and members["name"].isprintable()),
-                         ("batches", _whole(members["batches"]) and members["batches"] > 0),
-                         ("rank_of", _ranks(members["rank_of"])), ("recompute", isinstance(members["recompute"], bool)),
-                         ("rows", type(members["rows"]) is list)):  # fmt: skip
-        if not right:
-            document.refuse((document.number[field],), f"{field} is {FIELDS[field]}")
+    for field, (meaning, is_right) in FIELDS.items():
+        if not is_right(members[field]):
+            document.refuse((document.number[field],), f"{field} is {meaning}")
     rank_of = tuple(members["rank_of"])
     rows = tuple(document.row(time, row, members["batches"], rank_of) for time, row in enumerate(members["rows"]))
     return make(rows, members["batches"], rank_of, members["name"], members["recompute"])
-
-
-def _whole(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _ranks(value: Any) -> bool:
-    if type(value) is not list or not value or not all(map(_whole, value)):
-        return False
-    return max(value) + 1 == len(set(value))
 
 
 class _Object(list):
@@ -144,7 +141,7 @@ class _Document:
         for field, number in self.number.items():
             if field not in FIELDS:
                 self.refuse((number,), f"there is no such field; the fields are {', '.join(FIELDS)}", key=True)
-        for field, meaning in FIELDS.items():
+        for field, (meaning, _) in FIELDS.items():
             if field not in members:
                 self.refuse((), f"the field {field} is missing; it is {meaning}")
         return members
