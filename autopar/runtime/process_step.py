@@ -16,7 +16,7 @@ from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.modes import as_captured
 from autopar.runtime.processes.agreement import Agreement, Brought
 from autopar.runtime.running.carriers import to_the_end
-from autopar.runtime.running.functions import LoweredFunctions, Lowering
+from autopar.runtime.running.functions import LoweredFunctions, Lowering, PlacedProgram
 from autopar.runtime.running.programs import CallProgram, output_name
 from autopar.runtime.running.rank import RankRun, Tensors
 from autopar.timetable import Entry, Position, Timetable
@@ -70,8 +70,9 @@ class ProcessStep:
     def program(self) -> CallProgram:
         """The program of this rank; its functions are lowered on first use: most steps only run for fewer gradients."""
         gate = None if self._agreement is None else self._agreement.finish
+        placed = PlacedProgram(self._explicit, {self._local.rank: self._local})
         how = Lowering(self._groups, self._device, gate, self._regions)
-        return CallProgram(LoweredFunctions(self._explicit, self._local, how), self._explicit)
+        return CallProgram(LoweredFunctions(placed, self._local.rank, how))
 
     def __call__(self, pieces: Sequence[torch.Tensor], leaves: Mapping[str, torch.Tensor], gradient: Gradient,
                  owners: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:  # fmt: skip

@@ -15,7 +15,8 @@ from autopar.runtime.interface import Interface
 from autopar.runtime.modes import as_captured
 from autopar.runtime.process_step import BACKWARD, KEPT
 from autopar.runtime.redistribute import Redistribution, reduced
-from autopar.runtime.running.carriers import PlacedProgram, SimulatedCarrier
+from autopar.runtime.running.carriers import SimulatedCarrier
+from autopar.runtime.running.functions import PlacedProgram
 from autopar.runtime.running.programs import CallProgram, output_name
 from autopar.runtime.running.rank import Lines, RankRun, Tensors
 from autopar.runtime.simulation.pieces import cut, join
@@ -46,7 +47,7 @@ class SimulatedStep:
         """Rank → its program. Compiled on first use, because a program may only be printed."""
         carrier = SimulatedCarrier(self.mesh.ranks, torch.device("cpu"))
         placed = PlacedProgram(self._explicit, self._local)
-        return {rank: CallProgram(carrier.functions(placed, rank), self._explicit) for rank in self.mesh.ranks}
+        return {rank: CallProgram(carrier.functions(placed, rank)) for rank in self.mesh.ranks}
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on full tensors: parameters, buffers, inputs, in the order of the placeholders. Buffers are updated."""

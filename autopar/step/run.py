@@ -23,8 +23,8 @@ from autopar.runtime.anomaly import nth
 from autopar.runtime.current_op import where_raised
 from autopar.runtime.processes.watch.caught import with_place
 from autopar.runtime.processes.watch.wording import at
-from autopar.runtime.running.carriers import Carrier, PlacedProgram, ProcessCarrier, SimulatedCarrier, same_on_all
-from autopar.runtime.running.functions import Where
+from autopar.runtime.running.carriers import Carrier, ProcessCarrier, SimulatedCarrier, same_on_all
+from autopar.runtime.running.functions import PlacedProgram, Where
 from autopar.runtime.running.messages import Messages
 from autopar.runtime.running.programs import RankProgram, output_name
 from autopar.runtime.running.rank import RankRun, Tensors
@@ -250,7 +250,7 @@ class StepRunner:
     def _program(self, placed: PlacedProgram, rank: int) -> RankProgram:
         key = id(placed.program), placed.stage, rank
         if key not in self._programs:
-            self._programs[key] = placed.program, placed.on(rank, self.carrier.functions)
+            self._programs[key] = placed.program, RankProgram(self.carrier.functions(placed, rank))
         return self._programs[key][1]
 
     def forget(self, program: Program) -> None:

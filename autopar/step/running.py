@@ -12,7 +12,7 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import ValueRole, belongs_to_step, count_name, roles_in
 from autopar.runtime.interface import Interface
-from autopar.runtime.running.carriers import PlacedProgram
+from autopar.runtime.running.functions import PlacedProgram
 from autopar.runtime.running.messages import Messages
 from autopar.runtime.running.programs import output_name
 from autopar.runtime.running.rank import ProgramKey, RankRun, Slots

@@ -18,7 +18,8 @@ from whole_programs import WholeProgram
 from autopar import Mesh
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
-from autopar.runtime.lowering.lower import lower_whole
+from autopar.runtime.lowering.lower import lower_function
+from autopar.scheduling.programs.run_parts import part_of
 from autopar.step.compiling.hoisted_counts import hoist_counts
 
 
@@ -52,7 +53,7 @@ def first_code(step: Any, **batch: Any) -> list[str]:
     """The lines of the function that the counts and the first micro-batch are, on rank 0."""
     step.capture(**batch)
     _, locals = step._current().micro.first
-    return lower_whole(locals[0], AnyGroup()).graph.python_code("self").src.splitlines()
+    return lower_function(part_of(locals[0], "whole"), locals[0], AnyGroup()).graph.python_code("self").src.splitlines()
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from autopar import Mesh
 from autopar.capture.model_state import model_state
 from autopar.errors import VerifyError
 from autopar.ir.value_names import batch_input_name, count_name
-from autopar.runtime.running.carriers import PlacedProgram
+from autopar.runtime.running.functions import PlacedProgram
 from autopar.runtime.running.programs import output_name
 from autopar.runtime.simulation.pieces import cut, join
 from autopar.step.running import StepRuns

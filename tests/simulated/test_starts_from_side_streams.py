@@ -22,8 +22,9 @@ from autopar import Mesh
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE
-from autopar.runtime.lowering.lower import Lowered, lower_whole
+from autopar.runtime.lowering.lower import Lowered, lower_function
 from autopar.scheduling.programs.donated import Donated
+from autopar.scheduling.programs.run_parts import part_of
 
 SOME = settings(
     max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
@@ -54,7 +55,7 @@ def last_part(step: Any) -> tuple[Program, Donated]:
 def run(program: Program, donated: Donated, device: str) -> tuple[Cuda, Lowered, list[torch.Tensor]]:
     types = {node.name: record_of(node).type for node in program.nodes if node.op in ("placeholder", "get_attr")}
     with fake_cuda() as cuda:
-        lowered = lower_whole(program, EachGroup(), device=torch.device(device), donated=donated)
+        lowered = lower_function(part_of(program, "whole"), program, EachGroup(), torch.device(device), donated)
         found = lowered.run([value_of(types[name]) for name in lowered.takes])
     return cuda, lowered, found
 

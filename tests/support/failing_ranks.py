@@ -27,9 +27,10 @@ from forks import MAY_CAPTURE_BEFORE
 from autopar.ir.program import Program
 from autopar.runtime import current_op
 from autopar.runtime.lowering import source
-from autopar.runtime.lowering.lower import lower_whole
+from autopar.runtime.lowering.lower import lower_function
 from autopar.runtime.processes.launch import store_of_job
 from autopar.runtime.processes.watch.watch import INTERVAL, Watch
+from autopar.scheduling.programs.run_parts import part_of
 from autopar.torch_private import kernel_of
 
 # seconds until a job is given up, and jobs at once: ranks that capture by themselves take longer
@@ -91,7 +92,11 @@ def scheduled_step(lines: str, rank: int, ranks: int) -> Callable[..., Any]:
         return computed if op is relu else kernel_of(op)
 
     with mock.patch.object(source, "kernel_of", kernel):  # generated code binds kernels when it is compiled
-        lowered = lower_whole(program, {tuple(range(ranks)): dist.group.WORLD.group_name})  # type: ignore[union-attr]
+        lowered = lower_function(
+            part_of(program, "whole"),
+            program,
+            {tuple(range(ranks)): dist.group.WORLD.group_name},  # type: ignore[union-attr]
+        )
 
     def run(x: torch.Tensor, compute: Callable[[], None], reduce: Any) -> None:
         computes.append(compute)

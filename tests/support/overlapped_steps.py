@@ -13,8 +13,9 @@ from whole_programs import Pieces, WholeProgram
 
 import autopar
 from autopar import Mesh
-from autopar.runtime.lowering.lower import lower_whole
+from autopar.runtime.lowering.lower import lower_function
 from autopar.scheduling.programs.donated import Donated
+from autopar.scheduling.programs.run_parts import part_of
 
 
 class AnyGroup(dict[Any, str]):
@@ -37,7 +38,7 @@ def code(step: Any, *args: Any, **batch: Any) -> list[str]:
     written = [of for name, of in found.named.items() if name in update.states or name in found.sums]
     zeros = [found.named[name] for name in found.sums]
     donated = Donated.of(locals[0], written, zeros)
-    graph = lower_whole(locals[0], AnyGroup(), None, None, donated).graph
+    graph = lower_function(part_of(locals[0], "whole"), locals[0], AnyGroup(), donated=donated).graph
     return graph.python_code("self").src.splitlines()
 
 

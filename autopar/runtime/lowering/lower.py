@@ -38,7 +38,6 @@ from autopar.runtime.wire.pacing import Pacing
 from autopar.scheduling.programs.apply import communicates
 from autopar.scheduling.programs.donated import Donated
 from autopar.scheduling.programs.functions import MESSAGES, Function, functions_of
-from autopar.scheduling.programs.run_parts import RunPart, part_of
 
 
 @dataclass(frozen=True)
@@ -63,72 +62,42 @@ class Lowered:
 def lower(
     program: Program,
     groups: Groups,
-    gate: Callable[[], None] | None = None,
     device: torch.device | None = None,
-    hunt: Hunt | None = None,
-    pacing: Pacing | None = None,
     donated: Donated | None = None,
+    hunt: Hunt | None = None,
     regions: Regions | None = None,
-    stages: Mapping[str, str] | None = None,
-    stage: str = "",
 ) -> dict[str, Lowered]:
-    """Lower the phases of a rank's scheduled or local program; linear in the graph.
-
-    Args:
-        groups: the names of the process groups.
-        gate: called before the first collective of each phase.
-        device: the device for values from another stage; the default is the CPU.
-        hunt: checks each value for NaN after the op that computes it.
-        pacing: writes the paces of an emulated wire, so that computing takes its seconds.
-        donated: the memory that the functions may write to.
-        regions: compiles what is computed between exchanges; not with ``hunt``, which looks at each value.
-        stages: as of ``functions_of``.
-        stage: the stage whose phases are lowered.
-    """
-    donated = donated or Donated()
-    own = donated.placeholders
+    """Lower the phases of a rank's scheduled or local program. The arguments are those of ``lower_function``."""
     return {
-        function.phases[0]: _function(
-            function, Body(program, gate, hunt, own), groups, device, donated, pacing, regions
-        )
-        for function in functions_of(program, False, stages)
-        if function.stage == stage
+        function.phases[0]: lower_function(function, program, groups, device, donated, hunt, regions)
+        for function in functions_of(program, False)
     }
 
 
-def lower_whole(
+def lower_function(
+    function: Function,
     program: Program,
     groups: Groups,
-    gate: Callable[[], None] | None = None,
     device: torch.device | None = None,
     donated: Donated | None = None,
     hunt: Hunt | None = None,
-    pacing: Pacing | None = None,
-    part: RunPart = "whole",
-    handed_sums: Mapping[str, str] | None = None,
     regions: Regions | None = None,
+    gate: Callable[[], None] | None = None,
+    pacing: Pacing | None = None,
 ) -> Lowered:
-    """Lower all phases of a rank's scheduled program to one function, which returns the program's results.
+    """Lower a function of a rank's scheduled or local program; linear in the graph.
 
     Args:
+        groups: the names of the process groups.
+        device: the device for values from another stage; the default is the CPU.
         donated: the memory that the function may write to; it puts the next values of these placeholders there.
-        part: the part of the program that runs.
-        handed_sums: placeholder of a sum → the value that it becomes, if the part hands sums to another micro-batch.
-
-    The other arguments are those of ``lower``.
+        hunt: checks each value for NaN after the op that computes it.
+        regions: compiles what is computed between exchanges; not with ``hunt``, which looks at each value.
+        gate: called before the first collective.
+        pacing: writes the paces of an emulated wire, so that computing takes its seconds.
     """
     donated = donated or Donated()
-    function = part_of(program, part, handed_sums)
     body = Body(program, gate, hunt, donated.placeholders)
-    return _function(function, body, groups, device, donated, pacing, regions)
-
-
-def _function(
-    function: Function, body: Body, groups: Groups, device: torch.device | None, donated: Donated,
-    pacing: Pacing | None, regions: Regions | None,
-) -> Lowered:  # fmt: skip
-    """Write and compile one function."""
-    program = body.program
     takes = [node for node in function.takes if node not in donated.zeros]
     body.take(takes)
     body.values |= {value: body.values[home] for value, home in function.replaced.items() if home in body.values}
@@ -139,7 +108,7 @@ def _function(
         _write(body, function.nodes, communication, donated.within(function.nodes), pacing)
         body.give(function.gives)
         graph = body.graph
-        if regions is not None and body.hunt is None:
+        if regions is not None and hunt is None:
             fresh = frozenset(body.values[node].name for node in body.fresh if node in body.values)
             graph = with_regions(graph, body.origins, program, fresh, regions)
         run = compiled(graph, title, program, body.origins)

@@ -8,89 +8,23 @@ from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import fx
 
 from autopar.errors import SimulationError
-from autopar.ir.mesh import Mesh
-from autopar.ir.nodes import name_of, tensor_type
-from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.streams import Groups
-from autopar.ir.value_names import SCALE, sums_in
 from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.modes import as_captured
-from autopar.runtime.running.functions import Functions, LoweredFunctions, Lowering, SimulatedFunctions
+from autopar.runtime.running.functions import Functions, LoweredFunctions, Lowering, PlacedProgram, SimulatedFunctions
 from autopar.runtime.running.messages import Mail, Messages, Pool, ProcessMessages, SimulatedMessages, connect
-from autopar.runtime.running.programs import RankProgram
 from autopar.runtime.simulation.in_flight import InFlight
 from autopar.runtime.simulation.pieces import agree, cut, join
 from autopar.runtime.simulation.simulate import Instruction, compile_whole, run_together
-from autopar.scheduling.programs.functions import functions_of, stages_in
 
 Runs = Mapping[int, Generator[Any, Any, None]]
 T = TypeVar("T")
 Boxes = Mapping[int, dict[str, torch.Tensor]]  # rank → its values
-
-
-@dataclass(frozen=True, eq=False)
-class PlacedProgram:
-    """A program that a timetable names, for all ranks.
-
-    Attributes:
-        program: the explicit program.
-        local: the scheduled program of each rank.
-        returns: what the values are called that it returns.
-        written: the states that it may overwrite besides sums, by the user's names.
-        sent_back, handed_sums: as of ``RankProgram``.
-        of_stage: whether it is the program of one stage, so that ranks of other stages run others meanwhile.
-        stage: that stage, of a program with several; empty of a program that has no other.
-    """
-
-    program: Program
-    local: LocalPrograms | Mapping[int, Program]
-    returns: Sequence[str] | None = None
-    written: Collection[str] = ()
-    sent_back: Collection[str] = ()
-    handed_sums: Mapping[str, str] = field(default_factory=dict)
-    of_stage: bool = False
-    stage: str = ""
-
-    def on(self, rank: int, functions: Callable[[PlacedProgram, int], Functions]) -> RankProgram:
-        """Return the program of one rank."""
-        return RankProgram(functions(self, rank), self.program, self.returns, self.sent_back, self.handed_sums,
-                           self.stage)  # fmt: skip
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh of the ranks that run it."""
-        mesh = self.program.stages.get(self.stage) or self.program.mesh
-        assert mesh is not None
-        return mesh
-
-    @property
-    def placeholders(self) -> list[fx.Node]:
-        """Its placeholders, or those of the stage that is meant."""
-        nodes = self.program.placeholders
-        return [node for node in nodes if tensor_type(node).mesh.name == self.stage] if self.stage else list(nodes)
-
-    @cached_property
-    def donated(self) -> list[str]:
-        """The placeholders that it may overwrite."""
-        names = sums_in(self.program) | frozenset(self.written)
-        return [node.name for node in self.placeholders if name_of(node) in names]
-
-    @cached_property
-    def sums(self) -> list[str]:
-        """Those of them that may begin as zeros."""
-        names = sums_in(self.program)
-        return [node.name for node in self.placeholders if name_of(node) in names]
-
-    @cached_property
-    def is_scaled(self) -> bool:
-        """Whether gradients are multiplied by a scale, with which they may overflow."""
-        return SCALE in {name_of(node) for node in self.program.placeholders}
 
 
 class Carrier(Protocol):
@@ -171,11 +105,7 @@ class ProcessCarrier:
     def functions(self, placed: PlacedProgram, rank: int) -> Functions:
         assert isinstance(placed.local, LocalPrograms)
         groups, gate = (self.groups, None) if placed.of_stage else (self.groups_for(placed.local), self.gate)
-        how = Lowering(
-            groups, self.device, gate, self.regions, placed.donated, placed.sums, placed.is_scaled, self.offloaded,
-            placed.handed_sums, placed.of_stage, placed.stage,
-        )  # fmt: skip
-        return LoweredFunctions(placed.program, placed.local[rank], how)
+        return LoweredFunctions(placed, rank, Lowering(groups, self.device, gate, self.regions, self.offloaded))
 
     @cached_property
     def _messages(self) -> ProcessMessages:
@@ -233,10 +163,7 @@ class SimulatedCarrier:
         key = id(local.graph)
         if key not in self._code:
             self._code[key] = compile_whole(local)
-        stages = stages_in(placed.program, local) if placed.stage else None
-        functions = functions_of(local, False, stages)
-        phases = {function.phases[0]: function for function in functions if function.stage == placed.stage}
-        return SimulatedFunctions(local, rank, self._code[key], phases, placed.is_scaled, placed.handed_sums)
+        return SimulatedFunctions(placed, rank, self._code[key])
 
     def messages(self, rank: int) -> Messages:
         return SimulatedMessages(rank, self._mail)

@@ -15,21 +15,22 @@ from typing import Any, Protocol, cast
 import torch
 from torch import fx
 
-from autopar.ir.nodes import name_of, record_of
+from autopar.ir.mesh import Mesh
+from autopar.ir.nodes import name_of, tensor_type
 from autopar.ir.program import Program
-from autopar.ir.record import TensorType
 from autopar.ir.streams import Groups
+from autopar.ir.value_names import SCALE, sums_in
 from autopar.pipeline import Task
 from autopar.runtime import anomaly, current_op
 from autopar.runtime.anomaly import Hunt, Watched
-from autopar.runtime.lowering.lower import Lowered, lower, lower_whole
+from autopar.runtime.lowering.lower import Lowered, lower_function
 from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.recording import recorder
 from autopar.runtime.simulation.simulate import Instruction, Values, run_rank
 from autopar.runtime.wire.pacing import pacing_of
 from autopar.scheduling.programs.donated import Donated
-from autopar.scheduling.programs.functions import Function, runs, stages_in
-from autopar.scheduling.programs.run_parts import PIECES, RunPart, selected
+from autopar.scheduling.programs.functions import Function, functions_of, stages_in
+from autopar.scheduling.programs.run_parts import PIECES, RunPart, part_of
 
 Running = Generator[Any, Any, list[torch.Tensor]]
 Where = Task | str  # a pass of a slot, or what runs outside of slots, in words
@@ -53,11 +54,75 @@ class PartFunction(Protocol):
         ...
 
 
-class Functions(Protocol):
-    """The functions of one program on one rank."""
+@dataclass(frozen=True, eq=False)
+class PlacedProgram:
+    """A program that a timetable names, for all ranks.
+
+    Attributes:
+        program: the explicit program.
+        local: the scheduled program of each rank.
+        returns: what the values are called that it returns, in its order; ``None``: ``output.0``, ….
+        written: the states that it may overwrite besides sums, by the user's names.
+        sent_back: the values that go to the stage before behind the backward.
+        handed_sums: placeholder of a sum → the value that it becomes, in the first part of a rotated program.
+        of_stage: whether it is the program of one stage, so that ranks of other stages run others meanwhile, and its
+            slots have times of their own.
+        stage: that stage, of a program with several; empty of a program that has no other.
+    """
+
+    program: Program
+    local: Mapping[int, Program]
+    returns: Sequence[str] | None = None
+    written: Collection[str] = ()
+    sent_back: Collection[str] = ()
+    handed_sums: Mapping[str, str] = field(default_factory=dict)
+    of_stage: bool = False
+    stage: str = ""
 
     @property
-    def local(self) -> Program: ...
+    def mesh(self) -> Mesh:
+        """The mesh of the ranks that run it."""
+        mesh = self.program.stages.get(self.stage) or self.program.mesh
+        assert mesh is not None
+        return mesh
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        """Its placeholders, or those of the stage that is meant."""
+        nodes = self.program.placeholders
+        return [node for node in nodes if tensor_type(node).mesh.name == self.stage] if self.stage else list(nodes)
+
+    @cached_property
+    def donated(self) -> list[str]:
+        """The placeholders that it may overwrite."""
+        names = sums_in(self.program) | frozenset(self.written)
+        return [node.name for node in self.placeholders if name_of(node) in names]
+
+    @cached_property
+    def sums(self) -> list[str]:
+        """Those of them that may begin as zeros."""
+        names = sums_in(self.program)
+        return [node.name for node in self.placeholders if name_of(node) in names]
+
+    @cached_property
+    def is_scaled(self) -> bool:
+        """Whether gradients are multiplied by a scale, with which they may overflow."""
+        return SCALE in {name_of(node) for node in self.program.placeholders}
+
+
+class Functions:
+    """The functions of a program on one rank.
+
+    Args:
+        placed: the program.
+        rank: the rank.
+    """
+
+    every_member = False  # of a message that crosses the end of a run; else the first is passed for all
+
+    def __init__(self, placed: PlacedProgram, rank: int) -> None:
+        self.placed, self.rank, self.local = placed, rank, placed.local[rank]
+        self._parts: dict[tuple[str, bool, bool], PartFunction | None] = {}
 
     def part(self, part: str, zeros: bool = False) -> PartFunction | None:
         """Return the function of a part; ``None`` if the program has no such phase.
@@ -65,38 +130,55 @@ class Functions(Protocol):
         Args:
             zeros: whether the sums begin in this call, as zeros. Those that it does not take are not passed.
         """
-        ...
+        key = (part, zeros, anomaly.is_on())
+        if key not in self._parts:
+            is_there = part in PIECES or part in self.phases
+            self._parts[key] = self._made(self.nodes_of(part), zeros) if is_there else None
+        return self._parts[key]
+
+    def nodes_of(self, part: str) -> Function:
+        """Return which nodes of the program a part has, and what these take and give."""
+        if part not in PIECES:
+            return self.phases[part]
+        return part_of(self.local, cast(RunPart, part), self.placed.handed_sums, every_member=self.every_member)
+
+    def _made(self, function: Function, zeros: bool) -> PartFunction:
+        raise NotImplementedError
+
+    @cached_property
+    def stages(self) -> dict[str, str]:
+        """Node → its stage, in a program that has several."""
+        return stages_in(self.placed.program, self.local) if self.placed.stage else {}
+
+    @cached_property
+    def phases(self) -> dict[str, Function]:
+        """Phase → the part of the program that it is. Linear in the graph."""
+        functions = functions_of(self.local, False, self.stages)
+        return {function.phases[0]: function for function in functions if function.stage == self.placed.stage}
+
+    @cached_property
+    def hunt(self) -> Hunt:
+        """What looks for NaN in it."""
+        return Hunt(self.local, scaled=self.placed.is_scaled)
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """How a rank lowers a program.
+    """How a rank lowers its programs.
 
     Attributes:
         groups: the names of the process groups.
         device: the device of its values.
         gate: called before the first collective of each function.
         regions: compiles its functions.
-        donated: placeholders that it may overwrite.
-        sums: those of them that begin as zeros.
-        scaled: whether gradients are multiplied by a scale, with which they may overflow.
         offloaded: whether the optimizer's state is in host memory.
-        handed_sums: placeholder of a sum → the value that it becomes, in the first part of a rotated program.
-        of_stage: whether it is the program of one stage, whose slots have times of their own.
-        stage: the stage whose functions are meant, of a program with several.
     """
 
     groups: Groups
     device: torch.device
     gate: Callable[[], None] | None = None
     regions: Regions | None = None
-    donated: Collection[str] = ()
-    sums: Collection[str] = ()
-    scaled: bool = False
     offloaded: bool = False
-    handed_sums: Mapping[str, str] = field(default_factory=dict)
-    of_stage: bool = False
-    stage: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,7 +188,8 @@ class _LoweredPart:
     local: Program
     lowered: Lowered
     hunt: Hunt | None
-    how: Lowering
+    gate: Callable[[], None] | None
+    of_stage: bool
 
     @property
     def takes(self) -> tuple[str, ...]:
@@ -121,60 +204,36 @@ class _LoweredPart:
         if self.hunt is not None:
             _enter(self.hunt, where)
         record = recorder()
-        if record is None or (self.how.of_stage and not record.in_slots):
+        if record is None or (self.of_stage and not record.in_slots):
             results = self.lowered.run(boxed)
         else:
             results = record.run(self.local, self.lowered, boxed)
-        if self.how.gate is not None:
-            self.how.gate()  # also where it has no collective
+        if self.gate is not None:
+            self.gate()  # also where it has no collective
         return results
         yield  # it is a generator that does not stop
 
 
-class LoweredFunctions:
-    """The functions of a scheduled program on this rank.
+class LoweredFunctions(Functions):
+    """The functions of a scheduled program on this rank of real processes. ``how``: how it is lowered."""
 
-    Args:
-        explicit: the program with Layouts.
-        local: the scheduled program of this rank.
-        how: how it is lowered.
-    """
+    def __init__(self, placed: PlacedProgram, rank: int, how: Lowering) -> None:
+        super().__init__(placed, rank)
+        self._how = how
 
-    def __init__(self, explicit: Program, local: Program, how: Lowering) -> None:
-        self.local = local
-        self._explicit, self._how = explicit, how
-        self._phases: dict[tuple[bool, bool], dict[str, Lowered]] = {}
-        self._made: dict[tuple[str, bool, bool], _LoweredPart | None] = {}
+    def _made(self, function: Function, zeros: bool) -> PartFunction:
+        hunt = self.hunt if anomaly.is_on() else None
+        return _LoweredPart(self.local, self.lowered(function, zeros, hunt), hunt, self._how.gate, self.placed.of_stage)
 
-    @cached_property
-    def _hunt(self) -> Hunt:
-        return Hunt(self.local, scaled=self._how.scaled)
-
-    def part(self, part: str, zeros: bool = False) -> PartFunction | None:
-        key = (part, zeros, anomaly.is_on())
-        if key not in self._made:
-            lowered = self.lowered(part, zeros)
-            hunt = self._hunt if anomaly.is_on() else None
-            self._made[key] = None if lowered is None else _LoweredPart(self.local, lowered, hunt, self._how)
-        return self._made[key]
-
-    def lowered(self, part: str, zeros: bool) -> Lowered | None:
+    def lowered(self, function: Function, zeros: bool, hunt: Hunt | None = None) -> Lowered:
         """Return the generated function of a part."""
-        how, is_hunted = self._how, anomaly.is_on()
-        if part not in PIECES and (zeros, is_hunted) in self._phases:
-            return self._phases[zeros, is_hunted].get(part)
-        hunt, empty = self._hunt if is_hunted else None, how.sums if zeros else ()
-        donated = Donated.of(self.local, how.donated, empty, how.offloaded)
-        names = [name_of(node) for node in self.local.placeholders if node.name in empty]
-        pacing = pacing_of(self._explicit, names)
-        if part in PIECES:
-            return lower_whole(self.local, how.groups, how.gate, how.device, donated, hunt, pacing,
-                               cast(RunPart, part), how.handed_sums, how.regions)  # fmt: skip
-        stages = stages_in(self._explicit, self.local) if how.stage else None
-        self._phases[zeros, is_hunted] = lower(
-            self.local, how.groups, how.gate, how.device, hunt, pacing, donated, how.regions, stages, how.stage
+        how, placed = self._how, self.placed
+        empty = placed.sums if zeros else ()
+        donated = Donated.of(self.local, placed.donated, empty, how.offloaded)
+        pacing = pacing_of(placed.program, [name_of(node) for node in self.local.placeholders if node.name in empty])
+        return lower_function(
+            function, self.local, how.groups, how.device, donated, hunt, how.regions, how.gate, pacing
         )
-        return self._phases[zeros, is_hunted].get(part)
 
 
 @dataclass(frozen=True)
@@ -200,55 +259,24 @@ class _SimulatedPart:
         return [values[name] for name in self.gives]
 
 
-class SimulatedFunctions:
+class SimulatedFunctions(Functions):
     """The functions of a local or scheduled program on a simulated rank.
 
-    Args:
-        local: the program.
-        rank: the rank.
-        code: the instructions of all of it, which ranks of one class share.
-        phases: phase → the part of the program that it is.
-        scaled, handed_sums: as of ``Lowering``.
+    ``code``: the instructions of all of it, which ranks of one class share.
     """
 
-    def __init__(self, local: Program, rank: int, code: Sequence[Instruction], phases: Mapping[str, Function],
-                 scaled: bool = False, handed_sums: Mapping[str, str] | None = None) -> None:  # fmt: skip
-        self.local, self.rank, self._scaled, self._handed_sums = local, rank, scaled, handed_sums or {}
-        self._code, self._phases = code, phases
-        self._parts: dict[str, PartFunction | None] = {}
+    every_member = True  # each has a ticket of its own
 
-    @cached_property
-    def hunt(self) -> Hunt:
-        return Hunt(self.local, scaled=self._scaled)
+    def __init__(self, placed: PlacedProgram, rank: int, code: Sequence[Instruction]) -> None:
+        super().__init__(placed, rank)
+        self._code = code
 
-    def part(self, part: str, zeros: bool = False) -> PartFunction | None:
-        if part not in self._parts:
-            self._parts[part] = self._made(part)
-        return self._parts[part]
-
-    def _made(self, part: str) -> PartFunction | None:
-        if part in PIECES:
-            function, replaced = self._whole(cast(RunPart, part))
-        elif part in self._phases:
-            function, replaced = self._phases[part], {}
-        else:
-            return None
+    def _made(self, function: Function, zeros: bool) -> PartFunction:
         nodes = set(function.nodes)
-        takes, gives = (tuple(node.name for node in values) for values in (function.takes, function.gives))
-        constants = {node.name for node in nodes if node.op == "get_attr"}
+        takes = tuple(node.name for node in function.takes if not (node.op == "get_attr" and node in nodes))
         code = [step for step in self._code if step.node in nodes]
-        taken = tuple(name for name in takes if name not in constants)
-        return _SimulatedPart(taken, gives, code, replaced, self)
-
-    def _whole(self, part: RunPart) -> tuple[Function, dict[str, str]]:
-        """Return all of the program, or a part of it. Each member of a message that crosses the end of a run is passed:
-        simulated, each has a ticket of its own."""
-        chosen = selected(self.local, part, self._handed_sums)
-        nodes = [node for node in self.local.nodes if node in chosen.nodes and runs(node)]
-        function = Function.of(nodes, [*(value for value, _ in chosen.results), *chosen.sums.values()])
-        replaced = {value.name: home.name for value, home in chosen.replaced.items()}
-        homes: dict[fx.Node, None] = dict.fromkeys(chosen.replaced.get(value, value) for value in function.takes)
-        return Function(function.phases, function.nodes, tuple(homes), function.gives), replaced
+        replaced = {value.name: home.name for value, home in function.replaced.items()}
+        return _SimulatedPart(takes, tuple(node.name for node in function.gives), code, replaced, self)
 
 
 def slot_of(task: Task) -> str:
@@ -262,10 +290,3 @@ def _enter(hunt: Hunt, where: Where) -> None:
     else:
         hunt.during = where
         hunt.enter("", -1)
-
-
-def zeros_of(local: Program, name: str, device: torch.device) -> torch.Tensor:
-    """Return the zeros that a sum begins with on this rank. ``name``: its placeholder."""
-    type = next(record_of(node).type for node in local.placeholders if node.name == name)
-    assert isinstance(type, TensorType)
-    return torch.zeros(type.shape, dtype=type.dtype, device=device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, cast
@@ -15,8 +15,7 @@ from autopar.ir.nodes import name_of, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES, TensorType
 from autopar.ir.value_names import ValueRole, copy_name, roles_in, sums_in, total_name
-from autopar.runtime.running.functions import Functions, zeros_of
-from autopar.scheduling.programs.functions import Function, functions_of, stages_in
+from autopar.runtime.running.functions import Functions
 from autopar.scheduling.programs.run_parts import PIECES, RunPart, handed_over, selected, taken_by_finish
 
 # the role of a value of a step → the word of a timetable for it
@@ -44,46 +43,27 @@ class PartResults(NamedTuple):
 
 @dataclass(eq=False)
 class RankProgram:
-    """A program of a step or a call, as one rank runs it.
-
-    Attributes:
-        functions: its functions.
-        explicit: the program with Layouts.
-        returns: what the values are called that it returns, in its order; ``None``: ``output.0``, ….
-        sent_back: the values that go to the stage before behind the backward.
-        handed_sums: as of ``Lowering``.
-        stage: the stage that is meant, of a program with several; empty where it has none.
-    """
+    """A program of a step or a call, as one rank runs it. ``functions``: its functions."""
 
     functions: Functions
-    explicit: Program
-    returns: Sequence[str] | None = None
-    sent_back: Collection[str] = ()
-    handed_sums: Mapping[str, str] | None = None
-    stage: str = ""
     _results: dict[str, PartResults] = field(default_factory=dict)
 
     @property
     def local(self) -> Program:
         return self.functions.local
 
+    @property
+    def explicit(self) -> Program:
+        return self.functions.placed.program
+
     @cached_property
     def constants(self) -> dict[str, torch.Tensor]:
         return {name: c.tensor for name, c in self.explicit.constants.items() if c.tensor is not None}
 
     @cached_property
-    def _stages(self) -> dict[str, str]:
-        return stages_in(self.explicit, self.local) if self.stage else {}
-
-    @cached_property
     def _placeholders(self) -> list[fx.Node]:
-        return [node for node in self.local.placeholders if self._stages.get(node.name, "") == self.stage]
-
-    @cached_property
-    def phases(self) -> dict[str, Function]:
-        """Phase → the part of the program that it is. Linear in the graph."""
-        functions = functions_of(self.local, False, self._stages)
-        return {function.phases[0]: function for function in functions if function.stage == self.stage}
+        stages, stage = self.functions.stages, self.functions.placed.stage
+        return [node for node in self.local.placeholders if stages.get(node.name, "") == stage]
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -153,14 +133,16 @@ class RankProgram:
 
     def zeros(self, placeholder: str, device: torch.device) -> torch.Tensor:
         """Return the zeros that a sum begins with."""
-        return zeros_of(self.local, placeholder, device)
+        type = self.types[placeholder]
+        return torch.zeros(type.shape, dtype=type.dtype, device=device)
 
     @cached_property
     def _labels(self) -> dict[str, list[str]]:
         """Value → what it is called, where the program returns it to the step; a value may be returned twice."""
         rows = zip(operands(self.explicit.output), record_of(self.explicit.output).results, strict=True)
         values = [value.name for value, result in rows if result.kind == "return"]
-        labels = [output_name(k) for k in range(len(values))] if self.returns is None else self.returns
+        returns = self.functions.placed.returns
+        labels = [output_name(k) for k in range(len(values))] if returns is None else returns
         found: dict[str, list[str]] = {}
         for value, label in zip(values, labels, strict=True):
             if label != SENT:
@@ -173,27 +155,27 @@ class RankProgram:
             rows = tuple(zip(operands(self.local.output), record_of(self.local.output).results, strict=True))
             sums: dict[str, str] = {}
             if part in PIECES:
-                chosen = selected(self.local, cast(RunPart, part), self.handed_sums)
+                chosen = selected(self.local, cast(RunPart, part), self.functions.placed.handed_sums)
                 rows, sums = chosen.results, {of.name: value.name for of, value in chosen.sums.items()}
             kinds: dict[str, list[tuple[str, str]]] = {"state": [], "grad": [], "return": []}
             for value, result in rows:
                 kinds[result.kind].append((result.of, value.name))
             labels = {label: value for _, value in kinds["return"] for label in self._labels.get(value, ())}
-            states = {of: value for of, value in kinds["state"] if not self.stage or of in self.names}
+            states = {of: value for of, value in kinds["state"] if not self.functions.placed.stage or of in self.names}
             self._results[part] = PartResults(states | sums, labels, dict(kinds["grad"]))
         return self._results[part]
 
     @cached_property
     def later(self) -> Mapping[str, frozenset[str]]:
         """For each phase, what later phases take, or what is sent behind them. Linear in the graph."""
-        takes = {phase: function.takes for phase, function in self.phases.items()}
+        takes = {phase: function.takes for phase, function in self.functions.phases.items()}
         found: dict[str, frozenset[str]] = {}
         taken: frozenset[str] = frozenset()
         for phase in reversed(PHASES):
             found[phase] = taken
             taken |= frozenset(node.name for node in takes.get(phase, ()))
             if phase == "backward":
-                taken |= frozenset(self.sent_back)
+                taken |= frozenset(self.functions.placed.sent_back)
         return found
 
 

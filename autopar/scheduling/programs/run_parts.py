@@ -100,17 +100,20 @@ def selected(program: Program, part: RunPart, sums: Mapping[str, str] | None = N
     )
 
 
-def part_of(program: Program, part: RunPart, sums: Mapping[str, str] | None = None) -> Function:
+def part_of(
+    program: Program, part: RunPart, sums: Mapping[str, str] | None = None, *, every_member: bool = False
+) -> Function:
     """Return a part of a program as a function; its arguments are those of ``selected``. Linear in the graph.
 
-    A message that crosses the end of a run is passed as its first member alone.
+    A message that crosses the end of a run is passed as its first member alone, unless ``every_member`` is asked for.
     """
     chosen = selected(program, part, sums)
     nodes = [node for node in program.nodes if node in chosen.nodes]
     function = Function.of(nodes, [*(value for value, _ in chosen.results), *chosen.sums.values()])
     replaced = chosen.replaced
     takes = dict.fromkeys(replaced.get(value, value) for value in function.takes)
-    return replace(function, takes=_first_members(takes), gives=_first_members(function.gives), replaced=replaced)
+    passed = tuple if every_member else _first_members
+    return replace(function, takes=passed(takes), gives=passed(function.gives), replaced=replaced)
 
 
 def _pieces(program: Program) -> dict[fx.Node, Piece]:

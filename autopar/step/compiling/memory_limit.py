@@ -11,8 +11,7 @@ from autopar.ir.streams import Ranks
 from autopar.model.compiled import Compiler
 from autopar.model.planner import may_exceed, with_reserve
 from autopar.runtime.lowering.lower import Lowered
-from autopar.runtime.running.carriers import PlacedProgram
-from autopar.runtime.running.functions import LoweredFunctions, Lowering
+from autopar.runtime.running.functions import LoweredFunctions, Lowering, PlacedProgram
 from autopar.step.compiling.compile import compile_micro
 from autopar.step.compiling.compile_update import compile_update
 from autopar.step.compiling.compiled_step import CompiledMicro, MicroBatch, StepUpdate
@@ -41,10 +40,8 @@ def lowered_of(placed: PlacedProgram, rank: int, *, zeros: bool, offload: bool =
 
     ``zeros``: whether the sums begin in it.
     """
-    how = Lowering(_Groups(), torch.device("cpu"), donated=placed.donated, sums=placed.sums, offloaded=offload)
-    lowered = LoweredFunctions(placed.program, placed.local[rank], how).lowered("whole", zeros)
-    assert lowered is not None
-    return lowered
+    functions = LoweredFunctions(placed, rank, Lowering(_Groups(), torch.device("cpu"), offloaded=offload))
+    return functions.lowered(functions.nodes_of("whole"), zeros)
 
 
 class _Groups(dict[Ranks | tuple[Ranks, str], str]):

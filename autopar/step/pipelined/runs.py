@@ -19,7 +19,7 @@ from autopar.pipeline.memory import Held
 from autopar.runtime.interface import Interface
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.bundles import Bundle
-from autopar.runtime.running.carriers import PlacedProgram
+from autopar.runtime.running.functions import PlacedProgram
 from autopar.runtime.running.messages import Messages
 from autopar.runtime.running.rank import ProgramKey, RankRun
 from autopar.runtime.running.slots import SlotFacts, SlotRunner, StageMessages

@@ -11,9 +11,10 @@ import torch
 from cuda_streams import Cuda, fake_cuda
 
 from autopar.ir.program import Program
-from autopar.runtime.lowering.lower import Lowered, lower, lower_whole
+from autopar.runtime.lowering.lower import Lowered, lower, lower_function
 from autopar.runtime.lowering.side_streams import SideStreams
 from autopar.scheduling.programs.donated import Donated
+from autopar.scheduling.programs.run_parts import part_of
 
 HEAD = """\
 program scheduled on dp=2 at dp=0
@@ -250,7 +251,7 @@ def test_what_an_update_has_overwritten_is_sent_behind_the_update() -> None:
     scheduled = Program.parse(UPDATED)
     donated = Donated.of(scheduled, ["w", "v"])
     with fake_cuda() as cuda:
-        lowered = lower_whole(scheduled, GROUPS, device=CUDA, donated=donated)
+        lowered = lower_function(part_of(scheduled, "whole"), scheduled, GROUPS, CUDA, donated)
         lowered.run([torch.ones(()) if name == "lr" else torch.ones(4) for name in lowered.takes])
     names = [line.split(" ")[0] for line in code(lowered).splitlines()]
     assert names.index("sgd_in_place") < names.index("w_next_ready") < names.index("c") < names.index("a_start")
