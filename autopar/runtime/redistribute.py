@@ -30,7 +30,8 @@ from autopar.ir.text.printer import print_type
 from autopar.runtime import current_op
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.lower import Lowered, lower
-from autopar.runtime.simulation.simulate import Instruction, compile_phases, run_ranks
+from autopar.runtime.simulation.in_flight import Instruction
+from autopar.runtime.simulation.simulate import compile_phases, run_ranks
 from autopar.scheduling.programs.order import OF_CALLS, Order, lines_of
 from autopar.transitions import transitions
 from autopar.verify.levels import verify

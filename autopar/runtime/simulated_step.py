@@ -12,7 +12,6 @@ import torch
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.runtime.interface import Interface
-from autopar.runtime.modes import as_captured
 from autopar.runtime.process_step import BACKWARD, KEPT
 from autopar.runtime.redistribute import Redistribution, reduced
 from autopar.runtime.running.carriers import SimulatedCarrier
@@ -20,7 +19,7 @@ from autopar.runtime.running.functions import PlacedProgram
 from autopar.runtime.running.programs import CallProgram, output_name
 from autopar.runtime.running.rank import Lines, RankRun, Tensors
 from autopar.runtime.simulation.pieces import cut, join
-from autopar.runtime.simulation.simulate import Values, run_together
+from autopar.runtime.simulation.simulate import Values
 from autopar.timetable import Entry
 
 
@@ -42,12 +41,13 @@ class SimulatedStep:
         self.mesh = self.interface.mesh
         self._explicit, self._local = explicit, local
 
+        self._carrier = SimulatedCarrier(self.mesh.ranks, torch.device("cpu"))
+
     @cached_property
     def programs(self) -> dict[int, CallProgram]:
         """Rank → its program. Compiled on first use, because a program may only be printed."""
-        carrier = SimulatedCarrier(self.mesh.ranks, torch.device("cpu"))
         placed = PlacedProgram(self._explicit, self._local)
-        return {rank: CallProgram(carrier.functions(placed, rank)) for rank in self.mesh.ranks}
+        return {rank: CallProgram(self._carrier.functions(placed, rank)) for rank in self.mesh.ranks}
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on full tensors: parameters, buffers, inputs, in the order of the placeholders. Buffers are updated."""
@@ -70,7 +70,7 @@ class SimulatedStep:
         """Run the forward on the pieces of all ranks; all phases, where there is no tangent."""
         runs = {rank: self._run(rank, own) for rank, own in pieces.items()}
         part = Entry("call", "forward" if self.interface.tangents else "whole")
-        self._together({rank: run.call(part, "") for rank, run in runs.items()})
+        self._carrier.run({rank: run.call(part, "") for rank, run in runs.items()})
         return runs
 
     def backward(self, runs: Mapping[int, RankRun], tangents: Mapping[str, torch.Tensor | None]
@@ -85,7 +85,7 @@ class SimulatedStep:
         def kept(rank: int, run: RankRun) -> Lines:
             made[rank] = yield from run.run_part(self.programs[rank], BACKWARD, "", zeros=False)
 
-        self._together({rank: kept(rank, run) for rank, run in again.items()})
+        self._carrier.run({rank: kept(rank, run) for rank, run in again.items()})
         for rank, run in again.items():  # a gradient may be computed in the forward, or be what was given
             made[rank] = {**run.held, **runs[rank].kept[KEPT], **made[rank]}
         return {of: self.join(made, name, type) for of, (name, type) in self.interface.gradients.items()}
@@ -93,10 +93,6 @@ class SimulatedStep:
     def _run(self, rank: int, held: Tensors) -> RankRun:
         nowhere = ("", nullcontext())
         return RankRun({("call", None): self.programs[rank]}, held, {}, torch.device("cpu"), lambda entry: nowhere)
-
-    def _together(self, runs: Mapping[int, Lines]) -> None:
-        with as_captured():
-            run_together(runs)
 
     def start(self, tensors: Sequence[torch.Tensor]) -> dict[int, Values]:
         tensors_by_name = dict(zip(self.interface.arguments, tensors, strict=True))

@@ -17,10 +17,10 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.modes import as_captured
 from autopar.runtime.running.functions import Functions, LoweredFunctions, Lowering, PlacedProgram, SimulatedFunctions
-from autopar.runtime.running.messages import Mail, Messages, Pool, ProcessMessages, SimulatedMessages, connect
-from autopar.runtime.simulation.in_flight import InFlight
+from autopar.runtime.running.messages import Messages, Pool, ProcessMessages, SimulatedMessages, connect
+from autopar.runtime.simulation.in_flight import InFlight, Instruction
 from autopar.runtime.simulation.pieces import agree, cut, join
-from autopar.runtime.simulation.simulate import Instruction, compile_whole, run_together
+from autopar.runtime.simulation.simulate import compile_whole, run_together
 
 Runs = Mapping[int, Generator[Any, Any, None]]
 T = TypeVar("T")
@@ -155,18 +155,17 @@ class SimulatedCarrier:
     ranks: Sequence[int]
     device: torch.device
     _code: dict[int, list[Instruction]] = field(default_factory=dict)  # by graph: ranks of one class share it
-    _mail: Mail = field(default_factory=dict)
-    _in_flight: InFlight | None = None
+    _in_flight: InFlight = field(default_factory=InFlight)
 
     def functions(self, placed: PlacedProgram, rank: int) -> Functions:
         local = placed.local[rank]
         key = id(local.graph)
         if key not in self._code:
             self._code[key] = compile_whole(local)
-        return SimulatedFunctions(placed, rank, self._code[key])
+        return SimulatedFunctions(placed, rank, self._code[key], self._in_flight)
 
     def messages(self, rank: int) -> Messages:
-        return SimulatedMessages(rank, self._mail)
+        return SimulatedMessages(rank, self._in_flight)
 
     def held(
         self, tensors: Mapping[str, torch.Tensor], types: Mapping[str, TensorType], known: Collection[str], rank: int
@@ -190,14 +189,12 @@ class SimulatedCarrier:
                 tensor.copy_(first[name])
 
     def run(self, runs: Runs) -> None:
-        self._mail.clear()
+        self._in_flight.clear()
         with as_captured():
-            self._in_flight = run_together(runs)
-        if left := [key for key, box in self._mail.items() if box]:
-            raise SimulationError(f"rank {left[0][1]} never receives what rank {left[0][0]} has sent to it")
+            run_together(runs)
+        self._in_flight.check_empty()
 
     def settle(self, started: Boxes) -> None:
-        assert self._in_flight is not None
         self._in_flight.complete(started)
 
 

@@ -26,7 +26,8 @@ from autopar.runtime.anomaly import Hunt, Watched
 from autopar.runtime.lowering.lower import Lowered, lower_function
 from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.recording import recorder
-from autopar.runtime.simulation.simulate import Instruction, Values, run_rank
+from autopar.runtime.simulation.in_flight import InFlight, Instruction
+from autopar.runtime.simulation.simulate import Values, run_rank
 from autopar.runtime.wire.pacing import pacing_of
 from autopar.scheduling.programs.donated import Donated
 from autopar.scheduling.programs.functions import Function, functions_of, stages_in
@@ -122,7 +123,7 @@ class Functions:
 
     def __init__(self, placed: PlacedProgram, rank: int) -> None:
         self.placed, self.rank, self.local = placed, rank, placed.local[rank]
-        self._parts: dict[tuple[str, bool, bool], PartFunction | None] = {}
+        self._made: dict[tuple[str, bool, bool], PartFunction | None] = {}
 
     def part(self, part: str, zeros: bool = False) -> PartFunction | None:
         """Return the function of a part; ``None`` if the program has no such phase.
@@ -131,10 +132,10 @@ class Functions:
             zeros: whether the sums begin in this call, as zeros. Those that it does not take are not passed.
         """
         key = (part, zeros, anomaly.is_on())
-        if key not in self._parts:
+        if key not in self._made:
             is_there = part in PIECES or part in self.phases
-            self._parts[key] = self._made(self.nodes_of(part), zeros) if is_there else None
-        return self._parts[key]
+            self._made[key] = self._function(self.nodes_of(part), zeros) if is_there else None
+        return self._made[key]
 
     def nodes_of(self, part: str) -> Function:
         """Return which nodes of the program a part has, and what these take and give."""
@@ -142,7 +143,7 @@ class Functions:
             return self.phases[part]
         return part_of(self.local, cast(RunPart, part), self.placed.handed_sums, every_member=self.every_member)
 
-    def _made(self, function: Function, zeros: bool) -> PartFunction:
+    def _function(self, function: Function, zeros: bool) -> PartFunction:
         raise NotImplementedError
 
     @cached_property
@@ -221,7 +222,7 @@ class LoweredFunctions(Functions):
         super().__init__(placed, rank)
         self._how = how
 
-    def _made(self, function: Function, zeros: bool) -> PartFunction:
+    def _function(self, function: Function, zeros: bool) -> PartFunction:
         hunt = self.hunt if anomaly.is_on() else None
         return _LoweredPart(self.local, self.lowered(function, zeros, hunt), hunt, self._how.gate, self.placed.of_stage)
 
@@ -255,23 +256,26 @@ class _SimulatedPart:
             _enter(hunt, where)
             values = Watched(values, hunt)
         during = slot_of(where) if isinstance(where, Task) else ""
-        yield from run_rank(self.code, values, self.functions.local.meshes, self.functions.rank, during)
+        own = self.functions
+        yield from run_rank(self.code, values, own.local.meshes, own.rank, own.in_flight, during)
         return [values[name] for name in self.gives]
 
 
 class SimulatedFunctions(Functions):
     """The functions of a local or scheduled program on a simulated rank.
 
-    ``code``: the instructions of all of it, which ranks of one class share.
+    Args:
+        code: the instructions of all of it, which ranks of one class share.
+        in_flight: what is under way between the ranks.
     """
 
     every_member = True  # each has a ticket of its own
 
-    def __init__(self, placed: PlacedProgram, rank: int, code: Sequence[Instruction]) -> None:
+    def __init__(self, placed: PlacedProgram, rank: int, code: Sequence[Instruction], in_flight: InFlight) -> None:
         super().__init__(placed, rank)
-        self._code = code
+        self._code, self.in_flight = code, in_flight
 
-    def _made(self, function: Function, zeros: bool) -> PartFunction:
+    def _function(self, function: Function, zeros: bool) -> PartFunction:
         nodes = set(function.nodes)
         takes = tuple(node.name for node in function.takes if not (node.op == "get_attr" and node in nodes))
         code = [step for step in self._code if step.node in nodes]

@@ -5,10 +5,11 @@ A slot launches its messages together. A rank waits for each message at its read
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from autopar.runtime.current_slot import slot, waiting_for
 from autopar.runtime.lowering.point_to_point import Handle, start
 from autopar.runtime.lowering.point_to_point import MessageEnd as End
 from autopar.runtime.running.functions import slot_of
-from autopar.runtime.simulation.simulate import Until
+from autopar.runtime.simulation.in_flight import InFlight, Until
 from autopar.runtime.spans import span
 from autopar.torch_private import profiler_is_on
 
@@ -190,20 +191,17 @@ class ProcessMessages:
             yield
 
 
-Mail = dict[tuple[int, int, int], deque[torch.Tensor]]  # sender, receiver, tag → what was sent and not received
-
-
 class SimulatedMessages:
     """Messages of one simulated rank.
 
     Args:
         rank: the rank.
-        mail: what is under way between all ranks.
+        in_flight: what is under way between all ranks.
     """
 
-    def __init__(self, rank: int, mail: Mail) -> None:
+    def __init__(self, rank: int, in_flight: InFlight) -> None:
         self.device = torch.device("cpu")
-        self._rank, self._mail = rank, mail
+        self._rank, self._in_flight = rank, in_flight
         self._open: dict[object, list[Message]] = defaultdict(list)
 
     def buffer(self, bytes: int) -> torch.Tensor:
@@ -216,8 +214,7 @@ class SimulatedMessages:
     def start(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if message.is_send:
-                box = self._mail.setdefault((self._rank, message.other, message.tag), deque())
-                box.append(message.memory.clone())
+                self._in_flight.send((self._rank, message.other, message.tag), message.memory.clone())
             self._open[message.task].append(message)
 
     def wait(self, task: object) -> Waits:
@@ -225,9 +222,9 @@ class SimulatedMessages:
         for message in self._open.pop(task, ()):
             if message.is_send:
                 continue
-            key = (message.other, self._rank, message.tag)
-            yield Until(lambda key=key: bool(self._mail.get(key)), message.words, (message.other,))  # type: ignore[misc]
-            box = self._mail[key].popleft()
+            channel = message.other, self._rank, message.tag
+            yield Until(partial(self._in_flight.has_come, channel), message.words, (message.other,))
+            _, box = self._in_flight.receive(channel)
             if len(box) != len(message.memory):
                 raise RuntimeError(
                     f"rank {self._rank} receives {len(message.memory)} bytes in {message.words}, and rank "

@@ -1,16 +1,14 @@
 """Simulate all ranks in one process, without a process group.
 
-Each rank is a generator that runs its local or scheduled program and stops at every collective. The scheduler runs a
-collective when all members of its group have arrived; a rank that only starts one goes on, and stops where it waits for
-it (``in_flight``). Ranks may run different programs. Ranks that wait for each other forever are reported, with the
-collective in which each waits.
+Each rank is a generator that runs its local or scheduled program and stops where it must wait for others. A collective
+runs when all members of its group have started it (``in_flight``). Ranks may run different programs. Ranks that wait
+for each other forever are reported, with the collective in which each waits.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,29 +23,13 @@ from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_op
 from autopar.ir.transfers import Meshes
 from autopar.runtime import current_op
-from autopar.runtime.lowering.packing import Packing, new_piece, packing, take
-from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, RankPosition, chunk
-from autopar.runtime.simulation.in_flight import InFlight, Ticket
+from autopar.runtime.lowering.packing import new_piece, packing, take
+from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, RankPosition
+from autopar.runtime.simulation.in_flight import InFlight, Instruction, Ticket, Until
 from autopar.runtime.simulation.pieces import agree
 from autopar.torch_private import OpOverload, aten
 
 Values = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One node, ready to run: ``values[name] = function(*args, **kwargs)`` with names looked up."""
-
-    name: str
-    node: fx.Node
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    axis: Any = None  # the axis or axes of a collective; ``BETWEEN`` for an exchange between stages
-    stage: str | None = None  # the stage whose mesh has the axes
-    started: bool = False  # the collective is only started
-    span: tuple[int, int] | None = None  # the elements that a chunk of it sends
-    program: Program | None = None  # the program of the node, for errors that quote its line
 
 
 BETWEEN = "between stages"
@@ -62,35 +44,7 @@ class _Name(str):
     """A reference to a value in the arguments of an instruction."""
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """A rank at a collective, with its operand; at a wait, with the ticket of what was started."""
-
-    instruction: Instruction
-    operand: Any
-    meshes: Meshes
-
-    def group(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks of the collective at which a rank has arrived."""
-        return self.meshes[self.instruction.stage].group(rank, self.instruction.axis)
-
-
-@dataclass(frozen=True)
-class Until:
-    """A rank that waits for other ranks.
-
-    Attributes:
-        ready: returns whether it can go on.
-        words: what it waits for.
-        ranks: the ranks that it waits for.
-    """
-
-    ready: Callable[[], bool]
-    words: str
-    ranks: tuple[int, ...]
-
-
-Run = Generator[Arrival | Until, Any, None]
+Run = Generator[Until, None, None]
 
 
 def compile_whole(program: Program) -> list[Instruction]:
@@ -212,16 +166,23 @@ def _load(value: Any, values: Values) -> Any:
     return value
 
 
-def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: int, during: str = "") -> Run:
-    """Run instructions on one rank's values; stop at each exchange, and go on with its result.
+def run_rank(
+    code: Sequence[Instruction], values: Values, meshes: Meshes, rank: int, in_flight: InFlight, during: str = ""
+) -> Run:
+    """Run instructions on one rank's values; stop where it must wait for other ranks.
 
     Args:
+        in_flight: what is under way between the ranks.
         during: the slot of a schedule that they belong to, in errors.
     """
     here = f"on rank {rank}, in {during}" if during else f"on rank {rank}"
     for step in code:
-        if step.axis is not None:
-            values[step.name] = yield Arrival(step, _load(step.args[0], values), meshes)
+        if step.axis is BETWEEN:
+            operand = _load(step.args[0], values)
+            values[step.name] = yield from _between_stages(step, operand, meshes, rank, in_flight)
+        elif step.axis is not None:
+            operand = _load(step.args[0], values)
+            values[step.name] = yield from _collective(step, operand, meshes, rank, in_flight)
         elif "arguments" in step.kwargs:
             position = RankPosition(meshes, rank, meshes[step.stage].coordinates(rank))
             values[step.name] = step.function(_load(step.args[0], values), step.kwargs["arguments"], position)
@@ -236,6 +197,42 @@ def run_rank(code: Sequence[Instruction], values: Values, meshes: Meshes, rank: 
                 raise
 
 
+def _collective(
+    step: Instruction, operand: Any, meshes: Meshes, rank: int, in_flight: InFlight
+) -> Generator[Until, None, Any]:
+    """Start a collective, wait for one that was started, or both. Returns the result, or the ticket of a start."""
+    waits = step.axis is WAIT
+    ticket = operand if waits else in_flight.start(rank, step, operand, meshes)
+    if step.started or not isinstance(ticket, Ticket):  # it may have ended with the run before
+        return ticket
+    if not in_flight.has_run(rank, ticket):
+        late = partial(in_flight.late, ticket) if waits else ticket.group[0]
+        yield Until(partial(in_flight.has_run, rank, ticket), step.name, late)
+    return in_flight.result(rank, ticket)
+
+
+def _between_stages(
+    step: Instruction, operand: Any, meshes: Meshes, rank: int, in_flight: InFlight
+) -> Generator[Until, None, Any]:
+    """Send the boxes of a rank in an exchange between stages, and receive those of others."""
+    plan = packing(transfers.Ends.of(step.kwargs["arguments"], meshes), rank)
+    for receiver, places in plan.sends:
+        in_flight.send((rank, receiver, None), take(operand, places), step.name)
+    senders = [sender for sender, _ in plan.receives]
+    if senders:
+        yield Until(lambda: all(in_flight.has_come((other, rank, None)) for other in senders), step.name, senders)
+    boxes = []
+    for sender in senders:
+        name, box = in_flight.receive((sender, rank, None))
+        if name != step.name:
+            raise SimulationError(f"rank {rank} receives in {step.name} what rank {sender} has sent in {name}")
+        boxes.append(box)
+    if step.function is transfers.send:
+        return operand
+    device = operand.device if operand is not None else torch.device("cpu")
+    return new_piece(plan, step.kwargs["dtype"], device, operand, boxes)
+
+
 def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values: Mapping[int, Values]) -> None:
     """Run instructions on all ranks to the end; ``values`` receives the values of each.
 
@@ -245,152 +242,29 @@ def run_ranks(meshes: Meshes, code: Mapping[int, Sequence[Instruction]], values:
     Raises:
         SimulationError: ranks of one group meet in different collectives, or wait forever.
     """
-    in_flight = run_together({rank: run_rank(code[rank], values[rank], meshes, rank) for rank in meshes[None].ranks})
+    in_flight = InFlight()
+    runs = {rank: run_rank(code[rank], values[rank], meshes, rank, in_flight) for rank in meshes[None].ranks}
+    run_together(runs)
+    in_flight.check_empty()
     in_flight.complete(values)
 
 
-def run_together(runs: Mapping[int, Run]) -> InFlight:
-    """Run generators, one a rank, to their ends. Returns the collectives, with the results that nobody has taken.
+def run_together(runs: Mapping[int, Run]) -> None:
+    """Run generators, one a rank, to their ends; a rank goes on when it need not wait any more.
 
     Raises:
-        SimulationError: as ``run_ranks``.
+        SimulationError: ranks of one group meet in different collectives, or wait forever.
     """
     running = dict(runs)
-    waiting: dict[int, Arrival | Until] = {}
-    ready: dict[int, Any] = dict.fromkeys(runs)
-    mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]] = {}
-    in_flight = InFlight(_collective)
+    waiting: dict[int, Until] = {}
     while running:
-        for rank, result in ready.items():
+        ready = [rank for rank in running if rank not in waiting or waiting[rank].ready()]
+        if not ready:
+            lines = [f"    rank {rank} {waiting.get(rank, 'has ended')}" for rank in runs]
+            raise SimulationError("the ranks wait for each other forever:\n" + "\n".join(lines))
+        for rank in ready:
+            waiting.pop(rank, None)
             try:
-                arrival = running[rank].send(result)
-                while isinstance(arrival, Arrival) and arrival.instruction.started:
-                    stream = record_of(arrival.instruction.node).stream
-                    arrival = running[rank].send(in_flight.start(rank, arrival.group(rank), stream, arrival))
+                waiting[rank] = next(running[rank])
             except StopIteration:
                 del running[rank]
-                continue
-            waiting[rank] = arrival
-            if isinstance(arrival, Arrival) and arrival.instruction.axis is BETWEEN:
-                _post(rank, arrival, mail)
-        arrivals = {rank: at for rank, at in waiting.items() if isinstance(at, Arrival)}
-        ready = _meet(arrivals) | _deliver(arrivals, mail) | _finish(arrivals, in_flight)
-        ready |= {rank: None for rank, at in waiting.items() if isinstance(at, Until) and at.ready()}
-        if running and not ready:
-            raise SimulationError(
-                "the ranks wait for each other forever:\n" + _waits(runs, waiting, running, in_flight)
-            )
-        for rank in ready:
-            del waiting[rank]
-    in_flight.check_empty()
-    if left := [(pair, queue[0][0]) for pair, queue in mail.items() if queue]:
-        (sender, receiver), name = left[0]
-        raise SimulationError(f"rank {receiver} never receives {name}, which rank {sender} has sent to it")
-    return in_flight
-
-
-def _meet(waiting: Mapping[int, Arrival]) -> dict[int, Any]:
-    """Run every collective whose group is complete."""
-    ready: dict[int, Any] = {}
-    for rank, arrival in waiting.items():
-        axis = arrival.instruction.axis
-        if rank in ready or axis in (BETWEEN, WAIT):
-            continue
-        group = arrival.group(rank)
-        if all(
-            member in waiting and member not in ready and waiting[member].instruction.axis == axis for member in group
-        ):
-            ready |= _collective(group, [waiting[member] for member in group])
-    return ready
-
-
-def _collective(group: Sequence[int], arrivals: Sequence[Arrival]) -> dict[int, torch.Tensor]:
-    """Run a collective of a group in which all its members have arrived."""
-    first, meshes = arrivals[0].instruction, arrivals[0].meshes
-    for member, arrival in zip(group, arrivals, strict=True):
-        other = arrival.instruction
-        if (other.name, other.function, other.span) != (first.name, first.function, first.span):
-            raise SimulationError(
-                f"ranks of one group over {first.axis} meet in different collectives:\n"
-                f"    rank {group[0]}: {first.name} = {first.node.format_node()}\n"
-                f"    rank {member}: {other.name} = {other.node.format_node()}"
-            )
-    mesh = meshes[first.stage]
-    positions = [RankPosition(meshes, member, mesh.coordinates(member)) for member in group]
-    operands, arguments = [a.operand for a in arrivals], [a.instruction.kwargs["arguments"] for a in arrivals]
-    if first.span is None:
-        results = first.function(operands, arguments, positions)
-    else:
-        results = chunk(first.node.target, operands, arguments, first.span, positions)
-    return dict(zip(group, results, strict=True))
-
-
-def _finish(waiting: Mapping[int, Arrival], in_flight: InFlight) -> dict[int, Any]:
-    """Let the ranks go on that wait for a collective that has run."""
-    ready: dict[int, Any] = {}
-    for rank, arrival in waiting.items():
-        if arrival.instruction.axis is WAIT:
-            started = arrival.operand
-            result = in_flight.result(rank, started) if isinstance(started, Ticket) else started
-            if result is not None:
-                ready[rank] = result
-    return ready
-
-
-def _packing(rank: int, arrival: Arrival) -> Packing:
-    return packing(transfers.Ends.of(arrival.instruction.kwargs["arguments"], arrival.meshes), rank)
-
-
-def _post(rank: int, arrival: Arrival, mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]) -> None:
-    """Send the boxes of a rank in an exchange between stages."""
-    for receiver, places in _packing(rank, arrival).sends:
-        mail.setdefault((rank, receiver), deque()).append((arrival.instruction.name, take(arrival.operand, places)))
-
-
-def _deliver(
-    waiting: Mapping[int, Arrival], mail: dict[tuple[int, int], deque[tuple[str, torch.Tensor]]]
-) -> dict[int, Any]:
-    """Finish the exchanges between stages whose boxes have all arrived."""
-    ready: dict[int, Any] = {}
-    for rank, arrival in waiting.items():
-        step = arrival.instruction
-        if step.axis is not BETWEEN:
-            continue
-        plan = _packing(rank, arrival)
-        if not all(mail.get((sender, rank)) for sender, _ in plan.receives):
-            continue
-        boxes = []
-        for sender, _ in plan.receives:
-            name, box = mail[sender, rank].popleft()
-            if name != step.name:
-                raise SimulationError(f"rank {rank} receives in {step.name} what rank {sender} has sent in {name}")
-            boxes.append(box)
-        if step.function is transfers.send:
-            ready[rank] = arrival.operand
-        else:
-            device = arrival.operand.device if arrival.operand is not None else torch.device("cpu")
-            ready[rank] = new_piece(plan, step.kwargs["dtype"], device, arrival.operand, boxes)
-    return ready
-
-
-def _waits(
-    ranks: Iterable[int], waiting: Mapping[int, Arrival | Until], running: Mapping[int, Any], in_flight: InFlight
-) -> str:
-    lines = []
-    for rank in ranks:
-        if rank in waiting:
-            name, others = _waits_for(rank, waiting[rank], in_flight)
-            lines.append(f"    rank {rank} waits in {name} for ranks {', '.join(map(str, others))}")
-        elif rank not in running:
-            lines.append(f"    rank {rank} has ended")
-    return "\n".join(lines)
-
-
-def _waits_for(rank: int, at: Arrival | Until, in_flight: InFlight) -> tuple[str, Sequence[int]]:
-    """Return in what a rank waits, and for which ranks."""
-    if isinstance(at, Until):
-        return at.words, at.ranks
-    step = at.instruction
-    if step.axis is BETWEEN:
-        return step.name, [sender for sender, _ in _packing(rank, at).receives]
-    return step.name, in_flight.late(at.operand) if step.axis is WAIT else list(at.group(rank))

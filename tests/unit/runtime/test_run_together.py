@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from autopar.errors import SimulationError
-from autopar.runtime.simulation.simulate import Until, run_together
+from autopar.runtime.simulation.in_flight import Until
+from autopar.runtime.simulation.simulate import run_together
 
 Run = Generator[Any, Any, None]
 

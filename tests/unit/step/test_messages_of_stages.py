@@ -9,7 +9,8 @@ import torch
 from pipelined_programs import CPU
 
 from autopar.errors import SimulationError
-from autopar.runtime.running.messages import Mail, Message, Pool, SimulatedMessages
+from autopar.runtime.running.messages import Message, Pool, SimulatedMessages
+from autopar.runtime.simulation.in_flight import InFlight
 from autopar.runtime.simulation.simulate import run_together
 
 
@@ -19,17 +20,17 @@ def bytes_of(*values: int) -> torch.Tensor:
 
 def exchanged(sent: list[Message], received: list[Message]) -> dict[object, dict[int, torch.Tensor]]:
     """What rank 1 receives, by task, of what rank 0 sends."""
-    mail: Mail = {}
+    in_flight = InFlight()
     found: dict[object, dict[int, torch.Tensor]] = {}
 
     def sender() -> Any:
-        messages = SimulatedMessages(0, mail)
+        messages = SimulatedMessages(0, in_flight)
         messages.start(sent)
         for message in sent:
             yield from messages.wait(message.task)
 
     def receiver() -> Any:
-        messages = SimulatedMessages(1, mail)
+        messages = SimulatedMessages(1, in_flight)
         messages.start(received)
         for message in received:
             found[message.task] = yield from messages.wait(message.task)
