@@ -9,7 +9,7 @@ import torch
 from torch import distributed
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autopar.runtime.lowering.point_to_point import Handle, MessageEnd, start, under_way, wait
+from autopar.runtime.lowering.point_to_point import Handle, MessageEnd, start, under_way
 from autopar.runtime.lowering.tags import PASSES, UNTAGGED, tag_of
 from autopar.runtime.processes.groups import Key, process_groups
 
@@ -41,6 +41,18 @@ def post(ends: Ends, group: str | None = None, tag: int = UNTAGGED) -> Handle:
 
 def values(received: tuple[torch.Tensor, ...]) -> list[float]:
     return [float(one.unique()) for one in received]
+
+
+def launch(boxes: list[tuple[int, torch.Tensor]], group: str | None = None, tag: int = UNTAGGED) -> Handle:
+    return start([MessageEnd(True, *to) for to in boxes], group, tag)
+
+
+def post(buffers: list[tuple[int, torch.Tensor]], group: str | None = None, tag: int = UNTAGGED) -> Handle:
+    return start([MessageEnd(False, *of) for of in buffers], group, tag)
+
+
+def wait(handle: Handle) -> tuple[torch.Tensor, ...]:
+    return handle.wait()
 
 
 def both_ways(count: int) -> list[float]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from autopar.ir import transfers
 from autopar.ir.nodes import called_op, map_operands, operands
 from autopar.ir.program import Program
 from autopar.rules.registry import rule_of
@@ -80,6 +81,14 @@ class Body:
         args, kwargs = map_operands((node.args, dict(node.kwargs)), self.values.__getitem__)
         self.values[node] = self.call(node, node.name, target, args, kwargs)
         if self._makes_memory(node):
+            self.fresh.add(node)
+
+    def apply(self, node: fx.Node, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Write a transfer that sends nothing: a function of its operand, or of all chunks that it joins."""
+        values = [self.values[operand] for operand in operands(node)]
+        joins = node.target is transfers.join_chunks
+        self.values[node] = self.call(node, node.name, function, (values if joins else values[0], *args))
+        if joins:
             self.fresh.add(node)
 
     def call(

@@ -1,4 +1,7 @@
-"""Write the transfers that send nothing: a rank computes its new piece from its old one."""
+"""Say what the transfers that send nothing call: a rank computes its new piece from its old one.
+
+Generated code, simulated ranks and measured calls all run these functions.
+"""
 
 from __future__ import annotations
 
@@ -11,78 +14,64 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, tensor_type
 from autopar.ir.ops.seeded_random import folded
+from autopar.ir.program import Program
 from autopar.ir.subaxes import index_along
-from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.bucket_collectives import join_chunks, join_gathered_chunks
 from autopar.runtime.lowering.collectives import flat_view, redistribute_locally
 from autopar.runtime.lowering.packing import packing
-from autopar.runtime.simulation.effects import pending_piece, place_along
+from autopar.runtime.simulation.effects import Arguments, RankPosition, pending_piece, place_along
 
-Arguments = dict[str, Any]
-Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function, and its arguments after the tensor
+Shape = Sequence[int]
+Call = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]  # a function, and its arguments after the operand
 
 
-def write_local_transfer(body: Body, node: fx.Node) -> None:
-    """Write a transfer that sends nothing."""
-    if node.target is transfers.join_chunks:
-        write_join(body, node)
-        return
-    x = body.operand(node)
+def call_of(program: Program, node: fx.Node) -> Call:
+    """Return the call of a local transfer of a rank's program."""
     arguments = transfers.arguments(node.target, node.args, node.kwargs)
-    function, args = CALLS[node.target](body, node, arguments)
-    body.values[node] = body.call(node, node.name, function, (x, *args))
+    mesh = program.meshes[arguments.get("stage")]
+    position = RankPosition(program.meshes, program.rank, mesh.coordinates(program.rank))
+    return CALLS[node.target](arguments, position, tensor_type(operands(node)[0]).shape)
 
 
-def write_join(body: Body, node: fx.Node) -> None:
-    """Write the join of the chunks of a transfer."""
-    arguments, shape = transfers.arguments(node.target, node.args, node.kwargs), tuple(tensor_type(node).shape)
-    chunks = [body.values[chunk] for chunk in operands(node)]
-    if arguments.get("dim") is None:
-        body.values[node] = body.call(node, node.name, join_chunks, (chunks, shape))
-    else:
-        view, dim = gathered_view(arguments, shape, tensor_type(operands(node)[0]).shape[0]), arguments["dim"]
-        body.values[node] = body.call(node, node.name, join_gathered_chunks, (chunks, view, dim, shape))
-    body.fresh.add(node)
-
-
-def gathered_view(arguments: Arguments, shape: Sequence[int], ranks: int) -> tuple[int, ...]:
-    """Return the shape of the pieces that a gather concatenates, with merged dims split into their parts."""
-    if arguments.get("parts"):
-        return flat_view(arguments, ())
-    return tuple(size // ranks if dim == arguments["dim"] else size for dim, size in enumerate(shape))
-
-
-def _cast(body: Body, node: fx.Node, arguments: Arguments) -> Call:
+def _cast(arguments: Arguments, position: RankPosition, piece: Shape) -> Call:
     return torch.Tensor.to, (arguments["dtype"],)
 
 
-def _fold_in(body: Body, node: fx.Node, arguments: Arguments) -> Call:
-    stage = arguments.get("stage")
-    return folded, (place_along(arguments, body.program.coordinates_on(stage), body.program.meshes[stage]),)
+def _fold_in(arguments: Arguments, position: RankPosition, piece: Shape) -> Call:
+    return folded, (place_along(arguments, position.at, position.meshes[arguments.get("stage")]),)
 
 
-def _pend(body: Body, node: fx.Node, arguments: Arguments) -> Call:
-    return pending_piece, (arguments, body.program.coordinates_on(arguments.get("stage")))
+def _pend(arguments: Arguments, position: RankPosition, piece: Shape) -> Call:
+    return pending_piece, (arguments, position.at)
 
 
-def _redistribute(body: Body, node: fx.Node, arguments: Arguments) -> Call:
-    ends = transfers.Ends.of(arguments, body.program.meshes)
-    return redistribute_locally, (packing(ends, body.program.rank, arguments.get("kept", ())),)
+def _redistribute(arguments: Arguments, position: RankPosition, piece: Shape) -> Call:
+    ends = transfers.Ends.of(arguments, position.meshes)
+    return redistribute_locally, (packing(ends, position.rank, arguments.get("kept", ())),)
 
 
-def _own_piece(body: Body, node: fx.Node, arguments: Arguments) -> Call:
-    view, shape = flat_view(arguments, tensor_type(operands(node)[0]).shape), tensor_type(node).shape
-    at = body.program.coordinates_on(arguments.get("stage"))
-    sizes, index = arguments["sizes"], index_along(arguments["axis"], at)
-    return own_piece, (view, arguments["dim"], sum(sizes[:index]), sizes[index], shape)
+def _own_piece(arguments: Arguments, position: RankPosition, piece: Shape) -> Call:
+    sizes, index = arguments["sizes"], index_along(arguments["axis"], position.at)
+    shape = transfers.local_shape(transfers.slice, piece, arguments, position.at)
+    return own_piece, (flat_view(arguments, piece), arguments["dim"], sum(sizes[:index]), sizes[index], shape)
 
 
-CALLS: dict[Any, Callable[[Body, fx.Node, Arguments], Call]] = {
+def _join(arguments: Arguments, position: RankPosition, chunk: Shape) -> Call:
+    shape, dim = tuple(arguments["shape"]), arguments.get("dim")
+    if dim is None:
+        return join_chunks, (shape,)
+    pieces = tuple(size // chunk[0] if place == dim else size for place, size in enumerate(shape))
+    return join_gathered_chunks, (flat_view(arguments, pieces), dim, shape)
+
+
+# transfer → its call on a rank, from its arguments by name and the shape of the operand, or of a chunk that is joined
+CALLS: dict[Any, Callable[[Arguments, RankPosition, Shape], Call]] = {
     transfers.cast: _cast,
     transfers.fold_in: _fold_in,
     transfers.pend: _pend,
-    transfers.redistribute: _redistribute,
+    transfers.redistribute: _redistribute,  # only if nothing is sent
     transfers.slice: _own_piece,
+    transfers.join_chunks: _join,
 }
 
 

@@ -31,7 +31,7 @@ from autopar.runtime.anomaly import Hunt
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.communication import Communication
 from autopar.runtime.lowering.in_place import adds_product, write_overwritten, write_sum, write_updates
-from autopar.runtime.lowering.local_transfers import write_local_transfer
+from autopar.runtime.lowering.local_transfers import call_of
 from autopar.runtime.lowering.regions import Regions, with_regions
 from autopar.runtime.lowering.source import Run, compiled
 from autopar.runtime.wire.pacing import Pacing
@@ -157,7 +157,7 @@ def _write_line(body: Body, members: Sequence[fx.Node], communication: Communica
         communication.start(members)
         communication.finish(members, members)
     elif first.target in transfers.BY_FUNCTION:
-        write_local_transfer(body, first)
+        body.apply(first, *call_of(body.program, first))
     elif adds_product(body, donated, first):
         return  # the next line computes it
     elif first in donated.sums:

@@ -1,7 +1,7 @@
 """Run messages between ranks: post receives, launch sends, and wait for them, each as a call of its own.
 
-``start`` returns a handle at once, and ``wait`` blocks until the messages of a handle are done. Callers must know how
-torch 2.13 behaves in between:
+``start`` returns a handle at once, and its ``wait`` blocks until the messages of a handle are done. Callers must know
+how torch 2.13 behaves in between:
 
 * gloo never buffers: a send is done when the other rank has received it, whatever its size. So all ranks must be shown
   to finish without buffers (``autopar.verify.channels``).
@@ -99,67 +99,28 @@ def start(messages: Sequence[MessageEnd], group: str | None = None, tag: int = U
     return Handle(messages, distributed.batch_isend_irecv(operations))
 
 
-def wait(handle: Handle) -> tuple[torch.Tensor, ...]:
-    """Wait for the messages of a handle, once, and return the buffers of its receives, in their order."""
-    return handle.wait()
-
-
-# -- the messages of a plan -------------------------------------------------------------------------------------------
-
-
-def boxes_of(x: torch.Tensor, plan: Packing) -> list[tuple[int, torch.Tensor]]:
-    """Return what a plan sends of a piece, as bytes, each with its receiver."""
-    return [(receiver, as_bytes(take(x, places))) for receiver, places in plan.sends]
-
-
-def buffers_of(plan: Packing, dtype: torch.dtype, device: torch.device) -> list[tuple[int, torch.Tensor]]:
-    """Return memory for what a plan receives, as bytes, each with its sender."""
-    return [
-        (sender, torch.empty(size_of(places) * dtype.itemsize, dtype=torch.uint8, device=device))
-        for sender, places in plan.receives
-    ]
-
-
-def start_between_stages(
-    x: torch.Tensor | None,
-    plan: Packing,
-    dtype: torch.dtype,
-    device: torch.device,
-    group: str | None = None,
-    tag: int = UNTAGGED,
-) -> Handle:
-    """Start the messages of a plan, all at the same time."""
-    assert x is not None or not plan.sends
-    boxes = [] if x is None else boxes_of(x, plan)
-    buffers = buffers_of(plan, dtype, device)
-    return start([MessageEnd(is_send, *(boxes if is_send else buffers)[k]) for is_send, k in plan.order], group, tag)
-
-
-def finish_between_stages(
-    handle: Handle, x: torch.Tensor | None, plan: Packing, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """Wait for the messages of a plan, and return the new piece. A rank that only sends returns its own."""
-    received = wait(handle)
-    if plan.shape is None:
-        assert x is not None
-        return x
-    return new_piece(plan, dtype, device, x, [from_bytes(box, dtype) for box in received])
-
-
 def exchange_between_stages(
-    x: torch.Tensor | None,
-    plan: Packing,
-    dtype: torch.dtype,
-    device: torch.device,
-    group: str | None = None,
-    tag: int = UNTAGGED,
+    x: torch.Tensor | None, plan: Packing, dtype: torch.dtype, device: torch.device, group: str | None = None
 ) -> torch.Tensor:
-    """Send and receive point to point, all at the same time, and wait. A rank that only sends returns its own piece.
+    """Send and receive the messages of a plan, all at the same time, and wait.
+
+    A rank that only sends returns its own piece.
 
     Args:
         x: this rank's old piece, if it has one.
         plan: what it sends and receives.
         dtype, device: those of the new piece.
-        group, tag: as of ``start``.
+        group: as of ``start``.
     """
-    return finish_between_stages(start_between_stages(x, plan, dtype, device, group, tag), x, plan, dtype, device)
+    assert x is not None or not plan.sends
+    boxes = [] if x is None else [(receiver, as_bytes(take(x, places))) for receiver, places in plan.sends]
+    buffers = [
+        (sender, torch.empty(size_of(places) * dtype.itemsize, dtype=torch.uint8, device=device))
+        for sender, places in plan.receives
+    ]
+    ends = [MessageEnd(is_send, *(boxes if is_send else buffers)[k]) for is_send, k in plan.order]
+    received = start(ends, group).wait()
+    if plan.shape is None:
+        assert x is not None
+        return x
+    return new_piece(plan, dtype, device, x, [from_bytes(box, dtype) for box in received])

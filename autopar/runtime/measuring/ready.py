@@ -19,10 +19,9 @@ from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.streams import Groups
 from autopar.optimizers import IN_PLACE, SHARED
-from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.collectives import Exchange, exchange, start_all_reduce, start_all_reduce_in_place
 from autopar.runtime.lowering.communication import exchange_of, group_of
-from autopar.runtime.lowering.local_transfers import CALLS
+from autopar.runtime.lowering.local_transfers import call_of
 from autopar.runtime.measuring.clock import Call
 from autopar.runtime.measuring.operands import Operands
 from autopar.runtime.simulation.simulate import ANY_STRIDES
@@ -31,20 +30,14 @@ from autopar.runtime.simulation.simulate import ANY_STRIDES
 def ready_compute(program: Program, node: fx.Node, operands_of: Operands) -> Call:
     """Return the call of an op or a local transfer of a local program."""
     if kind_of(node) == LOCAL:
-        return _local_transfer(program, node, operands_of)
+        function, args = call_of(program, node)
+        return partial(function, operands_of.of_value(operands(node)[0]), *args)
     op, (args, kwargs) = called_op(node), operands_of.of_call(node)
     if op in IN_PLACE:
         count = len(args) - SHARED[op]
         (parameter, gradient, *states), shared = args[:count], args[count:]
         return partial(IN_PLACE[op], [parameter], [gradient], [[state] for state in states], *shared, **kwargs)
     return partial(ANY_STRIDES.get(op, op), *args, **kwargs)
-
-
-def _local_transfer(program: Program, node: fx.Node, operands_of: Operands) -> Call:
-    x = operands_of.of_value(operands(node)[0])
-    arguments = transfers.arguments(node.target, node.args, node.kwargs)
-    function, args = CALLS[node.target](Body(program), node, arguments)
-    return partial(function, x, *args)
 
 
 def ready_exchange(program: Program, node: fx.Node, groups: Groups, device: torch.device) -> Call:

@@ -1,4 +1,4 @@
-"""Define what each transfer does to the pieces of the ranks.
+"""Define what each collective does to the pieces of the ranks.
 
 Simulation runs these functions, and processes must match them.
 """
@@ -18,7 +18,6 @@ import torch
 
 from autopar.ir import transfers
 from autopar.ir.mesh import Mesh
-from autopar.ir.ops.seeded_random import folded
 from autopar.ir.subaxes import index_along
 from autopar.ir.transfers import Meshes
 from autopar.runtime.lowering.packing import new_piece, packing, take
@@ -55,12 +54,6 @@ class RankPosition:
     at: Mapping[str, int]
 
 
-def _slice(x: torch.Tensor, arguments: Arguments, position: RankPosition) -> torch.Tensor:
-    sizes, index = arguments["sizes"], index_along(arguments["axis"], position.at)
-    piece = _in_parts(x, arguments).narrow(arguments["dim"], sum(sizes[:index]), sizes[index])
-    return _result(piece, _local_shape(transfers.slice, x, arguments, position.at))
-
-
 def neutral(op: str, dtype: torch.dtype) -> Any:
     """Return the neutral element of a reduction."""
     if op in ("sum", "prod"):
@@ -88,10 +81,6 @@ def pending_piece(x: torch.Tensor, arguments: Arguments, at: Mapping[str, int]) 
     whole = piece.new_full(shape, neutral(op, x.dtype))
     whole.narrow(arguments["dim"], sum(sizes[:index]), sizes[index]).copy_(piece)
     return _result(whole, _local_shape(transfers.pend, x, arguments, at))
-
-
-def _pend(x: torch.Tensor, arguments: Arguments, position: RankPosition) -> torch.Tensor:
-    return pending_piece(x, arguments, position.at)
 
 
 def _all_gather(
@@ -202,28 +191,6 @@ def chunk(function: Any, xs: list[torch.Tensor], arguments_by_rank: list[Argumen
     whole = _reduce_scatter(xs, arguments_by_rank, positions)
     return [piece.reshape(-1)[begin:end].clone() for piece in whole]
 
-
-def _join_chunks(chunks: list[torch.Tensor], arguments: Arguments, position: RankPosition) -> torch.Tensor:
-    shape, dim = arguments["shape"], arguments.get("dim")
-    if dim is None:
-        return _result(torch.cat(chunks), shape)
-    rows = torch.cat(chunks, 1)
-    parts = [n for part in arguments.get("parts") or () for n in part]
-    view = parts or [size // len(rows) if place == dim else size for place, size in enumerate(shape)]
-    return _result(torch.cat([row.reshape(view) for row in rows], dim), shape)
-
-
-LOCAL: dict[Any, Callable[..., torch.Tensor]] = {
-    transfers.slice: _slice,
-    transfers.pend: _pend,
-    transfers.cast: lambda x, arguments, position: x.to(arguments["dtype"]),
-    transfers.fold_in: lambda x, arguments, position: folded(
-        x, place_along(arguments, position.at, position.meshes[arguments.get("stage")])
-    ),
-    transfers.join_chunks: _join_chunks,
-    # only if nothing is sent
-    transfers.redistribute: lambda x, arguments, position: _redistribute([x], [arguments], [position])[0],
-}
 
 COLLECTIVE: dict[Any, Callable[..., list[torch.Tensor]]] = {
     transfers.all_gather: _all_gather,

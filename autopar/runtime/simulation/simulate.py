@@ -23,8 +23,9 @@ from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_op
 from autopar.ir.transfers import Meshes
 from autopar.runtime import current_op
+from autopar.runtime.lowering.local_transfers import CALLS
 from autopar.runtime.lowering.packing import new_piece, packing, take
-from autopar.runtime.simulation.effects import COLLECTIVE, LOCAL, RankPosition
+from autopar.runtime.simulation.effects import COLLECTIVE, RankPosition
 from autopar.runtime.simulation.in_flight import InFlight, Instruction, Ticket, Until
 from autopar.runtime.simulation.pieces import agree
 from autopar.torch_private import OpOverload, aten
@@ -98,7 +99,7 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
             record_of(node).span,
         )
     return Instruction(
-        node.name, node, LOCAL[node.target], (args[0],), {"arguments": arguments}, None, arguments.get("stage")
+        node.name, node, CALLS[node.target], (args[0],), {"arguments": arguments}, None, arguments.get("stage")
     )
 
 
@@ -184,8 +185,10 @@ def run_rank(
             operand = _load(step.args[0], values)
             values[step.name] = yield from _collective(step, operand, meshes, rank, in_flight)
         elif "arguments" in step.kwargs:
-            position = RankPosition(meshes, rank, meshes[step.stage].coordinates(rank))
-            values[step.name] = step.function(_load(step.args[0], values), step.kwargs["arguments"], position)
+            x, position = _load(step.args[0], values), RankPosition(meshes, rank, meshes[step.stage].coordinates(rank))
+            piece = x[0] if isinstance(x, (list, tuple)) else x  # of chunks that are joined, the first
+            function, args = step.function(step.kwargs["arguments"], position, piece.shape)
+            values[step.name] = function(x, *args)
         else:
             args = [_load(a, values) for a in step.args]
             kwargs = {key: _load(v, values) for key, v in step.kwargs.items()} if step.kwargs else {}
@@ -205,9 +208,8 @@ def _collective(
     ticket = operand if waits else in_flight.start(rank, step, operand, meshes)
     if step.started or not isinstance(ticket, Ticket):  # it may have ended with the run before
         return ticket
-    if not in_flight.has_run(rank, ticket):
-        late = partial(in_flight.late, ticket) if waits else ticket.group[0]
-        yield Until(partial(in_flight.has_run, rank, ticket), step.name, late)
+    late = partial(in_flight.late, ticket) if waits else ticket.group[0]
+    yield Until(partial(in_flight.has_run, rank, ticket), step.name, late)  # the first rank goes on first
     return in_flight.result(rank, ticket)
 
 
@@ -219,8 +221,7 @@ def _between_stages(
     for receiver, places in plan.sends:
         in_flight.send((rank, receiver, None), take(operand, places), step.name)
     senders = [sender for sender, _ in plan.receives]
-    if senders:
-        yield Until(lambda: all(in_flight.has_come((other, rank, None)) for other in senders), step.name, senders)
+    yield Until(lambda: all(in_flight.has_come((other, rank, None)) for other in senders), step.name, senders)
     boxes = []
     for sender in senders:
         name, box = in_flight.receive((sender, rank, None))
