@@ -59,8 +59,12 @@ def full_tensor(tensor: Any) -> torch.Tensor:
 
 def piece_of_whole(like: Any, whole: torch.Tensor) -> torch.Tensor | None:
     """Return this rank's piece of a whole plain tensor, cut as a DTensor is; ``None`` where the rank has none."""
+    return None if like.device_mesh.get_coordinate() is None else distributed(whole, like).to_local()
+
+
+def distributed(whole: torch.Tensor, like: Any, placements: Sequence[Any] | None = None) -> Any:
+    """Return a plain tensor that all ranks have as a DTensor on the mesh of another: with its placements, or others."""
     from torch.distributed.tensor import distribute_tensor
 
-    if like.device_mesh.get_coordinate() is None:
-        return None
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+    placements = like.placements if placements is None else placements
+    return distribute_tensor(whole, like.device_mesh, placements, src_data_rank=None)

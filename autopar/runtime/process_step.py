@@ -156,6 +156,15 @@ def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return distinct
 
 
+def refuse_second_derivative() -> None:
+    """Raise ``RuntimeError`` in a backward whose gradients shall be differentiated."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "a captured step is differentiated once: its gradients cannot be differentiated again, "
+            "so create_graph=True is refused; take such a penalty on the model itself, without autopar"
+        )
+
+
 class _ProcessCall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: ProcessStep, pieces: Sequence[torch.Tensor], names: tuple[str, ...],
@@ -177,11 +186,7 @@ class _ProcessCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "a captured step is differentiated once: its gradients cannot be differentiated again, "
-                "so create_graph=True is refused; take such a penalty on the model itself, without autopar"
-            )
+        refuse_second_derivative()
         tensors, count = ctx.saved_tensors, len(ctx.kept)
         kept = dict(zip(ctx.kept, tensors, strict=False))
         pieces = list(tensors[count : count + len(ctx.step.interface.arguments)])

@@ -9,7 +9,7 @@ rank, as if one rank used it (Shoeybi et al., Megatron-LM, 2019: the operators f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -35,6 +35,8 @@ from autopar.runtime.simulation.simulate import compile_phases, run_ranks
 from autopar.scheduling.programs.order import OF_CALLS, Order, lines_of
 from autopar.transitions import transitions
 from autopar.verify.levels import verify
+
+OfPieces = Callable[..., Sequence[torch.Tensor]]
 
 
 def gradient_type(type: TensorType) -> TensorType:
@@ -155,8 +157,18 @@ class Redistribution:
             )
         for rank in ranks:
             self.check(rank, pieces[rank])
-        results = _Simulated.apply(self, *(pieces[rank] for rank in ranks))
-        return dict(zip(self.target.mesh.ranks, results, strict=True))
+        targets = self.target.mesh.ranks
+
+        def run(*given: torch.Tensor) -> list[torch.Tensor]:
+            results = self._run(dict(zip(ranks, given, strict=True)))
+            return [results[rank].clone() for rank in targets]
+
+        def back(*gradients: torch.Tensor) -> list[torch.Tensor]:
+            results = self.backward.simulate(dict(zip(targets, gradients, strict=True)))
+            return [results[rank] * self.factor for rank in ranks]
+
+        results = _Differentiable.apply(run, back, *(pieces[rank] for rank in ranks))
+        return dict(zip(targets, results, strict=True))
 
     def check(self, rank: int, piece: torch.Tensor) -> None:
         """``ValueError`` if a piece has another shape or dtype than the rank's piece of the source."""
@@ -229,8 +241,18 @@ class RedistributionOnRank:
         if piece is not None:
             self.redistribution.check(self.rank, piece)
         if self.redistribution.source.mesh == self.redistribution.target.mesh:
-            return _OnRank.apply(self, piece)
+            return _Differentiable.apply(self._run_apart, self._back, piece)[0]
         return self._run(piece)
+
+    def _run_apart(self, piece: torch.Tensor) -> list[torch.Tensor]:
+        result = self._run(piece)
+        assert result is not None
+        return [result.clone() if result.data_ptr() == piece.data_ptr() else result]
+
+    def _back(self, gradient: torch.Tensor) -> list[torch.Tensor]:
+        result = self.backward(gradient)
+        assert result is not None
+        return [result * self.redistribution.factor]
 
     def _run(self, piece: torch.Tensor | None) -> torch.Tensor | None:
         current_op.tick()
@@ -238,32 +260,14 @@ class RedistributionOnRank:
         return results[0] if results else None
 
 
-class _Simulated(torch.autograd.Function):
+class _Differentiable(torch.autograd.Function):
+    """A function of pieces, with the function from the gradients of its results to theirs."""
+
     @staticmethod
-    def forward(ctx: Any, redistribution: Redistribution, *pieces: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.redistribution = redistribution
-        results = redistribution._run(dict(zip(redistribution.source.mesh.ranks, pieces, strict=True)))
-        return tuple(results[rank].clone() for rank in redistribution.target.mesh.ranks)
+    def forward(ctx: Any, run: OfPieces, back: OfPieces, *pieces: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.back = back
+        return tuple(run(*pieces))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        redistribution: Redistribution = ctx.redistribution
-        pieces = dict(zip(redistribution.target.mesh.ranks, gradients, strict=True))
-        results = redistribution.backward.simulate(pieces)
-        return (None, *(results[rank] * redistribution.factor for rank in redistribution.source.mesh.ranks))
-
-
-class _OnRank(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, on_rank: RedistributionOnRank, piece: torch.Tensor) -> torch.Tensor:
-        ctx.on_rank = on_rank
-        result = on_rank._run(piece)
-        assert result is not None
-        return result.clone() if result.data_ptr() == piece.data_ptr() else result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        on_rank: RedistributionOnRank = ctx.on_rank
-        result = on_rank.backward(gradient)
-        assert result is not None
-        return None, result * on_rank.redistribution.factor
+        return (None, None, *ctx.back(*gradients))

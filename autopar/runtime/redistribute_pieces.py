@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,41 +33,15 @@ if TYPE_CHECKING:
 
 AnyLayout = spec.Spec | DistAttr | Sequence[Any]  # a plan's tuple, a DistAttr, or placements
 Pieces = torch.Tensor | Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # this rank's piece, or those of all ranks
+Given = TypeVar("Given", bound=Pieces)
 
 EVEN = "the global shape is taken from the piece, as if all pieces were equal; give shape= where they are uneven"
 TIMEOUT = 60.0  # seconds, as parallelize has
 
 
-@overload
 def redistribute(
-    piece: torch.Tensor,
-    mesh: Mesh | DeviceMesh,
-    source: AnyLayout,
-    target: AnyLayout,
-    *,
-    shape: Sequence[int] | None = None,
-) -> torch.Tensor: ...
-@overload
-def redistribute(
-    piece: Mapping[int, torch.Tensor],
-    mesh: Mesh | DeviceMesh,
-    source: AnyLayout,
-    target: AnyLayout,
-    *,
-    shape: Sequence[int] | None = None,
-) -> dict[int, torch.Tensor]: ...
-@overload
-def redistribute(
-    piece: Sequence[torch.Tensor],
-    mesh: Mesh | DeviceMesh,
-    source: AnyLayout,
-    target: AnyLayout,
-    *,
-    shape: Sequence[int] | None = None,
-) -> Sequence[torch.Tensor]: ...
-def redistribute(
-    piece: Pieces, mesh: Mesh | DeviceMesh, source: AnyLayout, target: AnyLayout, *, shape: Sequence[int] | None = None
-) -> Pieces:
+    piece: Given, mesh: Mesh | DeviceMesh, source: AnyLayout, target: AnyLayout, *, shape: Sequence[int] | None = None
+) -> Given:
     """Bring a tensor from one layout on ``mesh`` to another.
 
     It uses the transfers in which the worst rank receives the fewest bytes.
@@ -110,7 +84,7 @@ def redistribute(
     if not isinstance(mesh, Mesh):
         raise TypeError(f"redistribute takes an autopar.Mesh, as in Mesh(dp=2, tp=2), not {type(mesh).__name__}")
     if isinstance(piece, torch.Tensor):
-        return _of_one_rank(piece, mesh, device_mesh, source, target, shape)
+        return cast(Given, _of_one_rank(piece, mesh, device_mesh, source, target, shape))
     if _on_processes():
         raise TypeError(
             f"redistribute got {class_of(piece)} on one of several processes; each rank gives its own piece, a "
@@ -119,9 +93,9 @@ def redistribute(
     by_rank = _by_rank(piece, mesh)
     made = _simulated(by_rank, mesh, source, target, shape)
     if isinstance(piece, Mapping):
-        return {rank: made[rank] for rank in piece}
+        return cast(Given, {rank: made[rank] for rank in piece})
     in_order = [made[rank] for rank in mesh.ranks]
-    return tuple(in_order) if isinstance(piece, tuple) else in_order
+    return cast(Given, tuple(in_order) if isinstance(piece, tuple) else in_order)
 
 
 # -- on simulated ranks ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.runtime.interface import Interface
-from autopar.runtime.process_step import BACKWARD, KEPT
+from autopar.runtime.process_step import BACKWARD, KEPT, refuse_second_derivative
 from autopar.runtime.redistribute import Redistribution, reduced
 from autopar.runtime.running.carriers import SimulatedCarrier
 from autopar.runtime.running.functions import PlacedProgram
@@ -143,11 +143,7 @@ class _SimulatedCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         _ = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "a captured step is differentiated once: its gradients cannot be differentiated again, "
-                "so create_graph=True is refused; take such a penalty on the model itself, without autopar"
-            )
+        refuse_second_derivative()
         step: SimulatedStep = ctx.step
         positions = frozenset(k for k, gradient in enumerate(gradients) if gradient is not None)
         runs: dict[int, RankRun] = ctx.runs

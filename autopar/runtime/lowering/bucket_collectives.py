@@ -33,11 +33,12 @@ def _flat(pieces: Sequence[torch.Tensor], spans: Sequence[Span]) -> torch.Tensor
 
 def finish_bucket(started: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Wait for a bucket; return its members as views of the flat tensor."""
-    flat = wait(started)
-    return [
-        piece.view(shape)
-        for piece, shape in zip(flat.split([math.prod(shape) for shape in shapes]), shapes, strict=True)
-    ]
+    return _views(wait(started), shapes)
+
+
+def _views(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    pieces = flat.split([math.prod(shape) for shape in shapes])
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def start_scatter_bucket(
@@ -54,13 +55,7 @@ def start_scatter_bucket(
 
 def finish_scatter_bucket(started: torch.Tensor, places: Sequence[Place], rank: int) -> list[torch.Tensor]:
     """Wait for a bucket; return the members as views of this rank's row. ``rank``: its index in the group."""
-    row = own_row(started, rank)
-    return [
-        piece.view(shape)
-        for piece, (_, _, shape, _) in zip(
-            row.split([math.prod(shape) for _, _, shape, _ in places]), places, strict=True
-        )
-    ]
+    return _views(own_row(started, rank), [shape for _, _, shape, _ in places])
 
 
 def start_gather_bucket(pieces: list[torch.Tensor], spans: Sequence[Span], ranks: int, group: str) -> torch.Tensor:

@@ -18,12 +18,12 @@ from torch.fx.node import Target
 from autopar.ir.nodes import element_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE, OFFLOADED
-from autopar.report.liveness import HIDDEN_VIEWS, START, Lifetimes, Storage, size
+from autopar.report.liveness import START, Lifetimes, Storage, is_view, size
 from autopar.runtime.lowering import bucket_collectives as buckets
 from autopar.runtime.lowering import collectives, local_transfers
 from autopar.runtime.lowering.lower import Lowered
 from autopar.runtime.lowering.side_streams import started_by
-from autopar.torch_private import OpOverload, aten, returns_alias
+from autopar.torch_private import OpOverload, aten
 
 
 class LoweredMemory(NamedTuple):
@@ -71,10 +71,20 @@ def _of_member(element: fx.Node, bytes: int) -> int:
     return bytes * elements[k] // max(1, sum(elements))
 
 
-# function → its memory, from its arguments, the sizes of operands, and the bytes of its result
+# functions whose results share the memory of the first operand
+SHARING = {
+    buckets.finish_bucket,
+    buckets.finish_gather_bucket,  # its parts are new
+    collectives.start_all_reduce_in_place,
+    collectives.wait,
+    torch.reshape,
+    aten.add_.Tensor,
+    *IN_PLACE.values(),
+    *OFFLOADED.values(),
+}
+# others → its memory, from its arguments, the sizes of operands, and the bytes of its result; else the result is new
 MEMORY: dict[Target, Callable[[Args, Sizes, int], LoweredMemory]] = {
     buckets.start_bucket: lambda args, sizes, own: LoweredMemory(_sent(args, sizes)),
-    buckets.finish_bucket: lambda args, sizes, own: LoweredMemory(None),
     buckets.start_scatter_bucket: lambda args, sizes, own: LoweredMemory(
         sum(_of_span(sizes(piece), place[3]) for piece, place in zip(args[0], args[1], strict=True))
     ),
@@ -82,28 +92,16 @@ MEMORY: dict[Target, Callable[[Args, Sizes, int], LoweredMemory]] = {
     buckets.start_gather_bucket: lambda args, sizes, own: LoweredMemory(
         _sent(args, sizes) * args[2], _sent(args, sizes)
     ),
-    buckets.join_chunks: lambda args, sizes, own: LoweredMemory(own),
-    buckets.join_gathered_chunks: lambda args, sizes, own: LoweredMemory(own),
-    buckets.finish_gather_bucket: lambda args, sizes, own: LoweredMemory(None),  # its parts are new
-    operator.getitem: lambda args, sizes, own: LoweredMemory(own),
-    collectives.start_all_reduce: lambda args, sizes, own: LoweredMemory(own),
-    collectives.start_all_reduce_in_place: lambda args, sizes, own: LoweredMemory(None),
-    collectives.wait: lambda args, sizes, own: LoweredMemory(None),
-    collectives.start_all_gather: lambda args, sizes, own: LoweredMemory(own),
     collectives.finish_all_gather: lambda args, sizes, own: LoweredMemory(
         None if args[2] == 0 and len(set(args[3])) == 1 else own
     ),
     collectives.start_product: lambda args, sizes, own: LoweredMemory(sizes(args[0]) * args[1], sizes(args[0])),
     collectives.start_reduce_scatter: lambda args, sizes, own: LoweredMemory(sizes(args[0])),
-    collectives.finish_reduce_scatter: lambda args, sizes, own: LoweredMemory(own),
     collectives.start_all_to_all: lambda args, sizes, own: LoweredMemory(own, sizes(args[0])),
     local_transfers.own_piece: lambda args, sizes, own: LoweredMemory(
         None if args[2] == 0 and tuple(args[1][1:]) == tuple(args[5][1:]) else own
     ),
-    torch.reshape: lambda args, sizes, own: LoweredMemory(None),
-    aten.add_.Tensor: lambda args, sizes, own: LoweredMemory(None),
 }
-
 GATHERS = (collectives.start_all_gather, buckets.start_gather_bucket, collectives.start_product)
 
 
@@ -225,18 +223,13 @@ class _Walk:
             self.in_flight[node] = self.store(origin, memory.in_flight, "transfers", position, position)
 
     def memory(self, node: fx.Node, result_bytes: int) -> LoweredMemory:
-        row = MEMORY.get(started_by(node.target))
-        if row is not None:
-            return row(node.args, self.size, result_bytes)
-        if node.target is torch.Tensor.to:
-            return LoweredMemory(None if self.bytes[node.all_input_nodes[0]] == result_bytes else result_bytes)
-        if isinstance(node.target, OpOverload):
-            return LoweredMemory(None if returns_alias(node.target) or node.target in HIDDEN_VIEWS else result_bytes)
-        return (
-            LoweredMemory(None)
-            if node.target in (*IN_PLACE.values(), *OFFLOADED.values())
-            else LoweredMemory(result_bytes)
-        )
+        target = started_by(node.target)
+        if target in MEMORY:
+            return MEMORY[target](node.args, self.size, result_bytes)
+        shares = target in SHARING or is_view(target)
+        if target is torch.Tensor.to:
+            shares = self.bytes[node.all_input_nodes[0]] == result_bytes
+        return LoweredMemory(None if shares else result_bytes)
 
     def size(self, values: Any) -> int:
         return self.bytes[values] if isinstance(values, fx.Node) else sum(map(self.size, values))

@@ -131,10 +131,13 @@ class Agreement:
         names = {axes: list(dict.fromkeys(tensor.name for tensor in by_axes[axes])) for axes in kinds}
         self._pending = _Sent(work, rows, call, remedy, names)
 
-    def agree(self, call: str) -> None:
-        """Wait until all ranks make this call. ``RuntimeError`` if one of them makes another call."""
+    def agree(self, call: str, remedy: str = "") -> None:
+        """Wait until all ranks make this call. ``RuntimeError`` if one of them makes another call.
+
+        ``remedy``: as of ``begin``.
+        """
         self.finish()
-        self.begin(call)
+        self.begin(call, remedy=remedy)
         self.finish()
 
     def close(self) -> None:
@@ -180,14 +183,9 @@ class Agreement:
 
     def text_of_first(self, text: str) -> str:
         """Return the text of the first rank. All ranks call it; that of the others does not count."""
-        content = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-        length = torch.tensor(len(content))
-        first = distributed.get_global_rank(self._control, 0)
-        distributed.broadcast(length, first, self._control)
-        if self.rank != 0:
-            content = torch.empty(int(length), dtype=torch.uint8)
-        distributed.broadcast(content, first, self._control)
-        return bytes(content.numpy()).decode()
+        first = [text]
+        distributed.broadcast_object_list(first, group=self._control, group_src=0)
+        return first[0]
 
     def compare(self, program: str, values: Mapping[str, str]) -> None:
         """Compare the programs of all ranks, and explain a difference by the Python values that forward read.

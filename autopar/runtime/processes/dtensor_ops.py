@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from autopar.capture.provenance import user_line
-from autopar.runtime.dtensors import full_tensor, is_dtensor, piece_of_whole, redistribute
+from autopar.runtime.dtensors import distributed, full_tensor, is_dtensor, piece_of_whole, redistribute
 from autopar.runtime.processes.job import Job, job_with
 from autopar.runtime.processes.replicas import note_memory_given
 from autopar.runtime.seeds import first_ranks_generator
@@ -305,8 +305,7 @@ def _check_alike(tensor: Any, value: torch.Tensor) -> None:
 def _agree(job: Job, call: str, remedy: str = ON_ALL) -> None:
     """Check that all ranks make this call; ``RuntimeError`` names the line otherwise."""
     if (ranks := job.surface) is not None:
-        ranks.begin(call, remedy=remedy.format(line=user_line()))
-        ranks.finish()
+        ranks.agree(call, remedy.format(line=user_line()))
 
 
 def _by_dtensor(op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -328,11 +327,11 @@ def _like(value: Any, leaves: Sequence[Any]) -> Any:
     """Return a whole result as a DTensor: split as the first operand of its shape is, or else whole on each rank."""
     if not isinstance(value, torch.Tensor):
         return value
-    from torch.distributed.tensor import Replicate, distribute_tensor
+    from torch.distributed.tensor import Replicate
 
     like = next((leaf for leaf in leaves if leaf.shape == value.shape), leaves[0])
     placements = [
         placement if like.shape == value.shape and not placement.is_partial() else Replicate()
         for placement in like.placements
     ]
-    return distribute_tensor(value, like.device_mesh, placements, src_data_rank=None)
+    return distributed(value, like, placements)

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from autopar.capture.provenance import user_line, warn_user
 from autopar.optimizers import is_known, stand_in_of
-from autopar.runtime.dtensors import full_tensor, is_dtensor
+from autopar.runtime.dtensors import distributed, full_tensor, is_dtensor
 from autopar.runtime.processes.job import Job, job_with
 from autopar.runtime.seeds import first_ranks_generator
 
@@ -110,9 +110,7 @@ class _Steps:
         kind = type(optimizer)
         ranks, error = self._job.surface, ""
         if ranks is not None:
-            ranks.finish()
-            ranks.begin(CALL.format(kind=kind.__name__), remedy=ALIKE.format(line=user_line()))
-            ranks.finish()
+            ranks.agree(CALL.format(kind=kind.__name__), ALIKE.format(line=user_line()))
         copies = {id(p): _copied(p) for p in _parameters(optimizer)}
         trial = _stand_in(optimizer, copies, copy.deepcopy)
         _others.add(trial)  # its step may call that of a base, with hooks
@@ -140,16 +138,12 @@ class _Steps:
     @torch.no_grad()
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep this rank's pieces of the parameters, and what the step has done to the stand-in."""
-        from torch.distributed.tensor import distribute_tensor
-
         self._drawing.close()
         stand_in, self.stand_in = self.stand_in, None
         assert stand_in is not None
         of_whole = {id(whole): p for p, whole in self._wholes.items()}
         for p, whole in self._wholes.items():
-            p.copy_(
-                distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None) if is_dtensor(p) else whole
-            )
+            p.copy_(distributed(whole, p) if is_dtensor(p) else whole)
         for key, value in stand_in.state.items():
             optimizer.state[of_whole.get(id(key), key)] = value
         for group, stepped in zip(optimizer.param_groups, stand_in.param_groups, strict=True):
@@ -184,14 +178,12 @@ def _again(value: Any) -> Any:
 
 def _split(optimizer: torch.optim.Optimizer) -> None:
     """Give whole states of a parameter's shape, as a file of one device has, the parameter's layout."""
-    from torch.distributed.tensor import distribute_tensor
-
     for p, state in optimizer.state.items():
         if not is_dtensor(p) or not p.dim():
             continue
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and not is_dtensor(value) and value.shape == p.shape:
-                state[name] = distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None)
+                state[name] = distributed(value, p)
 
 
 def _stand_in(optimizer: torch.optim.Optimizer, replaced: dict[int, torch.Tensor], kept: Any) -> torch.optim.Optimizer:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autopar.runtime.wire.clock import now, sleep_until
 from autopar.runtime.wire.link_table import LinkTable, LinkTimes
-from autopar.runtime.wire.report import Counts
+from autopar.runtime.wire.report import Counts, Record
 from autopar.runtime.wire.shared_file import SharedFile
 
 FIRST_PAUSE, LONGEST_PAUSE = 50e-6, 1e-3  # seconds between two looks at the table
@@ -23,7 +24,7 @@ class Medium:
     counts: Counts
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Transfer:
     """One transfer, as this process has issued it.
 
@@ -33,6 +34,7 @@ class Transfer:
         links: the keys of the links that it occupies.
         group, name, bytes, seconds: the name of the group, the method, the bytes and the price.
         timeout: the seconds in which all members must issue it.
+        times: when it begins and ends, once that is decided.
     """
 
     key: int
@@ -44,6 +46,8 @@ class Transfer:
     seconds: float
     timeout: float
     medium: Medium
+    times: LinkTimes | None = field(default=None, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # several threads may ask for the times
 
     def issue(self, at: float | None = None) -> None:
         """Enter it into the table. While the table is full, wait.
@@ -60,9 +64,31 @@ class Transfer:
                 )
             sleep_until(now() + LONGEST_PAUSE)
 
-    def times(self) -> LinkTimes | None:
-        """Return its times, once; ``None`` while a member has not issued it."""
-        return self.medium.table.times(self.key, len(self.members))
+    def decided(self, arrived: float, since: float | None = None) -> bool:
+        """Return whether the times are known. The first call that finds them counts the transfer."""
+        with self._lock:
+            if self.times is None:
+                self.times = self.medium.table.times(self.key, len(self.members))
+                if self.times is not None:
+                    record = Record(self.group, self.name, self.bytes, *self.times, arrived)
+                    self.medium.counts.finished(record, since)
+            return self.times is not None
+
+    def wait(self, arrived: float, since: float | None = None) -> LinkTimes:
+        """Wait until the times are known: the data of a broadcast may arrive before all ranks have issued it."""
+        begun = looked = now()
+        pause = FIRST_PAUSE
+        while not self.decided(arrived, since):
+            if now() > looked + ALIVE:
+                looked = now()
+                if (error := self.missing()) is not None and not self.decided(arrived, since):
+                    raise error
+                if looked > begun + self.timeout:
+                    raise self.too_late()
+            sleep_until(now() + pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        assert self.times is not None
+        return self.times
 
     def missing(self) -> RuntimeError | None:
         """Return an error if a member's process has ended, so that the transfer may never begin."""

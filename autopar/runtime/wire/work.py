@@ -14,9 +14,7 @@ from torch import distributed
 from autopar.runtime.wire.alarms import Alarms
 from autopar.runtime.wire.carry import Carried
 from autopar.runtime.wire.clock import now, sleep_until
-from autopar.runtime.wire.link_table import LinkTimes
-from autopar.runtime.wire.report import Record
-from autopar.runtime.wire.transfer import ALIVE, FIRST_PAUSE, LONGEST_PAUSE, Transfer
+from autopar.runtime.wire.transfer import ALIVE, LONGEST_PAUSE, Transfer
 from autopar.torch_private import source_rank_of
 
 NO_TIMEOUT = timedelta(0)  # what torch passes for the time-out of the group
@@ -29,42 +27,6 @@ def wait_for(work: distributed.Work, timeout: timedelta) -> None:
         work.wait()
     else:
         work.wait(timeout)
-
-
-class _Deadline:
-    """The times of a transfer, which several threads may ask for."""
-
-    def __init__(self, transfer: Transfer) -> None:
-        self.transfer = transfer
-        self.times: LinkTimes | None = None
-        self._lock = threading.Lock()
-
-    def decided(self, arrived: float, since: float | None = None) -> bool:
-        """Return whether the times are known. The first call that finds them counts the transfer."""
-        with self._lock:
-            if self.times is None:
-                self.times = self.transfer.times()
-                if self.times is not None:
-                    transfer = self.transfer
-                    record = Record(transfer.group, transfer.name, transfer.bytes, *self.times, arrived)
-                    transfer.medium.counts.finished(record, since)
-            return self.times is not None
-
-    def wait(self, arrived: float, since: float | None = None) -> LinkTimes:
-        """Wait until the times are known: the data of a broadcast may arrive before all ranks have issued it."""
-        begun = looked = now()
-        pause = FIRST_PAUSE
-        while not self.decided(arrived, since):
-            if now() > looked + ALIVE:
-                looked = now()
-                if (error := self.transfer.missing()) is not None and not self.decided(arrived, since):
-                    raise error
-                if looked > begun + self.transfer.timeout:
-                    raise self.transfer.too_late()
-            sleep_until(now() + pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-        assert self.times is not None
-        return self.times
 
 
 class MessageWork(distributed.Work):
@@ -80,8 +42,7 @@ class MessageWork(distributed.Work):
         self, inner: distributed.Work, transfer: Transfer | None, found: Callable[[int], Transfer] | None = None
     ) -> None:
         super().__init__()
-        self._inner, self._found = inner, found
-        self._deadline = None if transfer is None else _Deadline(transfer)
+        self._inner, self._transfer, self._found = inner, transfer, found
         self._arrived: float | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
@@ -90,15 +51,15 @@ class MessageWork(distributed.Work):
         if self._arrived is None:
             wait_for(self._inner, timeout)
             self._arrived = now()
-        if self._deadline is None:
+        if self._transfer is None:
             assert self._found is not None
-            self._deadline = _Deadline(self._found(self._source_rank()))
-        sleep_until(self._deadline.wait(self._arrived, since).end)
+            self._transfer = self._found(self._source_rank())
+        sleep_until(self._transfer.wait(self._arrived, since).end)
         return True
 
     def is_completed(self) -> bool:
         """Return whether it has been waited for, and its time is past."""
-        times = None if self._deadline is None else self._deadline.times
+        times = None if self._transfer is None else self._transfer.times
         return times is not None and now() >= times.end
 
     def _source_rank(self) -> int:
@@ -138,7 +99,7 @@ class CollectiveWork(distributed.Work):
     def __init__(self, carried: Carried, transfer: Transfer, order: InOrder) -> None:
         super().__init__()
         self._inner, self._finish = carried
-        self._order, self._deadline = order, _Deadline(transfer)
+        self._order, self._transfer = order, transfer
         self._data = torch.futures.collect_all([work.get_future() for work in self._inner])
         self._arrived = 0.0
         self._error: Exception | None = None
@@ -167,7 +128,7 @@ class CollectiveWork(distributed.Work):
     def _look(self) -> None:
         """Ask the table for the times; ask again later if they are not decided."""
         try:
-            if self._error is None and not self._deadline.decided(self._arrived):
+            if self._error is None and not self._transfer.decided(self._arrived):
                 self._error = self._given_up()
                 if self._error is None:
                     ALARMS.at(now() + LONGEST_PAUSE, self._look)
@@ -182,10 +143,10 @@ class CollectiveWork(distributed.Work):
         if now() < self._looked + ALIVE:
             return None
         self._looked = now()
-        error = self._deadline.transfer.missing()
-        if error is None and now() > self._arrived + self._deadline.transfer.timeout:
-            error = self._deadline.transfer.too_late()
-        return None if error is None or self._deadline.decided(self._arrived) else error
+        error = self._transfer.missing()
+        if error is None and now() > self._arrived + self._transfer.timeout:
+            error = self._transfer.too_late()
+        return None if error is None or self._transfer.decided(self._arrived) else error
 
     def let_end(self) -> None:
         """Let this collective end at its deadline: all earlier ones have their data and their times."""
@@ -203,9 +164,9 @@ class CollectiveWork(distributed.Work):
         """
         for work in self._inner:
             wait_for(work, timeout)
-        seconds = timeout.total_seconds() if timeout > NO_TIMEOUT else self._deadline.transfer.timeout
+        seconds = timeout.total_seconds() if timeout > NO_TIMEOUT else self._transfer.timeout
         if not self._may_end.wait(seconds):
-            transfer = self._deadline.transfer
+            transfer = self._transfer
             raise RuntimeError(
                 f"{transfer.name} of group {transfer.group} has timed out after {seconds:g} s: not all ranks have "
                 f"issued it, or an earlier collective of the group has not ended"
@@ -236,7 +197,7 @@ class CollectiveWork(distributed.Work):
 
     @property
     def _end(self) -> float:
-        times = self._deadline.times
+        times = self._transfer.times
         return 0.0 if times is None else times.end
 
     def _set_alarm(self) -> None:
