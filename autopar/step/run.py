@@ -21,14 +21,13 @@ from autopar.model.inputs import CallInputs, piece_of, refuse_without_values
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import nth
 from autopar.runtime.current_op import where_raised
-from autopar.runtime.processes.watch.caught import with_place
+from autopar.runtime.processes.watch.traces import with_place
 from autopar.runtime.processes.watch.wording import at
 from autopar.runtime.running.carriers import Carrier, ProcessCarrier, SimulatedCarrier, same_on_all
 from autopar.runtime.running.functions import PlacedProgram, Where
-from autopar.runtime.running.messages import Messages
+from autopar.runtime.running.messages import Messages, recorded
 from autopar.runtime.running.programs import RankProgram, output_name
 from autopar.runtime.running.rank import RankRun, Tensors
-from autopar.runtime.running.recorded import recorded
 from autopar.runtime.seeds import seeds_of_calls
 from autopar.runtime.simulation.pieces import join
 from autopar.runtime.spans import span

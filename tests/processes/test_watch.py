@@ -33,11 +33,12 @@ from autopar.runtime.processes.watch.beat import (
     STOPPED,
     UNKNOWN,
     Beat,
+    FollowedRank,
     Process,
+    RankState,
     broke_off,
     process_of,
 )  # fmt: skip
-from autopar.runtime.processes.watch.followed_rank import FollowedRank, RankState
 from autopar.runtime.processes.watch.verdict import GRACE, SILENCE, judge
 
 RANKS = 3

@@ -11,7 +11,7 @@ import torch
 from black_boxes import INDEX, T
 
 from autopar.runtime.discovery import sandbox
-from autopar.runtime.discovery.factors import Factor, pattern_of
+from autopar.runtime.discovery.guesses import Factor, pattern_of
 from autopar.runtime.discovery.sandbox import CrashError, SandboxError, isolated
 from autopar.runtime.discovery.scaled import Scale, scales
 

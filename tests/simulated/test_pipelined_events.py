@@ -8,8 +8,7 @@ from pipelined_timelines import check_events, layers_for, recorded_events
 
 from autopar.pipeline import POLICIES, Task
 from autopar.runtime.recording import RecordedSlot, recording
-from autopar.runtime.running.messages import SimulatedMessages
-from autopar.runtime.running.recorded import RecordedMessages, recorded
+from autopar.runtime.running.messages import RecordedMessages, SimulatedMessages, recorded
 from autopar.scheduling.op import COMPUTE
 from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock
 

@@ -14,7 +14,7 @@ from random_orders import by_chance, decided
 from streams_on_ranks import new_groups
 from torch import distributed
 
-from autopar.runtime.lowering import side_streams, starts
+from autopar.runtime.lowering import side_streams
 from autopar.runtime.lowering.side_streams import SideStreams
 from autopar.runtime.processes.groups import process_groups
 
@@ -25,7 +25,7 @@ def on_side_streams() -> Iterator[Cuda]:
     cuda = Cuda()
     sides = SideStreams(cuda)
     with (
-        mock.patch.object(starts, "side_streams_of", lambda device: sides),
+        mock.patch.object(side_streams, "side_streams_of", lambda device: sides),
         mock.patch.object(side_streams, "SIDES", sides),
         mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None),
     ):

@@ -2,25 +2,76 @@
 
 The search changes one slice of an operand. If a result changes in one slice only, the two dims are one factor. The
 other dims of operands may be summed over. Each guess is proven as registered rules are (``proof``), on calls of several
-sizes and values.
+sizes and values. The factors are written as a pattern in the notation of rules.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from autopar.ir.record import TensorType
 from autopar.rules.binding import slots
+from autopar.rules.notation import ELLIPSIS
 from autopar.rules.registry import Rule
-from autopar.runtime.discovery.factors import Dim, Factor, pattern_of
 from autopar.runtime.discovery.proof import prove
 from autopar.runtime.discovery.scaled import FILLS, REACTED_TO, Arguments, Scale, drawn, scales
 from autopar.torch_private import OpOverload, pytree
+
+Dim = tuple[int, int]  # (tensor, dim): operands by slot of the schema, results by position
+Shapes = Sequence[Sequence[int] | None]
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Dims of operands, and of results that are not pending, along which an op can be split."""
+
+    operands: tuple[Dim, ...]
+    results: tuple[Dim, ...] = ()
+
+
+def pattern_of(factors: Sequence[Factor], operands: Shapes, results: Shapes, kind: str = "sum") -> str:
+    """Return a pattern such as ``... c! -> ... c!``.
+
+    Dims that belong to no factor stay whole, and share a name if they have the same size.
+    """
+    letters = iter([*LETTERS, *(f"{letter}{number}" for number in range(2, 100) for letter in LETTERS)])
+    names: dict[object, str] = {}
+
+    def row(tensor: int, shape: Sequence[int], side: str) -> list[str]:
+        dims, met = [], dict.fromkeys(shape, 0)
+        for d, n in enumerate(shape):
+            index = next((k for k, factor in enumerate(factors) if (tensor, d) in getattr(factor, side)), None)
+            key: object = ("whole", n, met[n]) if index is None else index
+            met[n] += index is None
+            if n != 1 and key not in names:
+                names[key] = next(letters) + "!" * (index is None)
+            dims.append("1" if n == 1 else names[key])
+        return dims
+
+    left = [row(k, shape or (), "operands") for k, shape in enumerate(operands)]
+    right = [row(k, shape or (), "results") for k, shape in enumerate(results)]
+    rows = [dims for dims in (*left, *right) if dims]
+    leading = _leading(rows)
+    for dims in rows if leading else ():
+        dims[:leading] = [ELLIPSIS]
+    text = " -> ".join(", ".join(" ".join(dims) or "()" for dims in side) for side in (left, right))
+    return text if kind == "sum" else f"{text} by {kind}"
+
+
+def _leading(rows: Sequence[Sequence[str]]) -> int:
+    """Return how many leading dims are factors of all tensors, so that ``...`` can stand for them."""
+    alike = itertools.takewhile(
+        lambda names: len(set(names)) == 1 and names[0] != "1" and not names[0].endswith("!"), zip(*rows, strict=False)
+    )
+    return len(list(alike))
+
 
 GUESSES = 48  # the most guesses that are tested for one call
 SHARED = 16  # the most groups of dims of one size that are tried as sums

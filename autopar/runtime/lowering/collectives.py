@@ -23,8 +23,8 @@ from torch.fx.node import Target
 from autopar.ir import transfers
 from autopar.runtime.lowering.packing import Packing, Places, as_bytes, from_bytes, new_piece, size_of, take
 from autopar.runtime.lowering.reduction import Calls, Reduction
+from autopar.runtime.marks import wait_begins, wait_ends
 from autopar.runtime.processes.one_rank import alone
-from autopar.runtime.waited import wait_begins, wait_ends
 from autopar.runtime.wire.wire_groups import WIRE_GROUPS
 from autopar.torch_private import FUNCTIONAL, below_autograd, start_gather
 

@@ -43,7 +43,7 @@ from autopar.runtime.lowering.collectives import (
 from autopar.runtime.lowering.packing import packing
 from autopar.runtime.lowering.point_to_point import exchange_between_stages
 from autopar.runtime.lowering.reduction import Reduction
-from autopar.runtime.lowering.starts import Starts
+from autopar.runtime.lowering.side_streams import Starts
 from autopar.runtime.lowering.waits import members
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function, and its arguments after the tensor

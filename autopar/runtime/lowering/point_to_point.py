@@ -25,7 +25,7 @@ from torch import distributed
 
 from autopar.runtime.lowering.packing import Packing, as_bytes, from_bytes, new_piece, size_of, take
 from autopar.runtime.lowering.tags import UNTAGGED
-from autopar.runtime.waited import wait_begins, wait_ends
+from autopar.runtime.marks import wait_begins, wait_ends
 from autopar.torch_private import group_named
 
 

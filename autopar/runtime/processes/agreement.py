@@ -22,8 +22,8 @@ from autopar.errors import AutoparError
 from autopar.ir.mesh import Mesh
 from autopar.runtime import current_op
 from autopar.runtime.current_slot import waiting_for
+from autopar.runtime.marks import wait_begins, wait_ends
 from autopar.runtime.processes.replicas import Replicas
-from autopar.runtime.waited import wait_begins, wait_ends
 
 T = TypeVar("T")
 KINDS = 3  # tensors sharded over so many different sets of axes have a checksum for each set

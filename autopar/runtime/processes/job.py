@@ -21,7 +21,6 @@ from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, groups_over, process_groups
 from autopar.runtime.processes.hosts import hosts_of
 from autopar.runtime.processes.one_rank import alone
-from autopar.runtime.processes.start import store_of_start
 from autopar.runtime.wire.wire_groups import BACKEND, EMULATED, backend_of, check_default_group, completes_in_order
 from autopar.torch_private import forget_groups, group_named
 
@@ -29,6 +28,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from autopar.runtime.processes.watch import Watch
+
+
+import time
+import uuid
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 
@@ -311,3 +314,48 @@ def _check_size(mesh: Mesh, processes: int) -> None:
             f"{'is' if processes == 1 else 'are'} {processes} process{'es' * (processes != 1)}{on_hosts}; "
             f"start one for each, as with torchrun {start}, or give a mesh of {processes}"
         )
+
+
+# -- each start of a job under torchrun --------------------------------------------------------------------------------
+#
+# Give each start of a job under torchrun a part of the launcher's store of its own.
+#
+# The launcher's store outlives the ranks, and still has the addresses and the verdict of those before. Nothing that
+# torchrun says to a rank numbers the starts: a launcher counts only the restarts that its own ranks have caused, and
+# one that has come back begins at 0. So the first rank numbers them. Each other rank arrives under a name that was
+# never used, and the first one answers it.
+
+
+PREFIX = "autopar/starts"
+PAUSE = 0.02  # seconds between two looks of the first rank
+
+
+def store_of_start(store: distributed.Store, rank: int, ranks: int, patience: float) -> distributed.Store:
+    """Return the part of a store that the ranks of this start share. All ranks call it.
+
+    Args:
+        store: that of the launcher, which earlier starts have used.
+        patience: seconds that the first rank waits for the others, which then wait in vain.
+    """
+    if rank == 0:
+        number = store.add(PREFIX, 1)
+        _answer(store, number, ranks, time.monotonic() + patience)
+    else:
+        own = uuid.uuid4().hex
+        store.set(f"{PREFIX}/arrived/{rank}", own)
+        number = int(store.get(f"{PREFIX}/number of/{own}"))  # it waits
+        store.set(f"{PREFIX}/{number}/joined/{rank}", "")
+    return distributed.PrefixStore(f"start {number}", store)
+
+
+def _answer(store: distributed.Store, number: int, ranks: int, end: float) -> None:
+    """Answer all ranks until each has joined; names that ranks of earlier starts have left are answered, too."""
+    left = list(range(1, ranks))
+    while left and time.monotonic() < end:
+        left = [rank for rank in left if not store.check([f"{PREFIX}/{number}/joined/{rank}"])]
+        for rank in left:
+            if store.check([f"{PREFIX}/arrived/{rank}"]):
+                name = store.get(f"{PREFIX}/arrived/{rank}").decode()
+                store.set(f"{PREFIX}/number of/{name}", str(number))
+        if left:
+            time.sleep(PAUSE)

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from autopar.errors import LaunchError
 from autopar.runtime.processes.watch.beat import Beat
-from autopar.runtime.processes.watch.holder import STORE_VARIABLE
+from autopar.runtime.processes.watch.launcher import STORE_VARIABLE
 from autopar.runtime.processes.watch.verdict import LOST
 from autopar.runtime.processes.watch.watch import PREFIX
 from autopar.runtime.processes.watch.wording import last_seen

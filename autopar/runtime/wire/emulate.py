@@ -17,7 +17,7 @@ from autopar.costs.profile import Profile
 from autopar.errors import shown
 from autopar.runtime.wire import clock
 from autopar.runtime.wire.link_table import SIZE, LinkTable
-from autopar.runtime.wire.pacer import Pacer
+from autopar.runtime.wire.pacing import Pacer
 from autopar.runtime.wire.process_group import WireGroup
 from autopar.runtime.wire.report import Counts, Record, WireReport
 from autopar.runtime.wire.shared_file import share

@@ -23,9 +23,8 @@ from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.model.calls import Calls
 from autopar.notebook import TableReport
 from autopar.report.passes import PassReport, Reports
-from autopar.runtime.marks import HostMarks, marks_of
+from autopar.runtime.marks import HostMarks, Waits, mark_waits, marks_of
 from autopar.runtime.processes.agreement import UNKNOWN, Agreement, Pace
-from autopar.runtime.waited import Waits, mark_waits
 
 STEPS = 64  # the latest, of which a report has medians
 SLOWER = 1.2  # times the median of the other ranks, from which a rank is called slow …

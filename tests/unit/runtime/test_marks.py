@@ -14,11 +14,10 @@ import autopar
 from autopar import Mesh
 from autopar.ir.hosts import Hosts
 from autopar.pipeline import Task
-from autopar.runtime.marks import EventMarks, HostMarks, marks_of
+from autopar.runtime.marks import EventMarks, HostMarks, marks_of, wait_begins, wait_ends
 from autopar.runtime.measuring.peak import peak_bytes
 from autopar.runtime.processes.agreement import UNKNOWN
-from autopar.runtime.running.recorded import RecordedMessages
-from autopar.runtime.waited import wait_begins, wait_ends
+from autopar.runtime.running.messages import RecordedMessages
 from autopar.step.reports import recorded_steps
 from autopar.step.reports.pace import RankClock
 

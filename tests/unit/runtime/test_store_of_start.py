@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch import distributed
 
-from autopar.runtime.processes.start import store_of_start
+from autopar.runtime.processes.job import store_of_start
 
 pytestmark = pytest.mark.simulated
 

@@ -13,12 +13,22 @@ import pytest
 
 from autopar.ir.hosts import Hosts
 from autopar.runtime.current_op import CurrentOp
-from autopar.runtime.processes.watch import keepalive, launcher
-from autopar.runtime.processes.watch.beat import ALIVE, CUT, DEAD, FAILED, RUNNING, STOPPED, UNKNOWN, Beat, Process
+from autopar.runtime.processes.watch import launcher, other_hosts
+from autopar.runtime.processes.watch.beat import (
+    ALIVE,
+    CUT,
+    DEAD,
+    FAILED,
+    RUNNING,
+    STOPPED,
+    UNKNOWN,
+    Beat,
+    Process,
+    RankState,
+)
 from autopar.runtime.processes.watch.beat import process_of as process
-from autopar.runtime.processes.watch.followed_rank import RankState
-from autopar.runtime.processes.watch.host_names import HostNames
 from autopar.runtime.processes.watch.verdict import LOST_HOST, SILENCE, UNREACHABLE, judge
+from autopar.runtime.processes.watch.wording import HostNames
 
 LOADS, REDUCES = CurrentOp(3, False, "train.py:7  load()"), CurrentOp(3, True, "all_reduce(mm, tp)")
 ALPHA, BETA = ("0", "alpha"), ("1", "beta")
@@ -122,7 +132,7 @@ def test_a_beat_carries_its_host_and_its_neighbours() -> None:
 def test_a_listener_that_goes_away_is_no_lost_host() -> None:
     """Its process has ended; what happened is told by beats."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        connection = keepalive.Connection(f"127.0.0.1:{server.getsockname()[1]}")
+        connection = other_hosts.Connection(f"127.0.0.1:{server.getsockname()[1]}")
         accepted, _ = server.accept()
         assert not connection.is_lost()
         accepted.close()
@@ -141,13 +151,13 @@ class Unanswered(socket.socket):
 def test_a_connection_that_never_came_about(heard: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link went down before; or a firewall stands between, where beats go on."""
     now = [100.0]
-    monkeypatch.setattr(keepalive.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(keepalive.socket, "socket", Unanswered)
-    connection = keepalive.Connection("127.0.0.1:1")
+    monkeypatch.setattr(other_hosts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(other_hosts.socket, "socket", Unanswered)
+    connection = other_hosts.Connection("127.0.0.1:1")
     if heard is not None:
         now[0] += heard
         connection.heard()
-    now[0] = 100.0 + keepalive.TRIED - 0.1
+    now[0] = 100.0 + other_hosts.TRIED - 0.1
     assert not connection.is_lost()
     now[0] += 0.2
     assert [connection.is_lost() for _ in range(2)] == [heard != 6.0] * 2
@@ -157,16 +167,16 @@ def test_a_connection_that_never_came_about(heard: float | None, monkeypatch: py
 def test_a_host_that_refuses_a_connection_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    connection = keepalive.Connection(f"127.0.0.1:{port}")
-    now = keepalive.time.monotonic() + keepalive.TRIED + 1
-    monkeypatch.setattr(keepalive.time, "monotonic", lambda: now)
+    connection = other_hosts.Connection(f"127.0.0.1:{port}")
+    now = other_hosts.time.monotonic() + other_hosts.TRIED + 1
+    monkeypatch.setattr(other_hosts.time, "monotonic", lambda: now)
     assert not any(connection.is_lost() for _ in range(3))
 
 
 def test_nobody_listens_in_a_job_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in keepalive.NODES:
+    for name in other_hosts.NODES:
         monkeypatch.delenv(name, raising=False)
-    assert keepalive.Listener().address == ""
+    assert other_hosts.Listener().address == ""
 
 
 def test_only_the_first_rank_of_a_host_listens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +184,9 @@ def test_only_the_first_rank_of_a_host_listens(monkeypatch: pytest.MonkeyPatch) 
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert keepalive.Listener().address == ""
+    assert other_hosts.Listener().address == ""
     monkeypatch.setenv("LOCAL_RANK", "0")
-    listener = keepalive.Listener()
+    listener = other_hosts.Listener()
     host, _, port = listener.address.rpartition(":")
     socket.create_connection((host, int(port)), 10).close()
     listener.close()

@@ -18,8 +18,8 @@ from autopar.runtime.processes.watch.beat import (
     UNKNOWN,
     Beat,
     Process,
+    RankState,
 )
-from autopar.runtime.processes.watch.followed_rank import RankState
 from autopar.runtime.processes.watch.verdict import LONGER, ORDER, judge
 from autopar.runtime.processes.watch.wording import LINES
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.runtime.wire.alarms import Alarms
-from autopar.runtime.wire.pacer import Pacer
+from autopar.runtime.wire.pacing import Pacer
 from autopar.runtime.wire.report import Counts, Record, WireReport
+from autopar.runtime.wire.work import Alarms
 
 
 def record(begin: float, end: float, arrived: float) -> Record:

@@ -1,11 +1,11 @@
 """Watch the ranks of a job: end all of them, with one message, if one fails, is lost, or makes no progress.
 
-``watch`` has the thread, ``beat`` the message that each rank posts, ``followed_rank`` and ``followed_ranks`` what these
-say, ``verdict`` the judgement over all beats, ``waits`` who waits for whom, ``wording`` and ``host_names`` the words of
-a verdict, ``holder`` the process that owns the store, ``job_end`` who prints the verdict, ``lost_store`` the message
-without the store, ``traces`` the short traceback, and ``ending`` the way a process leaves. Of several hosts,
-``keepalive`` and ``other_hosts`` know whether they are there, and ``launcher`` watches the launcher of this one.
-``alarm`` wakes the watch, and ``caught`` puts the verdict into an exception that the caller catches.
+``watch`` has the thread, ``beat`` the message that each rank posts and what it says of the rank, ``followed_ranks``
+what all of them say, ``verdict`` the judgement over all beats, ``waits`` who waits for whom, ``wording`` the words of a
+verdict, ``job_end`` who prints the verdict, with the store and without it, ``traces`` the short traceback and what an
+exception says that the caller catches, and ``ending`` the way a process leaves. ``launcher`` knows which process owns
+the store, and watches the launcher of this host; ``other_hosts`` knows whether other hosts are there. ``alarm`` wakes
+the watch.
 """
 
 from autopar.runtime.processes.watch.watch import Watch

@@ -8,11 +8,10 @@ from typing import Any
 
 from autopar.ir.hosts import Hosts
 from autopar.runtime.processes.watch.alarm import Alarm
-from autopar.runtime.processes.watch.beat import ALIVE, CUT, DEAD, ENDED, STOPPED, Beat
-from autopar.runtime.processes.watch.followed_rank import FollowedRank, RankState
-from autopar.runtime.processes.watch.host_names import HostNames
+from autopar.runtime.processes.watch.beat import ALIVE, CUT, DEAD, ENDED, STOPPED, Beat, FollowedRank, RankState
 from autopar.runtime.processes.watch.other_hosts import OtherHosts, take_neighbours
 from autopar.runtime.processes.watch.verdict import GRACE
+from autopar.runtime.processes.watch.wording import HostNames
 
 INTERVAL = 0.5  # seconds between beats
 WITNESSES = 4  # so many ranks watch all others; every other rank only checks that one of these is alive

@@ -13,13 +13,12 @@ from typing import Any, NoReturn
 
 from autopar.runtime.current_op import CurrentOp, where
 from autopar.runtime.processes.watch.alarm import Alarm
-from autopar.runtime.processes.watch.beat import FAILED, STOPPED
+from autopar.runtime.processes.watch.beat import FAILED, STOPPED, Beat
 from autopar.runtime.processes.watch.ending import leave, say, say_for_host
 from autopar.runtime.processes.watch.followed_ranks import INTERVAL, FollowedRanks
-from autopar.runtime.processes.watch.holder import Holder, is_launched
-from autopar.runtime.processes.watch.launcher import LauncherWatch
-from autopar.runtime.processes.watch.lost_store import lost_store
-from autopar.runtime.processes.watch.verdict import LOST, Verdict, failed
+from autopar.runtime.processes.watch.launcher import Holder, LauncherWatch, is_launched
+from autopar.runtime.processes.watch.verdict import LOST, LOST_HOST, Verdict, failed
+from autopar.runtime.processes.watch.wording import HostNames, at, last_seen
 
 
 class JobEnd:
@@ -173,3 +172,35 @@ class JobEnd:
         """Print the traceback of this rank, once."""
         text, self.unprinted = self.unprinted, ""
         say(text, prefix="" if is_launched() and self._rank != 0 else f"[rank {self._rank}] ")
+
+
+# -- the last message without the store --------------------------------------------------------------------------------
+
+
+ENDED = "ended"
+
+UNANSWERED = "has given no answer"  # it is followed by the seconds
+
+
+def lost_store(
+    how: str, rank: int, place: CurrentOp, *, holder: Holder, names: HostNames, first: Beat | None, several: bool
+) -> str:
+    """Return the message.
+
+    Args:
+        how: how the owner of the store ended.
+        rank: this rank, and ``place`` where it is.
+        first: the newest beat of rank 0.
+        several: whether the job has several hosts.
+    """
+    text, remedy = "the launcher of this job was lost, and the job's store with it", ""
+    if holder.is_rank_0:
+        text = f"{names.named(0)}, which holds the store of the job, {how}"
+        text += "" if first is None or how == ENDED else f"; {last_seen(first)}"
+    elif several:
+        own, theirs = (names.with_ranks(names.of(one)) for one in (rank, 0))
+        text = f"the launcher of {theirs}, which holds the store of the job, {how}"
+        remedy = LOST_HOST if holder.is_elsewhere else ""
+        if how.startswith(UNANSWERED):
+            text = f"{own} has lost {theirs}, which holds the store of the job and {how}"
+    return f"autopar: {text}; {names.named(rank)} was {at(place)}{remedy}\n"

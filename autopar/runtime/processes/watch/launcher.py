@@ -1,4 +1,7 @@
-"""Notice that the launcher of this host is lost, and end one that waits forever for a store on a host that is lost.
+"""Find the process that owns the store of a job, and watch the launcher of this host.
+
+The store ends with its owner. A launcher that is lost is noticed, and one that waits forever for a store on a host that
+is lost is ended.
 
 torchrun asks the store about other nodes in each round of its loop. When packets vanish, that question has no time-out:
 the launcher neither sees that its ranks have ended, nor runs the handler of a signal.
@@ -10,8 +13,44 @@ import os
 import signal
 import time
 
-from autopar.runtime.processes.watch.beat import DEAD, STOPPED, Process
+import torch.distributed as dist
+
+from autopar.runtime.processes.watch.beat import DEAD, STOPPED, Beat, Process, process_of
 from autopar.runtime.processes.watch.verdict import LOST
+
+STORE_VARIABLE = "AUTOPAR_STORE"  # host:port of the store of ``launch``, which shows the message itself
+
+
+def is_launched() -> bool:
+    """Return whether ``launch`` started this process. Then ``launch`` shows the message, and prefixes lines."""
+    return bool(os.environ.get(STORE_VARIABLE))
+
+
+class Holder:
+    """The owner of a job's store: a launcher (ours, or torchrun), rank 0, or a file.
+
+    Attributes:
+        is_rank_0: whether it is rank 0.
+        is_elsewhere: whether it is on another host: a launcher of several hosts holds the store on the host of rank 0.
+        launcher: the launcher of this process; ``None`` if there is none.
+    """
+
+    def __init__(self, store: dist.Store, rank: int) -> None:
+        while isinstance(store, dist.PrefixStore):
+            store = store.underlying_store
+        launched = is_launched() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        is_file = isinstance(store, dist.FileStore)
+        self.is_rank_0 = not launched and not is_file
+        self.launcher = process_of(os.getppid()) if launched or "TORCHELASTIC_RUN_ID" in os.environ else None
+        node = os.environ.get("GROUP_RANK", "0")
+        self.is_elsewhere = node != "0" if launched and not is_launched() else self.is_rank_0 and rank != 0
+
+    def process(self, rank_0: Beat | None) -> Process | None:
+        """Return the process, if it is known and on this host. ``rank_0``: the newest beat of rank 0."""
+        if self.is_rank_0:
+            return None if rank_0 is None else rank_0.process
+        return None if self.is_elsewhere else self.launcher
+
 
 LOOKS = 3.0  # seconds in which the launcher shows that it is awake; torchrun wakes up ten times a second
 USUAL = 2.0  # wakes a second, without which it cannot be stuck: a shell, or a process that spawned us, sleeps always

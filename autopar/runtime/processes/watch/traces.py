@@ -12,8 +12,11 @@ from types import TracebackType
 from typing import Any
 
 from autopar.capture.provenance import is_users
-from autopar.errors import AutoparError, EditError, SimulationError, VerifyError
+from autopar.errors import AutoparError, EditError, SimulationError, VerifyError, add_note
+from autopar.runtime.current_op import where_raised
+from autopar.runtime.processes.watch.beat import broke_off
 from autopar.runtime.processes.watch.ending import say
+from autopar.runtime.processes.watch.wording import at, in_words
 
 DEFECTS = (EditError, SimulationError, VerifyError)  # of autopar, whose frames are wanted
 OURS = f"{os.sep}autopar{os.sep}"
@@ -77,3 +80,24 @@ def _print(refused: Exception, kind: type[BaseException], error: BaseException, 
 def one_line(error: BaseException) -> str:
     """Return the class of an error and the first line of its message, without its notes."""
     return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+
+
+# -- an exception that a caller catches --------------------------------------------------------------------------------
+
+
+def with_place(error: Exception, rank: int) -> Exception:
+    """Return the exception that a caller can catch: it names the rank, the slot and the op.
+
+    An exception of this rank is returned with a note. One of a broken connection names the rank at
+    the other end, and has the exception of the backend as its cause.
+    """
+    place = where_raised(error)
+    if not broke_off(error):
+        add_note(error, f"rank {rank} failed {at(place)}")
+        return error
+    lost = f"the connection to {in_words(place.peers)}" if place.peers else "a connection"
+    found = RuntimeError(
+        f"rank {rank} lost {lost} {at(place)}: another rank has failed or ended, and the message of the job names it"
+    )
+    found.__dict__.update(error.__dict__)  # with the slot
+    return found.with_traceback(error.__traceback__)

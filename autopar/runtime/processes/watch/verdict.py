@@ -11,11 +11,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.runtime.current_op import CurrentOp
-from autopar.runtime.processes.watch.beat import ALIVE, CUT, DEAD, ENDED, FAILED, RUNNING, STOPPED, TERMINATED, Beat
-from autopar.runtime.processes.watch.followed_rank import RankState
-from autopar.runtime.processes.watch.host_names import HostNames
+from autopar.runtime.processes.watch.beat import (
+    ALIVE,
+    CUT,
+    DEAD,
+    ENDED,
+    FAILED,
+    RUNNING,
+    STOPPED,
+    TERMINATED,
+    Beat,
+    RankState,
+)
 from autopar.runtime.processes.watch.waits import Waits
-from autopar.runtime.processes.watch.wording import IS, WAITS, at, clauses, in_words, joined, last_seen, lines
+from autopar.runtime.processes.watch.wording import (
+    IS,
+    WAITS,
+    HostNames,
+    at,
+    clauses,
+    in_words,
+    joined,
+    last_seen,
+    lines,
+)
 
 # a rank that is not known to run counts as lost after so many seconds without a beat, and without progress of any rank
 SILENCE = 20.0

@@ -37,10 +37,9 @@ from autopar.runtime.processes.watch.beat import (
 )
 from autopar.runtime.processes.watch.ending import leave
 from autopar.runtime.processes.watch.followed_ranks import INTERVAL, WITNESSES, FollowedRanks
-from autopar.runtime.processes.watch.holder import Holder
 from autopar.runtime.processes.watch.job_end import JobEnd
-from autopar.runtime.processes.watch.keepalive import has_several_hosts
-from autopar.runtime.processes.watch.launcher import LauncherWatch
+from autopar.runtime.processes.watch.launcher import Holder, LauncherWatch
+from autopar.runtime.processes.watch.other_hosts import has_several_hosts
 from autopar.runtime.processes.watch.traces import one_line, short_traceback
 from autopar.runtime.processes.watch.verdict import GRACE, SILENCE, Verdict, judge
 from autopar.runtime.processes.watch.wording import at
