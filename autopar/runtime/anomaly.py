@@ -66,11 +66,13 @@ class Hunt:
 
     Args:
         scaled: whether its gradients are multiplied by a scale, with which they may overflow.
+
+    Attributes:
         during: the part of the step that runs next, ``micro-batch 2 of 4``.
     """
 
-    def __init__(self, program: Program, *, scaled: bool = False, during: str = "") -> None:
-        self.program, self.scaled, self.during = program, scaled, during
+    def __init__(self, program: Program, *, scaled: bool = False) -> None:
+        self.program, self.scaled, self.during = program, scaled, ""
         self.nodes = {node.name: node for node in program.nodes}
         self.leaving = _outgoing_values(program)
         self._nan: dict[str, str] = {}  # values that have a NaN now → the error text if their op made it, or else ""

@@ -15,17 +15,7 @@ import torch
 
 from autopar.ir.record import TensorType
 from autopar.ir.transfers import Ends
-from autopar.runtime.lowering.packing import (
-    Packing,
-    Places,
-    as_bytes,
-    box_shape,
-    from_bytes,
-    new_piece,
-    packing,
-    size_of,
-    take,
-)
+from autopar.runtime.lowering.packing import Places, as_bytes, box_shape, from_bytes, new_piece, packing, size_of, take
 
 ALIGNED = 16  # bytes: each box begins at a multiple, so that it can be viewed in any dtype
 
@@ -61,7 +51,6 @@ class Bundle:
     Attributes:
         sends: receiver → bytes of the message to it.
         receives: sender → bytes of the message from it.
-        local: whether the rank keeps every element of its new pieces, so that it receives nothing.
     """
 
     def __init__(self, values: Sequence[Crossed], rank: int) -> None:
@@ -69,8 +58,6 @@ class Bundle:
         self._plans = [packing(value.ends, rank) for value in values]
         self.sends = self._sizes([plan.sends for plan in self._plans])
         self.receives = self._sizes([plan.receives for plan in self._plans])
-        self.local = not self.receives
-        self._alike = all(value.ends.source == value.ends.target for value in values)
 
     def _sizes(self, ends: Sequence[Sequence[tuple[int, Places]]]) -> dict[int, int]:
         sizes: dict[int, int] = {}
@@ -91,36 +78,25 @@ class Bundle:
                 boxes.setdefault(receiver, []).append(as_bytes(take(piece, places)))
         return {receiver: _joined(parts) for receiver, parts in boxes.items()}
 
-    def unpack(
-        self, received: Mapping[int, torch.Tensor], device: torch.device, kept: Sequence[torch.Tensor | None] = ()
-    ) -> list[torch.Tensor]:
+    def unpack(self, received: Mapping[int, torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         """Return the new pieces.
 
         Args:
             received: sender → its message. A piece may share the memory of a message.
-            kept: this rank's old pieces, if it has any.
         """
-        if self.local and self._alike and kept:
-            return [piece for piece in kept if piece is not None]
         at = dict.fromkeys(received, 0)
         pieces = []
-        for k, (value, plan) in enumerate(zip(self.values, self._plans, strict=True)):
+        for value, plan in zip(self.values, self._plans, strict=True):
             boxes = []
             for sender, places in plan.receives:
                 size = size_of(places) * value.dtype.itemsize
                 boxes.append(from_bytes(received[sender][at[sender] : at[sender] + size], value.dtype))
                 at[sender] += _aligned(size)
-            pieces.append(self._piece(plan, value, boxes, device, kept[k] if kept else None))
+            if len(boxes) == 1 and box_shape(plan.receives[0][1]) == plan.shape:
+                pieces.append(boxes[0].reshape(plan.shape))
+            else:
+                pieces.append(new_piece(plan, value.dtype, device, None, boxes))
         return pieces
-
-    @staticmethod
-    def _piece(
-        plan: Packing, value: Crossed, boxes: Sequence[torch.Tensor], device: torch.device, old: torch.Tensor | None
-    ) -> torch.Tensor:
-        assert plan.shape is not None
-        if len(boxes) == 1 and plan.keeps is None and box_shape(plan.receives[0][1]) == plan.shape:
-            return boxes[0].reshape(plan.shape)
-        return new_piece(plan, value.dtype, device, old, boxes)
 
 
 def _aligned(bytes: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,24 +27,24 @@ T = TypeVar("T")
 Boxes = Mapping[int, dict[str, torch.Tensor]]  # rank → its values
 
 
-class Carrier(Protocol):
-    """Runs the generators of some ranks in this process."""
+class Carrier:
+    """Runs the generators of some ranks in this process.
 
-    @property
-    def ranks(self) -> Sequence[int]:
-        """The ranks that this process runs."""
-        ...
+    Attributes:
+        ranks: the ranks that this process runs.
+        device: the device of their pieces, or of the full tensors.
+    """
 
-    @property
-    def device(self) -> torch.device: ...
+    ranks: Sequence[int]
+    device: torch.device
 
     def functions(self, placed: PlacedProgram, rank: int) -> Functions:
         """Return the functions of a program on one of them."""
-        ...
+        raise NotImplementedError
 
     def messages(self, rank: int) -> Messages:
         """Return where a rank sends and receives."""
-        ...
+        raise NotImplementedError
 
     def held(
         self, tensors: Mapping[str, torch.Tensor], types: Mapping[str, TensorType], known: Collection[str], rank: int
@@ -56,28 +56,26 @@ class Carrier(Protocol):
             types: the global types of what the rank keeps.
             known: the names of what any rank keeps; others are numbers.
         """
-        ...
+        raise NotImplementedError
 
     def write(
         self, full: Mapping[str, torch.Tensor], held: Boxes, types: Mapping[str, TensorType], names: Collection[str]
     ) -> None:
         """Write what the runs have changed back to the tensors of the model and of the optimizer.
 
-        ``names``: of what they may have changed.
+        ``names``: of what they may have changed. Nothing is written where runs write to the tensors themselves.
         """
-        ...
 
     def run(self, runs: Runs) -> None:
         """Run the generators to their ends."""
-        ...
+        raise NotImplementedError
 
     def settle(self, started: Boxes) -> None:
         """Complete what the latest runs have started and nothing has waited for, where that is no collective's."""
-        ...
 
 
 @dataclass(eq=False)
-class ProcessCarrier:
+class ProcessCarrier(Carrier):
     """Runs one rank on this process.
 
     Attributes:
@@ -98,9 +96,8 @@ class ProcessCarrier:
     regions: Regions | None = None
     offloaded: bool = False
 
-    @property
-    def ranks(self) -> Sequence[int]:
-        return (self.rank,)
+    def __post_init__(self) -> None:
+        self.ranks = (self.rank,)
 
     def functions(self, placed: PlacedProgram, rank: int) -> Functions:
         assert isinstance(placed.local, LocalPrograms)
@@ -129,22 +126,14 @@ class ProcessCarrier:
                 for name, tensor in tensors.items()
             }
 
-    def write(
-        self, full: Mapping[str, torch.Tensor], held: Boxes, types: Mapping[str, TensorType], names: Collection[str]
-    ) -> None:
-        """Nothing: runs have written to the tensors themselves."""
-
     def run(self, runs: Runs) -> None:
         (run,) = runs.values()
         with as_captured():
             to_the_end(run)
 
-    def settle(self, started: Boxes) -> None:
-        """Nothing: its collectives are under way."""
-
 
 @dataclass(eq=False)
-class SimulatedCarrier:
+class SimulatedCarrier(Carrier):
     """Runs all ranks of a mesh in this process, on pieces of full tensors.
 
     Attributes:

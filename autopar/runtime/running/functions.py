@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -37,14 +37,12 @@ Running = Generator[Any, Any, list[torch.Tensor]]
 Where = Task | str  # a pass of a slot, or what runs outside of slots, in words
 
 
-class PartFunction(Protocol):
-    """One part of a program, as a function."""
+@dataclass(frozen=True)
+class PartFunction:
+    """One part of a program, as a function: of the values that it takes to those that it gives."""
 
-    @property
-    def takes(self) -> tuple[str, ...]: ...
-
-    @property
-    def gives(self) -> tuple[str, ...]: ...
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
 
     def __call__(self, boxed: list[Any], where: Where) -> Running:
         """Run on the values of ``takes``, which are emptied; the result has those of ``gives``.
@@ -52,7 +50,7 @@ class PartFunction(Protocol):
         Args:
             where: the pass that it is, in errors.
         """
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +181,7 @@ class Lowering:
 
 
 @dataclass(frozen=True)
-class _LoweredPart:
+class _LoweredPart(PartFunction):
     """A generated function of a local program; ``hunt``: what looks for NaN in it."""
 
     local: Program
@@ -191,14 +189,6 @@ class _LoweredPart:
     hunt: Hunt | None
     gate: Callable[[], None] | None
     of_stage: bool
-
-    @property
-    def takes(self) -> tuple[str, ...]:
-        return self.lowered.takes
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return self.lowered.gives
 
     def __call__(self, boxed: list[Any], where: Where) -> Running:
         current_op.tick()
@@ -224,7 +214,8 @@ class LoweredFunctions(Functions):
 
     def _function(self, function: Function, zeros: bool) -> PartFunction:
         hunt = self.hunt if anomaly.is_on() else None
-        return _LoweredPart(self.local, self.lowered(function, zeros, hunt), hunt, self._how.gate, self.placed.of_stage)
+        lowered, gate, of_stage = self.lowered(function, zeros, hunt), self._how.gate, self.placed.of_stage
+        return _LoweredPart(lowered.takes, lowered.gives, self.local, lowered, hunt, gate, of_stage)
 
     def lowered(self, function: Function, zeros: bool, hunt: Hunt | None = None) -> Lowered:
         """Return the generated function of a part."""
@@ -238,11 +229,9 @@ class LoweredFunctions(Functions):
 
 
 @dataclass(frozen=True)
-class _SimulatedPart:
+class _SimulatedPart(PartFunction):
     """The instructions of a part; ``replaced``: next value of a state that another part computes → the state."""
 
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]
     code: list[Instruction]
     replaced: Mapping[str, str]
     functions: SimulatedFunctions
