@@ -20,7 +20,7 @@ from autopar.runtime.processes.dtensor_ops import take_dtensor_ops
 from autopar.runtime.processes.job import Job, Membership
 from autopar.runtime.processes.replicas import Replicas
 from autopar.runtime.processes.whole_steps import take_steps
-from autopar.runtime.seeds import step_seed
+from autopar.runtime.seeds import seeds_of_calls
 
 ALIKE = "let all ranks have the same there, by one seed for example, or draw or read it once and pass it to forward"
 
@@ -157,7 +157,9 @@ class CallRanks:
         """
         if captured.draws:
             self.agreement.wait()  # the ranks exchange seeds in the group in which they compare calls
-        seed = step_seed(captured.draws, random, captured.device, None if self.job is None else self.job.control)
+        seed = seeds_of_calls(
+            1, captured.draws, random, captured.device, None if self.job is None else self.job.control
+        )
         return {
             **{number.name: number.tensor(captured.device) for number in captured.numbers},
             **({"seed": seed[0]} if seed else {}),

@@ -22,25 +22,18 @@ if TYPE_CHECKING:
 SEEDS = "the seeds of random ops"
 
 
-def step_seed(
-    draws: Sequence[Draw], random: Random, device: torch.device, control: distributed.ProcessGroup | None
+def seeds_of_calls(
+    count: int, draws: Sequence[Draw], random: Random, device: torch.device, control: distributed.ProcessGroup | None
 ) -> list[torch.Tensor]:
-    """Return the value of the placeholder ``seed`` in a list, which is empty if the step has no seed.
+    """Return the values of the placeholder ``seed`` in several calls, in their order; in one broadcast.
 
-    It is the same on all ranks.
+    The list is empty if a call has no seed. It is the same on all ranks.
 
     Args:
         random: ``"parallel"``: one number. ``"single"``: the generator's state before each draw; the generator advances
             as on a single device.
         control: a group of all ranks; ``None`` if there is only one process. The first rank's generator is used.
     """
-    return seeds_of_calls(1, draws, random, device, control)
-
-
-def seeds_of_calls(
-    count: int, draws: Sequence[Draw], random: Random, device: torch.device, control: distributed.ProcessGroup | None
-) -> list[torch.Tensor]:
-    """Return the seeds of several calls in their order, as ``step_seed`` returns them one by one; in one broadcast."""
     if not draws:
         return []
     if random == "single":

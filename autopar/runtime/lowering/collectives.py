@@ -39,7 +39,7 @@ PADDING = 1.05  # the most bytes that an exchange of padded pieces may send, rel
 
 @dataclass(frozen=True)
 class Exchange:
-    """A transfer on one rank: a function that starts it and one that finishes it.
+    """A transfer on one rank, or a bucket of them: a function that starts it and one that finishes it.
 
     Attributes:
         start, finish: the two functions.
@@ -50,7 +50,7 @@ class Exchange:
 
     start: Callable[..., torch.Tensor]
     start_args: tuple[Any, ...]
-    finish: Callable[..., torch.Tensor]
+    finish: Callable[..., Any]
     finish_args: tuple[Any, ...] = ()
     before: Calls = ()
     after: Calls = ()

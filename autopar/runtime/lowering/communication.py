@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,8 +46,6 @@ from autopar.runtime.lowering.reduction import Reduction
 from autopar.runtime.lowering.side_streams import Starts
 from autopar.runtime.lowering.waits import members
 
-Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function, and its arguments after the tensor
-
 
 class Communication:
     """Writes the communication of one function.
@@ -60,8 +58,8 @@ class Communication:
     def __init__(self, body: Body, groups: Groups, device: torch.device) -> None:
         self.body, self.groups, self.device, self.program = body, groups, device, body.program
         self.starts = Starts(body, device)
-        self.started: dict[fx.Node, tuple[fx.Node, Exchange]] = {}
-        self.buckets: dict[fx.Node, fx.Node] = {}  # the first member of a bucket that was started → its flat tensor
+        # the first member of a message that was started → its value, and what finishes it if that is known
+        self.started: dict[fx.Node, tuple[fx.Node, Exchange | None]] = {}
         # state that the run before has started → its next value, the start of the same collective
         self.nexts: dict[fx.Node, fx.Node] = {}
 
@@ -69,29 +67,44 @@ class Communication:
         """Take the collectives that the run before has started: of each message, its first member."""
         self.nexts = started_states(self.program)
         for node in takes:
-            if node not in self.nexts:
-                continue
-            value = self.buckets[node] = self.body.values[node]
-            self.starts.take_under_way(value)
-            if _is_whole([node]) and not record_of(node).message:
-                self.started[node] = value, exchange_of(self.program, self.nexts[node], self.groups)
+            if node in self.nexts:
+                self.started[node] = self.body.values[node], None
+                self.starts.take_under_way(self.body.values[node])
 
     def start(self, members: Sequence[fx.Node]) -> None:
         """Write the start of a message. ``members``: the lines that start it."""
-        if _is_whole(members):
-            self._start_one(members[0])
-        else:
-            self._start_bucket(members)
+        body, first, collective = self.body, members[0], self._exchange(members)
+        sent = values, _ = self.starts.sent(
+            members, [f"{_waited(node)}_operand" for node in members], collective.before
+        )
+        start, x = collective.start, values[0]
+        is_last = body.is_last_of(operands(first)[0]) and body.hunt is None
+        if start is start_all_reduce and (collective.before or is_last):
+            start = start_all_reduce_in_place
+        if first.target is transfers.redistribute:
+            collective = replace(collective, finish_args=(x, *collective.finish_args))
+        body.open_gate()
+        name, operand = ("start", x) if _is_whole(members) else ("bucket", values)
+        value = self.starts.call(first, f"{_waited(first)}_{name}", start, (operand, *collective.start_args), sent)
+        body.values[first] = value
+        self.started[first] = value, collective
 
     def finish(self, members: Sequence[fx.Node], waits: Sequence[fx.Node]) -> None:
         """Write the wait for a message. ``members``: the lines that started it; ``waits``: those that wait for them."""
-        if _is_whole(members):
-            started, collective = self.started.pop(members[0])
-            self._wait(started, members[0])
-            self.body.receive(waits[0], collective.finish, (started, *collective.finish_args), collective.after)
-            self.body.fresh.add(waits[0])
+        body, started = self.body, [self.nexts.get(node, node) for node in members]
+        value, known = self.started.pop(members[0])
+        collective = known or self._exchange(started)
+        if value in self.starts.aside:
+            _, group = group_of(self.program, started[0], self.groups)
+            self.starts.wait(value, group)
+        if _is_whole(started):
+            body.receive(waits[0], collective.finish, (value, *collective.finish_args), collective.after)
         else:
-            self._finish_bucket(members, waits)
+            name = f"{waits[0].name}_pieces"
+            pieces = body.call(members[0], name, collective.finish, (value, *collective.finish_args))
+            for k, wait in enumerate(waits):
+                body.receive(wait, operator.getitem, (pieces, k), collective.after)
+        body.fresh.update(waits)
 
     def between_stages(self, node: fx.Node) -> None:
         """Write a send or a recv: one call that also waits."""
@@ -101,30 +114,6 @@ class Communication:
         args = x, plan, tensor_type(node).dtype, self.device, self._group_of_all(node)
         self.body.values[node] = self.body.call(node, node.name, exchange_between_stages, args)
 
-    # -- one transfer --------------------------------------------------------------------------------------------------
-
-    def _start_one(self, node: fx.Node) -> None:
-        body, (operand,) = self.body, operands(node)
-        collective = exchange_of(self.program, node, self.groups)
-        sent = (x,), _ = self.starts.sent([node], [f"{_waited(node)}_operand"], collective.before)
-        start = collective.start
-        if start is start_all_reduce and (collective.before or (body.is_last_of(operand) and body.hunt is None)):
-            start = start_all_reduce_in_place
-        if node.target is transfers.redistribute:
-            collective = replace(collective, finish_args=(x, *collective.finish_args))
-        body.open_gate()
-        name = f"{_waited(node)}_start"
-        value = body.values[node] = self.starts.call(node, name, start, (x, *collective.start_args), sent)
-        self.started[node] = value, collective
-
-    def _wait(self, started: fx.Node, node: fx.Node) -> None:
-        if started in self.starts.aside:
-            _, group = self._group(self.nexts.get(node, node))
-            self.starts.wait(started, group)
-
-    def _group(self, node: fx.Node) -> tuple[Ranks, str]:
-        return group_of(self.program, node, self.groups)
-
     def _group_of_all(self, node: fx.Node) -> str | None:
         """Return the name of the process group for messages between stages; ``None``: the default group."""
         ranks, stream = self.program.meshes[None].ranks, stream_of(record_of(node).stream, None)
@@ -132,58 +121,23 @@ class Communication:
             return self.groups.get(group_key(ranks, stream))
         return group_name(node, ranks, stream, self.groups)
 
-    # -- a bucket ------------------------------------------------------------------------------------------------------
-
-    def _start_bucket(self, members: Sequence[fx.Node]) -> None:
-        body, first = self.body, members[0]
-        names = (f"{_waited(node)}_operand" for node in members)
-        sent = pieces, _ = self.starts.sent(members, names, self._reduction(first).before)
-        body.open_gate()
-        start, args = self._starting(members)
-        bucket = self.starts.call(first, f"{_waited(first)}_bucket", start, (pieces, *args), sent)
-        self.buckets[first] = body.values[first] = bucket
-
-    def _finish_bucket(self, members: Sequence[fx.Node], waits: Sequence[fx.Node]) -> None:
-        body, first = self.body, members[0]
-        started = [self.nexts.get(node, node) for node in members]
-        finish, args = self._finishing(started)
-        bucket = self.buckets.pop(first)
-        self._wait(bucket, first)
-        pieces = body.call(first, f"{waits[0].name}_pieces", finish, (bucket, *args))
-        for k, (node, wait) in enumerate(zip(started, waits, strict=True)):
-            body.receive(wait, operator.getitem, (pieces, k), self._reduction(node).after)
-            body.fresh.add(wait)
-
-    def _starting(self, members: Sequence[fx.Node]) -> Call:
-        first = members[0]
-        ranks, group = self._group(first)
-        spans = tuple(map(_span, members))
+    def _exchange(self, members: Sequence[fx.Node]) -> Exchange:
+        """Return the collective of a message: of a whole transfer, or of a bucket, whose members are reduced alike."""
+        program, first = self.program, members[0]
+        if _is_whole(members):
+            return exchange_of(program, first, self.groups)
+        ranks, group = group_of(program, first, self.groups)
+        spans, shapes = tuple(map(_span, members)), [tuple(tensor_type(node).shape) for node in members]
         if first.target is transfers.all_gather:
-            return start_gather_bucket, (spans, len(ranks), group)
-        op = self._reduction(first).op
+            return Exchange(start_gather_bucket, (spans, len(ranks), group),
+                            finish_gather_bucket, (_received(members, len(ranks)),))  # fmt: skip
+        kind, dtype = _arguments(first).get("op", "sum"), tensor_type(first).dtype
+        op, before, after = Reduction.of(kind, dtype, len(ranks))
         if first.target is transfers.all_reduce:
-            return start_bucket, (spans, op, group)
-        return start_scatter_bucket, (_places(members), len(ranks), op, group)
-
-    def _finishing(self, members: Sequence[fx.Node]) -> Call:
-        first = members[0]
-        if first.target is transfers.all_reduce:
-            return finish_bucket, ([tuple(tensor_type(node).shape) for node in members],)
-        ranks, _ = self._group(first)
-        places = tuple(
-            place if place[3] is None else ((len(ranks) * (place[3][1] - place[3][0]),), *place[1:])
-            for place in _places(members)
-        )
-        if first.target is transfers.all_gather:
-            return finish_gather_bucket, (places,)
-        return finish_scatter_bucket, (places, ranks.index(self.program.rank))
-
-    def _reduction(self, node: fx.Node) -> Reduction:
-        """Return how the bucket of a transfer is reduced; a gather reduces nothing."""
-        if node.target is transfers.all_gather:
-            return Reduction("")
-        op = _arguments(node).get("op", "sum")
-        return Reduction.of(op, tensor_type(node).dtype, len(self._group(node)[0]))
+            return Exchange(start_bucket, (spans, op, group), finish_bucket, (shapes,), before, after)
+        finish_args = _received(members, len(ranks)), ranks.index(program.rank)
+        return Exchange(start_scatter_bucket, (_places(members), len(ranks), op, group),
+                        finish_scatter_bucket, finish_args, before, after)  # fmt: skip
 
 
 def _is_whole(members: Sequence[fx.Node]) -> bool:
@@ -269,4 +223,12 @@ def _places(members: Sequence[fx.Node]) -> tuple[Place, ...]:
             _span(node),
         )
         for node in members
+    )
+
+
+def _received(members: Sequence[fx.Node], ranks: int) -> tuple[Place, ...]:
+    """Return the places of what is received: of a chunk, a row of its elements for each rank."""
+    return tuple(
+        place if place[3] is None else ((ranks * (place[3][1] - place[3][0]),), *place[1:])
+        for place in _places(members)
     )

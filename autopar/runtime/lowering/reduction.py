@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,8 +29,7 @@ ORDERED = {torch.float32: torch.int32, torch.float64: torch.int64}  # floats →
 Calls = tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """How one kind of partial value of one dtype is reduced.
 
     Attributes:

@@ -208,7 +208,7 @@ def _join(mesh: Mesh, device: torch.device, theirs: DeviceMesh | None) -> Job:
     known = {(ranks, DEFAULT) for axes in _combinations(mesh) for ranks in groups_over(mesh, axes)}
     hosts = hosts_of(Agreement(control, mesh)) if only is None else only.hosts
     if only is None and _worlds[0].watch is not None:
-        _worlds[0].watch.hosts = hosts
+        _worlds[0].watch.followed.hosts = hosts
     return Job(
         distributed.get_rank(), device_mesh, names, known, device, control, hosts, tuple(taken), theirs is None,
         surface=None if only is not None or mesh.size == 1 else Agreement(control, mesh),

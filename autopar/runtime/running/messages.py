@@ -293,7 +293,7 @@ class RecordedMessages:
         return received
 
     @contextmanager
-    def _timed(self, where: Where) -> Iterator[None]:
+    def during(self, where: Where) -> Iterator[None]:
         """Record a block. A pass begins when it has what it waits for."""
         begin, before, self._waited = self._now(), self._waited, None
         with self._messages.during(where):
@@ -303,9 +303,6 @@ class RecordedMessages:
         ready = begin if self._waited is None else self._waited
         self._waited = before if self._waited is None else self._waited
         self._add(words_of(where), "start" if launches else "compute", ready, tasks)
-
-    def during(self, where: Where) -> AbstractContextManager[object]:
-        return self._timed(where)
 
     def _add(self, words: str, kind: LineKind, begin: Any, tasks: tuple[Any, ...]) -> None:
         end = self._now()

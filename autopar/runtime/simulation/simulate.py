@@ -77,29 +77,20 @@ def _instruction(program: Program, node: fx.Node) -> Instruction:
         about = {"index": args[1], "line": line_of(program, operands(node)[0])}
         return Instruction(node.name, node, _same_results, (args[0],), {"arguments": about}, axes, program=program)
     if row is None:
-        return Instruction(
-            node.name, node, ANY_STRIDES.get(called_op(node), called_op(node)), args, kwargs, program=program
-        )
-    arguments = transfers.arguments(node.target, args, kwargs)
+        function = ANY_STRIDES.get(called_op(node), called_op(node))
+        return Instruction(node.name, node, function, args, kwargs, program=program)
+    arguments, record = transfers.arguments(node.target, args, kwargs), record_of(node)
+    about, function, axis = {"arguments": arguments}, row.function, None
     if node.target in (transfers.send, transfers.recv):
-        about = {"arguments": arguments, "dtype": tensor_type(node).dtype}
-        return Instruction(node.name, node, row.function, (args[0],), about, BETWEEN)
-    if node.target is transfers.wait:
-        return Instruction(node.name, node, row.function, (args[0],), {}, WAIT)
-    if row.collective and arguments["axis"]:
-        return Instruction(
-            node.name,
-            node,
-            COLLECTIVE[node.target],
-            (args[0],),
-            {"arguments": arguments},
-            arguments["axis"],
-            arguments.get("stage"),
-            record_of(node).started,
-            record_of(node).span,
-        )
+        about["dtype"], axis = tensor_type(node).dtype, BETWEEN
+    elif node.target is transfers.wait:
+        axis = WAIT
+    elif row.collective and arguments["axis"]:
+        function, axis = COLLECTIVE[node.target], arguments["axis"]
+    else:
+        function = CALLS[node.target]
     return Instruction(
-        node.name, node, CALLS[node.target], (args[0],), {"arguments": arguments}, None, arguments.get("stage")
+        node.name, node, function, (args[0],), about, axis, arguments.get("stage"), record.started, record.span
     )
 
 

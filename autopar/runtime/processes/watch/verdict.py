@@ -7,7 +7,7 @@ most ranks are count as the cause.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.runtime.current_op import CurrentOp
@@ -108,9 +108,8 @@ def _raised(rank: int, states: Mapping[int, RankState]) -> Verdict:
     return failed(rank, beat.place, beat.error, HostNames(states).named(rank))
 
 
-def failed(rank: int, place: CurrentOp, error: str, name: str = "") -> Verdict:
+def failed(rank: int, place: CurrentOp, error: str, name: str) -> Verdict:
     """Return the verdict over a rank that raised an exception. ``name``: of the rank, with its host."""
-    name = name or f"rank {rank}"
     if error.startswith("KeyboardInterrupt"):
         return Verdict((rank,), f"autopar: {name} was interrupted {at(place)}", True)
     return Verdict((rank,), f"autopar: {name} failed {at(place)}: {error}", True)
@@ -181,11 +180,8 @@ def _stalled(states: Mapping[int, RankState], begin: str) -> Verdict:
 
 def _mismatched(states: Mapping[int, RankState], waits: Waits, begin: str) -> Verdict:
     """Blame the ranks of a group that are not in the collective in which most of its ranks are."""
-    collectives: dict[str, list[int]] = {}
-    for rank in waits.apart:
-        collectives.setdefault(_beat(states, rank).place.collective, []).append(rank)
-    *fewer, most = sorted(collectives.values(), key=lambda ranks: (len(ranks), _ticks(states, ranks)))
-    blamed = sorted(rank for ranks in fewer for rank in ranks)
+    fewer, most = _by_place(states, waits.apart, lambda place: place.collective)
+    blamed = sorted(fewer)
     led = waits.outwards(waits.apart)
     told = joined(
         clauses(states, blamed, together=IS), clauses(states, [*most, *led, *_rest(states, waits.apart, led)], alone=IS)
@@ -214,11 +210,7 @@ def _outvoted(states: Mapping[int, RankState], begin: str) -> Verdict:
             return _ended(states, ended, inside)
     if outside:
         return Verdict(tuple(outside), f"{begin}{joined(clauses(states, outside), clauses(states, inside))}{LONGER}")
-    places: dict[str, list[int]] = {}
-    for rank in inside:
-        places.setdefault(_beat(states, rank).place.text, []).append(rank)
-    *fewer, most = sorted(places.values(), key=lambda ranks: (len(ranks), _ticks(states, ranks)))
-    blamed = [rank for ranks in fewer for rank in ranks]
+    blamed, most = _by_place(states, inside, lambda place: place.text)
     told = joined(clauses(states, blamed, alone=IS), clauses(states, most))
     return Verdict(tuple(sorted(blamed or states)), f"{begin}{told}{LONGER}")
 
@@ -234,8 +226,17 @@ def _rest(states: Mapping[int, RankState], *others: Sequence[int]) -> list[int]:
     return [rank for rank in states if rank not in named]
 
 
-def _ticks(states: Mapping[int, RankState], ranks: Sequence[int]) -> int:
-    return min(_beat(states, rank).place.ticks for rank in ranks)
+def _by_place(
+    states: Mapping[int, RankState], ranks: Iterable[int], name: Callable[[CurrentOp], str]
+) -> tuple[list[int], list[int]]:
+    """Return the ranks that are not where most of them are, and those that are; of equally many, who has come far."""
+    places: dict[str, list[int]] = {}
+    for rank in ranks:
+        places.setdefault(name(_beat(states, rank).place), []).append(rank)
+    *fewer, most = sorted(
+        places.values(), key=lambda own: (len(own), min(_beat(states, rank).place.ticks for rank in own))
+    )
+    return [rank for own in fewer for rank in own], most
 
 
 def _beat(states: Mapping[int, RankState], rank: int) -> Beat:

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from autopar.ir.hosts import Hosts
 from autopar.runtime.current_op import where, where_raised
 from autopar.runtime.processes.watch.alarm import Alarm, end_by_sigterm
 from autopar.runtime.processes.watch.beat import (
@@ -56,6 +55,9 @@ class Watch:
         rank: the rank of this process.
         ranks: the number of ranks.
         timeout: the watch ends the job after so many seconds without progress of any rank, while one is inside a step.
+
+    Attributes:
+        followed: what this rank knows of all.
     """
 
     def __init__(self, store: dist.Store, rank: int, ranks: int, *, timeout: float = 60.0) -> None:
@@ -69,22 +71,13 @@ class Watch:
         launcher = self._holder.launcher if self._several_hosts else None
         self._launcher = LauncherWatch(launcher, min(timeout, SILENCE)) if launcher is not None else None
         self._alarm = Alarm()
-        self._followed = FollowedRanks(own, rank, ranks, self._alarm, several=self._several_hosts)
-        self._end = JobEnd(own, rank, self._followed, self._holder, self._launcher, self._alarm)
+        self.followed = FollowedRanks(own, rank, ranks, self._alarm, several=self._several_hosts)
+        self._end = JobEnd(own, rank, self.followed, self._holder, self._launcher, self._alarm)
         self._sequence = self._rounds = 0
         self._over = threading.Event()
         self._lock = threading.Lock()  # for the beat, which two threads write at the end
         self._thread: threading.Thread | None = None
         self._usual_hook = sys.excepthook
-
-    @property
-    def hosts(self) -> Hosts | None:
-        """The hosts of all ranks, once the job has compared them."""
-        return self._followed.hosts
-
-    @hosts.setter
-    def hosts(self, hosts: Hosts) -> None:
-        self._followed.hosts = hosts
 
     def start(self) -> None:
         if self._thread is not None:
@@ -135,7 +128,7 @@ class Watch:
         last, lost = time.monotonic(), False
         while not self._pause():
             now = time.monotonic()
-            self._followed.clock += min(now - last, 2 * INTERVAL)
+            self.followed.clock += min(now - last, 2 * INTERVAL)
             last = now
             try:
                 self._round()
@@ -173,7 +166,7 @@ class Watch:
                 time.sleep(INTERVAL)
             for _ in range(20):
                 self._round()
-                if not any(self._followed.can_judge(rank) for rank in range(min(self._rank, WITNESSES))):
+                if not any(self.followed.can_judge(rank) for rank in range(min(self._rank, WITNESSES))):
                     break  # else a lower rank prints the verdict
                 time.sleep(0.1)
         except RuntimeError:
@@ -195,7 +188,7 @@ class Watch:
         """Return how the store was lost; empty if nothing is wrong. ``waited``: seconds for an answer."""
         if waited < min(self._timeout, UNANSWERED):
             return ""
-        first = self._followed.first
+        first = self.followed.first
         holder = self._holder.process(first)
         state = holder.state() if holder is not None else UNKNOWN
         # a failed rank waits for the lock of its beat
@@ -214,35 +207,35 @@ class Watch:
         witness = self._rank < WITNESSES
         others = range(self._ranks) if witness else range(self._rank)
         if witness:
-            self._followed.look(others)
+            self.followed.look(others)
         for rank in () if witness else others:
-            self._followed.look([rank])
-            if self._followed.can_judge(rank):
+            self.followed.look([rank])
+            if self.followed.can_judge(rank):
                 return
-        if any(self._followed.can_judge(rank) for rank in range(self._rank)):
+        if any(self.followed.can_judge(rank) for rank in range(self._rank)):
             return
         if not witness:
-            self._followed.look(range(self._rank, self._ranks))
-        verdict = judge(self._followed.states(), self._timeout)
+            self.followed.look(range(self._rank, self._ranks))
+        verdict = judge(self.followed.states(), self._timeout)
         if verdict is not None:
             self._end.report(verdict)
 
     def _post(self) -> None:
-        holder = self._holder.process(self._followed.first)
+        holder = self._holder.process(self.followed.first)
         if self._rank_0_ended() or (holder is not None and holder.state() == DEAD):  # torch would complain at length
             raise RuntimeError("the store is gone")
         with self._lock:
             state, place, error = self._end.failure or (ALIVE, where(), "")
             self._sequence += 1
-            other_hosts = self._followed.other_hosts
-            who = other_hosts.own, other_hosts.listener.address, self._followed.neighbours()
+            other_hosts = self.followed.other_hosts
+            who = other_hosts.own, other_hosts.listener.address, self.followed.neighbours()
             self._store.set(f"beat/{self._rank}", Beat(self._sequence, state, place, self._process, error, *who).dump())
 
     def _look_at_launcher(self, launcher: LauncherWatch) -> None:
         self._alarm.look_at(launcher.process)
         how = launcher.failure(INTERVAL)
         if how:
-            names = self._followed.names()
+            names = self.followed.names()
             host = names.of(self._rank)
             text = f"the launcher of {names.with_ranks(host)} {how}; rank {self._rank} was {at(where())}"
             self._end.report(Verdict(names.ranks(host) or (self._rank,), f"autopar: {text}"))
@@ -294,7 +287,7 @@ class Watch:
         self.stop()
 
     def _rank_0_ended(self) -> bool:
-        first = self._followed.first
+        first = self.followed.first
         return self._holder.is_rank_0 and self._rank != 0 and first is not None and first.state == ENDED
 
     def _alone(self) -> None:
