@@ -8,7 +8,7 @@ returned values, gradients. A state's next value is written into the state's mem
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -116,10 +116,34 @@ def liveness(
     return _Walk(program, kept, kinds or {}, in_place).run()
 
 
-class _Walk:
+class StorageWalk:
+    """What a walk over ops knows: the storages so far, and which of them each element of a value uses."""
+
+    def __init__(self) -> None:
+        self.storages: list[Storage] = []
+        self.of: dict[fx.Node, tuple[tuple[Storage, ...], ...]] = {}
+
+    def store(self, node: fx.Node, bytes: int, kind: str, born: int, dies: int | None = None) -> Storage:
+        """Add a storage. ``dies``: where it is not read by ops alone."""
+        storage = Storage(node, bytes, kind, born, born if dies is None else dies)
+        self.storages.append(storage)
+        return storage
+
+    def read(self, storages: Iterable[Storage], position: int) -> None:
+        """Let an op read storages."""
+        for storage in storages:
+            storage.dies = max(storage.dies, position)
+
+    def all_of(self, value: fx.Node) -> tuple[Storage, ...]:
+        """Return the storages of all elements of a value."""
+        return tuple(dict.fromkeys(storage for part in self.of[value] for storage in part))
+
+
+class _Walk(StorageWalk):
     def __init__(
         self, program: Program, kept: Collection[str] | None, kinds: Mapping[str, str], in_place: bool
     ) -> None:
+        super().__init__()
         self.program, self.kinds, self.in_place = program, kinds, in_place
         self.placeholders = {node.name: node for node in program.placeholders}
         if unknown := (set(kept or ()) | set(kinds)) - set(self.placeholders):
@@ -132,8 +156,6 @@ class _Walk:
         )
         self.names = {name_of(node) for node in self.placeholders.values()}
         self.ops = [node for node in program.nodes if node.op == "call_function"]
-        self.storages: list[Storage] = []
-        self.of: dict[fx.Node, tuple[tuple[Storage, ...], ...]] = {}  # value → the storages of each of its elements
         self.donated: dict[tuple[fx.Node, int], fx.Node] = {}  # (op, element) → the state whose next value it is
 
     def run(self) -> Lifetimes:
@@ -148,10 +170,10 @@ class _Walk:
                 self.hold(node, end)
         for position, node in enumerate(self.ops):
             for operand in operands(node):
-                self.read(operand, position)
+                self.read(self.all_of(operand), position)
             self.make(node, position)
         for value, result in rows:
-            self.read(value, end)
+            self.read(self.all_of(value), end)
             for storage in self.of[value][0]:
                 if result.kind != "return" and storage.kind in ("activations", "transfers"):
                     storage.kind = (
@@ -162,9 +184,8 @@ class _Walk:
     def hold(self, node: fx.Node, end: int) -> None:
         record = record_of(node)
         lives = node.op == "get_attr" or node.name in self.kept
-        storage = Storage(node, size(record.type), self.kind(node, record), START, end if lives else START)
-        self.storages.append(storage)
-        self.of[node] = ((storage,),)
+        kind = self.kind(node, record)
+        self.of[node] = ((self.store(node, size(record.type), kind, START, end if lives else START),),)
 
     def kind(self, node: fx.Node, record: Record) -> str:
         name = name_of(node)
@@ -177,11 +198,6 @@ class _Walk:
         if record.role == "state" and self.ops and record_of(self.ops[0]).phase == "update":
             return "optimizer state"
         return "buffers" if node.op == "get_attr" else OF_ROLE.get(record.role, "inputs")
-
-    def read(self, node: fx.Node, position: int) -> None:
-        for part in self.of[node]:
-            for storage in part:
-                storage.dies = max(storage.dies, position)
 
     def make(self, node: fx.Node, position: int) -> None:
         type = record_of(node).type
@@ -205,9 +221,7 @@ class _Walk:
                 if node.target in transfers.BY_FUNCTION and node.target is not transfers.cast
                 else "activations"
             )
-            storage = Storage(node, size(part), kind, position, position)
-            self.storages.append(storage)
-            element_storages.append((storage,))
+            element_storages.append((self.store(node, size(part), kind, position),))
         self.of[node] = tuple(element_storages)
 
     def shared(self, node: fx.Node) -> tuple[Storage, ...] | None:
@@ -215,7 +229,7 @@ class _Walk:
         values = operands(node)
         if not values:
             return None
-        operand_storages = tuple(dict.fromkeys(storage for part in self.of[values[0]] for storage in part))
+        operand_storages = self.all_of(values[0])
         row = transfers.BY_FUNCTION.get(node.target)
         if row is not None:
             return operand_storages if self.moves_nothing(node, values[0]) else None
@@ -228,7 +242,7 @@ class _Walk:
         """
         arguments = transfers.arguments(node.target, node.args, node.kwargs)
         if node.target is transfers.all_reduce:
-            return len(value.users) == 1 and all(storage.born != START for part in self.of[value] for storage in part)
+            return len(value.users) == 1 and all(storage.born != START for storage in self.all_of(value))
         if node.target is transfers.slice:
             return not arguments.get("parts") and arguments["dim"] == 0
         if node.target is transfers.cast:

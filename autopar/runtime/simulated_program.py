@@ -69,24 +69,10 @@ def simulate(program: Program, inputs: Mapping[str, torch.Tensor] | Sequence[tor
         VerifyError: the program breaks a promise of its level.
         ChannelError, SimulationError: ranks meet in different collectives, wait forever, or disagree about a value.
     """
-    step = _SimulatedProgram(program, localize(program))
+    # it has one backward, for the gradients of all results together
+    step = SimulatedStep(program, localize(program), lambda positions: step)
     tensors = _in_order(program, inputs)
     return tuple(step(tensors))
-
-
-class _SimulatedProgram(SimulatedStep):
-    """A program that has one backward, for the gradients of all results together."""
-
-    def __init__(self, program: Program, local: Mapping[int, Program]) -> None:
-        super().__init__(program, local, lambda positions: self)
-
-    def cut(self, tensors: Mapping[str, torch.Tensor | None], rank: int) -> dict[str, torch.Tensor]:
-        device = next((tensor.device for tensor in tensors.values() if tensor is not None), None)
-        full = {}
-        for name, tensor in tensors.items():
-            type = self.interface.types[name]
-            full[name] = torch.zeros(type.shape, dtype=type.dtype, device=device) if tensor is None else tensor
-        return super().cut(full, rank)
 
 
 def _explicit(program: Program, function: str) -> Program:

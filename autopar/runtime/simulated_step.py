@@ -75,7 +75,7 @@ class SimulatedStep:
 
     def backward(self, runs: Mapping[int, RankRun], tangents: Mapping[str, torch.Tensor | None]
                  ) -> dict[str, torch.Tensor]:  # fmt: skip
-        """Return the gradients, by placeholder. ``tangents``: by placeholder; ``None`` only where ``cut`` knows it."""
+        """Return the gradients, by placeholder. ``tangents``: by placeholder; ``None`` stands for zeros."""
         again = {}
         for rank, run in runs.items():
             again[rank] = own = self._run(rank, {**run.held, **self.cut(tangents, rank)})
@@ -106,15 +106,17 @@ class SimulatedStep:
         return values
 
     def cut(self, tensors: Mapping[str, torch.Tensor | None], rank: int) -> Values:
-        """Return the rank's pieces of full tensors; only a subclass knows what ``None`` stands for."""
+        """Return the rank's pieces of full tensors; ``None`` stands for zeros."""
         pieces = {}
         for name, tensor in tensors.items():
-            assert tensor is not None, name
             type = self.interface.types[name]
-            mesh = type.mesh
-            if rank in mesh:  # else it is on a stage without this rank
-                piece = cut(tensor.detach(), type, mesh.coordinates(rank))
-                pieces[name] = piece.clone() if name in self.interface.states else piece
+            if rank not in type.mesh:  # it is on a stage without this rank
+                continue
+            if tensor is None:
+                device = next((given.device for given in tensors.values() if given is not None), None)
+                tensor = torch.zeros(type.shape, dtype=type.dtype, device=device)
+            piece = cut(tensor.detach(), type, type.mesh.coordinates(rank))
+            pieces[name] = piece.clone() if name in self.interface.states else piece
         return pieces
 
     def join(self, values: Mapping[int, Values], name: str, type: TensorType, words: str = "") -> torch.Tensor:

@@ -18,7 +18,7 @@ from torch.fx.node import Target
 from autopar.ir.nodes import element_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.optimizers import IN_PLACE, OFFLOADED
-from autopar.report.liveness import START, Lifetimes, Storage, is_view, size
+from autopar.report.liveness import START, Lifetimes, Storage, StorageWalk, is_view, size
 from autopar.runtime.lowering import bucket_collectives as buckets
 from autopar.runtime.lowering import collectives, local_transfers
 from autopar.runtime.lowering.lower import Lowered
@@ -119,15 +119,13 @@ def lifetimes(
     return _Walk(program, lowered, kept, kinds, on_cpu).run()
 
 
-class _Walk:
+class _Walk(StorageWalk):
     def __init__(
         self, program: Program, lowered: Lowered, kept: Collection[str], kinds: Mapping[str, str], on_cpu: bool
     ) -> None:
+        super().__init__()
         self.program, self.lowered, self.kept, self.kinds, self.on_cpu = program, lowered, kept, kinds, on_cpu
         self.ops = [node for node in lowered.graph.nodes if node.op == "call_function"]
-        self.storages: list[Storage] = []
-        # value → for each of its parts the storages that it uses
-        self.parts: dict[fx.Node, tuple[tuple[Storage, ...], ...]] = {}
         # start of a collective → a storage that it needs until something waits for it
         self.in_flight: dict[fx.Node, Storage] = {}
         self.bytes: dict[fx.Node, int] = {}
@@ -144,21 +142,16 @@ class _Walk:
             message = members.get(record_of(home).message, [home])
             self.bytes[node] = sum(size(record_of(member).type) for member in message)
             stays = home.op == "get_attr" or home.name in self.kept
-            self.parts[node] = (
-                (
-                    self.store(
-                        home, self.bytes[node], self.kinds.get(home.name, "buffers"), START, end if stays else START
-                    ),
-                ),
-            )
+            kind = self.kinds.get(home.name, "buffers")
+            self.of[node] = ((self.store(home, self.bytes[node], kind, START, end if stays else START),),)
         origin = self.program.output
         origins = []
         for position, node in enumerate(self.ops):
             origin = self.lowered.origins.get(node.name, origin)
             origins.append(origin)
-            self.read(node, position)
+            self.read_by(node, position)
             self.call(node, origin, position)
-        self.read(graph.output_node(), end)
+        self.read_by(graph.output_node(), end)
         self.mark_gradients()
         return Lifetimes(self.program, tuple(origins), tuple(self.storages))
 
@@ -177,50 +170,43 @@ class _Walk:
             ):
                 continue
             for name in (node.name, *(value.name for value in operands(node)[1:])):
-                value = values.get(name)
-                for storage in (storage for part in (self.parts.get(value, ()) if value else ()) for storage in part):
+                for storage in self.all_of(values[name]) if name in values else ():
                     storage.kind = "gradients" if storage.born != START else storage.kind
 
-    def read(self, node: fx.Node, position: int) -> None:
+    def read_by(self, node: fx.Node, position: int) -> None:
         for value in node.all_input_nodes:
-            parts = (self.part(node),) if node.target is operator.getitem else self.parts[value]
-            for storage in (
-                *(storage for part in parts for storage in part),
-                *((self.in_flight[value],) if value in self.in_flight else ()),
-            ):
-                storage.dies = max(storage.dies, position)
+            self.read(self.part(node) if node.target is operator.getitem else self.all_of(value), position)
+            if value in self.in_flight:
+                self.read([self.in_flight[value]], position)
 
     def part(self, element: fx.Node) -> tuple[Storage, ...]:
         """Return the storages of an element; all elements of a tuple of views share the same storages."""
         value, k = element_of(element)
-        parts = self.parts[value]
+        parts = self.of[value]
         return parts[k] if len(parts) > 1 else parts[0]
 
     def call(self, node: fx.Node, origin: fx.Node, position: int) -> None:
         values = node.all_input_nodes
         if node.target is operator.getitem and values[0].target is not buckets.finish_gather_bucket:
-            self.parts[node] = (self.part(node),)
-            self.bytes[node] = _of_member(node, sum(storage.bytes for storage in self.parts[node][0]))
+            self.of[node] = (self.part(node),)
+            self.bytes[node] = _of_member(node, sum(storage.bytes for storage in self.of[node][0]))
             return
         type = record_of(origin).type if node.name in self.lowered.origins else None
         sizes = [size(part) for part in (type if isinstance(type, tuple) else (type,))]
         memory = self.memory(node, sum(sizes))
         if memory.new is None:
-            shared = (
-                tuple(dict.fromkeys(storage for part in self.parts[values[0]] for storage in part)) if values else ()
-            )
-            self.parts[node] = (shared,)
+            self.of[node] = (self.all_of(values[0]) if values else (),)
             self.bytes[node] = sum(sizes) or (self.bytes[values[0]] if values else 0)
             return
         kind = "activations" if isinstance(node.target, OpOverload) else "transfers"
         rows = sizes if memory.new == sum(sizes) else [memory.new]
-        self.parts[node] = tuple((self.store(origin, bytes, kind, position, position),) for bytes in rows)
+        self.of[node] = tuple((self.store(origin, bytes, kind, position),) for bytes in rows)
         self.bytes[node] = memory.new
         # gloo's own buffer; gloo frees it when all data has arrived, mostly before something waits
         if self.on_cpu and node.target in GATHERS:
-            self.store(origin, memory.new, "transfers", position, position)
+            self.store(origin, memory.new, "transfers", position)
         if memory.in_flight:
-            self.in_flight[node] = self.store(origin, memory.in_flight, "transfers", position, position)
+            self.in_flight[node] = self.store(origin, memory.in_flight, "transfers", position)
 
     def memory(self, node: fx.Node, result_bytes: int) -> LoweredMemory:
         target = started_by(node.target)
@@ -233,8 +219,3 @@ class _Walk:
 
     def size(self, values: Any) -> int:
         return self.bytes[values] if isinstance(values, fx.Node) else sum(map(self.size, values))
-
-    def store(self, origin: fx.Node, bytes: int, kind: str, born: int, dies: int) -> Storage:
-        storage = Storage(origin, bytes, kind, born, dies)
-        self.storages.append(storage)
-        return storage

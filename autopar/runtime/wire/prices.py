@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,20 +12,25 @@ from autopar.costs.machine import Link, Machine
 from autopar.costs.prices import price
 from autopar.ir.mesh import MOST_RANKS
 
-Bytes = Callable[[Sequence[Any], int], int]  # the arguments of the operation and the number of ranks → bytes
 
-
-@dataclass(frozen=True)
-class Charge:
+class Charge(NamedTuple):
     """How an operation is charged.
 
     Attributes:
         form: the transfer whose closed forms price it.
-        bytes: the bytes ``n`` of the closed forms, as in ``autopar.costs.prices``.
+        counted: the positions of the arguments whose bytes are the ``n`` of the closed forms, as in
+            ``autopar.costs.prices``; of several the larger ones.
+        for_others: whether the root sends or receives these bytes for each other rank.
     """
 
     form: str
-    bytes: Bytes
+    counted: tuple[int, ...] = (0,)
+    for_others: bool = False
+
+    def bytes(self, arguments: Sequence[Any], ranks: int) -> int:
+        """Return the bytes of an operation with these arguments on so many ranks."""
+        counted = max((bytes_of(arguments[k]) for k in self.counted), default=0)
+        return (ranks - 1) * counted if self.for_others else counted
 
 
 def bytes_of(tensors: Any) -> int:
@@ -36,37 +40,13 @@ def bytes_of(tensors: Any) -> int:
     return sum(map(bytes_of, tensors))
 
 
-def _first(arguments: Sequence[Any], ranks: int) -> int:
-    return bytes_of(arguments[0])
-
-
-def _second(arguments: Sequence[Any], ranks: int) -> int:
-    return bytes_of(arguments[1])
-
-
-def _larger(arguments: Sequence[Any], ranks: int) -> int:
-    return max(bytes_of(arguments[0]), bytes_of(arguments[1]))
-
-
-def _nothing(arguments: Sequence[Any], ranks: int) -> int:
-    return 0
-
-
-def _to_root(arguments: Sequence[Any], ranks: int) -> int:
-    """Return the bytes that the root of a gather receives; the second argument is this rank's piece."""
-    return (ranks - 1) * bytes_of(arguments[1])
-
-
-def _from_root(arguments: Sequence[Any], ranks: int) -> int:
-    return (ranks - 1) * bytes_of(arguments[0])
-
-
-ALL_GATHER, REDUCE_SCATTER = Charge("all_gather", _first), Charge("reduce_scatter", _second)
+ALL_GATHER, REDUCE_SCATTER = Charge("all_gather"), Charge("reduce_scatter", (1,))
+ALL_TO_ALL = Charge("all_to_all", (0, 1))
 
 # methods of ProcessGroup, with the names of torch 2.13
 CHARGES: dict[str, Charge] = {
-    "allreduce": Charge("all_reduce", _first),
-    "allreduce_coalesced": Charge("all_reduce", _first),
+    "allreduce": Charge("all_reduce"),
+    "allreduce_coalesced": Charge("all_reduce"),
     "allgather": ALL_GATHER,
     "allgather_coalesced": ALL_GATHER,
     "all_gather_single": ALL_GATHER,
@@ -74,17 +54,17 @@ CHARGES: dict[str, Charge] = {
     "reduce_scatter": REDUCE_SCATTER,
     "reduce_scatter_single": REDUCE_SCATTER,
     "reduce_scatter_single_coalesced": REDUCE_SCATTER,
-    "alltoall": Charge("all_to_all", _larger),
-    "all_to_all_single": Charge("all_to_all", _larger),
+    "alltoall": ALL_TO_ALL,
+    "all_to_all_single": ALL_TO_ALL,
     # one rank sends or receives all bytes, in a pipeline: (p - 1) a + n b
-    "broadcast": Charge("redistribute", _first),
-    "reduce": Charge("redistribute", _first),
-    "gather": Charge("redistribute", _to_root),
-    "scatter": Charge("redistribute", _from_root),
-    "barrier": Charge("all_reduce", _nothing),  # the latency of an empty all-reduce
-    "send": Charge("send", _first),
-    "recv": Charge("send", _first),
-    "recv_anysource": Charge("send", _first),
+    "broadcast": Charge("redistribute"),
+    "reduce": Charge("redistribute"),
+    "gather": Charge("redistribute", (1,), for_others=True),  # the second argument is this rank's piece
+    "scatter": Charge("redistribute", for_others=True),
+    "barrier": Charge("all_reduce", ()),  # the latency of an empty all-reduce
+    "send": Charge("send"),
+    "recv": Charge("send"),
+    "recv_anysource": Charge("send"),
 }
 
 
@@ -112,7 +92,7 @@ def charged(name: str, arguments: Sequence[Any], ranks: int, machine: Machine) -
         arguments: its positional arguments.
         ranks: the members of the group.
     """
-    if name in ("alltoall", "all_to_all_single"):
+    if CHARGES[name] is ALL_TO_ALL:
         exchange = _uneven(name, arguments, ranks)
         if exchange is not None:
             size, partners = exchange
