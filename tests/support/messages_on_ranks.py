@@ -43,14 +43,6 @@ def values(received: tuple[torch.Tensor, ...]) -> list[float]:
     return [float(one.unique()) for one in received]
 
 
-def launch(boxes: list[tuple[int, torch.Tensor]], group: str | None = None, tag: int = UNTAGGED) -> Handle:
-    return start([MessageEnd(True, *to) for to in boxes], group, tag)
-
-
-def post(buffers: list[tuple[int, torch.Tensor]], group: str | None = None, tag: int = UNTAGGED) -> Handle:
-    return start([MessageEnd(False, *of) for of in buffers], group, tag)
-
-
 def wait(handle: Handle) -> tuple[torch.Tensor, ...]:
     return handle.wait()
 
