@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import html
+import io
 import re
+
+from rich.console import Console
+from rich.table import Column, Table
 
 STYLE = "line-height:1.25;overflow-x:auto;white-space:pre;margin:0"
 COLOURS = (  # part of a program's line → its colour; texts that are no programs have none of them
@@ -28,6 +32,20 @@ def as_html(text: str, *, program: bool = False) -> str:
         ]
         end = match.end()
     return f'<pre style="{STYLE}">{"".join(parts)}{html.escape(text[end:])}</pre>'
+
+
+def printed(*tables: Table, width: int = 120) -> str:
+    """Return tables as text, with ``width`` characters a line at most."""
+    out = io.StringIO()
+    console = Console(file=out, width=width)
+    for table in tables:
+        console.print(table)
+    return out.getvalue()
+
+
+def right(header: str) -> Column:
+    """Return a column of numbers."""
+    return Column(header, justify="right")
 
 
 class InNotebook:

@@ -14,6 +14,8 @@ from autopar.costs.profile import Profile
 from autopar.costs.program_price import price
 from autopar.model.calls import Calls
 from autopar.model.compiled import Compiler
+from autopar.pipeline import PipelineSchedule
+from autopar.pipeline.simulate import Simulation
 from autopar.report.passes import PassReport
 from autopar.runtime.localize import LocalPrograms
 from autopar.runtime.measuring.clock import Effort
@@ -37,7 +39,6 @@ from autopar.step.reports.communication import communication_of, order_text
 from autopar.step.reports.measured import measured, placed_programs
 from autopar.step.reports.memory import StepMemory
 from autopar.step.reports.rank_report import RankPart
-from autopar.step.reports.step_profile import Computed, Places, computed_track
 from autopar.step.running import StepRuns, of_one_stage
 from autopar.step.solution import price_alike, solution_of
 from autopar.step.stages import stages_of
@@ -166,13 +167,10 @@ class CompiledStep(ABC, Generic[M]):
     def measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
         """Time the calls of the step. Arguments and errors are those of ``TrainStep.measure``."""
 
-    @abstractmethod
-    def computed(self, made: Communication, places: Places) -> Computed:
-        """Return the computed step, for a trace."""
-
-    def track(self, rank: int) -> str:
-        """Return the name of the track of a rank."""
-        return f"rank {rank}"
+    @property
+    def simulation(self) -> Simulation[PipelineSchedule] | None:
+        """The simulated slots of the schedule; ``None`` without stages."""
+        return None
 
     @property
     def in_order(self) -> bool:
@@ -227,7 +225,3 @@ class CompiledOnMesh(CompiledStep[MicroBatch]):
         """Time the calls of the step."""
         programs = placed_programs(self.micro, self.update, self.options.count)
         return measured(self.calls, programs, machine, effort, interference)
-
-    def computed(self, made: Communication, places: Places) -> Computed:
-        """Return the computed step, for a trace."""
-        return Computed([computed_track("computed", made, places)], made.makespan, made.exposed)

@@ -10,7 +10,8 @@ from autopar.pipeline import POLICIES, Task
 from autopar.runtime.recording import RecordedSlot, recording
 from autopar.runtime.running.messages import RecordedMessages, SimulatedMessages, recorded
 from autopar.scheduling.op import COMPUTE
-from autopar.step.pipelined.reports.timeline import PipelinedTimeline, on_one_clock
+from autopar.step.reports.rank_record import RankRecord, Recording, on_one_clock
+from autopar.step.reports.timeline import StepTimeline
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -35,9 +36,10 @@ def slot(text: str, kind: str, begin: float, end: float, *tasks: Task) -> Record
 
 def test_one_clock() -> None:
     """The ranks of a machine share its clock; those of another one begin when they are ready."""
-    own = [[slot("a", "compute", 1.0, 2.0)]] * 3
-    found = on_one_clock([("one", 10.0), ("one", 10.5), ("two", 700.0)], own)
-    assert [(s.begin, s.end) for (s,) in found] == [(0.5, 1.5), (1.0, 2.0), (1.0, 2.0)]
+    ready = [("one", 10.0), ("one", 10.5), ("two", 700.0)]
+    made = {rank: [Recording(*at, [], [slot("a", "compute", 1.0, 2.0)])] for rank, at in enumerate(ready)}
+    found = on_one_clock(made, dict.fromkeys(range(3), ()))
+    assert [(s.begin, s.end) for rank in found for (s,) in rank.slots] == [(0.5, 1.5), (1.0, 2.0), (1.0, 2.0)]
 
 
 def test_table_and_trace() -> None:
@@ -50,7 +52,8 @@ def test_table_and_trace() -> None:
         (slot("", "start", 0.001, 0.002, receive), slot("", "wait", 0.002, 0.005, receive),
          slot("", "compute", 0.005, 0.009, back)),
     )  # fmt: skip
-    found = PipelinedTimeline(step.pipeline.simulate(), slots, (0, 1))
+    records = tuple(RankRecord(rank, (rank,), ((),), (own,)) for rank, own in enumerate(slots))
+    found = StepTimeline(step.communication, step.pipeline.simulate(), records)
     assert found.seconds == (0.008, 0.009) and found.exposed == pytest.approx((0.001, 0.003))
     assert found.executed(0) == [forward, send] and found.executed(1) == [receive, back]
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in str(found).splitlines() if "rank" in line]

@@ -52,8 +52,8 @@ def recorded(cases: list[tuple[str, str, str]], folder: str) -> None:
 def check_timeline(found: Any, step: Any, folder: str) -> None:
     schedule, count = step.pipeline.schedule, distributed.get_world_size()
     sent: dict[Task, float] = {}
-    for rank, (position, slots) in enumerate(zip(found.positions, found.slots, strict=True)):
-        check_events(schedule, position, found.executed(rank))
+    for rank, slots in enumerate(found.slots):
+        check_events(schedule, schedule.stages_of.index(found.ranks[rank].stages), found.executed(rank))
         assert all(a.end <= b.begin for a, b in itertools.pairwise(slots)), "a rank does one thing after the other"
         assert all(0 <= slot.begin <= slot.end <= found.seconds[rank] for slot in slots)
         assert slots[-1].words == "the update"

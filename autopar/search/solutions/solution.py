@@ -18,7 +18,7 @@ from autopar.ir.digest import program_digest
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, tensor_type
 from autopar.ir.program import Program
-from autopar.notebook import InNotebook
+from autopar.notebook import InNotebook, printed, right
 from autopar.plan.spec import Spec
 from autopar.search.certificate import Certificate
 from autopar.search.solutions.again import Again
@@ -29,7 +29,7 @@ from autopar.search.solutions.module_times import ModuleTime, module_times
 from autopar.search.solutions.planned import Planned, layout_text, planned_values
 from autopar.search.solutions.searched_update import SearchedUpdate
 from autopar.search.solutions.step_choice import StepChoice, Way
-from autopar.search.solutions.tables import Difference, Explanation, gives_text, printed, right
+from autopar.search.solutions.tables import Difference, Explanation, gives_text
 from autopar.search.symbols.crossovers import Crossover, crossovers
 from autopar.search.symbols.expression import Expression, Priced, expression_of
 from autopar.search.symbols.sizes import Marks

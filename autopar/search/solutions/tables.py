@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
-from autopar.notebook import TableReport
+from autopar.notebook import TableReport, printed, right
 from autopar.search.solutions.again import Alternative
 from autopar.search.solutions.planned import Planned
 
@@ -54,15 +52,3 @@ class Difference(TableReport):
 def gives_text(planned: Planned | None) -> str:
     """Return the layouts that a plan gives to the results of a value, in one text."""
     return "" if planned is None else ", ".join(text or "–" for text in planned.gives)
-
-
-def printed(table: Table) -> str:
-    """Return a table as text."""
-    out = io.StringIO()
-    Console(file=out, width=120).print(table)
-    return out.getvalue()
-
-
-def right(header: str) -> Column:
-    """Return a column of numbers."""
-    return Column(header, justify="right")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from autopar.costs.machine import Machine
 from autopar.costs.profile import Profile
-from autopar.ir.mesh import PIPELINE
+from autopar.pipeline import PipelineSchedule
+from autopar.pipeline.simulate import Simulation
 from autopar.runtime.measuring.clock import Effort
 from autopar.runtime.running.messages import connect
 from autopar.scheduling.programs.communication import Communication
@@ -19,11 +20,9 @@ from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.reports.measured import messages_of, placed_programs
 from autopar.step.pipelined.reports.rank_memory import RankMemory, check_within, memory_of_rank
 from autopar.step.pipelined.reports.report import Pipeline, communication_of
-from autopar.step.pipelined.reports.timeline import simulated_tracks, stages_text
 from autopar.step.pipelined.runs import of_stages
 from autopar.step.pipelined.solution import PipelinedSolution
 from autopar.step.reports.measured import measured
-from autopar.step.reports.step_profile import Computed, Places
 from autopar.step.running import StepRuns
 from autopar.step.solution import solution_of
 from autopar.step.stages import stages_of
@@ -38,6 +37,11 @@ class CompiledOnStages(CompiledStep[PipelinedMicro]):
         compiler = self.compiler
         figures = compiler.figures or compiler.machine or compiler.planner.machine
         return Pipeline.of(self.micro, self.update, figures, compiler.overlap.issue, self._around)
+
+    @property
+    def simulation(self) -> Simulation[PipelineSchedule]:
+        """The simulated slots of the schedule."""
+        return self.pipeline.simulate()
 
     @property
     def zero(self) -> Mapping[str, int]:
@@ -103,14 +107,3 @@ class CompiledOnStages(CompiledStep[PipelinedMicro]):
             connect(self.calls.device)
         programs = placed_programs(self.program)
         return measured(self.calls, programs, machine, effort, interference, partial(messages_of, self.micro))
-
-    def computed(self, made: Communication, places: Places) -> Computed:
-        """Return the computed step, for a trace: its slots."""
-        simulation = self.pipeline.simulate()
-        between = max(simulation.exposed, default=0.0)
-        return Computed(simulated_tracks(simulation), simulation.makespan, made.exposed + between, between)
-
-    def track(self, rank: int) -> str:
-        """Return the name of the track of a rank."""
-        position = self.calls.mesh.coordinates(rank)[PIPELINE]
-        return f"rank {rank}, {stages_text(self.micro.schedule.stages_of[position])}"

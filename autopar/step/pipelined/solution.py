@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from autopar.notebook import InNotebook
+from autopar.notebook import InNotebook, printed, right
 from autopar.search.solutions.solution import Solution
 from autopar.search.solutions.step_choice import StepChoice
-from autopar.search.solutions.tables import printed, right
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ def measured_rank(step: Any, args: Sequence[object], kwargs: Mapping[str, object
     """Return the report of a training step on this rank; ``step.rank_report`` documents it."""
     calls = step._calls
     rank = calls.context(" and call parallelize in each, or use autopar.one_rank(mesh, rank)").rank
-    step._recorded(*args, in_slots=True, **kwargs)  # it makes the functions and the optimizer's state
+    step._recorded(args, kwargs, in_slots=True)  # it makes the functions and the optimizer's state
     made = peak_bytes(lambda: step(*args, **kwargs), calls.device)
-    recorder, _ = step._recorded(*args, in_slots=True, **kwargs)
+    recorder, _ = step._recorded(args, kwargs, in_slots=True)
     memory, state = step.memory(rank), model_state(calls.module)
     parts = step._current().parts_of(rank)
     tensors = [tensor for _, tensor in (*state.parameters, *state.buffers)]

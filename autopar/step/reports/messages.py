@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from autopar.ir import transfers
 from autopar.ir.mesh import stage_number
 from autopar.ir.nodes import record_of, tensor_type
 from autopar.ir.program import Program
-from autopar.notebook import TableReport
+from autopar.notebook import TableReport, printed, right
 from autopar.runtime.lowering.packing import messages_of, size_of
 
 SLOTS = {"forward": "F", "backward": "B"}
@@ -60,15 +58,13 @@ class RankMessages(TableReport):
         return RankMessages(rank, tuple(row for name, program in programs.items() for row in _rows(name, program)))
 
     def __str__(self) -> str:
-        table = Table("program", "slot", "value", "", Column("rank", justify="right"), Column("bytes", justify="right"))
+        table = Table("program", "slot", "value", "", right("rank"), right("bytes"))
         for row in self.rows:
             table.add_row(
                 row.program, row.slot, row.value, "to" if row.sent else "from", f"{row.peer}", f"{row.bytes:,}"
             )
-        out = io.StringIO()
-        Console(file=out, width=120).print(table)
         return (
-            f"{out.getvalue()}messages of rank {self.rank} in a step; those with a slot go once for each micro-batch\n"
+            f"{printed(table)}messages of rank {self.rank} in a step; those with a slot go once for each micro-batch\n"
         )
 
 

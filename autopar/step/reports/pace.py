@@ -7,7 +7,6 @@ accelerator events mark the waits of each eighth step; they are read before the 
 
 from __future__ import annotations
 
-import io
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -15,13 +14,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from autopar.ir.hosts import Hosts
 from autopar.ir.mesh import PIPELINE, Mesh
 from autopar.model.calls import Calls
-from autopar.notebook import TableReport
+from autopar.notebook import TableReport, printed, right
 from autopar.report.passes import PassReport, Reports
 from autopar.runtime.marks import HostMarks, Waits, mark_waits, marks_of
 from autopar.runtime.processes.agreement import UNKNOWN, Agreement, Pace
@@ -81,16 +79,13 @@ class RankPaces(TableReport):
     def __str__(self) -> str:
         if not self.paces:
             return UNMEASURED
-        table = Table(
-            "rank", "host", *(Column(name, justify="right") for name in ("computes, ms", "between steps, ms"))
-        )
+        table = Table("rank", "host", right("computes, ms"), right("between steps, ms"))
         slowest = sorted(self.paces, key=lambda rank: -sum(self.paces[rank]))[:SHOWN]
         for rank in sorted(slowest):
             table.add_row(str(rank), self.hosts.name(rank), *(f"{seconds * 1e3:.1f}" for seconds in self.paces[rank]))
-        out, left = io.StringIO(), len(self.paces) - len(slowest)
-        Console(file=out, width=100).print(table)
+        left = len(self.paces) - len(slowest)
         return (
-            f"medians of {self.steps} steps\n{out.getvalue()}"
+            f"medians of {self.steps} steps\n{printed(table, width=100)}"
             + f"and {left} faster ranks\n" * (left > 0)
             + "".join(f"{slow}\n" for slow in self.slow)
         )

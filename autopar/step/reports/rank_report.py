@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from torch import fx
 
 from autopar.ir import transfers
 from autopar.ir.mesh import Mesh, ranges_of
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
-from autopar.notebook import TableReport
+from autopar.notebook import TableReport, printed, right
 from autopar.runtime.lowering.waits import members, wait_of
 from autopar.runtime.recording import RecordedRun, RecordedSlot
 from autopar.scheduling.programs.order import Order
@@ -112,26 +110,21 @@ class RankReport(TableReport):
         }  # fmt: skip
 
     def __str__(self) -> str:
-        times = Table("ops", Column("ms", justify="right"), Column("of all", justify="right"))
+        times = Table("ops", right("ms"), right("of all"))
         for name, seconds in self.classes.items():
             times.add_row(name, f"{seconds * 1e3:,.3f}", f"{seconds / self.seconds:.1%}")
-        right = (Column(name, justify="right") for name in ("times", "bytes", "ms"))
-        sent = Table("part", "values", "collective", "axes", "ranks", *right)
+        sent = Table("part", "values", "collective", "axes", "ranks", *map(right, ("times", "bytes", "ms")))
         for row in self.communication:
             first, *more = row.values
             values = first + f" and {len(more)} more" * bool(more)
             ms = "" if row.seconds is None else f"{row.seconds * 1e3:,.3f}"
             sent.add_row(row.part, values, row.op, " ".join(row.axes), row.ranks, f"{row.times}", f"{row.bytes:,}", ms)
-        out = io.StringIO()
-        console = Console(file=out, width=160)
-        for table in (times, sent):
-            console.print(table)
         at = " ".join(f"{axis}={index}" for axis, index in self.mesh.coordinates(self.rank).items())
         return (
             f"rank {self.rank} ({at}) of {self.mesh}\n"
             f"{self.memory}; {self.held:,} of them stay between steps\n"
-            f"a step takes {self.seconds * 1e3:,.3f} ms on this machine{self._without}\n{out.getvalue()}"
-            f"ms of communication: {self.source}\n"
+            f"a step takes {self.seconds * 1e3:,.3f} ms on this machine{self._without}\n"
+            f"{printed(times, sent, width=160)}ms of communication: {self.source}\n"
         )
 
     @property

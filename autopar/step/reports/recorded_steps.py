@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -16,12 +16,12 @@ from autopar.errors import shown
 from autopar.model.calls import Calls
 from autopar.runtime.marks import marks_of
 from autopar.runtime.measuring.clock import Effort
-from autopar.runtime.recording import Recorder, clock_offsets, recording
-from autopar.scheduling.programs.communication import Communication
+from autopar.runtime.recording import Recorder, recording
 from autopar.step.compiled import AnyStep
 from autopar.step.reports.measured_rank import measured_rank
+from autopar.step.reports.rank_record import RankRecord, Recording, on_one_clock
 from autopar.step.reports.rank_report import RankReport
-from autopar.step.reports.step_profile import RankRecord, StepProfile, places_of
+from autopar.step.reports.step_profile import StepProfile, places_of
 from autopar.step.reports.timeline import StepTimeline
 
 
@@ -39,13 +39,13 @@ class NextSteps:
         self.profile: StepProfile | None = None
         self._recorders: list[Recorder] = []
 
-    def run(self, step: RecordedSteps, args: Any, kwargs: Any) -> Any:
+    def run(self, step: RecordedSteps, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         """Run a step, and return what it returns. The last one makes the profile, and the first rank writes it.
 
         A step that fails ends the recording.
         """
         step._next_steps = None
-        recorder, returned = step._recorded(*args, in_slots=True, **kwargs)
+        recorder, returned = step._recorded(args, kwargs, in_slots=True)
         self._recorders.append(recorder)
         if len(self._recorders) < self.steps:
             step._next_steps = self
@@ -67,11 +67,6 @@ class RecordedSteps:
 
     _calls: Calls
     _next_steps: NextSteps | None = None
-
-    @property
-    def communication(self) -> Communication:
-        """How the communication of the step is scheduled."""
-        raise NotImplementedError
 
     def measure(
         self, *, machine: Machine | str | Path | None = None, effort: Effort | None = None, interference: bool = False
@@ -100,15 +95,20 @@ class RecordedSteps:
         """Return the programs that are shown. ``RuntimeError`` before a capture."""
         raise NotImplementedError
 
-    def timeline(self, *args: Any, **kwargs: Any) -> Any:
+    def timeline(self, *args: object, **kwargs: object) -> StepTimeline:
         """Run one step and record when each line begins and ends on each rank, beside the simulated step.
+
+        Where the step has stages, it is each slot of their schedule.
 
         All ranks call it, as they call the step: parameters change. ``print`` shows a table, and ``.save(path)`` writes
         a trace for Perfetto. On an accelerator the times are those of events on the stream that computes: a start takes
         no time there, and a wait is what the stream waits. Where the device waits for the host, a line has that, too.
         """
-        runs = self._recorded(*args, **kwargs)[0].runs
-        return StepTimeline(self.communication, tuple(self._gathered(runs)))
+        recorder, _ = self._recorded(args, kwargs)
+        if recorder.slots:
+            recorder.runs.clear()  # what runs around the slots is recorded as slots, too
+        made = self._current()
+        return StepTimeline(made.communication, made.simulation, self._of_ranks([recorder]))
 
     def rank_report(self, *args: object, **kwargs: object) -> RankReport:
         """Run a few steps on this rank, and report its memory, its time by classes of ops, and its communication.
@@ -171,7 +171,7 @@ class RecordedSteps:
             return following
         for each in batches[:1] if simulates else batches:
             self.capture(each)  # type: ignore[attr-defined]
-        records = () if simulates else self._of_ranks([self._recorded(own, in_slots=True)[0] for own in batches])
+        records = () if simulates else self._of_ranks([self._recorded((own,), {}, in_slots=True)[0] for own in batches])
         return self._profile_of(records, steps, path)
 
     @property
@@ -181,29 +181,25 @@ class RecordedSteps:
 
     def _profile_of(self, records: tuple[RankRecord, ...], steps: int, path: str | os.PathLike[str]) -> StepProfile:
         """Return what was recorded beside the computed step. The first rank writes it."""
-        made, step = self.communication, self._current()
-        places = {name: places_of(local) for name, local in step.running.items()}
-        profile = StepProfile(made, places, step.computed(made, places), records, steps, os.fspath(path))
+        made = self._current()
+        places = {name: places_of(local) for name, local in made.running.items()}
+        profile = StepProfile(made.communication, made.simulation, records, places, steps, os.fspath(path))
         if self._writes:
             profile.save(path)
         return profile
 
     def _of_ranks(self, recorders: list[Recorder]) -> tuple[RankRecord, ...]:
         """Return what all ranks have recorded, on one clock. All ranks call it."""
-        rank = self._calls.context().rank
-        own = [((socket.gethostname(), made.begun), made.runs, made.slots.get(rank, [])) for made in recorders]
-        ranks: list[list[tuple[Any, Any, Any]]] = self._gathered(own)
-        # the clock of the first step; a later one began at its own time since then
-        offsets = clock_offsets([steps[0][0] for steps in ranks])
-        return tuple(
-            RankRecord.of(
-                [(at - steps[0][0][1] + offset, runs, slots) for (_, at), runs, slots in steps],
-                self._current().track(rank),
-            )
-            for rank, steps, offset in zip(self._calls.mesh.ranks, ranks, offsets, strict=True)
-        )
+        rank, host = self._calls.context().rank, socket.gethostname()
+        own = [Recording(host, made.begun, made.runs, made.slots.get(rank, [])) for made in recorders]
+        stages = {rank: at.stages for at in self._current().runs.timetable.positions for rank in at.ranks}
+        together = self._calls.agreement.ranks
+        gathered = [own] if together is None else together.gathered(own)
+        return on_one_clock(dict(zip(self._calls.mesh.ranks, gathered, strict=True)), stages)
 
-    def _recorded(self, *args: Any, in_slots: bool = False, **kwargs: Any) -> tuple[Recorder, Any]:
+    def _recorded(
+        self, args: Sequence[object], kwargs: Mapping[str, object], *, in_slots: bool = False
+    ) -> tuple[Recorder, object]:
         """Run one step. Returns what was recorded on this rank, and what the step returned."""
         self.capture(*args, **kwargs)  # type: ignore[attr-defined]
         together = self._calls.agreement.ranks
@@ -213,13 +209,8 @@ class RecordedSteps:
             returned = self(*args, **kwargs)  # type: ignore[operator]
         return recorder, returned
 
-    def _gathered(self, value: Any) -> list[Any]:
-        """Return the values of all ranks. All ranks call it."""
-        together = self._calls.agreement.ranks
-        return [value] if together is None else together.gathered(value)
 
-
-def _batches(batch: Any, steps: int) -> list[Any]:
+def _batches(batch: object, steps: int) -> list[object]:
     if not isinstance(batch, Iterator):
         return [batch] * steps
     batches = [own for _, own in zip(range(steps), batch, strict=False)]

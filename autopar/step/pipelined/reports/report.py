@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from autopar.capture.blocks import ancestors
 from autopar.costs.machine import Machine
 from autopar.costs.profile import Profile
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
-from autopar.notebook import InNotebook
+from autopar.notebook import InNotebook, printed, right
 from autopar.pipeline import PipelineSchedule, Sizes, Times
 from autopar.pipeline.simulate import Simulation
 from autopar.runtime.localize import LocalPrograms
@@ -121,8 +119,7 @@ class Pipeline(InNotebook):
         return self.simulate().makespan + self._around()
 
     def __str__(self) -> str:
-        right = (Column(name, justify="right") for name in ("parameters", "sends", "sends back"))
-        table = Table("stage", "ranks", "modules", *right)
+        table = Table("stage", "ranks", "modules", *map(right, ("parameters", "sends", "sends back")))
         for stage in self.stages:
             more = "" if len(stage.modules) <= SHOWN else f", … ({len(stage.modules)})"
             copied = "" if not stage.copies else f" + {len(stage.copies)} copied"
@@ -130,9 +127,7 @@ class Pipeline(InNotebook):
                 str(stage.number), " ".join(map(str, stage.ranks)), ", ".join(stage.modules[:SHOWN]) + more,
                 f"{len(stage.parameters)}{copied}", f"{stage.sent:,}", f"{stage.sent_back:,}",
             )  # fmt: skip
-        out = io.StringIO()
-        Console(file=out, width=120).print(table)
-        return f"{out.getvalue()}{self.schedule.title}; bytes of one micro-batch\n"
+        return f"{printed(table)}{self.schedule.title}; bytes of one micro-batch\n"
 
 
 def _own_modules(programs: Sequence[Program]) -> list[tuple[str, ...]]:
