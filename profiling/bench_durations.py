@@ -23,7 +23,6 @@ from autopar import Mesh, Program
 from autopar.costs.durations import Durations, durations
 from autopar.ir.value_names import sums_in
 from autopar.optimizers import IN_PLACE
-from autopar.step.reports.measured import placed_programs
 from autopar.step.train_step import TrainStep
 
 PROFILES_ITSELF = True
@@ -51,7 +50,7 @@ def _report(options: argparse.Namespace) -> str:
     begin = time.perf_counter()
     profile = step.measure()
     took = time.perf_counter() - begin
-    last = placed_programs(*step._current().pair, 1)["last"].program
+    last = step._current().placed["last"].program
     by_profile, by_machine = (durations(last, source, zeros=sums_in(last)) for source in (profile, profile.machine))
     clock, processor = steps_of(step, batch, options.steps)
     lines = [

@@ -53,11 +53,12 @@ class MemoryReport(TableReport, tuple[PhasePeak, ...]):
     """
 
     held: int
-    lifetimes: Lifetimes
+    lifetimes: Lifetimes | None = None
 
     @cached_property
     def arena(self) -> int:
         """The bytes of a static plan, with a fixed place for each storage that the caller does not hold."""
+        assert self.lifetimes is not None
         return arena([storage for storage in self.lifetimes.storages if storage.born != START]).bytes
 
     @property

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from autopar.costs.machine import Machine
 from autopar.costs.profile import Profile
@@ -18,8 +18,11 @@ from autopar.pipeline import PipelineSchedule
 from autopar.pipeline.simulate import Simulation
 from autopar.report.passes import PassReport
 from autopar.runtime.localize import LocalPrograms
+from autopar.runtime.measuring.between_stages import BetweenStages
 from autopar.runtime.measuring.clock import Effort
+from autopar.runtime.measuring.measure import Placed
 from autopar.scheduling.programs.communication import Communication
+from autopar.scheduling.programs.order import Order
 from autopar.search.certificate import TOLERANCE
 from autopar.search.solutions.solution import Solution, priced
 from autopar.search.solutions.step_choice import Candidate, StepChoice
@@ -33,9 +36,9 @@ from autopar.step.compiling.compiled_step import (
 )
 from autopar.step.compiling.memory_limit import memory_of_programs
 from autopar.step.options import StepOptions
+from autopar.step.pipelined.reports.report import Pipeline
 from autopar.step.pipelined.solution import PipelinedSolution
 from autopar.step.program import RankStep, Step
-from autopar.step.reports.communication import communication_of, order_text
 from autopar.step.reports.measured import measured, placed_programs
 from autopar.step.reports.memory import StepMemory
 from autopar.step.reports.rank_report import RankPart
@@ -129,7 +132,9 @@ class CompiledStep(ABC, Generic[M]):
     @property
     def text(self) -> str:
         """The programs, what runs, and the order, as text that ranks compare."""
-        return f"{self.program}\n{self.runs.timetable}\n{order_text(self.micro, self.update)}"
+        running = self.micro.running(self.update, 3)
+        orders = "\n".join(f"{name}:\n{_order(local).text}" for name, (local, _) in running.items())
+        return f"{self.program}\n{self.runs.timetable}\n{orders}"
 
     @property
     def parts(self) -> dict[str, tuple[LocalPrograms, int]]:
@@ -153,29 +158,49 @@ class CompiledStep(ABC, Generic[M]):
 
     @property
     @abstractmethod
+    def orders(self) -> Mapping[str, tuple[Order, int]]:
+        """The parts of the communication, by name: the order of a program, and how often it runs."""
+
+    @property
+    @abstractmethod
+    def notes(self) -> tuple[str, ...]:
+        """Remarks about the communication."""
+
+    @property
     def communication(self) -> Communication:
         """How the communication of the whole step is scheduled."""
+        in_order = self.calls.job is None or self.calls.job.in_order
+        return Communication.of(self.orders, in_order=in_order, notes=self.notes)
 
     @abstractmethod
-    def memory(self, rank: int) -> Any:
+    def memory(self, rank: int) -> StepMemory:
         """Return the bytes of one rank at its peaks."""
 
     def check_memory(self) -> None:
         """Raise ``MemoryLimitError`` if stages take more than the limit; without stages, the search keeps it."""
 
-    @abstractmethod
+    @property
+    def placed(self) -> dict[str, Placed]:
+        """The programs whose calls are timed, as of ``placed_programs``."""
+        return placed_programs(self.program, {})
+
+    def between(self, machine: Machine) -> Sequence[BetweenStages]:
+        """Return the messages between stages, with their prices on a machine."""
+        return ()
+
     def measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
         """Time the calls of the step. Arguments and errors are those of ``TrainStep.measure``."""
+        return measured(self.calls, self.placed, self.between, machine, effort, interference)
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The stages and the schedule; ``None`` without stages."""
+        return None
 
     @property
     def simulation(self) -> Simulation[PipelineSchedule] | None:
         """The simulated slots of the schedule; ``None`` without stages."""
-        return None
-
-    @property
-    def in_order(self) -> bool:
-        """Whether each stream ends its collectives in the order in which they are started."""
-        return self.calls.job is None or self.calls.job.in_order
+        return None if self.pipeline is None else self.pipeline.simulate()
 
 
 AnyStep = CompiledStep[CompiledMicro]
@@ -213,15 +238,26 @@ class CompiledOnMesh(CompiledStep[MicroBatch]):
         return of_one_stage(self.micro, self.update, self.options.count, self.calls.mesh)
 
     @property
-    def communication(self) -> Communication:
-        """How the communication of the whole step is scheduled."""
-        return communication_of(self.micro, self.update, self.options.count, self.in_order)
+    def orders(self) -> Mapping[str, tuple[Order, int]]:
+        """The orders of the programs that the step runs."""
+        return {name: (_order(local), times) for name, (local, times) in self.parts.items()}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What crosses the end of a step."""
+        return (self.update.note,) if self.update.note else ()
 
     def memory(self, rank: int) -> StepMemory:
         """Return the bytes of one rank at the peak of each phase."""
         return memory_of_programs(self.micro, self.update, self.options, rank, self.calls.device.type == "cpu")
 
-    def measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
-        """Time the calls of the step."""
-        programs = placed_programs(self.micro, self.update, self.options.count)
-        return measured(self.calls, programs, machine, effort, interference)
+    @property
+    def placed(self) -> dict[str, Placed]:
+        """The programs whose calls are timed, the merged ones too."""
+        merged = {"first": self.micro.first, "last": self.update.last}
+        return placed_programs(self.program, {name: placed[0] for name, placed in merged.items() if placed is not None})
+
+
+def _order(local: LocalPrograms) -> Order:
+    assert local.order is not None
+    return local.order

@@ -131,6 +131,16 @@ class Step(NamedPrograms):
         often = ("micro", "sums")
         return {name: (made, self.microbatches if name in often else 1) for name, made in self.programs.items()}
 
+    @property
+    def parts(self) -> dict[str, tuple[Program, int]]:
+        """The programs that have prices, by name, and how often a step runs each: with stages, those of each stage."""
+        of_stages = {
+            f"stage {number} {name}": run
+            for number, stage in enumerate(self.stages)
+            for name, run in stage.runs.items()
+        }
+        return of_stages or self.runs
+
     @cached_property
     def stages(self) -> tuple[Step, ...]:
         """The part of each stage, which has a price of its own; none without stages.

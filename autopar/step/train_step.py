@@ -166,7 +166,7 @@ class TrainStep(RecordedSteps, Paged):
 
     def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page of the step shows, as data. ``RuntimeError`` before a capture."""
-        return subject_of_step(self, self._calls, machine)
+        return subject_of_step(self, self._current(), self._calls, machine)
 
     @property
     def choice(self) -> StepChoice:
@@ -209,8 +209,7 @@ class TrainStep(RecordedSteps, Paged):
 
         The tables also have the largest tensors at each peak.
         """
-        memory: StepMemory = self._current().memory(rank)
-        return memory
+        return self._current().memory(rank)
 
     @property
     def _captured(self) -> StepCaptures:

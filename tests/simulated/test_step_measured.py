@@ -18,7 +18,6 @@ from autopar.errors import ProfileError
 from autopar.ir.value_names import sums_in
 from autopar.runtime.measuring import measure
 from autopar.runtime.measuring.clock import Clock, Effort
-from autopar.step.reports.measured import placed_programs
 from autopar.step.train_step import TrainStep
 
 SHORT = Effort(warm=0, seconds=0.0, least=1, most=1)
@@ -53,10 +52,7 @@ def captured(name: str = "mlp", mesh: Mesh | None = None, **options: Any) -> Tra
 
 def explicit(step: TrainStep) -> dict[str, autopar.Program]:
     """All explicit programs of a step, the merged ones too."""
-    return {
-        name: placed.program
-        for name, placed in placed_programs(*step._current().pair, step.program.microbatches).items()
-    }
+    return {name: placed.program for name, placed in step._current().placed.items()}
 
 
 @pytest.mark.parametrize("options", [{}, {"microbatches": 2, "zero": 1, "clip_norm": 1.0}], ids=["plain", "zero"])

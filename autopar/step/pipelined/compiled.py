@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from pathlib import Path
+from functools import cached_property
 
 from autopar.costs.machine import Machine
-from autopar.costs.profile import Profile
-from autopar.pipeline import PipelineSchedule
-from autopar.pipeline.simulate import Simulation
-from autopar.runtime.measuring.clock import Effort
+from autopar.runtime.measuring.between_stages import BetweenStages
 from autopar.runtime.running.messages import connect
-from autopar.scheduling.programs.communication import Communication
+from autopar.scheduling.programs.order import Order
 from autopar.search.solutions.step_choice import StepChoice
 from autopar.step.compiled import CompiledStep, StepCost
 from autopar.step.pipelined.placing.programs import PipelinedMicro
-from autopar.step.pipelined.reports.measured import messages_of, placed_programs
-from autopar.step.pipelined.reports.rank_memory import RankMemory, check_within, memory_of_rank
-from autopar.step.pipelined.reports.report import Pipeline, communication_of
+from autopar.step.pipelined.reports.rank_memory import check_within, memory_of_rank
+from autopar.step.pipelined.reports.report import Pipeline, orders_of_stages
+from autopar.step.pipelined.reports.times import messages_of
 from autopar.step.pipelined.runs import of_stages
 from autopar.step.pipelined.solution import PipelinedSolution
-from autopar.step.reports.measured import measured
+from autopar.step.reports.memory import StageMemory
 from autopar.step.running import StepRuns
 from autopar.step.solution import solution_of
 from autopar.step.stages import stages_of
+
+SIDE_BY_SIDE = "the functions of different stages run at the same time; step.pipeline.simulate() has the whole step"
 
 
 class CompiledOnStages(CompiledStep[PipelinedMicro]):
@@ -37,11 +35,6 @@ class CompiledOnStages(CompiledStep[PipelinedMicro]):
         compiler = self.compiler
         figures = compiler.figures or compiler.machine or compiler.planner.machine
         return Pipeline.of(self.micro, self.update, figures, compiler.overlap.issue, self._around)
-
-    @property
-    def simulation(self) -> Simulation[PipelineSchedule]:
-        """The simulated slots of the schedule."""
-        return self.pipeline.simulate()
 
     @property
     def zero(self) -> Mapping[str, int]:
@@ -74,9 +67,14 @@ class CompiledOnStages(CompiledStep[PipelinedMicro]):
         return of_stages(self.micro, self.update, self.calls.mesh)
 
     @property
-    def communication(self) -> Communication:
-        """How the collectives of each stage are scheduled."""
-        return communication_of(self.micro, self.update, self.program, self.in_order, self.compiler.order_of_part)
+    def orders(self) -> Mapping[str, tuple[Order, int]]:
+        """The orders of the programs of each stage."""
+        return orders_of_stages(self.micro, self.update, self.program, self.compiler.order_of_part)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """That the stages run side by side."""
+        return (SIDE_BY_SIDE,)
 
     def _around(self) -> float:
         """Return the most seconds that a rank takes around the slots: for copies, counts, outputs and updates."""
@@ -93,7 +91,7 @@ class CompiledOnStages(CompiledStep[PipelinedMicro]):
                 around[stage] = around.get(stage, 0.0) + part.schedule.makespan
         return of_all + max(sum(around.get(str(stage), 0.0) for stage in own) for own in self.micro.schedule.stages_of)
 
-    def memory(self, rank: int) -> RankMemory:
+    def memory(self, rank: int) -> StageMemory:
         """Return the bytes of one rank at the peak of its slots."""
         return memory_of_rank(self.micro, self.update, self.calls.mesh, rank, self.options.offload)
 
@@ -101,9 +99,8 @@ class CompiledOnStages(CompiledStep[PipelinedMicro]):
         """Raise ``MemoryLimitError`` if a rank takes more bytes than the option ``memory=`` allows."""
         check_within(self.compiler.planner.memory, self.micro, self.update, self.options.offload)
 
-    def measured(self, machine: Machine | str | Path | None, effort: Effort | None, interference: bool) -> Profile:
-        """Time the calls of the step, and the messages between stages."""
+    def between(self, machine: Machine) -> Sequence[BetweenStages]:
+        """Return the messages between stages, with their prices on a machine."""
         if self.calls.job is not None:
             connect(self.calls.device)
-        programs = placed_programs(self.program)
-        return measured(self.calls, programs, machine, effort, interference, partial(messages_of, self.micro))
+        return messages_of(self.micro, machine)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from autopar.costs.machine import Machine
-from autopar.page.subject import Subject
-from autopar.step.pipelined.compiled import CompiledOnStages
 from autopar.step.pipelined.reports.report import Pipeline
-from autopar.step.reports.paged import subject_of_stages
 from autopar.step.train_step import TrainStep
 
 
@@ -21,10 +15,6 @@ class PipelinedStep(TrainStep):
     @property
     def pipeline(self) -> Pipeline:
         """The stages and the schedule, which ``.simulate()`` simulates. ``RuntimeError`` before a capture."""
-        made = self._current()
-        assert isinstance(made, CompiledOnStages)
-        return made.pipeline
-
-    def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
-        """Return what the page of the step shows, as data. ``RuntimeError`` before a capture."""
-        return subject_of_stages(self, self._calls, machine)
+        pipeline = self._current().pipeline
+        assert pipeline is not None
+        return pipeline

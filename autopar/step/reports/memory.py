@@ -9,14 +9,15 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from rich.table import Table
 from torch import fx
 
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 from autopar.ir.value_names import ValueRole, belongs_to_step, gradient_name, roles_in
-from autopar.notebook import TableReport
-from autopar.report.liveness import START, Lifetimes, size
-from autopar.report.memory import PhasePeak, report_of, tables
+from autopar.notebook import printed, right
+from autopar.report.liveness import START, size
+from autopar.report.memory import MemoryReport, PhasePeak, report_of, tables
 from autopar.runtime.lowering.lifetimes import lifetimes
 from autopar.runtime.lowering.lower import Lowered
 
@@ -25,7 +26,7 @@ SUMS = (ValueRole.GRADIENT, ValueRole.LOSS)
 TRANSIENT = (*SUMS, ValueRole.COPY)  # values that live during a step alone
 
 
-class StepMemory(TableReport, tuple[PhasePeak, ...]):
+class StepMemory(MemoryReport):
     """A row for each phase of the last micro-batch, and one for the update. Prints as tables.
 
     The last micro-batch takes as much memory as any other. Where parameters have low-precision copies, the first row,
@@ -40,29 +41,39 @@ class StepMemory(TableReport, tuple[PhasePeak, ...]):
         beside: bytes of the inputs of the other micro-batches, which ``lifetimes`` has not.
     """
 
-    held: int
     kept: Counter[str]
-    host: int
-    lifetimes: Lifetimes
-    beside: int
-
-    @property
-    def peak(self) -> int:
-        """The most bytes in use at once."""
-        return max(row.bytes for row in self)
-
-    @property
-    def made(self) -> int:
-        """The most bytes that a step allocates beside those that stay between steps."""
-        return self.peak - self.held
-
-    def phase(self, name: str) -> PhasePeak:
-        """Return the row of ``forward``, ``backward``, ``update`` or ``copies``."""
-        return next(row for row in self if row.phase == name)
+    host: int = 0
+    beside: int = 0
 
     def __str__(self) -> str:
         beside = f"; beside them, {self.host:,} of the optimizer's state are in host memory" if self.host else ""
         return f"{tables(self)}bytes of one rank, {self.held:,} of them between steps too{beside}\n"
+
+
+class StageMemory(StepMemory):
+    """The memory of one rank of a step on stages: one row, for the slots. Prints as a table.
+
+    Attributes:
+        rank: the rank.
+        lifetimes: ``None``: the schedule of the slots decides them.
+        kept: of the bytes that stay between steps, those of the ``inputs``.
+    """
+
+    rank: int
+
+    @property
+    def kinds(self) -> Mapping[str, int]:
+        """The bytes at the peak, by kind."""
+        return self[0].kinds
+
+    def __str__(self) -> str:
+        table = Table("kind", right("bytes"))
+        for kind, bytes in self.kinds.items():
+            table.add_row(kind, f"{bytes:,}")
+        return (
+            f"{printed(table, width=80)}{self.peak:,} bytes of rank {self.rank} at most, {self.held:,} of them between "
+            f"steps\n"
+        )
 
 
 def memory_of_step(
@@ -97,15 +108,14 @@ def memory_of_step(
         if record_of(node).role == "input" and not belongs_to_step(name)
     )
     lives = lifetimes(last, lowered, staying, kinds, on_cpu)
-    report = report_of(
-        replace(lives, storages=tuple(storage for storage in lives.storages if storage.node not in away))
-    )
+    lives = replace(lives, storages=tuple(storage for storage in lives.storages if storage.node not in away))
+    report = report_of(lives)
     memory = StepMemory(_beside(row, "inputs", batch * (microbatches - 1)) for row in report)
-    memory.lifetimes, memory.beside = report.lifetimes, batch * (microbatches - 1)
+    memory.lifetimes, memory.beside = lives, batch * (microbatches - 1)
     memory.held = report.held + memory.beside
     memory.host = sum(size(record_of(node).type) for node in away)
     memory.kept = Counter({"inputs": memory.beside})
-    for storage in report.lifetimes.storages:
+    for storage in lives.storages:
         if storage.born == START and storage.dies == len(lives.ops):
             memory.kept[storage.kind] += storage.bytes
         if storage.born == START and storage.kind == UNDER_WAY:
@@ -127,8 +137,7 @@ def with_copies(memory: StepMemory, program: Program, lowered: Lowered, on_cpu: 
         **{kind: bytes for kind, bytes in peak.kinds.items() if kind in ("activations", "transfers")},
     }
     extended = StepMemory((replace(peak, phase=COPIES, bytes=memory.held + report.made, kinds=kinds), *memory))
-    extended.held, extended.host, extended.kept = memory.held, memory.host, memory.kept
-    extended.lifetimes, extended.beside = memory.lifetimes, memory.beside
+    vars(extended).update(vars(memory))
     return extended
 
 

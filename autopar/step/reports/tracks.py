@@ -59,7 +59,7 @@ def simulated_tracks(simulation: Simulation[PipelineSchedule]) -> list[Track]:
     return tracks
 
 
-class _Message(NamedTuple):
+class _UnderWay(NamedTuple):
     """A message that a line or a slot starts or waits for.
 
     Attributes:
@@ -131,17 +131,17 @@ def recorded_track(rank: RankRecord, meetings: Meetings) -> Track:
     return track
 
 
-def _of_line(function: str, line: RecordedLine) -> tuple[Slice, list[_Message]]:
+def _of_line(function: str, line: RecordedLine) -> tuple[Slice, list[_UnderWay]]:
     """Return the slice of a line, and its message."""
     about = {"function": function, "module": "/".join(line.path[1:]), "line": line.text}
     if line.kind == "compute":
         return Slice(line.name, COMPUTE, line.begin, line.end, line.kind, about), []
     slice = Slice(f"{line.kind} {line.name}", COMPUTE, line.begin, line.end, _shows(line), about)
     meetings = [(COLLECTIVE, (line.ranks, line.name, line.stream))] if line.kind == "wait" else []
-    return slice, [_Message((line.name, line.stream), line.name, line.stream, about, meetings)]
+    return slice, [_UnderWay((line.name, line.stream), line.name, line.stream, about, meetings)]
 
 
-def _of_slot(rank: int, slot: RecordedSlot) -> tuple[Slice, list[_Message]]:
+def _of_slot(rank: int, slot: RecordedSlot) -> tuple[Slice, list[_UnderWay]]:
     """Return the slice of a slot, and its messages."""
     title = " ".join(map(str, slot.tasks)) or slot.words
     label = f"wait {title}" if slot.kind == "wait" else title
@@ -154,7 +154,7 @@ def _of_slot(rank: int, slot: RecordedSlot) -> tuple[Slice, list[_Message]]:
         elif (task.action, slot.kind) == ("R", "wait"):
             send = Task(f"{task.of}S", task.peer, task.batch, task.stage)
             meetings = [(MESSAGE, (send, peer, rank)) for peer in peers.get(task, ())]
-        messages.append(_Message(task, title, _stream(task), _about(task), meetings))
+        messages.append(_UnderWay(task, title, _stream(task), _about(task), meetings))
     return Slice(label, COMPUTE, slot.begin, slot.end, _shows(slot), {"slot": slot.words}), messages
 
 

@@ -2,66 +2,32 @@
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from rich.console import Console
-from rich.table import Column, Table
+from collections import Counter
 
 from autopar.errors import MemoryLimitError
 from autopar.ir.mesh import PIPELINE, Mesh
-from autopar.notebook import TableReport
-from autopar.pipeline.memory import memory
+from autopar.pipeline.memory import memory as memory_of_slots
+from autopar.report.memory import PhasePeak
 from autopar.search.certificate import bytes_text
 from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.reports.sizes import as_sizes, sizes_of, stage_sizes
+from autopar.step.reports.memory import StageMemory
 
-
-@dataclass(frozen=True, repr=False)
-class RankMemory(TableReport):
-    """The memory of one rank of a pipelined step, in bytes. Prints as a table.
-
-    Attributes:
-        rank: the rank.
-        peak: the most bytes in use at once while the slots run.
-        held: bytes that stay between steps: parameters, buffers, the optimizer's state, and the batch.
-        kept: of these, the bytes of the ``inputs``.
-        kinds: the bytes at the peak, by kind.
-    """
-
-    rank: int
-    peak: int
-    held: int
-    kept: Mapping[str, int]
-    kinds: Mapping[str, int]
-
-    @property
-    def made(self) -> int:
-        """The most bytes that a step allocates beside those that stay between steps."""
-        return self.peak - self.held
-
-    def __str__(self) -> str:
-        table = Table("kind", Column("bytes", justify="right"))
-        for kind, bytes in self.kinds.items():
-            table.add_row(kind, f"{bytes:,}")
-        out = io.StringIO()
-        Console(file=out, width=80).print(table)
-        return f"{out.getvalue()}{self.peak:,} bytes of rank {self.rank} at most, {self.held:,} of them between steps\n"
+SLOTS = "the slots"
 
 
 def memory_of_rank(
     micro: PipelinedMicro, update: StepUpdate, mesh: Mesh, rank: int, offload: bool = False
-) -> RankMemory:
+) -> StageMemory:
     """Return the memory of a rank, which is that of the first rank at its position along the pipeline.
 
     ``offload``: whether the optimizer's state is in host memory.
     """
     position = mesh.coordinates(rank)[PIPELINE]
     sizes = stage_sizes(micro, update, offload)
-    found = memory(micro.schedule, as_sizes(sizes))
+    found = memory_of_slots(micro.schedule, as_sizes(sizes))
     own = [sizes[number] for number in micro.schedule.stages_of[position]]
     kinds = {
         "parameters, state and batch": sum(stage.held for stage in own),
@@ -70,15 +36,17 @@ def memory_of_rank(
         "outputs": sum(stage.outputs for stage in own),
         **{kind: round(bytes) for kind, bytes in found.at_peak[position].items()},
     }
-    kept = {"inputs": sum(stage.inputs for stage in own)}
-    return RankMemory(rank, round(found.peak[position]), kinds["parameters, state and batch"], kept, kinds)
+    memory = StageMemory([PhasePeak(SLOTS, round(found.peak[position]), "", "", "", kinds, (), ())])
+    memory.rank, memory.held = rank, kinds["parameters, state and batch"]
+    memory.kept = Counter(inputs=sum(stage.inputs for stage in own))
+    return memory
 
 
 def check_within(limit: float | None, micro: PipelinedMicro, update: StepUpdate, offload: bool = False) -> None:
     """Raise ``MemoryLimitError`` if a rank takes more bytes than the option ``memory=`` allows."""
     if limit is None or limit == math.inf:
         return
-    peaks = memory(micro.schedule, sizes_of(micro, update, offload)).peak
+    peaks = memory_of_slots(micro.schedule, sizes_of(micro, update, offload)).peak
     position = max(range(len(peaks)), key=peaks.__getitem__)
     if (peak := peaks[position]) > limit:
         stages = ", ".join(map(str, micro.schedule.stages_of[position]))

@@ -13,10 +13,10 @@ from autopar.costs.profile import Profile
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 from autopar.notebook import InNotebook, printed, right
+from autopar.page.subject import Messages
 from autopar.pipeline import PipelineSchedule, Sizes, Times
 from autopar.pipeline.simulate import Simulation
 from autopar.runtime.localize import LocalPrograms
-from autopar.scheduling.programs.communication import Communication
 from autopar.scheduling.programs.order import OF_STEPS, Execution, Order
 from autopar.scheduling.simulation import Issue
 from autopar.step.compiling.compiled_step import StepUpdate
@@ -113,6 +113,15 @@ class Pipeline(InNotebook):
         """
         return self.schedule.simulate(self.times, self.sizes)
 
+    def messages(self, simulated: Simulation[PipelineSchedule]) -> list[Messages]:
+        """Return what the stages send to each other in the passes of a simulated step."""
+        return [
+            Messages(stage.number, phase, len(spans), len(spans) * bytes, sum(span.end - span.start for span in spans))
+            for stage in self.stages
+            for phase, of, bytes in (("forward", "F", stage.sent), ("backward", "B", stage.sent_back))
+            if (spans := [span for span in simulated.sent if span.op.stage == stage.number and span.op.of == of])
+        ]
+
     @property
     def seconds(self) -> float:
         """The simulated seconds of a step: those of the slots, and the most that a rank takes around them."""
@@ -153,14 +162,13 @@ def _modules(program: Program) -> list[str]:
     return list(modules)
 
 
-def communication_of(
+def orders_of_stages(
     micro: PipelinedMicro,
     update: StepUpdate,
     step: Step,
-    in_order: bool,
     on_stage: Callable[[LocalPrograms, Program, Execution], Order],
-) -> Communication:
-    """Report how the collectives of all stages are scheduled.
+) -> dict[str, tuple[Order, int]]:
+    """Return how the collectives of each stage are scheduled: name → the order of a program, and how often it runs.
 
     Args:
         on_stage: returns the order of the part of a stage, with its times, of a program of all stages.
@@ -175,5 +183,4 @@ def communication_of(
                 orders[at] = micro.order_of(stage.number), micro.schedule.batches
             elif (placed := of_all[name][0]) is not None:
                 orders[f"{at} {name}"] = on_stage(placed[1], parts.programs[name], of_all[name][1]), 1
-    note = "the functions of different stages run at the same time; step.pipeline.simulate() has the whole step"
-    return Communication.of(orders, in_order=in_order, notes=(note,))
+    return orders

@@ -13,6 +13,7 @@ from autopar.costs.prices import crossed, exchange_price
 from autopar.costs.profile import Profile
 from autopar.pipeline.per_stage import Times
 from autopar.runtime.lowering.bundles import Bundle
+from autopar.runtime.measuring.between_stages import BetweenStages
 from autopar.scheduling.programs.order import Order
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 
@@ -58,6 +59,18 @@ def crossing_bytes(micro: PipelinedMicro, boundary: int, phase: str) -> Sends:
     values = micro.backward_values(boundary) if back else micro.forward_values(boundary)
     stage = micro.stages[boundary + 1 if back else boundary]
     return {rank: Bundle(values, rank).sends for rank in stage.mesh.ranks}
+
+
+def messages_of(micro: PipelinedMicro, machine: Machine) -> list[BetweenStages]:
+    """Return the messages of each boundary and direction that has any."""
+    found = []
+    for boundary in range(len(micro.stages) - 1):
+        for phase in PASSES:
+            sends = crossing_bytes(micro, boundary, phase)
+            if any(sends.values()):
+                text, price = message_text(boundary, phase, sends), message_price(sends, machine)
+                found.append(BetweenStages(text, price, {phase: micro.schedule.batches}, sends))
+    return found
 
 
 def message_price(sends: Sends, machine: Machine) -> float:
