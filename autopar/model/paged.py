@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from autopar.costs.machine import Machine, machine_from
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import record_of
 from autopar.model.compiled import Compiled
-from autopar.page.subject import Part, RankUse, Subject, batch_text
-from autopar.report.liveness import Lifetimes
-from autopar.report.memory import PhasePeak, memory_of
+from autopar.page.subject import Part, Subject, batch_text
+from autopar.report.memory import memory_of
 from autopar.scheduling.programs.communication import Communication
 
 STAGED = (
@@ -25,7 +23,6 @@ def subject_of_call(
 ) -> Subject:
     """Return what the page of a captured call shows. ``machine``: whose seconds are added up."""
     rank = mesh.ranks[0] if compiled.context is None else compiled.context.rank
-    memory = memory_of(compiled.local[rank])
     what = (
         "a call with its backward"
         if any(record_of(n).phase == "backward" for n in compiled.program.nodes)
@@ -34,12 +31,6 @@ def subject_of_call(
     batch = f" of {inputs}" if (inputs := batch_text(compiled.program)) else ""
     return Subject(
         f"{name} on {mesh}: {what}{batch}", "a call", mesh, machine_from(machine), [Part("call", compiled.program)],
-        compiled.reports, use_of(memory, memory.peak, memory.lifetimes), solution=compiled.solution,
+        compiled.reports, memory_of(compiled.local[rank]), solution=compiled.solution,
         communication=communication,
     )  # fmt: skip
-
-
-def use_of(rows: Iterable[PhasePeak], peak: int, lifetimes: Lifetimes | None, beside: int = 0) -> RankUse:
-    """Return the memory of a rank from its report."""
-    kinds: Mapping[str, Mapping[str, int]] = {row.phase: dict(row.kinds) for row in rows}
-    return RankUse(peak, kinds, lifetimes, beside)

@@ -5,26 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from autopar.ir.nodes import record_of
-from autopar.page.subject import RankUse
-from autopar.report.liveness import KINDS, START
+from autopar.report.liveness import KINDS, START, Lifetimes
 
 POINTS = 600  # most points of the picture
 
 
-def memory_over_time(use: RankUse) -> dict[str, Any] | None:
+def memory_over_time(lives: Lifetimes | None) -> dict[str, Any] | None:
     """Return ``kinds``, and ``points``: for each the position of its op, its phase and line, and bytes by kind.
 
     Of neighbouring ops, the one with most memory is kept, so that the peak is there. ``None`` without lifetimes.
     """
-    if use.lifetimes is None or not use.lifetimes.ops:
+    if lives is None or not lives.ops:
         return None
-    lives = use.lifetimes
     kinds = [*dict.fromkeys([*KINDS, *(storage.kind for storage in lives.storages)])]
     row = {kind: k for k, kind in enumerate(kinds)}
     count = len(lives.ops)
     changes: list[list[tuple[int, int]]] = [[] for _ in range(count + 1)]
     now = [0] * len(kinds)
-    now[row["inputs"]] += use.beside
     for storage in lives.storages:
         if storage.born == START:
             now[row[storage.kind]] += storage.bytes

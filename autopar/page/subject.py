@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from autopar.costs.machine import Machine
 from autopar.ir.mesh import Mesh
@@ -11,7 +11,7 @@ from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.text.printer import print_type
 from autopar.pipeline.simulation_data import SimulationData
-from autopar.report.liveness import Lifetimes
+from autopar.report.memory import MemoryReport
 from autopar.report.passes import Reports
 from autopar.scheduling.programs.communication import Communication
 from autopar.search.solutions.solution import Solution
@@ -49,23 +49,6 @@ class Alternative:
     seconds: float | None
     memory: int | None = None
     note: str = ""
-
-
-@dataclass(frozen=True)
-class RankUse:
-    """The memory of one rank.
-
-    Attributes:
-        peak: the most bytes in use at once.
-        kinds: phase → kind → bytes at the peak of the phase.
-        lifetimes: the storages behind these figures; ``None`` where a schedule of slots decides them.
-        beside: bytes in use all the time that ``lifetimes`` has not: the inputs of other micro-batches.
-    """
-
-    peak: int
-    kinds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    lifetimes: Lifetimes | None = None
-    beside: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,7 +110,7 @@ class Subject:
     machine: Machine
     parts: Sequence[Part]
     reports: Reports
-    memory: RankUse
+    memory: MemoryReport
     seconds: float | None = None
     solution: Solution | None = None
     communication: Communication | None = None

@@ -49,6 +49,9 @@ from autopar.step.stages import stages_of
 M = TypeVar("M", bound=CompiledMicro, covariant=True)
 
 
+SIDE_BY_SIDE = "the functions of different stages run at the same time; step.pipeline.simulate() has the whole step"
+
+
 class StepCost(NamedTuple):
     """What a step costs, to compare it with others.
 
@@ -162,15 +165,11 @@ class CompiledStep(ABC, Generic[M]):
         """The parts of the communication, by name: the order of a program, and how often it runs."""
 
     @property
-    @abstractmethod
-    def notes(self) -> tuple[str, ...]:
-        """Remarks about the communication."""
-
-    @property
     def communication(self) -> Communication:
         """How the communication of the whole step is scheduled."""
         in_order = self.calls.job is None or self.calls.job.in_order
-        return Communication.of(self.orders, in_order=in_order, notes=self.notes)
+        note = self.update.note if self.micro.stage_homes is None else SIDE_BY_SIDE
+        return Communication.of(self.orders, in_order=in_order, notes=(note,) if note else ())
 
     @abstractmethod
     def memory(self, rank: int) -> StepMemory:
@@ -200,7 +199,8 @@ class CompiledStep(ABC, Generic[M]):
     @property
     def simulation(self) -> Simulation[PipelineSchedule] | None:
         """The simulated slots of the schedule; ``None`` without stages."""
-        return None if self.pipeline is None else self.pipeline.simulate()
+        pipeline = self.pipeline
+        return None if pipeline is None else pipeline.simulate()
 
 
 AnyStep = CompiledStep[CompiledMicro]
@@ -241,11 +241,6 @@ class CompiledOnMesh(CompiledStep[MicroBatch]):
     def orders(self) -> Mapping[str, tuple[Order, int]]:
         """The orders of the programs that the step runs."""
         return {name: (_order(local), times) for name, (local, times) in self.parts.items()}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What crosses the end of a step."""
-        return (self.update.note,) if self.update.note else ()
 
     def memory(self, rank: int) -> StepMemory:
         """Return the bytes of one rank at the peak of each phase."""

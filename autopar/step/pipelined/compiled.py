@@ -23,8 +23,6 @@ from autopar.step.running import StepRuns
 from autopar.step.solution import solution_of
 from autopar.step.stages import stages_of
 
-SIDE_BY_SIDE = "the functions of different stages run at the same time; step.pipeline.simulate() has the whole step"
-
 
 class CompiledOnStages(CompiledStep[PipelinedMicro]):
     """The programs of a step on stages."""
@@ -70,11 +68,6 @@ class CompiledOnStages(CompiledStep[PipelinedMicro]):
     def orders(self) -> Mapping[str, tuple[Order, int]]:
         """The orders of the programs of each stage."""
         return orders_of_stages(self.micro, self.update, self.program, self.compiler.order_of_part)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """That the stages run side by side."""
-        return (SIDE_BY_SIDE,)
 
     def _around(self) -> float:
         """Return the most seconds that a rank takes around the slots: for copies, counts, outputs and updates."""

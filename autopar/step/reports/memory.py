@@ -16,8 +16,8 @@ from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 from autopar.ir.value_names import ValueRole, belongs_to_step, gradient_name, roles_in
 from autopar.notebook import printed, right
-from autopar.report.liveness import START, size
-from autopar.report.memory import MemoryReport, PhasePeak, report_of, tables
+from autopar.report.liveness import START, Storage, size
+from autopar.report.memory import MemoryReport, report_of, tables
 from autopar.runtime.lowering.lifetimes import lifetimes
 from autopar.runtime.lowering.lower import Lowered
 
@@ -37,17 +37,16 @@ class StepMemory(MemoryReport):
             end of a step.
         kept: these bytes by kind.
         host: bytes of the optimizer's state that are in host memory; no row contains them.
-        lifetimes: the storages of the last micro-batch and the update, from which their rows were computed.
-        beside: bytes of the inputs of the other micro-batches, which ``lifetimes`` has not.
+        lifetimes: the storages of the last micro-batch and the update, from which their rows were computed, and one of
+            the inputs of the other micro-batches.
     """
 
     kept: Counter[str]
     host: int = 0
-    beside: int = 0
 
     def __str__(self) -> str:
-        beside = f"; beside them, {self.host:,} of the optimizer's state are in host memory" if self.host else ""
-        return f"{tables(self)}bytes of one rank, {self.held:,} of them between steps too{beside}\n"
+        away = f"; beside them, {self.host:,} of the optimizer's state are in host memory" if self.host else ""
+        return f"{tables(self)}bytes of one rank, {self.held:,} of them between steps too{away}\n"
 
 
 class StageMemory(StepMemory):
@@ -108,14 +107,14 @@ def memory_of_step(
         if record_of(node).role == "input" and not belongs_to_step(name)
     )
     lives = lifetimes(last, lowered, staying, kinds, on_cpu)
-    lives = replace(lives, storages=tuple(storage for storage in lives.storages if storage.node not in away))
-    report = report_of(lives)
-    memory = StepMemory(_beside(row, "inputs", batch * (microbatches - 1)) for row in report)
-    memory.lifetimes, memory.beside = lives, batch * (microbatches - 1)
-    memory.held = report.held + memory.beside
+    storages = [storage for storage in lives.storages if storage.node not in away]
+    if others := batch * (microbatches - 1):
+        storages.append(Storage(last.output, others, "inputs", START, len(lives.ops)))
+    report = report_of(replace(lives, storages=tuple(storages)))
+    memory = StepMemory(report)
+    memory.held, memory.lifetimes, memory.kept = report.held, report.lifetimes, Counter()
     memory.host = sum(size(record_of(node).type) for node in away)
-    memory.kept = Counter({"inputs": memory.beside})
-    for storage in lives.storages:
+    for storage in storages:
         if storage.born == START and storage.dies == len(lives.ops):
             memory.kept[storage.kind] += storage.bytes
         if storage.born == START and storage.kind == UNDER_WAY:
@@ -158,12 +157,3 @@ def _kind(name: str, node: fx.Node, values: Mapping[str, ValueRole], parameters:
     if role == "state":
         return STATE if name in values else "buffers"
     return {"buffer": "buffers"}.get(role, "inputs")
-
-
-def _beside(row: PhasePeak, kind: str, bytes: int) -> PhasePeak:
-    """Return a row with so many more bytes of a kind."""
-    return (
-        replace(row, bytes=row.bytes + bytes, kinds={**row.kinds, kind: row.kinds.get(kind, 0) + bytes})
-        if bytes
-        else row
-    )

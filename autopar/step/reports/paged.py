@@ -11,7 +11,6 @@ import torch
 from autopar.costs.machine import Machine, machine_from
 from autopar.ir.program import Program
 from autopar.model.calls import Calls
-from autopar.model.paged import use_of
 from autopar.page.subject import Part, Subject, batch_text
 from autopar.report.passes import Reports
 from autopar.search.solutions.solution import Solution, runs_of
@@ -52,7 +51,7 @@ def subject_of_step(step: CapturedStep, made: AnyStep, calls: Calls, machine: Ma
     shown = Subject(
         name, runs_of(program.microbatches), calls.mesh, machine_from(machine or planned),
         [Part(name, *run) for name, run in program.parts.items()], step.reports,
-        use_of(memory, memory.peak, memory.lifetimes, memory.beside), solution=solution,
+        memory, solution=solution,
     )  # fmt: skip
     if pipeline is None:
         title = f"{name}, {_batches(program.microbatches, program.micro)}"

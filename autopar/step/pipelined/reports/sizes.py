@@ -6,11 +6,12 @@ count once, however many views they have. Kernels' own buffers are not counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
 from autopar.ir.nodes import operands, record_of, tensor_type
+from autopar.ir.record import TensorType
 from autopar.ir.value_names import ValueRole, copy_name, roles_in, sums_in
 from autopar.pipeline import Sizes
 from autopar.report.liveness import START, Storage, liveness
@@ -22,7 +23,7 @@ from autopar.scheduling.programs.order import OF_STAGES, lines_of
 from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.pipelined.placing.programs import PipelinedMicro, Stage
 from autopar.step.pipelined.placing.share import outputs_of_stages
-from autopar.step.pipelined.runs import types_of_held
+from autopar.step.pipelined.runs import stage_messages, types_of_held
 
 PASSES = ("forward", "backward", "weight_gradients")
 
@@ -87,31 +88,6 @@ def stage_sizes(micro: PipelinedMicro, update: StepUpdate, offload: bool = False
     return [_StageMemory(micro, update, stage, offload).sizes() for stage in micro.stages]
 
 
-@dataclass(frozen=True)
-class _Message:
-    """A bundle, on the first ranks of its two stages.
-
-    Attributes:
-        sent, received: bytes; 0 between stages of one rank.
-        is_value: whether it is one value, which is sent from its own memory.
-    """
-
-    sent: int = 0
-    received: int = 0
-    is_value: bool = False
-
-    @staticmethod
-    def of(micro: PipelinedMicro, boundary: int, direction: str) -> _Message:
-        if not 0 <= boundary < len(micro.stages) - 1:
-            return _Message()
-        forward = direction == "F"
-        values = micro.forward_values(boundary) if forward else micro.backward_values(boundary)
-        sender, receiver = (boundary, boundary + 1) if forward else (boundary + 1, boundary)
-        sends, receives = (Bundle(values, micro.stages[end].mesh.ranks[0]) for end in (sender, receiver))
-        is_value = len(values) == 1 and len(sends.sends) == 1
-        return _Message(sum(sends.sends.values()), sum(receives.receives.values()), is_value)
-
-
 class _StageMemory:
     """Computes the sizes of one stage.
 
@@ -120,26 +96,37 @@ class _StageMemory:
 
     def __init__(self, micro: PipelinedMicro, update: StepUpdate, stage: Stage, offload: bool) -> None:
         self.micro, self.update, self.stage, self.offload = micro, update, stage, offload
-        number = stage.number
-        self.up, self.down = _Message.of(micro, number, "F"), _Message.of(micro, number - 1, "B")  # sent
-        self.before, self.behind = _Message.of(micro, number - 1, "F"), _Message.of(micro, number, "B")  # received
-        local = localize(stage.program, stage.mesh.coordinates(stage.mesh.ranks[0]))
+        number, first = stage.number, stage.mesh.ranks[0]
+        bundles = stage_messages(micro.program, number, first).bundles
+        self.up, self.down, self.before, self.behind = (  # sent, sent back, received
+            bundles.get(key, Bundle((), first))
+            for key in ((number, "F"), (number - 1, "B"), (number - 1, "F"), (number, "B"))
+        )
+        local = localize(stage.program, stage.mesh.coordinates(first))
         self.life = liveness(scheduled(local, lines_of(stage.program, OF_STAGES)))
         self.passes = [PASSES.index(record_of(node).phase) for node in self.life.ops]
         self.born = self._births()
         self.read = self._reads()
-        self.shared = self._named(stage.sent(value)[0] for value in stage.cut.up) if self.up.is_value else set()
+        # one value is sent from its own memory
+        is_value = len(self.up.values) == len(self.up.sends) == 1
+        self.shared = self._named(stage.sent(value)[0] for value in stage.cut.up) if is_value else set()
 
     def sizes(self) -> StageSizes:
         activation, for_weights = self._kept(0), self._kept(1)
-        counted = (activation + self.up.sent, activation + self.down.sent, for_weights)  # while a pass runs
+        sent, sent_back = sum(self.up.sends.values()), sum(self.down.sends.values())
+        counted = (activation + sent, activation + sent_back, for_weights)  # while a pass runs
         workspace = tuple(max(0, need - part) for need, part in zip(self._needs(), counted, strict=True))
-        messages = (self.up.sent, self.behind.received)
-        copies, inputs = self._copies(), self._inputs()
-        held = self._held() + inputs
+        boundary = max(sent, sum(self.behind.receives.values()))
+        stage, homes, batches = self.stage, self.micro.homes, self.micro.schedule.batches
+        sums = sums_in(stage.program)
+        copies = {copy_name(name) for name in homes}
+        copies |= {name for name in stage.parameters if homes.get(name, stage.number) != stage.number}
+        inputs = self._inputs() * batches
+        outputs = sum(piece_bytes(output.type) for output in outputs_of_stages([stage])) * batches
         return StageSizes(
-            activation, for_weights, max(messages), self._sums(), copies, workspace, held, inputs, self._outputs()
-        )
+            activation, for_weights, boundary, _bytes(stage.types, sums), _bytes(stage.types, copies), workspace,
+            self._held() + inputs, inputs, outputs,
+        )  # fmt: skip
 
     # -- storages ----------------------------------------------------------------------------------------------------
 
@@ -148,7 +135,7 @@ class _StageMemory:
         born = {storage: self.passes[storage.born] for storage in self.life.storages if storage.born != START}
         for at, message, names in ((0, self.before, self.stage.cut.from_before),
                                    (1, self.behind, self.stage.cut.from_behind)):  # fmt: skip
-            if not message.received:  # the other stage is on this rank, and leaves its values to this one
+            if not message.receives:  # the other stage is on this rank, and leaves its values to this one
                 born |= dict.fromkeys(self._named(names.values()), at)
         return born
 
@@ -207,36 +194,24 @@ class _StageMemory:
 
     # -- what lives longer than a micro-batch ------------------------------------------------------------------------
 
-    def _sums(self) -> int:
-        names = sums_in(self.stage.program)
-        return sum(piece_bytes(type) for name, type in self.stage.types.items() if name in names)
-
-    def _copies(self) -> int:
-        stage, homes = self.stage, self.micro.homes
-        low = {copy_name(name) for name in homes}
-        tied = {name for name in stage.parameters if homes.get(name, stage.number) != stage.number}
-        return sum(piece_bytes(type) for name, type in stage.types.items() if name in low | tied)
-
-    def _outputs(self) -> int:
-        types = [output.type for output in outputs_of_stages([self.stage])]
-        return sum(map(piece_bytes, types)) * self.micro.schedule.batches
-
     def _held(self) -> int:
         stage = self.stage
         types = types_of_held(self.micro, self.update, stage)
         roles = roles_in(self.update.program) if self.offload else {}
         elsewhere = {name for name, (role, _) in roles.items() if role is ValueRole.STATE}
-        own = (
-            name for name in types if self.micro.homes.get(name, stage.number) == stage.number and name not in elsewhere
-        )
-        return sum(piece_bytes(types[name]) for name in own)
+        own = {name for name in types if self.micro.homes.get(name, stage.number) == stage.number}
+        return _bytes(types, own - elsewhere)
 
     def _inputs(self) -> int:
         stage = self.stage
         received = {*stage.cut.from_before.values(), *stage.cut.from_behind.values()}
-        inputs = sum(
+        return sum(
             piece_bytes(tensor_type(node))
             for node in stage.program.placeholders
             if record_of(node).role == "input" and node.name not in received
         )
-        return inputs * self.micro.schedule.batches
+
+
+def _bytes(types: Mapping[str, TensorType], names: Collection[str]) -> int:
+    """Return the bytes of those values that have one of the names."""
+    return sum(piece_bytes(type) for name, type in types.items() if name in names)
