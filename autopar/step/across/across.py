@@ -9,8 +9,8 @@ such gathers where ZeRO shards the optimizer's state and not the parameters.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
 from autopar.gc_pause import gc_paused
 from autopar.ir.program import Program
@@ -19,54 +19,41 @@ from autopar.report.passes import PassReport
 from autopar.scheduling.programs.order import Execution
 from autopar.step.across.cut import Cut, gathers_cross, reductions_cross
 from autopar.step.across.rotated_program import rotate
-from autopar.step.compiling.compiled_step import Placed, about
+from autopar.step.compiling.compiled_step import StepUpdate, about
 from autopar.step.options import StepOptions
 from autopar.verify.levels import verify
 
 NOTHING = "nothing crosses the end of a step"
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A rotated step: it finishes the step before, and runs a step up to the collectives that cross its end.
+def rotated_update(
+    compiler: Compiler, made: StepUpdate, program: Program, ending: Program, counts: Sequence[str],
+    options: StepOptions,
+) -> StepUpdate:  # fmt: skip
+    """Return the programs that end a step, with the rotated step as the last one, and a note that says what crosses.
 
-    Attributes:
-        placed: its program and its local programs.
-        crossing: the names of the collectives that are started in the step before.
-        sums: placeholder of a sum of gradients or losses → the value that it becomes in a micro-batch.
-        reports: what each pass did.
-    """
-
-    placed: Placed
-    crossing: tuple[str, ...]
-    sums: Mapping[str, str]
-    reports: tuple[PassReport, ...]
-
-
-def turn_of(
-    compiler: Compiler, program: Program, ending: Program, counts: Sequence[str], options: StepOptions,
-    written: frozenset[str],
-) -> tuple[Turn | None, str]:  # fmt: skip
-    """Return the rotated step, and a note that says what crosses; ``None`` if nothing does.
+    If nothing crosses, they have the note alone.
 
     Args:
+        made: the programs, of a step whose end nothing crosses.
         program: the first micro-batch, with the counts of all; without ops where slots run the micro-batches.
         ending: the explicit program of the update, with the copies of parameters.
         counts: as of ``rotate``.
-        written: the names of the states that the update replaces.
     """
     start = time.perf_counter()
     with gc_paused():
         cut, note = _cut(program, ending, options)
         if cut is None:
-            return None, note
+            return replace(made, note=note)
         rotated = rotate(program, ending, cut, counts)
     ms = (time.perf_counter() - start) * 1e3
     verify(rotated.program, "rotate")
-    execution = Execution(whole=True, written=written, from_zero=options.count == 1, across=rotated.crossing)
+    execution = Execution(whole=True, written=made.states, from_zero=options.count == 1, across=rotated.crossing)
     local, reports = compiler.localize(rotated.program, execution)
-    rows = PassReport("rotate", ms, notes=(note,)), *about("rotate", reports)
-    return Turn((rotated.program, local), rotated.crossing, rotated.sums, rows), note
+    rows = (*made.reports, PassReport("rotate", ms, notes=(note,)), *about("rotate", reports))
+    return replace(
+        made, last=(rotated.program, local), reports=rows, crossing=rotated.crossing, note=note, sums=rotated.sums
+    )
 
 
 def _cut(micro: Program, update: Program, options: StepOptions) -> tuple[Cut | None, str]:

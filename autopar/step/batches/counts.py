@@ -13,10 +13,12 @@ micro-batch without any token does not divide by zero.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import torch
 from torch import fx
 
-from autopar.ir.nodes import behind, name_of, operands, record_of
+from autopar.ir.nodes import behind, name_of, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, TensorType
 from autopar.ir.value_names import batch_input_name, total_name
@@ -38,42 +40,20 @@ def count_program(program: Program, terms: Terms, microbatches: int, device: tor
     add : i64[] = add.Tensor(sum_1, sum_2)
     div : f32[] = div.Scalar(add, 2)
     """
-    builder = GraphBuilder(device)
-    sums = list(dict.fromkeys(node for nodes in terms.counts.values() for node in nodes))
-    needed = behind(terms.counts)
-    between = needed - behind(sums)
-    counted = [node for node in program.nodes if node in needed]
-    same = {
-        node: builder.placeholder(node.name, record_of(node))
-        for node in counted
-        if node.op == "placeholder" and record_of(node).role != "input"
-    }
-    of_each = []
-    for k in range(microbatches):
-        inputs = {
-            node: _numbered(builder, node, k) for node in counted if node.op == "placeholder" and node not in same
-        }
-        of_each.append({**same, **inputs})
+    builder, sums, needed = GraphBuilder(device), _sums(terms), behind(terms.counts)
+    given = [node for node in program.nodes if node in needed and node.op == "placeholder"]
+    same = {node: builder.placeholder(node.name, record_of(node)) for node in given if record_of(node).role != "input"}
+    inputs = [{node: _numbered(builder, node, k) for node in given if node not in same} for k in range(microbatches)]
+    values: dict[fx.Node, fx.Node] = {}
     totals: dict[fx.Node, fx.Node] = {}
-    for values in of_each:
-        for node in counted:
-            if node.op != "placeholder" and node not in between:
-                values[node] = builder.copy(node, values, program.constants)
+    for own in inputs:
+        copied = _copied(builder, program, behind(sums), {**same, **own})
         for node in sums:
             builder.about = record_of(node)
-            totals[node] = (
-                builder.inline(aten.add.Tensor, totals[node], values[node]) if node in totals else values[node]
-            )
-    whole = {**of_each[0], **totals}
-    for node in counted:
-        if node in between and node.op != "placeholder":
-            whole[node] = builder.copy(node, whole, program.constants)
-    return builder.program(
-        [
-            builder.inline(mean, whole[divisor], microbatches, counted_as(terms, divisor), name="count")
-            for divisor in terms.counts
-        ]
-    )
+            totals[node] = builder.inline(aten.add.Tensor, totals[node], copied[node]) if values else copied[node]
+        values = values or copied  # what does not depend on the batch is that of the first micro-batch
+    values = _copied(builder, program, needed, {**values, **totals})
+    return builder.program(_means(builder, terms, values, microbatches))
 
 
 def count_parts(program: Program, terms: Terms, microbatches: int, device: torch.device) -> tuple[Program, Program]:
@@ -87,44 +67,36 @@ def count_parts(program: Program, terms: Terms, microbatches: int, device: torch
     sum_1 : i64[] = sum(ne)                     return (count,)
     return (sum_1,)
     """
-    sums = list(dict.fromkeys(node for nodes in terms.counts.values() for node in nodes))
-    return _sums_of_one(program, sums, device), _counts_of_totals(program, terms, sums, microbatches, device)
-
-
-def _sums_of_one(program: Program, sums: list[fx.Node], device: torch.device) -> Program:
-    builder, needed = GraphBuilder(device), behind(sums)
-    values = _copied(builder, program, needed, {})
-    return builder.program([values[node] for node in sums])
-
-
-def _counts_of_totals(
-    program: Program, terms: Terms, sums: list[fx.Node], microbatches: int, device: torch.device
-) -> Program:
-    builder = GraphBuilder(device)
+    sums = _sums(terms)
+    first = GraphBuilder(device)
+    copied = _copied(first, program, behind(sums), {})
+    of_one = first.program([copied[node] for node in sums])
+    second = GraphBuilder(device)
     totals = {
-        node: builder.placeholder(
+        node: second.placeholder(
             f"total_{k}", Record(TensorType((), type_of(node).dtype), role="input", name=total_name(k))
         )
         for k, node in enumerate(sums)
     }
-    needed: set[fx.Node] = set()
-    open_ = list(terms.counts)
-    while open_:
-        node = open_.pop()
-        if node not in totals and node not in needed:
-            needed.add(node)
-            open_ += operands(node)
-    values = _copied(builder, program, needed, totals)
-    return builder.program(
-        [
-            builder.inline(mean, values[divisor], microbatches, counted_as(terms, divisor), name="count")
-            for divisor in terms.counts
-        ]
-    )
+    values = _copied(second, program, behind(terms.counts, totals), totals)
+    return of_one, second.program(_means(second, terms, values, microbatches))
+
+
+def _sums(terms: Terms) -> list[fx.Node]:
+    """Return the sums over the batch that divisors are computed from."""
+    return list(dict.fromkeys(node for nodes in terms.counts.values() for node in nodes))
+
+
+def _means(builder: GraphBuilder, terms: Terms, values: Mapping[fx.Node, fx.Node], microbatches: int) -> list[fx.Node]:
+    """Add the mean count of a micro-batch for each divisor. ``values``: the divisors over all micro-batches."""
+    return [
+        builder.inline(mean, values[divisor], microbatches, counted_as(terms, divisor), name="count")
+        for divisor in terms.counts
+    ]
 
 
 def _copied(
-    builder: GraphBuilder, program: Program, needed: set[fx.Node], known: dict[fx.Node, fx.Node]
+    builder: GraphBuilder, program: Program, needed: Collection[fx.Node], known: Mapping[fx.Node, fx.Node]
 ) -> dict[fx.Node, fx.Node]:
     """Copy what is needed and not known yet; return all values."""
     values = dict(known)

@@ -27,7 +27,7 @@ from autopar.ir.value_names import LOSS
 from autopar.model.compiled import Compiler
 from autopar.report.progress import doing
 from autopar.scheduling.programs.order import Execution
-from autopar.step.across.across import turn_of
+from autopar.step.across.across import rotated_update
 from autopar.step.compiling.compiled_step import CompiledMicro, StepUpdate
 from autopar.step.compiling.update import Norm, Trained, update_of
 from autopar.step.options import StepOptions
@@ -49,21 +49,19 @@ def compile_update(
     states = frozenset(name_of(node) for node in ending.program.placeholders if record_of(node).role == "state")
     placed, reports = micro.place_update(compiler, ending, Execution(whole=True, written=states))
     made = StepUpdate(*placed, placed, states, ending.returns, tuple(reports))
-    note = ""
     if options.across:
         assert micro.program.mesh is not None
         whole = replace(compiler, mesh=micro.program.mesh)
-        turn, note = turn_of(whole, *micro.turned(ending.program), options, states)
-        if turn is not None:
-            return replace(made, last=turn.placed, reports=(*reports, *turn.reports), crossing=turn.crossing,
-                           note=note, sums=turn.sums)  # fmt: skip
+        made = rotated_update(whole, made, *micro.turned(ending.program), options)
+    if made.crossing:
+        return made
     of_last = Execution(whole=True, written=states, from_zero=options.count == 1)
     last, more = micro.ended(compiler, placed, of_last)
-    rows = [*reports, *more]
-    if note:
+    rows = [*made.reports, *more]
+    if made.note:
         at = min(len(reports), len(rows) - 1)
-        rows[at] = replace(rows[at], notes=(note,))
-    return replace(made, last=last, reports=tuple(rows), note=note)
+        rows[at] = replace(rows[at], notes=(made.note,))
+    return replace(made, last=last, reports=tuple(rows))
 
 
 def _give_loss_its_source(update: Program, micro: Program) -> None:
