@@ -98,7 +98,7 @@ class CompiledStep(ABC, Generic[M]):
         options = self.options
         return StepChoice(options.count, options.recompute, options.zero, self.zero, candidates)
 
-    @property
+    @cached_property
     def program(self) -> Step:
         """The explicit programs."""
         return step_of(self.micro, self.update, self.options.count)

@@ -17,6 +17,7 @@ from autopar.capture.model_state import ModelState
 from autopar.model.calls import Calls
 from autopar.model.dtensor_parameters import local_of
 from autopar.model.inputs import CallInputs
+from autopar.optimizers import Update
 from autopar.runtime.dtensors import is_dtensor
 from autopar.step.captures import StepCaptures
 from autopar.step.run import CapturedMicro, Returned, StepRunner, UnderWay
@@ -46,7 +47,7 @@ class Crossing:
     _left: tuple[StepRunner, UnderWay] | None = None
     _dropped: tuple[StepRunner, UnderWay] | None = None
     _facts: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    _updates: list[object] = field(default_factory=list)
+    _updates: list[Update] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         optimizer = self.optimizer_state.optimizer
@@ -163,7 +164,7 @@ class Crossing:
                     facts[f"the state {key} of {name}"] = _version(value)
         return facts
 
-    def _updates_now(self) -> list[object]:
+    def _updates_now(self) -> list[Update]:
         """Return the present update of each parameter group."""
         definition, optimizer = self.optimizer_state.definition, self.optimizer_state.optimizer
         return [definition.update(group) for group in optimizer.param_groups]

@@ -6,7 +6,6 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -22,8 +21,8 @@ COUNTED = "num_items_in_batch"  # Hugging Face's losses divide by this number, w
 
 
 def as_call(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    model: torch.nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the arguments of ``forward`` for a call of the step.
 
     ``step(batch)`` with a dict, tuple or list passes its parts as the arguments. The container itself is the only
@@ -33,21 +32,18 @@ def as_call(
     """
     if len(args) != 1 or kwargs or not isinstance(args[0], (Mapping, tuple, list)):
         return args, dict(kwargs)
-    (batch,) = args
+    batch = args[0]
     names, needed, most = _parameters_of_forward(
         getattr(model.forward, "__func__", model.forward), inspect.ismethod(model.forward)
     )
     if isinstance(batch, Mapping):
-        return (
-            ((), dict(batch))
-            if all(isinstance(key, str) and (not names or key in names or None in names) for key in batch)
-            else (args, {})
-        )
+        by_name = all(isinstance(key, str) and (not names or key in names or None in names) for key in batch)
+        return ((), dict(batch)) if by_name else (args, {})
     return (args if needed == 1 and len(batch) > most else tuple(batch)), {}
 
 
 @functools.lru_cache(maxsize=256)
-def _parameters_of_forward(forward: Callable[..., Any], bound: bool) -> tuple[frozenset[str | None], int, float]:
+def _parameters_of_forward(forward: Callable[..., object], bound: bool) -> tuple[frozenset[str | None], int, float]:
     """Return the parameters of ``forward``, and how many positional arguments it needs and takes at most.
 
     ``None`` among the parameters stands for any keyword.
@@ -95,7 +91,7 @@ class MicroBatches:
         rows = self._rows(arguments)
         if count == 1:
             return [arguments]
-        cut: list[list[Any]] = []
+        cut: list[list[object]] = []
         tensors = zip(arguments.names, rows, strict=True)
         for value in arguments.flat:
             name, whether = next(tensors) if isinstance(value, torch.Tensor) else ("", False)
@@ -219,7 +215,7 @@ def _not_divided(count: int, length: int, names: str) -> ValueError:
     )
 
 
-def _share(items: Any, count: int) -> torch.Tensor:
+def _share(items: float | torch.Tensor, count: int) -> torch.Tensor:
     """Return the mean number of items of a micro-batch. It is a tensor, so that a new number needs no new capture."""
     return (
         torch.as_tensor(

@@ -16,7 +16,6 @@ import functools
 import math
 import warnings
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -135,7 +134,7 @@ class _Rows:
         self._constants = {} if program is None else program.constants
         self._inputs = {number.name: number for number in inputs}
 
-    def numbers(self, node: fx.Node) -> list[list[Any]]:
+    def numbers(self, node: fx.Node) -> list[list[object]]:
         """Return the numbers that a node computes with: no sizes, dims or flags. A constant is its content.
 
         An input that is computed from floats has the numbers of ``GENERIC`` floats, a list for each.
@@ -154,7 +153,7 @@ class _Rows:
         return [[number for number in arguments if isinstance(number, (int, float)) and not isinstance(number, bool)]]
 
 
-def _growth(here: Sequence[Any], there: Sequence[Any], factor: float) -> int | None:
+def _growth(here: Sequence[object], there: Sequence[object], factor: float) -> int | None:
     if len(here) != len(there):
         return None
     changed = [(a, b) for a, b in zip(here, there, strict=True) if a != b and not (a != a and b != b)]

@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from autopar.costs.model_work import ModelWork, model_work
 from autopar.errors import class_of
 from autopar.ir.nodes import record_of, tensor_type
 from autopar.ir.program import Program
+from autopar.step.program import Step
 from autopar.step.train_step import TrainStep
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ def log(
     logs[key].write(tokens, seconds, machine, at, values)
 
 
-_LOGS: weakref.WeakKeyDictionary[Any, dict[Any, StepLog]] = weakref.WeakKeyDictionary()  # model → folder → its log
+# model → folder → its log
+_LOGS: weakref.WeakKeyDictionary[object, dict[object, StepLog]] = weakref.WeakKeyDictionary()
 
 
 class StepLog:
@@ -104,14 +106,14 @@ class StepLog:
         self.device = parallel.device
         self.machine = parallel.compiler.machine or parallel.compiler.planner.machine
         self.steps, self.ended = 0, 0.0
-        self._of: tuple[list[Any], int, ModelWork] | None = None  # the machine and programs; their tokens and work
+        self._of: tuple[list[object], int, ModelWork] | None = None  # the machine and programs; their tokens and work
 
     @property
     def model(self) -> Any:
         return self._model()
 
     def write(
-        self, tokens: int | None, seconds: float | None, machine: Any, at: int | None,
+        self, tokens: int | None, seconds: float | None, machine: Machine | str | Path | None, at: int | None,
         values: Mapping[str, float | torch.Tensor],
     ) -> None:  # fmt: skip
         """Write the numbers of the step that has just ended."""
@@ -153,7 +155,7 @@ class StepLog:
     def _counted(self, machine: Machine) -> tuple[int, ModelWork]:
         """Return the tokens and the work of a step, counted once for each program."""
         latest = self.model._ran_last() if isinstance(self.model, TrainStep) else self.model.program
-        programs = list(_programs(latest))
+        programs = _programs(latest)
         key = [machine, *(program for program, _ in programs)]
         if self._of is None or list(map(id, self._of[0])) != list(map(id, key)):
             work = sum((model_work(program, machine).times(count) for program, count in programs), ModelWork())
@@ -161,13 +163,11 @@ class StepLog:
         return self._of[1:]
 
 
-def _programs(program: Any) -> Iterator[tuple[Program, int]]:
-    """Yield the programs with the forward and the backward, and how often a step runs each."""
+def _programs(program: Program | Step) -> list[tuple[Program, int]]:
+    """Return the programs with the forward and the backward, and how often a step runs each."""
     if isinstance(program, Program):
-        yield program, 1
-        return
-    for part in program.stages or [program]:
-        yield part.runs["micro"]
+        return [(program, 1)]
+    return [own.runs["micro"] for own in program.stages or [program]]
 
 
 def _tokens(programs: list[tuple[Program, int]]) -> int:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 from rich.table import Table
 
@@ -107,9 +106,9 @@ class _Measured:
     """
 
     between: float
-    begin: Any
+    begin: object
     waits: Waits
-    end: Any = None
+    end: object = None
 
     def computed(self, marks: HostMarks) -> float:
         """Return the seconds without waits. All marks have passed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from rich.table import Table
@@ -101,7 +101,7 @@ class RankReport(TableReport):
         """Predicted and measured memory, in words."""
         return f"memory: predicted {self.predicted:,} bytes, measured {self.measured:,}: {self.apart:+.1%}"
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         """Return what is printed, as data."""
         return {
             "rank": self.rank, "coordinates": dict(self.mesh.coordinates(self.rank)), "predicted": self.predicted,

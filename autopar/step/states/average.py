@@ -101,20 +101,19 @@ class Averages:
         parameters = self.optimizer_state.parameters
         return {name: self.tensors.get(name, parameter.detach()) for name, parameter in parameters.items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """``weights``, by the user's names, and their ``count``; not copies. What was never trained is left out."""
         return {"count": self.count, "weights": dict(self.tensors)}
 
-    def check(self, state: Mapping[str, Any], updated: Collection[str] = ()) -> None:
+    def check(self, state: object, updated: Collection[str] = ()) -> None:
         """Raise ``ValueError`` if a saved state does not fit these averages. The error names the parameter.
 
         ``updated``: the parameters that were trained before the state was saved: each has an average, if any parameter
         has.
         """
-        weights = parts_of(
-            "the averages of the state's 'ema'", parts_of("the state's 'ema'", state, ("count", "weights"))["weights"]
-        )
-        number_of("the count of the state's 'ema'", state["count"])
+        saved = parts_of("the state's 'ema'", state, ("count", "weights"))
+        weights = parts_of("the averages of the state's 'ema'", saved["weights"])
+        number_of("the count of the state's 'ema'", saved["count"])
         parameters, groups = self.optimizer_state.parameters, self.optimizer_state.groups()
         for name, value in weights.items():
             if name not in parameters:

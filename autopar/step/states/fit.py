@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 SAVED = "save what step.state_dict() gives"
 
 
-def parts_of(what: str, value: Any, wanted: Collection[str] = ()) -> Mapping[str, Any]:
+def parts_of(what: str, value: object, wanted: Collection[str] = ()) -> Mapping[str, Any]:
     """Check that a value is a mapping with the wanted parts, and return it. ``what``: its name in errors.
 
     Raises:
@@ -26,7 +26,7 @@ def parts_of(what: str, value: Any, wanted: Collection[str] = ()) -> Mapping[str
     return value
 
 
-def check_model(saved: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+def check_model(saved: Mapping[str, object], state: Mapping[str, object]) -> None:
     """Raise ``ValueError`` if the saved parameters and buffers do not have the model's names and shapes."""
     what, other = "the state's 'model'", "it is of another model"
     for name, tensor in state.items():
@@ -45,7 +45,7 @@ def check_model(saved: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         raise ValueError(f"{what} has {unknown[0]}, which the model has not: {other}")
 
 
-def check_groups(saved: list[list[Any]], groups: list[list[str]]) -> None:
+def check_groups(saved: Sequence[Sequence[object]], groups: Sequence[Sequence[str]]) -> None:
     """Raise ``ValueError`` if the saved groups do not have the optimizer's parameters in their order.
 
     Both hold names.
@@ -97,7 +97,7 @@ def number_of(what: str, value: Any) -> int:
     return count
 
 
-def check_scaler(state: Mapping[str, Any]) -> None:
+def check_scaler(state: Mapping[str, object]) -> None:
     """Raise ``ValueError`` if a saved scale of the loss is not valid.
 
     It must be a number above 0, and its ``_growth_tracker`` a number of steps.
@@ -108,5 +108,5 @@ def check_scaler(state: Mapping[str, Any]) -> None:
     number_of("the '_growth_tracker' of the state's 'scaler'", state["_growth_tracker"])
 
 
-def _describe(groups: list[list[Any]]) -> str:
+def _describe(groups: Sequence[Sequence[object]]) -> str:
     return f"{len(groups)} of {', '.join(str(len(group)) for group in groups)}"

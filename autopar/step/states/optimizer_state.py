@@ -61,7 +61,8 @@ class OptimizerState:
         self.pieces: dict[str, torch.Tensor] = {}
         self.parameters = dict(parameters)
         self._names = {id(tensor): name for name, tensor in parameters}
-        self._taken_from: tuple[Any, ...] | None = None  # the facts and objects that the pieces were taken from
+        # the facts and objects that the pieces were taken from
+        self._taken_from: tuple[object, object, object, object, list[object]] | None = None
         self._versions: list[int] = []
         self._trained: tuple[Trained, ...] = ()
         # counter → the tensors of the optimizer's state that count the same steps
@@ -136,7 +137,7 @@ class OptimizerState:
         number, _ = self.groups()[name]
         return bool(self.definition.update(self.optimizer.param_groups[number]).states)
 
-    def check(self, parameter: torch.Tensor, group: Group, known: Mapping[str, Any], begun: bool = False) -> None:
+    def check(self, parameter: torch.Tensor, group: Group, known: Mapping[str, object], begun: bool = False) -> None:
         """Raise ``ValueError`` if a parameter's next step cannot continue from its state.
 
         Args:
@@ -310,10 +311,11 @@ class OptimizerState:
                 known[n] = self._places.surface(value, parameter, attr, piece.shape, n in update.counted)
         return current if here else {n: local_of(known[n]) for n in current}
 
-    def _tensor(self, name: str, value: Any, parameter: torch.Tensor) -> Any:
+    def _tensor(self, name: str, value: object, parameter: torch.Tensor) -> object:
         """Return a state as a tensor, also if it is a plain number, as old counts of steps are."""
-        counts = name in self.definition.shared and isinstance(value, (int, float))
-        return torch.full((), value, dtype=torch.float32, device=self._places.device(parameter)) if counts else value
+        if name in self.definition.shared and isinstance(value, (int, float)):
+            return torch.full((), value, dtype=torch.float32, device=self._places.device(parameter))
+        return value
 
     def placed(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
         """Return a state of a parameter, or its average, in the layout ``attr`` and where the parameter is.

@@ -94,7 +94,7 @@ class TrainingState:
         optimizer_state.forget()
         return number_of("the state's 'step'", state["step"])
 
-    def _check(self, state: Mapping[str, Any], named: Mapping[str, torch.Tensor]) -> None:
+    def _check(self, state: Mapping[str, object], named: Mapping[str, torch.Tensor]) -> None:
         """Check the whole state before anything is changed. ``named``: the optimizer's parameters."""
         parts_of("the state of a step", state, ("model", "optimizer", "rng", "step"))
         check_model(parts_of("the state's 'model'", state["model"]), self.calls.module.state_dict())
@@ -116,7 +116,7 @@ class TrainingState:
             self.averages.check(state["ema"], updated)
 
     def _check_groups(
-        self, saved: Mapping[str, Any], states: Mapping[str, Any], named: Mapping[str, torch.Tensor], begun: bool
+        self, saved: Mapping[str, object], states: Mapping[str, object], named: Mapping[str, torch.Tensor], begun: bool
     ) -> None:
         """Check the optimizer's part of a state. ``begun``: whether steps were taken."""
         if not isinstance(saved["param_groups"], (list, tuple)):
