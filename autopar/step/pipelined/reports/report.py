@@ -174,13 +174,11 @@ def orders_of_stages(
         on_stage: returns the order of the part of a stage, with its times, of a program of all stages.
     """
     orders: dict[str, tuple[Order, int]] = {}
-    written = Execution(whole=True, written=update.states)
-    of_all = {"copy": (micro.around.get("copy"), OF_STEPS), "update": (update.last, written)}
+    copy, written = micro.around.get("copy"), Execution(whole=True, written=update.states)
     for stage, parts in zip(micro.stages, step.stages, strict=True):
         at = f"stage {stage.number}"
-        for name in ("copy", "micro", "update"):
-            if name == "micro":
-                orders[at] = micro.order_of(stage.number), micro.schedule.batches
-            elif (placed := of_all[name][0]) is not None:
-                orders[f"{at} {name}"] = on_stage(placed[1], parts.programs[name], of_all[name][1]), 1
+        if copy is not None:
+            orders[f"{at} copy"] = on_stage(copy[1], parts["copy"], OF_STEPS), 1
+        orders[at] = micro.order_of(stage.number), micro.schedule.batches
+        orders[f"{at} update"] = on_stage(update.last[1], parts["update"], written), 1
     return orders
