@@ -13,7 +13,7 @@ from autopar.ir.mesh import stage_number
 from autopar.ir.nodes import record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.notebook import TableReport, printed, right
-from autopar.runtime.lowering.packing import messages_of, size_of
+from autopar.runtime.lowering.packing import packing, size_of
 
 SLOTS = {"forward": "F", "backward": "B"}
 
@@ -73,14 +73,12 @@ def _rows(name: str, program: Program) -> Iterator[RankMessage]:
         if node.target not in (transfers.send, transfers.recv):
             continue
         arguments = transfers.arguments(node.target, node.args, node.kwargs)
-        size, slot = tensor_type(node).dtype.itemsize, ""
+        size, goes = tensor_type(node).dtype.itemsize, ("", "")
         if name == "micro":
             home, target = stage_number(arguments["home"]), stage_number(arguments["stage"])
             slot = SLOTS[record_of(node).phase]
-        for message in messages_of(transfers.Ends.of(arguments, program.meshes)):
-            if program.rank not in (message.sender, message.receiver):
-                continue
-            sent = message.sender == program.rank
-            where = slot and (f"{slot}S@{home}>{target}" if sent else f"{slot}R@{target}<{home}")
-            peer = message.receiver if sent else message.sender
-            yield RankMessage(name, where, node.name, peer, sent, size_of(message.box) * size)
+            goes = f"{slot}S@{home}>{target}", f"{slot}R@{target}<{home}"
+        plan = packing(transfers.Ends.of(arguments, program.meshes), program.rank)
+        for where, ends, sent in ((goes[0], plan.sends, True), (goes[1], plan.receives, False)):
+            for peer, places in ends:
+                yield RankMessage(name, where, node.name, peer, sent, size_of(places) * size)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.notebook import TableReport, printed, right
 from autopar.runtime.lowering.waits import members, wait_of
-from autopar.runtime.recording import RecordedRun, RecordedSlot
+from autopar.runtime.recording import RecordedLine, RecordedRun, RecordedSlot
 from autopar.scheduling.programs.order import Order
 from autopar.step.reports.op_classes import COMMUNICATION, class_of_op
 
@@ -139,19 +141,18 @@ def time_by_class(
 
     ``slots``: where the step has stages, what the rank has done in the slots of its schedule and around them.
     """
-    lines = [line for run in runs for line in run.lines]
     kinds = {
         node.name: class_of_op(node) for program in programs for node in program.nodes if node.op == "call_function"
     }
-    found: dict[str, float] = {}
+    lines, found = [line for run in runs for line in run.lines], defaultdict[str, float](float)
     for line in lines:
         kind = kinds.get(line.name, PYTHON) if line.kind == "compute" else COMMUNICATION
-        found[kind] = found.get(kind, 0.0) + line.end - line.begin
-    sent = sum(slot.end - slot.begin for slot in slots if slot.kind != "compute")
-    found |= {COMMUNICATION: found.get(COMMUNICATION, 0.0) + sent} if slots else {}
-    spans = [*((line.begin, line.end) for line in lines), *((slot.begin, slot.end) for slot in slots)]
-    whole = max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else 0.0
-    found[PYTHON] = found.get(PYTHON, 0.0) + max(0.0, whole - sum(found.values()))
+        found[kind] += line.end - line.begin
+    if slots:
+        found[COMMUNICATION] += sum(slot.end - slot.begin for slot in slots if slot.kind != "compute")
+    spans: list[RecordedLine | RecordedSlot] = [*lines, *slots]
+    whole = max(span.end for span in spans) - min(span.begin for span in spans) if spans else 0.0
+    found[PYTHON] += max(0.0, whole - sum(found.values()))
     return dict(sorted(found.items(), key=lambda row: -row[1])), whole
 
 
@@ -167,22 +168,17 @@ def exchanged(parts: Mapping[str, RankPart]) -> Iterator[Exchanged]:
 
 def _messages(program: Program) -> Iterator[list[fx.Node]]:
     """Yield the lines that start each message of a scheduled program."""
-    bucket: list[fx.Node] = []
-    for node in program.nodes:
-        row = transfers.BY_FUNCTION.get(node.target)
-        if (
-            row is None
-            or not row.collective
-            or not transfers.arguments(node.target, node.args, node.kwargs).get("axis", 1)
-        ):
-            continue  # a redistribute without axes exchanges nothing
-        message = record_of(node).message
-        if bucket and (not message or record_of(bucket[0]).message != message):
-            yield bucket
-            bucket = []
-        bucket.append(node)
-    if bucket:
-        yield bucket
+    started = [node for node in program.nodes if _exchanges(node)]
+    for _, nodes in groupby(started, lambda node: record_of(node).message or node):
+        yield list(nodes)
+
+
+def _exchanges(node: fx.Node) -> bool:
+    """Return whether a line starts a message; a redistribute without axes exchanges nothing."""
+    row = transfers.BY_FUNCTION.get(node.target)
+    if row is None or not row.collective:
+        return False
+    return bool(transfers.arguments(node.target, node.args, node.kwargs).get("axis", 1))
 
 
 def _seconds(order: Order | None, program: Program, count: int) -> list[float | None]:

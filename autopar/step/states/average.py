@@ -24,7 +24,7 @@ from autopar.optimizers.update import COUNTED
 from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.processes.job import Job
 from autopar.step.compiling.update import Trained
-from autopar.step.states.fit import number_of, parts_of
+from autopar.step.states.fit import check_tensor, number_of, parts_of
 from autopar.step.states.optimizer_state import OptimizerState
 from autopar.torch_private import version_of
 
@@ -118,16 +118,7 @@ class Averages:
         for name, value in weights.items():
             if name not in parameters:
                 raise ValueError(f"the state's 'ema' has {name}, which is no parameter of the model")
-            if not isinstance(value, torch.Tensor):
-                raise ValueError(
-                    f"the state's 'ema' has {name} as {value!r:.40}, which is no tensor; save what step.state_dict() "
-                    f"gives"
-                )
-            if value.shape != (shape := parameters[name].shape):
-                raise ValueError(
-                    f"the state's 'ema' has {name} of shape {list(value.shape)}, and the parameter is {list(shape)}: "
-                    f"it is of another model"
-                )
+            check_tensor("the state's 'ema'", name, value, parameters[name].shape, "the parameter")
         # a saved state does not tell whether they were trained
         for name in groups if weights else ():
             trained = name in updated or (name in self.tensors and not self.optimizer_state.keeps_state(name))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-SAVED = "save what step.state_dict() gives"
+SAVED, OTHER = "save what step.state_dict() gives", "it is of another model"
 
 
 def parts_of(what: str, value: object, wanted: Collection[str] = ()) -> Mapping[str, Any]:
@@ -28,21 +28,23 @@ def parts_of(what: str, value: object, wanted: Collection[str] = ()) -> Mapping[
 
 def check_model(saved: Mapping[str, object], state: Mapping[str, object]) -> None:
     """Raise ``ValueError`` if the saved parameters and buffers do not have the model's names and shapes."""
-    what, other = "the state's 'model'", "it is of another model"
+    what = "the state's 'model'"
     for name, tensor in state.items():
         if name not in saved:
-            raise ValueError(f"{what} has no {name}, which the model has: {other}")
+            raise ValueError(f"{what} has no {name}, which the model has: {OTHER}")
         if not isinstance(tensor, torch.Tensor):
             continue
-        value = saved[name]
-        if not isinstance(value, torch.Tensor):
-            raise ValueError(f"{what} has {name} as {value!r:.40}, which is no tensor; {SAVED}")
-        if value.shape != tensor.shape:
-            raise ValueError(
-                f"{what} has {name} of shape {list(value.shape)}, and the model's is {list(tensor.shape)}: {other}"
-            )
+        check_tensor(what, name, saved[name], tensor.shape, "the model's")
     if unknown := [name for name in saved if name not in state]:
-        raise ValueError(f"{what} has {unknown[0]}, which the model has not: {other}")
+        raise ValueError(f"{what} has {unknown[0]}, which the model has not: {OTHER}")
+
+
+def check_tensor(what: str, name: str, value: object, shape: torch.Size, whose: str) -> None:
+    """Raise ``ValueError`` if a saved value is no tensor of that shape, which is that of ``whose``."""
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"{what} has {name} as {value!r:.40}, which is no tensor; {SAVED}")
+    if value.shape != shape:
+        raise ValueError(f"{what} has {name} of shape {list(value.shape)}, and {whose} is {list(shape)}: {OTHER}")
 
 
 def check_groups(saved: Sequence[Sequence[object]], groups: Sequence[Sequence[str]]) -> None:
