@@ -440,8 +440,6 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
             ValueError: an option does not take the value, or the optimizer has other parameters.
         """
         from autopar.step.options import options_of
-        from autopar.step.pipelined.train_step import PipelinedStep
-        from autopar.step.step_compiler import is_on_stages
         from autopar.step.train_step import TrainStep
 
         made = options_of(options)
@@ -452,8 +450,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         if chosen is not None and made.schedule is None:
             count = made.microbatches if "microbatches" in options else chosen.microbatches
             made = replace(made, schedule=chosen, microbatches=count)
-        kind = PipelinedStep if is_on_stages(self._calls.mesh, made) else TrainStep
-        return kind(self, self._calls, optimizer, made)
+        return TrainStep(self, self._calls, optimizer, made)
 
 
 def _until_searched(model: torch.nn.Module, mesh: Mesh, attrs: Mapping[str, DistAttr]) -> dict[str, DistAttr]:

@@ -37,6 +37,7 @@ from autopar.step.compiled import AnyStep
 from autopar.step.compiling.loss import as_loss
 from autopar.step.compiling.outputs import returned_like_the_model
 from autopar.step.options import StepOptions, describe_options
+from autopar.step.pipelined.reports.report import Pipeline
 from autopar.step.pipelined.solution import PipelinedSolution
 from autopar.step.program import RankStep, Step
 from autopar.step.reports.memory import StepMemory
@@ -163,6 +164,14 @@ class TrainStep(RecordedSteps, Paged):
         words = f"{type(self.optimizer).__name__}{self._described_options}"
         found: Solution | PipelinedSolution | None = self._current().solution(self.choice, words)
         return found
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The stages and the schedule, which ``.simulate()`` simulates; ``None`` without stages.
+
+        ``RuntimeError`` before a capture.
+        """
+        return self._current().pipeline
 
     def page_subject(self, machine: Machine | str | Path | None = None) -> Subject:
         """Return what the page of the step shows, as data. ``RuntimeError`` before a capture."""

@@ -31,7 +31,6 @@ from autopar.cli.train.single import Single
 from autopar.errors import AutoparError, LaunchError
 from autopar.plan.constraints import layouts_of
 from autopar.search.solutions.solution import Solution
-from autopar.step.pipelined.train_step import PipelinedStep
 from autopar.step.program import Step as Programs
 from autopar.step.train_step import TrainStep
 
@@ -101,7 +100,7 @@ def _train(checked: Checked) -> int:
     schedule = schedule_of(optimizer, o.warmup, o.steps)
     programs = _captured(checked, step)
     show_decisions(console, step.reports, programs, step.solution)
-    if isinstance(step, PipelinedStep):
+    if step.pipeline is not None:
         console.print(str(step.pipeline), end="", soft_wrap=True)
     saved = Saved(checked, step, schedule)
     before = saved.resume()
