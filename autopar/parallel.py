@@ -23,6 +23,7 @@ from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.ir.structure import part_at, take_over
 from autopar.model.calls import Calls
+from autopar.model.captures import Dynamic, SizedCaptures
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import sharded
 from autopar.model.first_step import FirstStep
@@ -32,7 +33,6 @@ from autopar.model.paged import STAGED, subject_of_call
 from autopar.model.planner import Planner
 from autopar.model.pretrained_model import SignatureOfModule
 from autopar.model.proxy import ModelProxy
-from autopar.model.sizes import Dynamic, SizedCaptures
 from autopar.model.state_dicts import give_public_state_dicts
 from autopar.model.wrappers import never_traced
 from autopar.page.paged import Paged

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,13 +13,15 @@ from autopar.capture.model_state import ModelState, model_state
 from autopar.capture.provenance import user_line
 from autopar.errors import PlanError
 from autopar.ir.layout import DistAttr
-from autopar.model.call_ranks import CallRanks
 from autopar.model.inputs import CallInputs, CallKey, Inputs, Shapes, call_inputs
 from autopar.model.uneven_batches import with_like_pieces
 from autopar.plan.boundary import OPEN
 from autopar.plan.constraints import layouts_without_search
 from autopar.plan.plan import Plan, of_the_batch
 from autopar.torch_private import transforms
+
+if TYPE_CHECKING:
+    from autopar.model.calls import CallRanks
 
 TRANSFORMED = (
     "torch.func transforms a call of a model on a mesh, whose captured program has gradients through backward() alone\n"

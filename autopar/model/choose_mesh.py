@@ -16,7 +16,7 @@ from autopar.capture.guards import Guards
 from autopar.costs.machine import Machine
 from autopar.ir.mesh import Mesh
 from autopar.model.inputs import CallInputs
-from autopar.model.kept_facts import facts_of_inputs, facts_of_model
+from autopar.model.kept_calls import facts_of_inputs, facts_of_model
 from autopar.plan.boundary import Boundary
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing

@@ -28,11 +28,10 @@ from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.ir.streams import Groups
 from autopar.ir.value_names import sums_in
+from autopar.model.captures import SizedCaptures
 from autopar.model.inputs import CallInputs
 from autopar.model.many_sizes import AtSizes, explicit_at_sizes, placed_key
-from autopar.model.planner import Planner, PlanSearch, may_exceed, with_reserve
-from autopar.model.sizes import SizedCaptures
-from autopar.model.taken_plan import as_explicit, repriced
+from autopar.model.planner import Planner, PlanSearch, as_explicit, may_exceed, repriced, with_reserve
 from autopar.passes import Search as SearchPass
 from autopar.passes import pipeline, run_passes
 from autopar.plan.constraints import constraints

@@ -11,7 +11,7 @@ import torch
 from autopar.capture.arguments import Arguments, Signature
 from autopar.capture.model_state import ModelState, Named
 from autopar.ir.dtensor import attr_of, mesh_of, placements_of
-from autopar.ir.layout import DistAttr
+from autopar.ir.layout import Axes, DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.model.dtensor_parameters import local_of
@@ -107,13 +107,21 @@ def call_inputs(
         attrs = layouts_of(plain)
         for name, shape in plain.items():
             attr = layouts[name] = attrs.get(name, DistAttr.replicated(len(shape)))
-            if any(len(dim) > 1 for dim in attr.dims):
-                raise ValueError(
-                    f"the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use "
-                    f'inputs="global"'
-                )
-            shapes[name] = tuple(n * mesh.count(dim[0][1]) for n, dim in zip(shape, attr.dims, strict=True))
+            shapes[name] = tuple(n * mesh.count(axes_of(attr, name, d)) for d, n in enumerate(shape))
     return CallInputs(arguments, layouts, shapes)
+
+
+def axes_of(attr: DistAttr, name: str, dim: int) -> Axes:
+    """Return the axes that shard a dim of an input of which ranks bring pieces.
+
+    ``ValueError`` if they shard part of a merged dim.
+    """
+    if len(attr.dims[dim]) > 1:
+        raise ValueError(
+            f"the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use "
+            f'inputs="global"'
+        )
+    return attr.dims[dim][0][1]
 
 
 def describe(arguments: Arguments, key: CallKey) -> str:

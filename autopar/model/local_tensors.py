@@ -91,18 +91,7 @@ class LocalTensors:
         """
         if self.job is None or not type.shape or self._whole:
             return piece
-        from torch.distributed.tensor import DTensor
-
-        stride = torch.empty(type.shape, device="meta").stride()
-        placements = placements_of(type.attr, self.mesh, type.shape)
-        return DTensor.from_local(
-            piece.contiguous(),
-            self.job.device_mesh,
-            placements,
-            run_check=False,
-            shape=torch.Size(type.shape),
-            stride=stride,
-        )
+        return self._global(piece.contiguous(), type, torch.empty(type.shape, device="meta"))
 
     def gradient(self, leaf: torch.Tensor, type: TensorType, piece: torch.Tensor) -> torch.Tensor:
         """Return the gradient of a user's tensor: for a DTensor one with its placements, else a full tensor."""
@@ -110,11 +99,14 @@ class LocalTensors:
             return piece
         if is_dtensor(leaf):
             return dtensor_like(piece, leaf)
+        return full_tensor(self._global(piece, type, leaf))
+
+    def _global(self, piece: torch.Tensor, type: TensorType, like: torch.Tensor) -> torch.Tensor:
+        """Return the global tensor of a piece: differentiable, with the shape and strides of ``like``."""
         from torch.distributed.tensor import DTensor
 
+        assert self.job is not None
         placements = placements_of(type.attr, self.mesh, type.shape)
-        return full_tensor(
-            DTensor.from_local(
-                piece, self.job.device_mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride()
-            )
+        return DTensor.from_local(
+            piece, self.job.device_mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
         )

@@ -13,13 +13,11 @@ import torch
 from autopar.capture.model_state import model_state
 from autopar.ir.mesh import Mesh
 from autopar.model.calls import Calls
-from autopar.model.full_state_dicts import refuse_full_state_dicts
-from autopar.model.initialize import Init, agree, initialize
+from autopar.model.initialize import Init, initialize
 from autopar.model.inputs import Inputs
 from autopar.model.pretrained_model import PretrainedModel
-from autopar.model.state_dicts import fitted_to, full_state_dict, of_pieces
-from autopar.model.weights import load_weights
-from autopar.model.weights.pretrained import save_pretrained
+from autopar.model.state_dicts import fitted_to, full_state_dict, of_pieces, refuse_full_state_dicts
+from autopar.model.weights import load_weights, save_pretrained
 from autopar.model.wrappers import refuse_composable, refuse_ddp
 from autopar.runtime.processes.job import Job
 
@@ -156,9 +154,8 @@ class ModelProxy(PretrainedModel):
                 ``reset_parameters()``.
             device: the device of the values; ``None``: that of the mesh.
         """
-        self._calls.ranks.membership.check()
-        self._calls.complete()
-        initialize(self.module, init, device, self.job, self._calls.agreement.ranks)
+        self._calls.ranks.begin("initialize")
+        initialize(self.module, init, device, self.job)
 
     def load_weights(self, path: str | os.PathLike[str], *, strict: bool = True) -> Any:
         """Read safetensors: a file, or a folder of ``save_pretrained``. Each rank reads its pieces. All ranks call it.
@@ -166,9 +163,8 @@ class ModelProxy(PretrainedModel):
         A model on meta gets storage, and tensors that are in no file get their own initialisation. Returns and raises
         as ``load_state_dict``.
         """
-        self._calls.ranks.membership.check()
-        self._calls.complete()
-        return load_weights(self.module, path, strict, self.mesh, self.job, self._calls.agreement.ranks)
+        self._calls.ranks.begin(f"load_weights(strict={strict})")
+        return load_weights(self.module, path, strict, self.mesh, self.job)
 
     def save_pretrained(self, path: str | os.PathLike[str], **options: Any) -> Any:
         """Write the folder that the model's own ``save_pretrained`` writes on a single device. All ranks call it.
@@ -183,10 +179,10 @@ class ModelProxy(PretrainedModel):
         Raises:
             TypeError: the model has none.
         """
-        self._calls.ranks.membership.check()
-        self._calls.complete()
+        self._calls.ranks.begin()
         self._calls.captures.leave_stages()
-        return save_pretrained(self.module, path, self.job, self._calls.agreement.ranks, options)
+        self._calls.agreement.all_make("save_pretrained")
+        return save_pretrained(self.module, path, self.job, options)
 
     # -- state dicts -----------------------------------------------------------------------------------------------
 
@@ -209,16 +205,14 @@ class ModelProxy(PretrainedModel):
 
         Parameters on the stages of a pipeline come back to the whole mesh before.
         """
-        self._calls.ranks.membership.check()
-        self._calls.complete()
+        self._calls.ranks.begin()
         self._calls.captures.leave_stages()
-        agree(self._calls.agreement.ranks, "full_state_dict")
+        self._calls.agreement.all_make("full_state_dict")
         return full_state_dict(self.module, self.job)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state dict of the model. Full tensors, as of one device, are sharded; DTensors are redistributed."""
-        self._calls.ranks.membership.check()
-        self._calls.complete()
+        self._calls.ranks.begin()
         state = model_state(self.module)
         return self.module.load_state_dict(
             fitted_to(state_dict, dict([*state.all_parameters, *state.all_buffers]), self.job), *args, **kwargs

@@ -16,6 +16,7 @@ import torch
 from autopar.capture.arguments import Arguments
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
+from autopar.model.inputs import axes_of
 from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.processes.agreement import Agreement, other_values
 
@@ -106,13 +107,7 @@ def _axes(attrs: Mapping[str, DistAttr], name: str, dim: int) -> tuple[str, ...]
     """Return the axes that shard a dim."""
     if name not in attrs or dim >= len(attrs[name].dims):
         return ()
-    parts = attrs[name].dims[dim]
-    if len(parts) > 1:
-        raise ValueError(
-            f"the plan splits the parts of a merged dim of {name}, which ranks cannot bring as pieces; use "
-            f'inputs="global"'
-        )
-    return parts[0][1]
+    return axes_of(attrs[name], name, dim)
 
 
 def _refuse_misfits(name: str, facts: Sequence[_Facts], split: Split, mesh: Mesh) -> None:

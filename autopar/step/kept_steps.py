@@ -11,8 +11,7 @@ from autopar.cache.folder import NotCached
 from autopar.cache.program_rows import Types, attr_row, op_name
 from autopar.cache.records import Leaf, Records
 from autopar.model.compiled import RUNS, Compiler
-from autopar.model.kept_calls import C, codec_of_captured
-from autopar.model.kept_facts import facts_of_call
+from autopar.model.kept_calls import C, codec_of_captured, facts_of_call
 from autopar.optimizers.update import Update
 from autopar.step.compiling.compiled_step import StepUpdate
 from autopar.step.compiling.outputs import loss_of

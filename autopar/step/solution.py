@@ -10,7 +10,7 @@ from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import ValueType
-from autopar.model.taken_plan import repriced
+from autopar.model.planner import repriced
 from autopar.search.solutions.searched_update import searched_update
 from autopar.search.solutions.solution import Solution, timed
 from autopar.search.solutions.step_choice import StepChoice

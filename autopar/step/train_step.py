@@ -425,7 +425,7 @@ class TrainStep(RecordedSteps, Paged):
             self._calls.agreement.wait()
             assert self._captured.latest is not None
             made = self._captured.latest
-            self._calls.agreement.compare_programs(made.text, made.micro.captured.guards)
+            self._calls.agreement.compare_programs(lambda: made.text, made.micro.captured.guards)
         except RuntimeError:
             self._captured.clear()
             self._shown.clear()

@@ -23,9 +23,8 @@ from autopar.capture.model_state import model_state
 from autopar.errors import MemoryLimitError
 from autopar.model import captures as kept_captures
 from autopar.model import planner
-from autopar.model.captures import Captures
+from autopar.model.captures import Captures, SizedCaptures
 from autopar.model.compiled import RankContext
-from autopar.model.sizes import SizedCaptures
 
 pytestmark = pytest.mark.usefixtures("promoted_casts")
 MESH = Mesh(dp=2, tp=2)

@@ -13,7 +13,7 @@ import autopar
 from autopar import Mesh
 from autopar.ir.dtensor import edge_of, placements_of
 from autopar.ir.layout import DistAttr, Layout
-from autopar.model.stage_parameters import move_to_stages
+from autopar.model.dtensor_parameters import move_parameters
 from autopar.runtime.dtensors import is_dtensor
 from autopar.runtime.processes.groups import process_groups
 
@@ -119,7 +119,7 @@ def moved(sizes: dict[str, int]) -> None:
     parallel.scale.tag = "kept"
     parallel.up.weight.grad = torch.ones_like(parallel.up.weight)
     for homes in (cut(parallel, mesh), cut(parallel, mesh), cut(parallel, mesh, 1), whole(parallel, mesh)):
-        move_to_stages(parallel.module, homes, job)
+        move_parameters(parallel.module, homes, job)
         assert parallel.up.weight.grad is None
         for name, parameter in parallel.named_parameters():
             assert parameter is before[name] and parameter.requires_grad == (name != "frozen")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-import autopar.model.sizes
+import autopar.model.captures
 from autopar.capture import Captured
 from autopar.capture.arguments import Arguments
 
@@ -38,7 +38,7 @@ def captured(make: Callable[..., Captured], model: nn.Module, flat: Sequence[Any
 def shared_captures() -> Iterator[None]:
     """A model that an earlier case has captured, in the same mode and with arguments of the same kind, is not captured
     again: passes begin with a copy of its program. For models that keep their parameters and Python values."""
-    capture_call = autopar.model.sizes.capture_call
+    capture_call = autopar.model.captures.capture_call
 
     def shared(
         model: nn.Module, arguments: Arguments, random: Any = "parallel", numbers: Any = (), keep: bool = False
@@ -48,5 +48,5 @@ def shared_captures() -> Iterator[None]:
 
         return make() if numbers or keep else captured(make, model, arguments.flat, str(arguments.spec), random)
 
-    with mock.patch.object(autopar.model.sizes, "capture_call", shared):
+    with mock.patch.object(autopar.model.captures, "capture_call", shared):
         yield

@@ -17,7 +17,7 @@ from autopar.ir.dtensor import placements_of
 from autopar.ir.layout import DistAttr, Layout
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import AVERAGES, average_name, scheduled_name, state_name, steps_name
-from autopar.model.stage_parameters import move_to_stages
+from autopar.model.dtensor_parameters import move_parameters
 from autopar.optimizers import AVERAGED, register_optimizer
 from autopar.optimizers.ops import COUNTED
 from autopar.plan.batch import split_over
@@ -125,7 +125,7 @@ class ByHand:
         """Cut in another way; ``None``: back to the whole mesh."""
         mesh = self.parallel.mesh
         self.homes = whole(self.parallel, mesh) if shift is None else cut(self.parallel, mesh, shift)
-        move_to_stages(self.parallel.module, self.homes, self.parallel.job)
+        move_parameters(self.parallel.module, self.homes, self.parallel.job)
 
     def trained(self, step: int) -> tuple[Trained, ...]:
         """As at the captures of a step: the states begin, or move to where their parameters are."""

@@ -14,20 +14,13 @@ from autopar.model.dtensor_parameters import local_of
 from autopar.model.initialize.storage import StorageSlot, device_for, materialized
 from autopar.model.initialize.writes import Writes
 from autopar.runtime.dtensors import is_dtensor
-from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 from autopar.runtime.seeds import first_ranks_generator, generators_of
 
 Init = Callable[[torch.nn.Module], Any]
 
 
-def initialize(
-    model: torch.nn.Module,
-    init: Init | None,
-    device: torch.device | str | None,
-    job: Job | None,
-    agreement: Agreement | None,
-) -> None:
+def initialize(model: torch.nn.Module, init: Init | None, device: torch.device | str | None, job: Job | None) -> None:
     """Give storage to parameters and buffers on meta, and run the initialization on them.
 
     Raises:
@@ -36,7 +29,6 @@ def initialize(
     if init is not None and not callable(init):
         raise TypeError(f"init is a function of a module, as for torch.nn.Module.apply, not {shown(init)}")
     where = device_for(model, job, device)
-    agree(agreement, "initialize")
     with materialized(model, where, tied=False) as slots:
         run_initialization(model, slots, init, where, job)
 
@@ -140,10 +132,3 @@ def _tie(slots: list[StorageSlot], writes: Writes) -> None:
             if slot.now is not latest:
                 slot.replacement = latest
                 slot.hold(latest)
-
-
-def agree(agreement: Agreement | None, call: str) -> None:
-    """Check that all ranks make this call; ``RuntimeError`` otherwise."""
-    if agreement is not None:
-        agreement.begin(call)
-        agreement.finish()

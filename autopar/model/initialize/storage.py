@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from autopar.model.dtensor_parameters import local_of
-from autopar.runtime.dtensors import is_dtensor
+from autopar.runtime.dtensors import dtensor_of_piece, is_dtensor
 from autopar.runtime.processes.job import Job
 
 
@@ -83,12 +82,7 @@ def materialized(model: torch.nn.Module, device: torch.device, *, tied: bool) ->
 def _empty(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     new: torch.Tensor = torch.empty_like(local_of(tensor), device=device)
     if is_dtensor(tensor):
-        from torch.distributed.tensor import DTensor
-
-        like: Any = tensor
-        new = DTensor.from_local(
-            new, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-        )
+        new = dtensor_of_piece(new, tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
     if isinstance(tensor, torch.nn.Parameter):
         new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
     vars(new).update({key: value for key, value in vars(tensor).items() if key not in vars(new)})

@@ -1,4 +1,8 @@
-"""Load weights: each rank reads its own pieces from safetensors files, and nothing else of a sharded parameter."""
+"""Load weights and save them.
+
+Each rank reads its own pieces from safetensors files, and nothing else of a sharded parameter. A model is written as
+its own ``save_pretrained`` does: the first rank gathers, and writes.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,22 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch import distributed
 
+from autopar.errors import class_of
 from autopar.ir.dtensor import layout_of_dtensor
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.model.dtensor_parameters import local_of
-from autopar.model.initialize import agree, run_initialization
+from autopar.model.initialize import run_initialization
 from autopar.model.initialize.storage import device_for, materialized
-from autopar.model.weights.collective import on_all_ranks
+from autopar.model.state_dicts import gathered
 from autopar.model.weights.files import CheckpointFiles
 from autopar.runtime.dtensors import is_dtensor
-from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.job import Job
 from autopar.torch_private import IncompatibleKeys
 
@@ -39,12 +45,7 @@ class Match(NamedTuple):
 
 
 def load_weights(
-    model: torch.nn.Module,
-    path: str | os.PathLike[str],
-    strict: bool,
-    mesh: Mesh,
-    job: Job | None,
-    agreement: Agreement | None,
+    model: torch.nn.Module, path: str | os.PathLike[str], strict: bool, mesh: Mesh, job: Job | None
 ) -> Any:
     """Read the tensors that the model's ``state_dict`` names. The model initializes those on meta that no file has.
 
@@ -55,7 +56,6 @@ def load_weights(
         RuntimeError: with ``strict``, keys are missing or unexpected; a shape differs; a tensor has no values in the
             end. The model is then as it was before.
     """
-    agree(agreement, f"load_weights(strict={strict})")
     with CheckpointFiles(path) as files:
         match: Match | None = None
         with on_all_ranks(job, "load"):
@@ -161,3 +161,54 @@ def _runs(parts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     if inner == [(0, stride)]:
         return [(start * stride, count * stride)] if count * stride else []
     return [((start + k) * stride + begin, length) for k in range(count) for begin, length in inner]
+
+
+@contextmanager
+def on_all_ranks(job: Job | None, verb: str) -> Iterator[None]:
+    """Raise an error of one rank on all ranks: the others must not wait for a rank that lacks a file."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        if job is None:
+            raise
+        failure = error
+    if job is None:
+        return
+    failures: list[str | None] = [None] * job.control.size()
+    distributed.all_gather_object(failures, failure and f"{type(failure).__name__}: {failure}", job.control)
+    if failure is not None:
+        raise failure
+    if failed := {rank: text for rank, text in enumerate(failures) if text is not None}:
+        rank, text = next(iter(failed.items()))
+        raise RuntimeError(f"rank {rank} cannot {verb}: {text}")
+
+
+def save_pretrained(model: Any, path: str | os.PathLike[str], job: Job | None, options: dict[str, Any]) -> Any:
+    """Write the folder that a single device writes. All ranks call it, and return when the folder is complete.
+
+    The rank that writes holds all weights meanwhile, in host memory; the others hold one gathered weight at a time.
+
+    Args:
+        options: those of the model's ``save_pretrained``. ``is_main_process`` is by default true on the first rank, and
+            a ``state_dict`` is gathered.
+
+    Raises:
+        TypeError: the model has no ``save_pretrained``.
+        RuntimeError: another rank cannot write.
+    """
+    if not hasattr(model, "save_pretrained"):
+        raise TypeError(
+            f"{class_of(model)} has no save_pretrained, which models of transformers and PEFT have; save the weights "
+            f"with autopar.checkpoint.save(folder, parallel.state_dict())"
+        )
+    options = {"is_main_process": job is None or job.rank == 0} | options
+    state = options.pop("state_dict", None)
+    state = model.state_dict(keep_vars=True) if state is None else state
+    weights = gathered(state, options["is_main_process"])
+    if hasattr(model, "peft_config") and not weights:
+        # PEFT picks its tensors by their names before it asks whether to write
+        weights = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+    with on_all_ranks(job, "save"):
+        # on the other ranks too, because it writes to the model's config
+        return model.save_pretrained(path, state_dict=weights, **options)

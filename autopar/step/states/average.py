@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from autopar.ir.value_names import AVERAGES, average_name
-from autopar.model.dtensor_parameters import local_of
-from autopar.model.stage_parameters import holds_part_of, placed_on
+from autopar.model.dtensor_parameters import holds_part_of, local_of, placed_on
 from autopar.model.state_dicts import fitted_to
 from autopar.optimizers import AVERAGED
 from autopar.optimizers.update import COUNTED

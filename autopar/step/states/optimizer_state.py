@@ -20,8 +20,7 @@ from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import scheduled_name, state_name, steps_name
-from autopar.model.dtensor_parameters import local_of
-from autopar.model.stage_parameters import holds_part_of
+from autopar.model.dtensor_parameters import holds_part_of, local_of
 from autopar.model.state_dicts import give_public_optimizer_states
 from autopar.optimizers import Definition, Update, definition_of
 from autopar.optimizers.definition import Group

@@ -9,8 +9,7 @@ import torch
 from autopar.ir.dtensor import mesh_of, placements_of
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
-from autopar.model.dtensor_parameters import local_of
-from autopar.model.stage_parameters import holds_part_of, is_on_a_stage, placed_on
+from autopar.model.dtensor_parameters import holds_part_of, is_on_a_stage, local_of, placed_on
 from autopar.optimizers import HOST
 from autopar.runtime.dtensors import dtensor_of_piece, full_tensor, is_dtensor, redistribute
 from autopar.runtime.processes.job import Job

@@ -11,7 +11,7 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.model import sizes
+from autopar.model import captures
 
 
 class Scaled(nn.Module):
@@ -55,7 +55,7 @@ def test_words_of_other_errors(monkeypatch: pytest.MonkeyPatch, error: Exception
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(sizes, "capture_with_symbols", fail)
+    monkeypatch.setattr(captures, "capture_with_symbols", fail)
     parallel = autopar.parallelize(nn.Linear(6, 6), Mesh(dp=2), "ddp", dynamic=True)
     parallel.capture(torch.ones(4, 6))
     said = f"{type(error).__name__}: no" if error.args else type(error).__name__

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import autopar
 from autopar import Mesh
 from autopar.ir.layout import DistAttr, Layout
-from autopar.model.stage_parameters import holds_part_of, move_to_stages
+from autopar.model.dtensor_parameters import holds_part_of, move_parameters
 from autopar.runtime.dtensors import dtensor_of_piece, redistribute
 from autopar.runtime.elsewhere import Elsewhere
 from autopar.torch_private import DisableTorchFunctionSubclass, device_mesh_of_others
@@ -102,7 +102,7 @@ def test_it_is_saved_and_loaded(weight: torch.nn.Parameter) -> None:
     assert type(torch.load(file, weights_only=False)) is Elsewhere
 
 
-def test_parameters_that_move_to_stages_and_back_keep_the_device() -> None:
+def test_parameters_that_move_parameters_and_back_keep_the_device() -> None:
     mesh, own, other = Mesh(pp=2), Mesh(pp=1, ranks=[0]), Mesh(pp=1, ranks=[1])
     with torch.device("meta"):
         model = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=False) for _ in range(2)))
@@ -111,7 +111,7 @@ def test_parameters_that_move_to_stages_and_back_keep_the_device() -> None:
         first, second = calls.module.parameters()
         for stages in ((own, other), (other, own), (mesh, mesh)):
             homes = [Layout(stage, DistAttr.replicated(2)) for stage in stages]
-            move_to_stages(calls.module, {"0.weight": homes[0], "1.weight": homes[1]}, calls.job)
+            move_parameters(calls.module, {"0.weight": homes[0], "1.weight": homes[1]}, calls.job)
             assert [first.is_meta, second.is_meta] == [True, True]
             assert [holds_part_of(first), holds_part_of(second)] == [stage is not other for stage in stages]
             assert [first, second] == list(calls.module.parameters())

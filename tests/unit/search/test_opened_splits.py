@@ -23,7 +23,7 @@ from autopar.capture import capture
 from autopar.costs.machine import Machine
 from autopar.errors import PlanError
 from autopar.ir.layout import DistAttr
-from autopar.model.greedy import GreedyPasses
+from autopar.model.planner import GreedyPasses
 from autopar.plan.boundary import Boundary
 from autopar.search import search as searching
 from autopar.search.problem import inside, narrowing, opened

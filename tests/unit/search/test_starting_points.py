@@ -23,7 +23,7 @@ from autopar.costs.program_price import price, price_of_ops
 from autopar.ir.layout import WHOLE, DistAttr
 from autopar.ir.nodes import operands
 from autopar.ir.record import TensorType
-from autopar.model.greedy import GreedyPasses
+from autopar.model.planner import GreedyPasses
 from autopar.passes import Fold, Follow, Levels, Lift, Place, Reshard, Share, run_passes
 from autopar.plan.boundary import OPEN, Boundary
 from autopar.plan.constraints import constraints

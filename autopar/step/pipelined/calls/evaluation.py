@@ -81,7 +81,7 @@ class StagedCalls:
                 lambda compiler: compile_staged(compiler, inputs, homes, notes),
                 lambda: codec_of_staged(compiler, inputs, homes, notes),
             )
-            calls.agreement.compare_programs(made.text, made.captured.guards)
+            calls.agreement.compare_programs(lambda: made.text, made.captured.guards)
             for older, dropped in self._captures.add(call, made.captured.guards, made):
                 self._expected.pop(older.identity, None)
                 special = [key for key in self._special if key[0] == older.identity]
@@ -110,7 +110,7 @@ class StagedCalls:
                 lambda compiler: compile_staged(compiler, inputs, homes, (), positions),
                 lambda: codec_of_staged(compiler, inputs, homes, (), positions),
             )
-            calls.agreement.compare_programs(made.text, made.captured.guards)
+            calls.agreement.compare_programs(lambda: made.text, made.captured.guards)
             self._special[key] = made
         return self._special[key]
 

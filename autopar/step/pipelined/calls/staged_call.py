@@ -22,8 +22,7 @@ from autopar.ir.nodes import is_getitem, name_of, operands, record_of
 from autopar.ir.program import Program
 from autopar.model.compiled import Compiler
 from autopar.model.inputs import CallInputs
-from autopar.model.kept_calls import codec_of_captured
-from autopar.model.kept_facts import facts_of_call
+from autopar.model.kept_calls import codec_of_captured, facts_of_call
 from autopar.model.stage_homes import StageHomes
 from autopar.passes import OnStages
 from autopar.report.passes import PassReport
