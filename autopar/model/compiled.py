@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -30,11 +30,12 @@ from autopar.ir.streams import Groups
 from autopar.ir.value_names import sums_in
 from autopar.model.captures import SizedCaptures
 from autopar.model.inputs import CallInputs
-from autopar.model.many_sizes import AtSizes, explicit_at_sizes, placed_key
+from autopar.model.many_sizes import Explicit, explicit_at_sizes, placed_key
 from autopar.model.planner import Planner, PlanSearch, as_explicit, may_exceed, repriced, with_reserve
 from autopar.passes import Search as SearchPass
 from autopar.passes import pipeline, run_passes
-from autopar.plan.constraints import constraints
+from autopar.plan.boundary import UserConstraints
+from autopar.plan.constraints import Decisions, constraints
 from autopar.plan.plan import Plan, searches
 from autopar.report.hosts import crosses_hosts
 from autopar.report.memory import memory_of
@@ -302,7 +303,7 @@ class Compiler:
         captured_ms = (time.perf_counter() - start) * 1e3
         if self.check is not None:
             self.check(captured)
-        attrs, decided = constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **inputs.layouts})
+        attrs, decided = self.constraints_of(captured, inputs)
         alone = (ONE_RANK,) if searches(self.plan) and not self.searches else ()
         verify(captured.program, "capture")
         return (
@@ -315,6 +316,10 @@ class Compiler:
                 unmatched=decided.unmatched,
             ),
         )
+
+    def constraints_of(self, captured: Captured, inputs: CallInputs) -> tuple[UserConstraints, Decisions]:
+        """Return the layouts that the plan gives to the values of a call, with what was decided for the user."""
+        return constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **inputs.layouts})
 
     def place(
         self,
@@ -414,62 +419,49 @@ class Compiler:
         with_symbols: bool = False,
     ) -> Compiled:
         traced = program.copy() if len(captured.differentiable) > 1 or self.searches else program
-        at_sizes = self._at_sizes(captured, attrs) if with_symbols else None
-        if isinstance(at_sizes, AtSizes):
-            program, found = at_sizes.program, at_sizes.found
-            local, more = self.localize(program)
-            more = [*at_sizes.reports, *more]
-        else:
-            reports += [at_sizes] if at_sizes is not None else []
-            local, more, found = self.place(program, attrs, captured.device, captured=captured, search=self.searches)
+
+        def passes(program: Program, captured: Captured) -> tuple[list[PassReport], Solution | None]:
+            return self.through_passes(program, attrs, captured.device, captured=captured, search=self.searches)
+
+        made = None
+        if with_symbols:
+            made = explicit_at_sizes(captured, placed_key(attrs, self.planner.memory), passes)
+            reports += made.reports if made.refused else []
+        if made is None or made.refused:
+            made = Explicit(program, *passes(program, captured))
+        program, found = made.program, made.found
+        local, more = self.localize(program)
         if found is not None and may_exceed(found, self.planner):
             peak = memory_of(local[0]).peak
             if (again := with_reserve(found, self.planner, peak)) is not None:
                 return replace(self, planner=again)._placed(captured, traced, attrs, reports)
-        reports += more
+        reports += [*made.reports, *more]
         if found is not None:
             nanoseconds = price(program, found.machine).nanoseconds
             given = self.planner.given is not None
             found = repriced(found, nanoseconds) if given else as_explicit(found, nanoseconds)
-            # parts of the backward keep the layouts of parameters and inputs
-            kept = [node for node in program.placeholders if record_of(node).role != "tangent"]
-            attrs = {**attrs, **{node.name: tensor_type(node).attr for node in kept}}
             reports.append(PassReport(PRICE, 0.0, notes=(found.certificate,)))
-        special: dict[frozenset[int], Compiled] = {}
 
-        def specialized(positions: frozenset[int]) -> Compiled:
-            if positions not in special:
-                part = specialize(traced, positions, captured.device)
-                verify(part, "specialize")
-                special[positions] = self._placed(captured, part, attrs, [])
-            return special[positions]
+        @cache
+        def part(positions: frozenset[int]) -> Compiled:
+            return self.part_of(replace(captured, program=traced), attrs, program, positions)
 
-        symbolic = at_sizes.of if isinstance(at_sizes, AtSizes) else None
-        return Compiled(captured, program, local, Reports(reports), specialized, self.context, found, symbolic, traced)
+        return Compiled(captured, program, local, Reports(reports), part, self.context, found, made.symbolic, traced)
 
     def part_of(
-        self, captured: Captured, layouts: Mapping[str, DistAttr], explicit: Program, positions: frozenset[int]
+        self, captured: Captured, attrs: Mapping[str, DistAttr], explicit: Program, positions: frozenset[int]
     ) -> Compiled:
         """Return a captured call with a backward for only some of the returned values.
 
         Args:
             captured: with its traced program.
-            layouts: parameter or input → its layout, where the plan does not decide it.
-            explicit: the program of all values, whose parameters and inputs keep their layouts.
+            attrs: node → its layout, of the nodes that the plan decides.
+            explicit: the program of all values, whose parameters and inputs keep the layouts that a search gave them.
             positions: those of the values.
         """
-        attrs = dict(constraints(self.plan, self.model, self.mesh, captured, {**self.homes, **layouts})[0])
         if self.searches:
             kept = [node for node in explicit.placeholders if record_of(node).role != "tangent"]
-            attrs |= {node.name: tensor_type(node).attr for node in kept}
+            attrs = {**attrs, **{node.name: tensor_type(node).attr for node in kept}}
         part = specialize(captured.program, positions, captured.device)
         verify(part, "specialize")
         return self._placed(captured, part, attrs, [])
-
-    def _at_sizes(self, captured: Captured, attrs: Mapping[str, DistAttr]) -> AtSizes | PassReport:
-        """Return the explicit program of a call that was captured with symbols; or why it is to be placed itself."""
-
-        def passes(program: Program, captured: Captured) -> tuple[list[PassReport], Solution | None]:
-            return self.through_passes(program, attrs, captured.device, captured=captured, search=self.searches)
-
-        return explicit_at_sizes(captured, placed_key(attrs, self.planner.memory), passes)

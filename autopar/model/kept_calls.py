@@ -111,7 +111,7 @@ def _compiled(compiler: Compiler, inputs: CallInputs, kept: KeptCall) -> Compile
 
     @cache
     def part(positions: frozenset[int]) -> Compiled:
-        return compiler.part_of(traced(), inputs.layouts, kept.program, positions)
+        return compiler.part_of(traced(), compiler.constraints_of(traced(), inputs)[0], kept.program, positions)
 
     return Compiled(kept.captured, kept.program, kept.local, Reports(kept.reports), part, compiler.context, kept.found,
                     kept.symbolic)  # fmt: skip

@@ -23,44 +23,29 @@ from autopar.verify.levels import verify
 
 
 @dataclass(frozen=True, eq=False)
-class WithSymbols:
-    """What the passes made of a program with symbols.
+class Explicit:
+    """What the passes made of a traced program.
 
     Attributes:
         program: the explicit program.
         reports: what each pass did.
         found: the plan, if it was searched.
+        symbolic: the program with symbols that it was made of; ``None`` if it was placed itself.
         refused: why there is no such program; else "".
     """
 
     program: Program
     reports: list[PassReport]
     found: Solution | None = None
+    symbolic: Program | None = None
     refused: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class AtSizes:
-    """The explicit program of a call's sizes.
-
-    Attributes:
-        program: it, without symbols.
-        of: the program with symbols that it was made of.
-        reports: of the passes, if they ran for this call; and of the sizes.
-        found: the plan, if it was searched.
-    """
-
-    program: Program
-    of: Program
-    reports: list[PassReport]
-    found: Solution | None
 
 
 Passes = Callable[[Program, Captured], tuple[list[PassReport], Solution | None]]
 
 
-def explicit_at_sizes(captured: Captured, key: Any, passes: Passes) -> AtSizes | PassReport:
-    """Return the explicit program of a call, made from the one with symbols; or a report that says why it is not.
+def explicit_at_sizes(captured: Captured, key: Any, passes: Passes) -> Explicit:
+    """Return the explicit program of a call, made from the one with symbols; where it is refused, a report says why.
 
     Args:
         captured: the call, captured with symbols.
@@ -73,25 +58,27 @@ def explicit_at_sizes(captured: Captured, key: Any, passes: Passes) -> AtSizes |
         program = symbolic.captured.program.copy()
         try:
             reports, found = passes(program, symbolic.captured)
-            symbolic.placed[key] = WithSymbols(program, reports, found)
+            symbolic.placed[key] = Explicit(program, reports, found)
         except (AutoparError, ValueError, ArithmeticError, AssertionError) as error:
-            symbolic.placed[key] = WithSymbols(program, [], refused=_first_lines(error))
+            symbolic.placed[key] = Explicit(program, [], refused=_first_lines(error))
         start = time.perf_counter()
-    made: WithSymbols = symbolic.placed[key]
+    made: Explicit = symbolic.placed[key]
     if made.refused:
-        return _placed_anew(start, f"the program has no symbols, because {made.refused}")
+        return _placed_anew(made.program, start, f"the program has no symbols, because {made.refused}")
     try:
         program = at_values(made.program, captured.values)
         _check_like(program, captured.program)
         verify(program, "sizes")
     except (VerifyError, ValueError) as error:
-        return _placed_anew(start, f"the program with symbols is not one of these sizes: {_first_lines(error)}")
+        return _placed_anew(
+            made.program, start, f"the program with symbols is not one of these sizes: {_first_lines(error)}"
+        )
     found, same = made.found, captured.values == symbolic.validity.values
     if found is not None and not same:
         reason = f"the plan was searched for {values_text(symbolic.validity.values)}, so nothing is proven"
         found = replace(found, least=0.0, reason=reason)
     report = PassReport("sizes", (time.perf_counter() - start) * 1e3)
-    return AtSizes(program, made.program, [*reports, report], found)
+    return Explicit(program, [*reports, report], found, made.program)
 
 
 def placed_key(attrs: Mapping[str, DistAttr], *more: Any) -> Any:
@@ -99,8 +86,10 @@ def placed_key(attrs: Mapping[str, DistAttr], *more: Any) -> Any:
     return tuple(sorted(attrs.items(), key=lambda row: row[0])), *more
 
 
-def _placed_anew(start: float, why: str) -> PassReport:
-    return PassReport("sizes", (time.perf_counter() - start) * 1e3, notes=(f"placed anew, without a trace: {why}",))
+def _placed_anew(program: Program, start: float, why: str) -> Explicit:
+    note = f"placed anew, without a trace: {why}"
+    report = PassReport("sizes", (time.perf_counter() - start) * 1e3, notes=(note,))
+    return Explicit(program, [report], refused=why)
 
 
 def _first_lines(error: Exception) -> str:
