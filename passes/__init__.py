@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from autopar.costs.machine import Machine, machine_from
+from autopar.costs.prices import crosses_hosts
 from autopar.ir.hosts import Hosts
 from autopar.ir.layout import DistAttr
 from autopar.ir.mesh import Mesh
@@ -34,7 +35,6 @@ from autopar.passes.share import Share
 from autopar.passes.split_backward import SplitBackward
 from autopar.passes.spread import OnStages, Spread
 from autopar.passes.widen import Widen
-from autopar.report.hosts import crosses_hosts
 from autopar.search.search import Find
 
 

@@ -17,8 +17,7 @@ from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement, TensorType, ValueType
 from autopar.passes.manager import Pass
-from autopar.plan.shared_transfers import narrows
-from autopar.plan.waiting_views import views_of_reduced
+from autopar.plan.shared_transfers import narrows, views_of_reduced
 from autopar.search.transfer_prices.chains import Chain, Hop
 from autopar.search.transfer_prices.once import once
 from autopar.search.transfer_prices.sharing import path_of, union

@@ -69,7 +69,7 @@ def start(layers: str, folder: str, chosen: str) -> None:
 
     import autopar
     import autopar.step.pipelined.train_step
-    from autopar.ir.digest import text_digest
+    from autopar.ir.program import text_digest
 
     parallelize = autopar.parallelize  # autopar loads it when it is asked for
     row = {"imports": time.perf_counter() - begun}

@@ -27,7 +27,7 @@ from autopar.cache.described import described_options
 from autopar.cache.folder import Folder, NotCached, Unusable, failures_as_refused
 from autopar.cache.shared import planned_by_first
 from autopar.gc_pause import gc_paused
-from autopar.ir.digest import text_digest
+from autopar.ir.program import text_digest
 from autopar.report.passes import PassReport
 from autopar.rules.registry import REGISTERED
 from autopar.runtime.processes.agreement import Agreement

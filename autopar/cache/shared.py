@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 from torch import distributed
 
 from autopar import errors
-from autopar.cache.codec import Check, Codec, Make, Planned, opened
+from autopar.cache.codec import Check, Codec, Make, Planned, guards_to_json, opened
 from autopar.cache.folder import NotCached, Unusable, failures_as_refused
-from autopar.cache.kept_guards import guards_to_json
 from autopar.capture import Captured
 from autopar.runtime.processes.agreement import Agreement
 from autopar.runtime.processes.launch import store_of_job

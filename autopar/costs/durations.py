@@ -86,7 +86,11 @@ def durations(
         OSError: a file cannot be read.
         TypeError: ``source`` is neither.
     """
-    figures = figures_from(source)
+    return durations_by(program, figures_from(source), zeros, strict)
+
+
+def durations_by(program: Program, figures: Machine | Profile, zeros: Iterable[str], strict: bool) -> Durations:
+    """Return ``durations`` by figures that are known to be sound."""
     free = dict.fromkeys((node.name for node in program.nodes if is_getitem(node)), 0.0)
     free |= dict.fromkeys(free_additions(program, frozenset(zeros)), 0.0)
     if isinstance(figures, Profile):

@@ -30,6 +30,7 @@ from torch.fx.node import Target
 from autopar.costs.exchanges import Exchange, busiest
 from autopar.costs.machine import Machine, Measured
 from autopar.ir import transfers
+from autopar.ir.hosts import Hosts
 from autopar.ir.layout import Axes, Layout
 from autopar.ir.mesh import Mesh, ranks_by_group
 from autopar.ir.record import TensorType
@@ -349,6 +350,17 @@ def crossed(ranks: Iterable[int], borders: tuple[tuple[str, int], ...]) -> int:
     ranks = tuple(ranks)
     apart = [k for k, (_, size) in enumerate(borders, 1) if len({rank // size for rank in ranks}) > 1]
     return max(apart, default=0)
+
+
+def crosses_hosts(mesh: Mesh, machine: Machine, hosts: Hosts | None = None) -> bool:
+    """Return whether a mesh has ranks on several hosts, or racks.
+
+    Args:
+        hosts: those of a job; without one, the machine tells where ranks are.
+    """
+    if hosts is None:
+        return crossed(mesh.ranks, machine.borders) > 0
+    return len({hosts.of_rank[rank] for rank in mesh.ranks}) > 1 or crossed(mesh.ranks, machine.borders[1:]) > 0
 
 
 def exchange_on(source: Layout, target: Layout, shape: tuple[int, ...], machine: Machine) -> Exchange:

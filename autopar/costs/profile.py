@@ -21,10 +21,9 @@ from autopar.costs.profile_row import ProfileRow
 from autopar.costs.profile_table import table_of
 from autopar.errors import ProfileError
 from autopar.ir import transfers
-from autopar.ir.digest import program_digest
 from autopar.ir.mesh import PIPELINE
 from autopar.ir.ops.over_stages import OVER_STAGES
-from autopar.ir.program import Program
+from autopar.ir.program import Program, program_digest
 from autopar.notebook import InNotebook
 
 REMEDY = "make one of this step with autopar profile step --save FILE, or step.measure().save(FILE)"

@@ -1,8 +1,9 @@
-"""Define the program that users see: edit it, print and parse it, compare it, verify it."""
+"""Define the program that users see: edit it, print and parse it, compare it, verify it, know it by its digest."""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -77,3 +78,18 @@ class Program(ProgramInNotebook, ProgramData):
         if verifier is None:
             raise RuntimeError("what verifies programs is not loaded; import autopar.verify.levels")
         verifier(self)
+
+
+def program_digest(program: Program) -> str:
+    """Return the digest of a program's text; the names of its values count.
+
+    Of a program with symbols, it is that of the program of the sizes that were captured.
+    """
+    if program.sizes:
+        program = at_values(program, program.sizes)
+    return text_digest(str(program))
+
+
+def text_digest(text: str) -> str:
+    """Return the digest of a text."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

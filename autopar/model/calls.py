@@ -394,7 +394,8 @@ class CallRanks:
         """
         if captured.draws:
             self.agreement.wait()  # the ranks exchange seeds in the group in which they compare calls
-        seed = seeds_of_calls(
+        control = None if self.job is None else self.job.control
+        seed = seeds_of_calls(1, captured.draws, random, captured.device, control)
             1, captured.draws, random, captured.device, None if self.job is None else self.job.control
         )
         return {

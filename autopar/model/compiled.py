@@ -16,8 +16,9 @@ from autopar.cache.codec import Check, Codec
 from autopar.capture import Captured
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.specialize import specialize
-from autopar.costs.durations import Durations, durations
+from autopar.costs.durations import Durations, durations_by
 from autopar.costs.machine import Machine, machine_of
+from autopar.costs.prices import crosses_hosts
 from autopar.costs.profile import Profile
 from autopar.costs.program_price import price
 from autopar.gc_pause import gc_paused
@@ -37,7 +38,6 @@ from autopar.passes import pipeline, run_passes
 from autopar.plan.boundary import UserConstraints
 from autopar.plan.constraints import Decisions, constraints
 from autopar.plan.plan import Plan, searches
-from autopar.report.hosts import crosses_hosts
 from autopar.report.memory import memory_of
 from autopar.report.passes import PRICE, PassReport, Reports
 from autopar.report.progress import doing
@@ -195,7 +195,7 @@ def durations_of(program: Program, execution: Execution, source: Machine | Profi
     Stages are measured before they are joined, and so are not looked up as one program.
     """
     zeros = sums_in(program) if execution.from_zero else ()
-    return durations(program, source, zeros=zeros, strict=not program.stages)
+    return durations_by(program, source, zeros, strict=not program.stages)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from torch import fx
 from autopar.costs.machine import Machine
 from autopar.errors import MemoryLimitError, PlanError, VerifyError
 from autopar.ir.commit import Staged, Value
-from autopar.ir.digest import program_digest
 from autopar.ir.hosts import Hosts
 from autopar.ir.nodes import name_of, operands, record_of, tensor_type
-from autopar.ir.program import Program
+from autopar.ir.program import Program, program_digest
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_type
 from autopar.passes import Expand, Fold, Follow, Levels, Lift, Narrow, Pass, Place, Reshard, Share

@@ -78,11 +78,6 @@ def _place(machine: Machine, hosts: Hosts | None) -> Callable[[int], int]:
     return machine.ranks_per_node.__rfloordiv__ if hosts is None else hosts.of_rank.__getitem__
 
 
-def crosses_hosts(mesh: Mesh, machine: Machine, hosts: Hosts | None = None) -> bool:
-    """Return whether a mesh has ranks on several hosts."""
-    return bool(about_hosts(mesh, machine, hosts))
-
-
 def _crossing(mesh: Mesh, name: str, place: Callable[[int], int]) -> str:
     axes = [axis for axis, size in mesh.axes if size > 1]
     far = [axis for axis in axes if any(len({*map(place, group)}) > 1 for group in ranks_by_group(mesh, (axis,)))]

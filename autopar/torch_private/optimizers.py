@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autopar.torch_private.ops import aten
+from autopar.torch_private.schemas import aten
 
 # tried on 2.11 to 2.15, on CPU: the step of many parameters in one kernel. It reads the tensors of a parameter in
 # memory order, one element after the other, whatever their strides are; it divides the gradients in place; it reads lr

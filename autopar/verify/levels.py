@@ -19,8 +19,7 @@ from autopar.ir.subaxes import overlap
 from autopar.ir.text.printer import print_type
 from autopar.rules.binding import bind_node, own_maker, split_of, splits_in_common
 from autopar.rules.pointwise import CASTS
-from autopar.verify.pieces import check_dtypes, check_local, check_placed, check_rule, check_untransferred
-from autopar.verify.subject import Subject
+from autopar.verify.pieces import Subject, check_dtypes, check_local, check_placed, check_rule, check_untransferred
 
 # -- every level -------------------------------------------------------------------------------------------------------
 #

@@ -11,7 +11,7 @@ from autopar.cache.folder import Folder
 
 SCRIPT = """
 import sys, torch, autopar
-from autopar.ir.digest import text_digest
+from autopar.ir.program import text_digest
 
 NAMES = {"a", "b", "c", "d"}
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import autopar
 from autopar.cache.folder import Folder
-from autopar.ir.digest import text_digest
+from autopar.ir.program import text_digest
 from autopar.step.choices import _Comparison
 
 MESH = autopar.Mesh(dp=2, tp=2)

@@ -10,7 +10,6 @@ import torch
 from torch import distributed, nn
 
 import autopar
-from autopar.cache import kept_guards
 from autopar.capture import trace
 
 MESH = autopar.Mesh(dp=2, tp=2)
@@ -141,19 +140,18 @@ def other_model(folder: str) -> str:
 
 def unkept(folder: str) -> tuple[list[str], int]:
     """What cannot be kept is captured by each rank."""
-    before = kept_guards.guards_to_json
+    from autopar.cache import codec, shared
+
+    before = codec.guards_to_json
 
     def refuse(*args: Any) -> Any:
-        raise kept_guards.NotCached("this test refuses it")
-
-    kept_guards.guards_to_json = refuse
-    from autopar.cache import codec, shared
+        raise codec.NotCached("this test refuses it")
 
     codec.guards_to_json = shared.guards_to_json = refuse  # type: ignore[attr-defined]
     try:
         return trained(folder, PLAN)
     finally:
-        kept_guards.guards_to_json = codec.guards_to_json = shared.guards_to_json = before  # type: ignore[attr-defined]
+        codec.guards_to_json = shared.guards_to_json = before  # type: ignore[attr-defined]
 
 
 def slow(folder: str, seconds: float) -> list[str]:

@@ -1,7 +1,8 @@
 """List the files of autopar whose functions run between the inputs of a call and what runs it, in a process that has
-compiled nothing before: without a cache, with an empty one, and with what that has kept.
+compiled nothing before.
 
-    python files_entered.py FOLDER
+    python files_entered.py             without a cache
+    python files_entered.py FOLDER      with the cache in a folder: an empty one, or one that has the call
 """
 
 from __future__ import annotations
@@ -44,4 +45,4 @@ def entered(cache: Any) -> set[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([sorted(entered(cache)) for cache in (False, sys.argv[1], sys.argv[1])]))
+    print(json.dumps(sorted(entered(sys.argv[1] if len(sys.argv) > 1 else False))))

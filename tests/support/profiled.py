@@ -7,7 +7,7 @@ from autopar.costs.calls import EXCHANGE, calls_of, group_of, kind_of
 from autopar.costs.machine import machine
 from autopar.costs.profile import Profile
 from autopar.costs.profile_row import ProfileRow
-from autopar.ir.digest import program_digest
+from autopar.ir.program import program_digest
 
 TEXT = """\
 program explicit on dp=2 tp=2

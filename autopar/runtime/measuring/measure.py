@@ -26,9 +26,8 @@ from autopar.costs.profile import Profile
 from autopar.costs.profile_row import ProfileRow
 from autopar.costs.program_price import node_prices
 from autopar.ir import transfers
-from autopar.ir.digest import program_digest
 from autopar.ir.nodes import record_of
-from autopar.ir.program import Program
+from autopar.ir.program import Program, program_digest
 from autopar.ir.value_names import sums_in
 from autopar.report.progress import doing
 from autopar.runtime.measuring.between_stages import BetweenStages

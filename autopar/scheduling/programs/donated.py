@@ -27,7 +27,7 @@ from autopar.optimizers import IN_PLACE, SHARED
 from autopar.report.liveness import HIDDEN_VIEWS
 from autopar.rules.registry import rule_of
 from autopar.torch_private import OpOverload, aten, present, returns_alias
-from autopar.verify.subject import Subject
+from autopar.verify.pieces import Subject
 
 # -- memory readers ----------------------------------------------------------------------------------------------------
 #

@@ -18,9 +18,8 @@ from autopar.capture.blocks import is_parameter
 from autopar.costs.durations import Durations
 from autopar.errors import ScheduleError
 from autopar.ir import transfers
-from autopar.ir.digest import text_digest
 from autopar.ir.nodes import is_getitem, name_of, operands, record_of, tensor_type
-from autopar.ir.program import Program
+from autopar.ir.program import Program, text_digest
 from autopar.ir.value_names import sums_in
 from autopar.optimizers import IN_PLACE
 from autopar.scheduling.decide import PLAIN, judge, on_late_streams, schedule

@@ -19,7 +19,7 @@ from autopar.ir.nodes import element_of, is_getitem, name_of, operands, tensor_t
 from autopar.ir.program import Program
 from autopar.ir.record import Requirement, TensorType, requirement_of
 from autopar.plan.boundary import gradient_sums
-from autopar.plan.waiting_views import is_view, reduces
+from autopar.plan.shared_transfers import is_view, reduces
 from autopar.search.problem.ending import Ending
 from autopar.search.problem.index_places import price_of_places
 from autopar.search.problem.strategies import Placed, StepLayouts

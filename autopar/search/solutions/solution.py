@@ -14,10 +14,9 @@ from rich.table import Table
 from autopar.capture.arguments import AtSizes
 from autopar.errors import PlanError
 from autopar.gc_pause import gc_paused
-from autopar.ir.digest import program_digest
 from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, tensor_type
-from autopar.ir.program import Program
+from autopar.ir.program import Program, program_digest
 from autopar.notebook import InNotebook, printed, right
 from autopar.plan.spec import Spec
 from autopar.search.certificate import Certificate

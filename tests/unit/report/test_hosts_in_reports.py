@@ -8,8 +8,9 @@ import pytest
 
 from autopar import Mesh, Program
 from autopar.costs.machine import Level, Link, machine
+from autopar.costs.prices import crosses_hosts
 from autopar.ir.hosts import Hosts
-from autopar.report.hosts import about_hosts, bytes_between_hosts, crosses_hosts
+from autopar.report.hosts import about_hosts, bytes_between_hosts
 from autopar.report.transfers import transfers_of
 
 pytestmark = pytest.mark.fast
