@@ -6,15 +6,14 @@ weight, has several: one for each run of indices. A box is read and written in s
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import distributed
 
-from autopar.ir.boxes import box_of
+from autopar.ir.boxes import box_of, slices_of
 from autopar.ir.dtensor import layout_of_dtensor
 from autopar.model.dtensor_parameters import local_of
 from autopar.runtime.dtensors import is_dtensor
@@ -68,16 +67,7 @@ def pieces_of(name: str, tensor: torch.Tensor) -> list[Piece]:
             f"{name} of {list(shape)} has a piece of {list(local.shape)} on rank {rank}, where its placements say "
             f"{list(box_shape)}; cut it with distribute_tensor"
         )
-    pieces = []
-    for runs in itertools.product(*(zip(runs, _begins(runs), strict=True) for runs in box)):
-        data = local[tuple(slice(begin, begin + stop - start) for (start, stop), begin in runs)] if runs else local
-        pieces.append(Piece(tuple(start for (start, _), _ in runs), data))
-    return pieces
-
-
-def _begins(runs: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the index in the piece at which each run begins."""
-    return [0, *itertools.accumulate(stop - start for start, stop in runs)][: len(runs)]
+    return [Piece(tuple(run.start for run in in_whole), local[in_piece]) for in_whole, in_piece in slices_of(box)]
 
 
 class Stretch(NamedTuple):

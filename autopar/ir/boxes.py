@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -104,6 +104,16 @@ def box_of(layout: Layout, shape: Sequence[int], rank: int) -> Box:
     """Return the box that ``rank`` holds; the rank is on the Layout's mesh."""
     at = layout.mesh.coordinates(rank)
     return tuple(runs_of(dim, n, layout.mesh, at) for n, dim in zip(shape, layout.attr.dims, strict=True))
+
+
+def slices_of(box: Box) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """Yield where the blocks of runs of a box lie: in the whole tensor, and in a piece that has just the box."""
+    dims = []
+    for runs in box:
+        ends = itertools.accumulate(stop - start for start, stop in runs)
+        dims.append([(slice(*run), slice(end - (run[1] - run[0]), end)) for run, end in zip(runs, ends, strict=True)])
+    for block in itertools.product(*dims):
+        yield tuple(in_whole for in_whole, _ in block), tuple(in_piece for _, in_piece in block)
 
 
 def volume(box: Box) -> int:

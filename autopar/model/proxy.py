@@ -164,7 +164,7 @@ class ModelProxy(PretrainedModel):
         as ``load_state_dict``.
         """
         self._calls.ranks.begin(f"load_weights(strict={strict})")
-        return load_weights(self.module, path, strict, self.mesh, self.job)
+        return load_weights(self.module, path, strict, self.job)
 
     def save_pretrained(self, path: str | os.PathLike[str], **options: Any) -> Any:
         """Write the folder that the model's own ``save_pretrained`` writes on a single device. All ranks call it.

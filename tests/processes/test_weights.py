@@ -18,8 +18,8 @@ from weights import MESHES, MODELS, Odd, Unsaid, on_meta, same, single
 
 import autopar
 from autopar import Mesh
-from autopar.ir.layout import DistAttr
-from autopar.model.weights import parts_of
+from autopar.ir.boxes import box_of, slices_of
+from autopar.ir.layout import DistAttr, Layout
 
 INITIALIZED = [
     *((name, "own", "dp2 tp2") for name in ("mlp uneven", "llama tied")),
@@ -263,7 +263,7 @@ def test_parts(attr: DistAttr) -> None:
     for rank in mesh.ranks:
         at = mesh.coordinates(rank)
         piece = torch.full(attr.local_shape((10, 12), mesh, at), -1)
-        for there, here in parts_of(attr, (10, 12), mesh, at):
+        for there, here in slices_of(box_of(Layout(mesh, attr), (10, 12), rank)):
             assert all((piece[here] == -1).flatten().tolist())
             piece[here] = whole[there]
         assert torch.equal(piece, _window(whole, Type, attr.local_parts((10, 12), mesh, at)).reshape(piece.shape))

@@ -6,10 +6,8 @@ its own ``save_pretrained`` does: the first rank gathers, and writes.
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,9 +15,8 @@ import torch
 from torch import distributed
 
 from autopar.errors import class_of
+from autopar.ir.boxes import box_of, slices_of
 from autopar.ir.dtensor import layout_of_dtensor
-from autopar.ir.layout import DistAttr
-from autopar.ir.mesh import Mesh
 from autopar.model.dtensor_parameters import local_of
 from autopar.model.initialize import run_initialization
 from autopar.model.initialize.storage import device_for, materialized
@@ -44,9 +41,7 @@ class Match(NamedTuple):
     unexpected: list[str]
 
 
-def load_weights(
-    model: torch.nn.Module, path: str | os.PathLike[str], strict: bool, mesh: Mesh, job: Job | None
-) -> Any:
+def load_weights(model: torch.nn.Module, path: str | os.PathLike[str], strict: bool, job: Job | None) -> Any:
     """Read the tensors that the model's ``state_dict`` names. The model initializes those on meta that no file has.
 
     Returns:
@@ -67,7 +62,7 @@ def load_weights(
             tensors = {slot.name: slot.replacement for slot in slots}
             loaded = set()
             for names, source in match.sources:
-                _read(files, source, tensors[names[0]], mesh, job)
+                _read(files, source, tensors[names[0]], 0 if job is None else job.rank)
                 loaded.add(id(tensors[names[0]]))
             with_values = [slot for slot in slots if id(slot.replacement) in loaded or not slot.was_on_meta]
             if len(with_values) < len(slots):
@@ -117,50 +112,16 @@ def _quoted(names: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def _read(files: CheckpointFiles, name: str, tensor: torch.Tensor, mesh: Mesh, job: Job | None) -> None:
+def _read(files: CheckpointFiles, name: str, tensor: torch.Tensor, rank: int) -> None:
     """Read this rank's piece of a tensor, run by run: a merged dim, as of a fused qkv weight, has several runs."""
-    attr = DistAttr.replicated(tensor.dim())
-    at: dict[str, int] = {}
-    if is_dtensor(tensor):
-        assert job is not None
-        home = layout_of_dtensor(tensor)  # on the whole mesh, or on a stage
-        if job.rank not in home.mesh:
-            return
-        mesh, attr, at = home.mesh, home.attr, home.mesh.coordinates(job.rank)
     local = local_of(tensor)
-    for in_whole, in_piece in parts_of(attr, tensor.shape, mesh, at):
-        local[in_piece].copy_(files.read(name, in_whole))
-
-
-def parts_of(
-    attr: DistAttr, shape: Sequence[int], mesh: Mesh, at: Mapping[str, int]
-) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """Yield where the parts of the piece at ``at`` begin and end in the whole tensor, and in the piece."""
-    spans = iter(attr.local_parts(shape, mesh, at))
-    dims = []
-    for size, dim in zip(shape, attr.dims, strict=True):
-        start, runs = 0, []
-        for begin, count in _runs([(size if part is None else part, *next(spans)) for part, _ in dim]):
-            runs.append((slice(begin, begin + count), slice(start, start + count)))
-            start += count
-        dims.append(runs)
-    for box in itertools.product(*dims):
-        yield tuple(in_whole for in_whole, _ in box), tuple(in_piece for _, in_piece in box)
-
-
-def _runs(parts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Return the runs (start, count) of a dim that a piece consists of; none is empty.
-
-    ``parts``: (size, start, count) of each part of the dim, major first.
-    """
-    if not parts:
-        return [(0, 1)]
-    (_, start, count), *minor = parts
-    stride = math.prod(size for size, _, _ in minor)
-    inner = _runs(minor)
-    if inner == [(0, stride)]:
-        return [(start * stride, count * stride)] if count * stride else []
-    return [((start + k) * stride + begin, length) for k in range(count) for begin, length in inner]
+    if not is_dtensor(tensor):
+        local.copy_(files.read(name, ()))
+        return
+    home = layout_of_dtensor(tensor)  # on the whole mesh, or on a stage
+    if rank in home.mesh:
+        for in_whole, in_piece in slices_of(box_of(home, tensor.shape, rank)):
+            local[in_piece].copy_(files.read(name, in_whole))
 
 
 @contextmanager
