@@ -25,9 +25,9 @@ from autopar.ir.mesh import PIPELINE, Mesh, mesh_of_stage
 from autopar.ir.ops.seeded_random import RANDOM, Random
 from autopar.model.captures import Dynamic
 from autopar.model.choose_mesh import MeshChoice
+from autopar.model.compared import compare_scaled_copy, layouts_in
 from autopar.model.given_plan import GivenPlan, about_machine, given_plan, without_pipeline
 from autopar.model.inputs import INPUTS, Inputs
-from autopar.model.scaled_copy import compare_scaled_copy, layouts_in
 from autopar.parallel import OUTPUTS, Outputs, Parallel
 from autopar.plan.constraints import layouts_of
 from autopar.plan.plan import SEARCH, searches

@@ -21,9 +21,8 @@ from autopar.model.captures import Captures, about_recapture, said_if_late
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import move_parameters
 from autopar.model.first_step import FirstStep
-from autopar.model.inputs import CallInputs, Inputs
+from autopar.model.inputs import CallInputs, Inputs, LocalTensors
 from autopar.model.kept_calls import codec_of_call
-from autopar.model.local_tensors import LocalTensors
 from autopar.model.stage_homes import StageHomes
 from autopar.report.passes import PassReport
 from autopar.runtime.processes.agreement import Agreement

@@ -11,9 +11,8 @@ from torch import nn
 import autopar
 from autopar import Mesh, VerifyError
 from autopar.ir.program import Program
-from autopar.model import scaled_copy
-from autopar.model.compared import Numbers
-from autopar.model.scaled_copy import layouts_in, scaled_mesh, uneven_axes
+from autopar.model import compared
+from autopar.model.compared import Numbers, layouts_in, scaled_mesh, uneven_axes
 from autopar.rules import register_rule
 
 SPLIT = {"*.up.weight": ("tp", None), "*.up.bias": ("tp",), "*.down.weight": (None, "tp")}
@@ -107,7 +106,7 @@ def test_a_searched_plan_gives_the_copy_its_layouts() -> None:
 
 
 def test_what_is_not_compared_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaled_copy, "MOST_PARAMETERS", 100)
+    monkeypatch.setattr(compared, "MOST_PARAMETERS", 100)
     assert verified(MLP(), Mesh(dp=2, tp=2)) == (
         "numbers were not compared with a single device: the model has 656 parameters, more than 100; compare one with "
         "fewer layers and smaller sizes"

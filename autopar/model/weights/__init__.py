@@ -18,8 +18,7 @@ from autopar.errors import class_of
 from autopar.ir.boxes import box_of, slices_of
 from autopar.ir.dtensor import layout_of_dtensor
 from autopar.model.dtensor_parameters import local_of
-from autopar.model.initialize import run_initialization
-from autopar.model.initialize.storage import device_for, materialized
+from autopar.model.initialize import device_for, materialized, run_initialization
 from autopar.model.state_dicts import gathered
 from autopar.model.weights.files import CheckpointFiles
 from autopar.runtime.dtensors import is_dtensor

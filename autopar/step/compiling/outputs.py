@@ -27,7 +27,7 @@ from autopar.ir.layout import DistAttr, layout_of
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.model.local_tensors import LocalTensors
+from autopar.model.inputs import LocalTensors
 from autopar.runtime.dtensors import is_dtensor
 from autopar.step.batches.batch_independence import BatchIndependence
 from autopar.step.batches.more_rows import MoreRows
