@@ -122,7 +122,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         compiler = Compiler(
             module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
             overlap=overlap_of(overlap, issue), cache=cache,
-            sizes=SizedCaptures(dynamic, first_values == "keep"),
+            sizes=SizedCaptures(module, random, dynamic, first_values == "keep"),
         )  # fmt: skip
         calls = Calls.of(compiler, mesh, job, inputs, recapture, layouts, original)
         calls.captures.pipelined = pipelined

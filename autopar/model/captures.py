@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import torch
 
 from autopar.capture import Captured, capture_call
-from autopar.capture.arguments import Arguments, Signature, at_sizes, difference, signature_of
+from autopar.capture.arguments import Arguments, AtSizes, Signature, at_sizes, difference, signature_of
 from autopar.capture.guards import GuardedCall, GuardedChange, Guards, Variants
 from autopar.capture.guards.places import GuardedPlace
 from autopar.capture.model_state import model_state
@@ -238,14 +238,20 @@ class SizedCaptures:
     """The captures of a model that serve many sizes.
 
     Attributes:
-        dynamic: the option of ``parallelize``.
+        dynamic, random: the options of ``parallelize``.
         keep: whether first values are kept, as ``first_values`` of ``parallelize`` says.
     """
 
-    def __init__(self, dynamic: Dynamic = False, keep: bool = False) -> None:
-        self.dynamic, self.keep = dynamic, keep
+    def __init__(
+        self, model: torch.nn.Module, random: Random = "parallel", dynamic: Dynamic = False, keep: bool = False
+    ) -> None:
+        self._model, self.random, self.dynamic, self.keep = model, random, dynamic, keep
         self._known: dict[Any, _Known] = {}
         self._unshared: list[tuple[_Known, SymbolicCapture]] = []  # which other ranks may not have
+
+    def of(self, model: torch.nn.Module) -> SizedCaptures:
+        """Return none yet, for another model."""
+        return SizedCaptures(model, self.random, self.dynamic, self.keep)
 
     @property
     def symbolic(self) -> list[SymbolicCapture]:
@@ -259,16 +265,14 @@ class SizedCaptures:
 
     def would_serve(self, signature: Signature) -> bool:
         """Return whether ``dynamic=True``, which was not given, might capture such calls once for all their sizes."""
-        alike = [known for (key, _), known in self._known.items() if key == outline(signature)]
-        return not self.dynamic and not any(known.refused for known in alike)
+        known = self._known.get(outline(signature))
+        return not self.dynamic and not (known and known.refused)
 
-    def serves(self, model: torch.nn.Module, arguments: Arguments, random: Random) -> bool:
+    def serves(self, arguments: Arguments) -> bool:
         """Return whether a capture with symbols serves a call, so that nothing is traced."""
-        return self.dynamic is not False and isinstance(self._look(model, arguments, random)[1], _Served)
+        return self.dynamic is not False and isinstance(self._look(arguments)[1], _Served)
 
-    def capture(
-        self, model: torch.nn.Module, arguments: Arguments, random: Random, numbers: Sequence[GuardedPlace] = ()
-    ) -> tuple[Captured, list[str]]:
+    def capture(self, arguments: Arguments, numbers: Sequence[GuardedPlace] = ()) -> tuple[Captured, list[str]]:
         """Return the capture of a call, and notes for the report: traced, or that of a capture with symbols.
 
         Args:
@@ -278,37 +282,34 @@ class SizedCaptures:
             CaptureError: as for ``autopar.capture.capture``.
         """
         if self.dynamic is False or numbers:
-            return capture_call(model, arguments, random, numbers, self.keep), []
-        known, found = self._look(model, arguments, random)
+            return self._traced(arguments, numbers), []
+        known, found = self._look(arguments)
         if isinstance(found, _Served):
             note = f"sizes {values_text(found.values)} of a capture with {found.capture.about}; nothing was traced"
-            return self._at(found, model, arguments, random), [note]
+            return found.capture.at(found.values, self.at(arguments)), [note]
         notes = [f"captured anew, because {misfit}" for misfit in found]
         for misfit in found:
             misfit.guard.failed += 1
-        if self.dynamic or found or self._other_size(model, arguments, known):
-            captured, more = self._with_symbols(known, model, arguments, random)
+        if self.dynamic or found or self._other_size(arguments, known):
+            captured, more = self._with_symbols(known, arguments)
             notes += more
             if captured is not None:
                 for misfit in found:
                     misfit.guard.recaptures += 1
                 return captured, notes
-        captured = capture_call(model, arguments, random, keep=self.keep)
+        captured = self._traced(arguments)
         if not known.refused:
             known.numbers.append((captured.guards, _shapes(arguments)))
         return captured, notes
 
-    def with_numbers(self, model: torch.nn.Module, arguments: Arguments, random: Random) -> bool:
+    def with_numbers(self, arguments: Arguments) -> bool:
         """Return whether a call will be captured with numbers for its sizes."""
         if self.dynamic is not None:
             return not self.dynamic
-        known, found = self._look(model, arguments, random)
-        return not isinstance(found, _Served) and not found and not self._other_size(model, arguments, known)
+        known, found = self._look(arguments)
+        return not isinstance(found, _Served) and not found and not self._other_size(arguments, known)
 
-    def took(
-        self, model: torch.nn.Module, arguments: Arguments, random: Random, guards: Guards,
-        symbolic: SymbolicCapture | None,
-    ) -> None:  # fmt: skip
+    def took(self, arguments: Arguments, guards: Guards, symbolic: SymbolicCapture | None) -> None:
         """Note a capture that another process has made. After one with numbers, another size is captured with symbols.
 
         Args:
@@ -316,7 +317,7 @@ class SizedCaptures:
         """
         if self.dynamic is False:
             return
-        known = self._look(model, arguments, random)[0]
+        known = self._look(arguments)[0]
         if symbolic is not None:
             self._add(known, symbolic)
         elif self.dynamic is None:
@@ -336,13 +337,11 @@ class SizedCaptures:
         known.symbolic.append(symbolic)
         self._unshared.append((known, symbolic))
 
-    def _with_symbols(
-        self, known: _Known, model: torch.nn.Module, arguments: Arguments, random: Random
-    ) -> tuple[Captured | None, list[str]]:
+    def _with_symbols(self, known: _Known, arguments: Arguments) -> tuple[Captured | None, list[str]]:
         if known.refused:
             return None, [known.refused]
         try:
-            made = capture_with_symbols(model, arguments, random, self.keep)
+            made = capture_with_symbols(self._model, arguments, self.random, self.keep)
         except Exception as error:  # the capture with numbers decides whether the call can be captured at all
             known.refused = f"each size is captured by itself, because {_in_words(error)}"
             return None, [known.refused]
@@ -353,18 +352,19 @@ class SizedCaptures:
             for guard in made.validity.fixed.values()
             if guard.source
         ]
-        return self._at(_Served(made, made.validity.values), model, arguments, random), notes
+        return made.at(made.validity.values, self.at(arguments)), notes
 
-    def _at(self, found: _Served, model: torch.nn.Module, arguments: Arguments, random: Random) -> Captured:
-        sizes = at_sizes(arguments, lambda a: capture_call(model, a, random, keep=self.keep).program)
-        return found.capture.at(found.values, sizes)
+    def _traced(self, arguments: Arguments, numbers: Sequence[GuardedPlace] = ()) -> Captured:
+        return capture_call(self._model, arguments, self.random, numbers, self.keep)
 
-    def _look(
-        self, model: torch.nn.Module, arguments: Arguments, random: Random
-    ) -> tuple[_Known, _Served | list[Misfit]]:
+    def at(self, arguments: Arguments) -> AtSizes:
+        """Return what traces such a call at other sizes."""
+        return at_sizes(arguments, lambda a: self._traced(a).program)
+
+    def _look(self, arguments: Arguments) -> tuple[_Known, _Served | list[Misfit]]:
         """Return what is known of calls like this one, and what serves it, or why the captures do not."""
-        state, shapes = model_state(model), _shapes(arguments)
-        known = self._known.setdefault((outline(signature_of(state, arguments)), random), _Known())
+        state, shapes = model_state(self._model), _shapes(arguments)
+        known = self._known.setdefault(outline(signature_of(state, arguments)), _Known())
         misfits: list[Misfit] = []
         for capture in reversed(known.symbolic):
             if not capture.captured.guards.hold(state.modules):
@@ -375,9 +375,9 @@ class SizedCaptures:
             misfits.append(fit)
         return known, misfits
 
-    def _other_size(self, model: torch.nn.Module, arguments: Arguments, known: _Known) -> bool:
+    def _other_size(self, arguments: Arguments, known: _Known) -> bool:
         """Return whether a call differs from a captured one in sizes alone."""
-        shapes, modules = _shapes(arguments), model_state(model).modules
+        shapes, modules = _shapes(arguments), model_state(self._model).modules
         return any(shapes != before and guards.hold(modules) for guards, before in known.numbers)
 
     @property

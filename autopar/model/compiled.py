@@ -232,7 +232,7 @@ class Compiler:
     overlap: Overlap = field(default_factory=Overlap)
     figures: Machine | Profile | None = None
     planner: Planner = field(default_factory=lambda: Planner(machine_of("cpu")))
-    sizes: SizedCaptures = field(default_factory=SizedCaptures)
+    sizes: SizedCaptures = field(kw_only=True)
     cache: Cache | None = field(default=None, compare=False)
     check: Check | None = field(default=None, compare=False)
 
@@ -243,7 +243,7 @@ class Compiler:
 
     def of(self, model: torch.nn.Module, **changes: Any) -> Compiler:
         """Return this compiler for another model, with captures with symbols of its own."""
-        return replace(self, model=model, sizes=SizedCaptures(self.sizes.dynamic, self.sizes.keep), **changes)
+        return replace(self, model=model, sizes=self.sizes.of(model), **changes)
 
     def once(self, make: Callable[[Compiler], K], codec: Callable[[], Codec[K]]) -> tuple[K, str]:
         """Return what ``make`` makes, or what other processes have kept of it. On processes all ranks call it.
@@ -282,7 +282,7 @@ class Compiler:
 
     def serves(self, inputs: CallInputs) -> bool:
         """Return whether a call needs no trace, because a capture with symbols serves its sizes."""
-        return not self.numbers and self.sizes.serves(self.model, inputs.whole(), self.random)
+        return not self.numbers and self.sizes.serves(inputs.whole())
 
     @gc_paused()
     def compile(self, inputs: CallInputs, notes: Sequence[str] = ()) -> Compiled:
@@ -299,7 +299,7 @@ class Compiler:
     ) -> tuple[Captured, dict[str, DistAttr], PassReport]:
         """Capture a call. Returns it with the layouts that the plan gives to its values, and the report."""
         start = time.perf_counter()
-        captured, about_sizes = self.sizes.capture(self.model, inputs.whole(), self.random, self.numbers)
+        captured, about_sizes = self.sizes.capture(inputs.whole(), self.numbers)
         captured_ms = (time.perf_counter() - start) * 1e3
         if self.check is not None:
             self.check(captured)

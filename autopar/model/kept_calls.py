@@ -16,8 +16,8 @@ from autopar.cache.described import Descriptions, described_options
 from autopar.cache.folder import NotCached
 from autopar.cache.kept_capture import captured_of, captured_to_json, structure_key, symbols_of, symbols_to_json
 from autopar.cache.records import Leaf, Records
-from autopar.capture import Captured, capture_call
-from autopar.capture.arguments import at_sizes, signature_of
+from autopar.capture import Captured
+from autopar.capture.arguments import signature_of
 from autopar.capture.guards import Guards
 from autopar.capture.guards.reads import HOOKS
 from autopar.capture.model_state import model_state
@@ -122,13 +122,11 @@ def _captured_here(compiler: Compiler, inputs: CallInputs, row: Any, program: Pr
 
     ``program``: the explicit one, in the place of the traced one, which is not kept.
     """
-    whole, model, random = inputs.whole(), compiler.model, compiler.random
+    whole = inputs.whole()
     captured, symbolic = captured_of(row[0], program, guards), symbols_of(row[1], guards)
-    compiler.sizes.took(model, whole, random, guards, symbolic)
-    keep = compiler.sizes.keep
-    at = at_sizes(whole, lambda a: capture_call(model, a, random, keep=keep).program)
+    compiler.sizes.took(whole, guards, symbolic)
     values = {} if symbolic is None else symbolic.validity.values
-    return replace(captured, at_sizes=at, symbolic=symbolic, values=values)
+    return replace(captured, at_sizes=compiler.sizes.at(whole), symbolic=symbolic, values=values)
 
 
 # -- what decides a capture --------------------------------------------------------------------------------------------
@@ -159,7 +157,7 @@ def facts_of_call(compiler: Compiler, inputs: CallInputs, notes: Sequence[str]) 
         "first plan": None if planner.first is None else _layouts(planner.first),
         "hosts": None if job is None else list(job.hosts.of_rank),
         "dynamic": compiler.sizes.dynamic,
-        "symbols": not compiler.sizes.with_numbers(compiler.model, inputs.whole(), compiler.random),
+        "symbols": not compiler.sizes.with_numbers(inputs.whole()),
         "notes": list(notes),
     }
 

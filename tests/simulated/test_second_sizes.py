@@ -191,6 +191,6 @@ def test_only_the_first_rank_says_it(monkeypatch: pytest.MonkeyPatch, caplog: An
     captures.add(captures.call(key, []), Guards((), ()), None)
     other = captures.call((replace(key[0], tensors=()), ((), ())), [])
     for rank in (1, 0):
-        with kept_captures.said_if_late(RankContext(rank), captures, other, SizedCaptures()):
+        with kept_captures.said_if_late(RankContext(rank), captures, other, SizedCaptures(model)):
             pass
         assert len(said(caplog)) == (rank == 0)
