@@ -150,20 +150,6 @@ def parallelize(
     if isinstance(model, torch.export.ExportedProgram):
         model = exported_module(model)
     _check_model(model)
-    if isinstance(mesh, Devices):
-        return _on_best_mesh(
-            model, mesh, plan, example, inputs, strict=strict, machine=machine, time_limit=time_limit, memory=memory,
-            timeout=timeout, outputs=outputs, recapture=recapture, dynamic=dynamic, random=random, overlap=overlap,
-            compile=compile, verify=verify, cache=cache, first_values=first_values,
-        )  # fmt: skip
-    device_mesh: DeviceMesh | None = None
-    if is_device_mesh(mesh):
-        device_mesh = mesh
-        mesh = mesh_of(device_mesh)
-    if not isinstance(mesh, Mesh):
-        raise TypeError(f"parallelize takes an autopar.Mesh, as in autopar.Mesh(dp=2, tp=2), not {type(mesh).__name__}")
-    if mesh.name is not None:
-        raise ValueError(f"parallelize takes the whole mesh; this one is the stage {mesh.name!r}")
     _check_choice("inputs", inputs, INPUTS)
     _check_choice("outputs", outputs, OUTPUTS)
     _check_choice("random", random, RANDOM)
@@ -176,6 +162,7 @@ def parallelize(
     _check_switch("verify", verify)
     if verify and example is None:
         raise ValueError("verify=True compares a call with a single device; give its arguments as example=(x,)")
+    device_mesh = mesh if is_device_mesh(mesh) else None
     if compile:
         check_compiler(_device(model, device_mesh))
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
@@ -185,6 +172,18 @@ def parallelize(
     check_time_limit(time_limit)
     check_memory(memory)
     overlap_of(overlap, "direct")  # refused before anything is sent
+    if isinstance(mesh, Devices):
+        return _on_best_mesh(
+            model, mesh, plan, example, inputs, strict=strict, machine=machine, time_limit=time_limit, memory=memory,
+            timeout=timeout, outputs=outputs, recapture=recapture, dynamic=dynamic, random=random, overlap=overlap,
+            compile=compile, verify=verify, cache=cache, first_values=first_values,
+        )  # fmt: skip
+    if device_mesh is not None:
+        mesh = mesh_of(device_mesh)
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"parallelize takes an autopar.Mesh, as in autopar.Mesh(dp=2, tp=2), not {type(mesh).__name__}")
+    if mesh.name is not None:
+        raise ValueError(f"parallelize takes the whole mesh; this one is the stage {mesh.name!r}")
     stage = mesh_of_stage(mesh, 0) if mesh.sizes.get(PIPELINE, 1) > 1 else mesh  # plans are of one stage
     plan, pipelined = without_pipeline(plan, mesh)
     layers, given = given_plan(plan, stage)
@@ -281,9 +280,6 @@ def _on_best_mesh(
         raise ValueError(
             'autopar.devices() chooses the layouts of inputs, so all ranks bring the batch: inputs="global"'
         )
-    check_time_limit(time_limit)
-    check_memory(memory)
-    _check_choice("outputs", outputs, OUTPUTS)
     device = _device(model, None)
     on = machine_from(machine) if machine is not None else devices.machine or machine_of(device)
     args, kwargs = split_example(example)

@@ -22,7 +22,7 @@ from autopar.ir.mesh import PIPELINE, Mesh, mesh_of_stage
 from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
 from autopar.ir.structure import part_at, take_over
-from autopar.model.calls import Calls
+from autopar.model.calls import Calls, device_of
 from autopar.model.captures import Dynamic, SizedCaptures
 from autopar.model.compiled import Compiled, Compiler, RankContext
 from autopar.model.dtensor_parameters import sharded
@@ -115,9 +115,9 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         }
         hosts = None if job is None else job.hosts
         machine = None if machine is None else on_hosts(machine, hosts)
-        planner = Planner(machine or on_hosts(machine_of(_device(model, job)), hosts), time_limit, agreement, given,
+        planner = Planner(machine or on_hosts(machine_of(device_of(model, job)), hosts), time_limit, agreement, given,
                           memory=memory, hosts=hosts)  # fmt: skip
-        issue: Issue = "direct" if _device(model, job).type == "cpu" else "enqueue"
+        issue: Issue = "direct" if device_of(model, job).type == "cpu" else "enqueue"
         cache, off = on_all_ranks(cache, agreement)
         compiler = Compiler(
             module, own, plan, context, strict, outputs == "global", random, machine=machine, planner=planner,
@@ -467,13 +467,6 @@ def _until_searched(model: torch.nn.Module, mesh: Mesh, attrs: Mapping[str, Dist
                 attr = split_over(attr, parameter.shape, mesh, axis)
             layouts[name] = attr
     return layouts
-
-
-def _device(model: torch.nn.Module, job: Job | None) -> torch.device:
-    """Return the device of the pieces, or of the model in a process that is alone."""
-    if job is not None:
-        return job.device
-    return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
 
 
 def _returned_like_the_model(

@@ -36,6 +36,13 @@ from autopar.search.devices.stages import Pipelined
 T = TypeVar("T")
 
 
+def device_of(model: torch.nn.Module, job: Job | None) -> torch.device:
+    """Return the device of this process's pieces, or of the model in a process that is alone."""
+    if job is not None:
+        return job.device
+    return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
+
+
 class CallCaptures(Captures[Compiled]):
     """What was captured of a model's own calls, and where its parameters are since then.
 
@@ -190,9 +197,7 @@ class Calls:
     @property
     def device(self) -> torch.device:
         """The device of this process's pieces."""
-        if self.job is not None:
-            return self.job.device
-        return next((p.device for p in self.module.parameters() if not p.is_meta), torch.device("cpu"))
+        return device_of(self.module, self.job)
 
     def call(self, inputs: CallInputs, state: ModelState) -> GuardedCall:
         """Return a call of the model itself, with the values that forward would read now."""

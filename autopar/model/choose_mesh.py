@@ -16,7 +16,7 @@ from autopar.capture.guards import Guards
 from autopar.costs.machine import Machine
 from autopar.ir.mesh import Mesh
 from autopar.model.inputs import CallInputs
-from autopar.model.kept_calls import facts_of_inputs, facts_of_model
+from autopar.model.kept_calls import facts_of_inputs, facts_of_model, fields_of
 from autopar.plan.boundary import Boundary
 from autopar.report.passes import PassReport
 from autopar.report.progress import doing
@@ -87,17 +87,13 @@ class MeshChoice:
     def _codec(self) -> Codec[ChosenMesh]:
         """Return how the choice is kept."""
         inputs = CallInputs(bind_arguments(self.model, self.args, self.kwargs), {}, {})
-        options = {
-            "count": self.devices.count, "machine": self.machine, "whole": self.whole, "strict": self.strict,
-            "time_limit": self.time_limit, "memory": self.memory,
-        }  # fmt: skip
         return Codec(
             kind="mesh",
             model=self.model,
             facts=lambda: {
                 "model": facts_of_model(self.model),
                 "call": facts_of_inputs(self.model, inputs),
-                "options": described_options(options),
+                "options": described_options(fields_of(self, ("model", "args", "kwargs"))),
             },
             guards=lambda chosen: chosen.guards,
             write=lambda chosen: {"solution": chosen.solution.to_json(), "note": chosen.note},

@@ -151,8 +151,8 @@ def facts_of_call(compiler: Compiler, inputs: CallInputs, notes: Sequence[str]) 
     return {
         "model": facts_of_model(compiler.model),
         "call": facts_of_inputs(compiler.model, inputs),
-        "options": described_options(_fields(compiler, APART)),
-        "planner": described_options(_fields(planner, APART_OF_PLANNER)),
+        "options": described_options(fields_of(compiler, APART)),
+        "planner": described_options(fields_of(planner, APART_OF_PLANNER)),
         "given plan": None if planner.given is None else planner.given.to_json(),
         "first plan": None if planner.first is None else _layouts(planner.first),
         "hosts": None if job is None else list(job.hosts.of_rank),
@@ -168,7 +168,8 @@ def _layouts(plan: Solution) -> Any:
     return [content["graph"], content["values"], content["optimizer_states"]]
 
 
-def _fields(value: Any, but: Sequence[str]) -> dict[str, Any]:
+def fields_of(value: Any, but: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, but some."""
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name not in but}
 
 
