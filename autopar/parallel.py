@@ -309,8 +309,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
             call = calls.call(inputs, state)
             words = f"call {describe(inputs.arguments, call.key)}{call.where}"
             if not call.known:
-                agreement.announce(f"{words}, for the first time")
-                agreement.wait()
+                agreement.all_make(f"{words}, for the first time")
             compiled = calls.captures.compiled(inputs, call)
         step = compiled.here
         pieces, leaves, brought = tensors.pieces(inputs, state, step.interface, context.rank)

@@ -189,15 +189,6 @@ class Placement(NamedTuple):
     found: Solution | None
 
 
-def durations_of(program: Program, execution: Execution, source: Machine | Profile) -> Durations:
-    """Return the seconds of the ops and transfers of an explicit program, as it runs.
-
-    Stages are measured before they are joined, and so are not looked up as one program.
-    """
-    zeros = sums_in(program) if execution.from_zero else ()
-    return durations_by(program, source, zeros, strict=not program.stages)
-
-
 @dataclass(frozen=True)
 class Compiler:
     """How the calls of a model are captured and placed.
@@ -387,28 +378,31 @@ class Compiler:
         """Decide the order of an explicit program, and make each rank's scheduled program of it."""
         start = time.perf_counter()
         with doing("schedule"):
-            source = self.figures or self.machine or self.planner.machine
-            order = ORDERS.of(program, execution, durations_of(program, execution, source), self.overlap)
+            order = ORDERS.of(program, execution, self._durations(program, execution), self.overlap)
         scheduled = PassReport("schedule", (time.perf_counter() - start) * 1e3)
+        start = time.perf_counter()
         with doing("localize"):
-            local, localized = self._localized(program, order)
-        return local, [scheduled, localized]
+            local = LocalPrograms(program, lambda local: verify(local, "schedule"), order)
+            for rank in self.mesh.ranks if self.context is None else [self.context.rank]:
+                if rank in self.mesh:  # else it is a rank of another stage
+                    local[rank]
+        ms = (time.perf_counter() - start) * 1e3
+        program.fixed = RUNS
+        return local, [scheduled, PassReport("localize", ms, bytes=bytes_per_axis(program))]
 
     def order_of_part(self, local: LocalPrograms, part: Program, execution: Execution) -> Order:
         """Return the order of the part of a stage, of a program of all stages, with its times."""
         assert local.order is not None
-        source = self.figures or self.machine or self.planner.machine
-        return order_of_part(local.order, part, execution, durations_of(part, execution, source), self.overlap)
+        return order_of_part(local.order, part, execution, self._durations(part, execution), self.overlap)
 
-    def _localized(self, program: Program, order: Order) -> tuple[LocalPrograms, PassReport]:
-        start = time.perf_counter()
-        local = LocalPrograms(program, lambda local: verify(local, "schedule"), order)
-        for rank in self.mesh.ranks if self.context is None else [self.context.rank]:
-            if rank in self.mesh:  # else it is a rank of another stage
-                local[rank]
-        ms = (time.perf_counter() - start) * 1e3
-        program.fixed = RUNS
-        return local, PassReport("localize", ms, bytes=bytes_per_axis(program))
+    def _durations(self, program: Program, execution: Execution) -> Durations:
+        """Return the seconds of the ops and transfers of an explicit program, as it runs.
+
+        Stages are measured before they are joined, and so are not looked up as one program.
+        """
+        figures = self.figures or self.machine or self.planner.machine
+        zeros = sums_in(program) if execution.from_zero else ()
+        return durations_by(program, figures, zeros, strict=not program.stages)
 
     def _placed(
         self,

@@ -103,10 +103,7 @@ class PlanSearch:
         # the problem can be solved again later, and passes change the program until then
         traced = replace(boundary, program=boundary.program.copy())
         found = self._found(traced, machine, strict, time_limit)
-        nodes = dict(zip(traced.program.nodes, boundary.program.nodes, strict=True))
-        types = {nodes[node]: type for node, type in found.types.items()}
-        uses = {nodes[node]: uses for node, uses in found.uses.items()}
-        return replace(found, types=types, uses=uses, inside={nodes[node]: each for node, each in found.inside.items()})
+        return found.of_copy(dict(zip(traced.program.nodes, boundary.program.nodes, strict=True)))
 
     def _found(self, boundary: Boundary, machine: Machine, strict: bool, time_limit: float) -> Found:
         self.notes += self.planner.notes
@@ -340,12 +337,10 @@ def _check_fit(given: Solution, found: Found, program: Program) -> None:
     """Raise ``PlanError`` if an op cannot have the layouts that the file of a plan gives it."""
     copy, names = program.copy(), value_names(program)
     copies = dict(zip(program.nodes, copy.nodes, strict=True))
-    named = {placed.name: names.get(node, node.name) for node, placed in copies.items()}
-    types = {copies[node]: type for node, type in found.types.items()}
-    uses = {copies[node]: needs for node, needs in found.uses.items()}
-    inside = {copies[node]: steps for node, steps in found.inside.items()}
+    named = {new.name: names.get(node, node.name) for node, new in copies.items()}
+    placed = found.of_copy(copies)
     with copy.edit() as edit:
-        write(edit, copy, types, uses, inside)
+        write(edit, copy, placed.types, placed.uses, placed.inside)
     copy.level = "placed"
     try:
         verify(copy)

@@ -23,6 +23,7 @@ from autopar.model.generation.mesh_cache import MeshCache
 from autopar.model.generation.refused import option, refuse_model, refuse_options
 from autopar.model.wrappers import never_traced
 from autopar.runtime.processes.agreement import Brought
+from autopar.runtime.seeds import generators_of
 
 DEFAULT = 20  # tokens that transformers adds to a prompt where nothing says how many
 INPUTS = ("input_ids", "attention_mask", "position_ids")
@@ -109,12 +110,10 @@ class Generation:
         ranks = self._calls.agreement.ranks
         if ranks is None or self._simulates:
             return
-        device = self._calls.device
-        of_device = torch.get_device_module(device)
-        states = ranks.gathered((torch.get_rng_state(), of_device.get_rng_state() if device.type != "cpu" else None))
-        torch.set_rng_state(states[0][0])
-        if device.type != "cpu":
-            of_device.set_rng_state(states[0][1])
+        generators = generators_of(self._calls.device)
+        states = ranks.gathered([generator.get_state() for generator in generators])[0]
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
     @torch.no_grad()
     def _called(self, **given: Any) -> Any:

@@ -108,14 +108,7 @@ def _settle_slot(slot: StorageSlot, writes: Writes, kept: bool) -> None:
             f"{slot.what} is {list(slot.before.shape)}, and the initialisation puts {description} in its place; write "
             f"to it, as with .copy_()"
         )
-    if is_dtensor(slot.replacement) and not is_dtensor(new):
-        from torch.distributed.tensor import distribute_tensor
-
-        sharded: Any = slot.replacement
-        new = distribute_tensor(
-            new.detach().to(local_of(sharded).device), sharded.device_mesh, sharded.placements, src_data_rank=None
-        )
-    with writes:
+    with writes:  # of a whole tensor, a DTensor takes its piece
         slot.replacement.copy_(new)
     slot.hold(slot.replacement)
 

@@ -45,6 +45,15 @@ class Found(Certificate):
     optimizer_states: Mapping[str, DistAttr] = field(default_factory=dict)
     inside: Mapping[fx.Node, tuple[StepLayouts, ...]] = field(default_factory=dict)
 
+    def of_copy(self, nodes: Mapping[fx.Node, fx.Node]) -> Found:
+        """Return the layouts for a copy of the program. ``nodes``: node → its copy."""
+        return replace(
+            self,
+            types={nodes[node]: type for node, type in self.types.items()},
+            uses={nodes[node]: uses for node, uses in self.uses.items()},
+            inside={nodes[node]: steps for node, steps in self.inside.items()},
+        )
+
     def idle_axes(self, mesh: Mesh) -> list[str]:
         """Return the axes over which no value is split or pending: all their ranks do the same."""
         types = [part for type in self.types.values() for part in (type if isinstance(type, tuple) else (type,))]

@@ -63,8 +63,7 @@ class StagedCalls:
             inputs.refuse_without_values(state)
             words = f"call {describe(inputs.arguments, call.key)}{call.where}"
             if not call.known:
-                calls.agreement.announce(f"{words}, for the first time")
-                calls.agreement.wait()
+                calls.agreement.all_make(f"{words}, for the first time")
             compiled = self._compiled(inputs, call)
         calls.agreement.announce(words, [inputs], call.numbers_now)
         return compiled.captured.with_tensors(self._run(compiled, inputs, state, call))
