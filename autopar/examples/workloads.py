@@ -17,13 +17,14 @@ from autopar.capture.arguments import bind_arguments
 from autopar.ir.layout import DistAttr
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.model.compiled import Compiler, Placement
+from autopar.model.compiled import Compiler
 from autopar.model.inputs import call_inputs
 from autopar.optimizers import definition_of
 from autopar.passes import Pass, Reshard, pipeline, run_passes
 from autopar.plan.constraints import constraints
 from autopar.plan.plan import Plan
-from autopar.report.passes import Reports
+from autopar.report.passes import PassReport, Reports
+from autopar.runtime.localize import LocalPrograms
 from autopar.step.compiling.compile import compile_micro
 from autopar.step.compiling.compile_update import compile_update
 from autopar.step.compiling.request import MicroRequest
@@ -109,7 +110,9 @@ class Keeping(Compiler):
 
     placed: list[Program] = field(default_factory=list)
 
-    def place(self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, **options: Any) -> Placement:
+    def place(
+        self, program: Program, attrs: Mapping[str, DistAttr], device: torch.device, **options: Any
+    ) -> tuple[LocalPrograms, list[PassReport]]:
         self.placed.append(program.copy())
         run_passes(self.placed[-1], before_reshard(pipeline(self.mesh, attrs, device=device, **options)))
         return super().place(program, attrs, device, **options)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -175,20 +175,6 @@ class Compiled:
 ONE_RANK = "the mesh has one rank, so there is nothing to search, and solution is None"
 
 
-class Placement(NamedTuple):
-    """What the passes made of a program.
-
-    Attributes:
-        local: the program of each rank.
-        reports: what each pass did.
-        found: the plan, if it was searched.
-    """
-
-    local: LocalPrograms
-    reports: list[PassReport]
-    found: Solution | None
-
-
 @dataclass(frozen=True)
 class Compiler:
     """How the calls of a model are captured and placed.
@@ -318,16 +304,16 @@ class Compiler:
         attrs: Mapping[str, DistAttr],
         device: torch.device,
         *,
-        execution: Execution = OF_CALLS,
+        execution: Execution,
         **options: Any,
-    ) -> Placement:
+    ) -> tuple[LocalPrograms, list[PassReport]]:
         """Run all passes after capture: the program gets its layouts and transfers, and each rank its local program.
 
         ``execution`` says how the program runs. The other arguments are those of ``through_passes``.
         """
-        reports, found = self.through_passes(program, attrs, device, **options)
+        reports, _ = self.through_passes(program, attrs, device, **options)
         local, more = self.localize(program, execution)
-        return Placement(local, [*reports, *more], found)
+        return local, [*reports, *more]
 
     def through_passes(
         self,

@@ -278,7 +278,7 @@ class MicroCompiler:
             for node in program.placeholders
             if (name := input_of_batch(record_of(node).name)) in inputs
         }
-        local, reports, _ = self.compiler.place(program, attrs, self.captured.device, execution=OF_STEPS)
+        local, reports = self.compiler.place(program, attrs, self.captured.device, execution=OF_STEPS)
         self.reports += about("count", reports)
         return program, local
 
@@ -319,7 +319,7 @@ class MicroCompiler:
         rows = [Copy(name, type) for name, type in copies.items()]
         program, attrs, _ = copy_program(masters, rows, self.captured.device)
         verify(program, "copy")
-        local, reports, _ = self.compiler.place(program, attrs, self.captured.device, execution=OF_STEPS)
+        local, reports = self.compiler.place(program, attrs, self.captured.device, execution=OF_STEPS)
         self.reports += about("copy", reports)
         return (program, local), masters
 

@@ -128,9 +128,7 @@ class MicroBatch:
         self, compiler: Compiler, ending: UpdateProgram, execution: Execution
     ) -> tuple[Placed, list[PassReport]]:
         """Place the update behind the micro-batches."""
-        local, reports, _ = compiler.place(
-            ending.program, ending.constraints, self.captured.device, execution=execution
-        )
+        local, reports = compiler.place(ending.program, ending.constraints, self.captured.device, execution=execution)
         return (ending.program, local), reports
 
     def turned(self, ending: Program) -> tuple[Program, Program, Sequence[str]]:
