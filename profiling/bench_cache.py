@@ -64,11 +64,11 @@ def started(layers: int, folder: str, chosen: dict[str, str]) -> dict[str, Any]:
 def start(layers: str, folder: str, chosen: str) -> None:
     """Print what this start takes. ``chosen``: options of the step, as JSON."""
     begun = time.perf_counter()
+    import autopar.step.pipelined.train_step
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import autopar
-    import autopar.step.pipelined.train_step
     from autopar.ir.program import text_digest
 
     parallelize = autopar.parallelize  # autopar loads it when it is asked for

@@ -400,8 +400,6 @@ class CallRanks:
             self.agreement.wait()  # the ranks exchange seeds in the group in which they compare calls
         control = None if self.job is None else self.job.control
         seed = seeds_of_calls(1, captured.draws, random, captured.device, control)
-            1, captured.draws, random, captured.device, None if self.job is None else self.job.control
-        )
         return {
             **{number.name: number.tensor(captured.device) for number in captured.numbers},
             **({"seed": seed[0]} if seed else {}),
