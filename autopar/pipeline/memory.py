@@ -54,6 +54,7 @@ class Memory(Generic[Schedule]):
             rank.
         schedule: the schedule, with messages.
         changes: the allocations and releases of each rank, in their order.
+        fixed: the bytes that each rank needs all the time.
     """
 
     peak: tuple[float, ...]
@@ -61,6 +62,7 @@ class Memory(Generic[Schedule]):
     live: tuple[float, ...]
     schedule: Schedule = field(repr=False)
     changes: tuple[tuple[MemoryChange, ...], ...] = field(repr=False)
+    fixed: tuple[float, ...]
 
 
 def memory(schedule: Schedule, sizes: Sizes | None = None, *, held: Collection[Held] = ()) -> Memory[Schedule]:
@@ -82,16 +84,13 @@ def memory(schedule: Schedule, sizes: Sizes | None = None, *, held: Collection[H
     if unknown := set[str](held) - {*HELD}:
         raise ScheduleError(f"held is of the passes F and B, not {', '.join(map(repr, sorted(unknown)))}")
     schedule = with_messages(checked(schedule))
-    fixed = per_stage(sizes.fixed, schedule.stages, "fixed")
+    of_stage = per_stage(sizes.fixed, schedule.stages, "fixed")
+    fixed = tuple(sum(of_stage[stage] for stage in stages) for stages in schedule.stages_of)
     changes: list[list[MemoryChange]] = [[] for _ in range(schedule.ranks)]
     for rank, change in _changes(schedule, sizes, frozenset(held)):
         changes[rank].append(change)
-    peaks = [
-        _peak(own, sum(fixed[stage] for stage in stages))
-        for own, stages in zip(changes, schedule.stages_of, strict=True)
-    ]
-    peak, at_peak = zip(*peaks, strict=True)
-    return Memory(peak, at_peak, _live(schedule), schedule, tuple(map(tuple, changes)))
+    peak, at_peak = zip(*map(_peak, changes, fixed), strict=True)
+    return Memory(peak, at_peak, _live(schedule), schedule, tuple(map(tuple, changes)), fixed)
 
 
 def _peak(changes: Sequence[MemoryChange], fixed: float) -> tuple[float, dict[str, float]]:

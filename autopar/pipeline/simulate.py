@@ -126,23 +126,17 @@ class _Run:
                 self._arrived[message] = ready, span.end
 
     def compute(self, rank: int, slot: Slot) -> None:
-        """Place the computations of a slot."""
-        if self._overlap and {"FW", "BW"} <= {task.kind for task in slot.tasks}:
-            self._compute_together(rank, slot.compute)
-            return
-        for task in slot.tasks:
-            if task.kind[1] == "W":
-                ready, waits = self._waited(rank, task)
-                self.exposed[rank] += waits
-                self._place(rank, task, self._durations[task.kind][task.stage], ready)
-
-    def _compute_together(self, rank: int, tasks: Sequence[Task]) -> None:
-        """Place a forward and a backward, which begin when both can."""
-        lasting = _overlapped(tasks, [self._durations[task.kind][task.stage] for task in tasks], self._overlap)
-        ready, waits = map(max, zip(*(self._waited(rank, task) for task in tasks), strict=True))
-        self.exposed[rank] += waits
-        for task, duration in zip(tasks, lasting, strict=True):
-            self._place(rank, task, duration, ready)
+        """Place the computations of a slot, one by one; a forward and a backward that overlap begin when both can."""
+        computed = slot.compute
+        together = self._overlap and {"FW", "BW"} <= {task.kind for task in computed}
+        for tasks in [computed] if together else [(task,) for task in computed]:
+            lasting = _overlapped(tasks, [self._durations[task.kind][task.stage] for task in tasks], self._overlap)
+            waited = [self._waited(rank, task) for task in tasks]
+            self.exposed[rank] += max(waits for _, waits in waited)
+            ready = max(came for came, _ in waited)
+            for task, duration in zip(tasks, lasting, strict=True):
+                self.computed[rank].append(place(self.free, task, rank, duration, ready))
+                self.busy[rank] += duration
 
     def _waited(self, rank: int, task: Task) -> tuple[float, float]:
         """Return when the message of a computation has come, and how long its rank waits for it on its way."""
@@ -150,10 +144,6 @@ class _Run:
             return 0.0, 0.0
         sent, came = self._arrived[task.kind[0], task.stage, task.batch]
         return came, max(0.0, came - max(sent, self.free[rank]))
-
-    def _place(self, rank: int, task: Task, duration: float, ready: float) -> None:
-        self.computed[rank].append(place(self.free, task, rank, duration, ready))
-        self.busy[rank] += duration
 
 
 def _durations(schedule: ScheduleTable, times: Times) -> dict[str, list[float]]:

@@ -69,7 +69,7 @@ def tracks(simulation: SimulationData) -> tuple[Track, ...]:
         all_tracks.append(
             Track(
                 {name: tuple(spans) for name, spans in by_name.items()}, tuple(sent[rank]), tuple(received[rank]),
-                times, bytes_, _fixed(memory.peak[rank], sum(memory.at_peak[rank].values())),
+                times, bytes_, memory.fixed[rank],
             )
         )  # fmt: skip
     return tuple(all_tracks)
@@ -94,11 +94,6 @@ def _name(task: Task, split: bool) -> str:
     if task.kind == "BW":
         return "input gradient" if split else "backward"
     return "forward" if task.kind == "FW" else "weight gradient"
-
-
-def _fixed(peak: float, changing: float) -> float:
-    """Return the rest of the peak, which does not change; 0 if it is only a rounding error."""
-    return peak - changing if peak - changing > 1e-9 * peak else 0.0
 
 
 def _memory(

@@ -171,10 +171,7 @@ def vary_rule(best_orders: BestOrders, best: RuleResult, tries: int, choose: ran
         if best_orders.peaks.buffers and choose.random() < 0.2:
             rank = choose.randrange(len(room))
             more = room[rank] + choose.choice((-1, 1, 2)) * largest
-            room = [
-                min(more, best_orders.paper.cost.room[rank]) if attempt == rank else old
-                for attempt, old in enumerate(room)
-            ]
+            room = [*room[:rank], min(more, best_orders.paper.cost.room[rank]), *room[rank + 1 :]]
         else:
             rule = changed_rule(rule, choose)
         if (attempt := try_rule(best_orders, rule, room, best.length)) is not None:
@@ -188,24 +185,18 @@ def filling_rules(cost: Costs) -> Iterator[PriorityRule]:
     A rank has as many forwards in flight as fit before its first backward can arrive, and computes weight gradients
     where it would wait.
     """
-    shortest, ranks = shortest_times(cost), len(cost.stages_of)
-    mean = [sum(cost.forward[s] for s in rank_stages) / len(rank_stages) for rank_stages in cost.stages_of]
-    until = [
-        sum(cost.forward[s] + cost.transfer[s] for s in range(rank_stages[0], rank_stages[-1]))
-        + cost.forward[rank_stages[-1]]
-        + shortest.turn[rank_stages[-1]]
-        for rank_stages in cost.stages_of
-    ]
-    passes = [
-        ceil(time / each - EPSILON) if each else len(rank_stages)
-        for time, each, rank_stages in zip(until, mean, cost.stages_of, strict=True)
-    ]
+    shortest = shortest_times(cost)
+    chunks, passes = [len(stages) for stages in cost.stages_of], []
+    for stages in cost.stages_of:
+        first, last = stages[0], stages[-1]
+        mean = sum(cost.forward[s] for s in stages) / len(stages)
+        until = sum(cost.forward[s] + cost.transfer[s] for s in range(first, last))
+        until = until + cost.forward[last] + shortest.turn[last]
+        passes.append(ceil(until / mean - EPSILON) if mean else len(stages))
     for more in (-1, 0, 1):
-        most = tuple(
-            max(len(rank_stages), number + more) for number, rank_stages in zip(passes, cost.stages_of, strict=True)
-        )
+        most = tuple(max(least, number + more) for least, number in zip(chunks, passes, strict=True))
         for gap in FILLING_GAPS:
-            yield PriorityRule(most, most, (10**6,) * ranks, gap)
+            yield PriorityRule(most, most, (10**6,) * len(chunks), gap)
 
 
 def grid_rules(cost: Costs) -> Iterator[PriorityRule]:
@@ -223,8 +214,8 @@ def grid_rules(cost: Costs) -> Iterator[PriorityRule]:
             ahead = tuple(max(1, ceil(depth * number - EPSILON)) for number in base)
             for most in MOST:
                 top = tuple(
-                    10**6 if most == inf else max(len(rank_stages), ceil(most * number))
-                    for number, rank_stages in zip(ahead, cost.stages_of, strict=True)
+                    10**6 if most == inf else max(len(own), ceil(most * number))
+                    for number, own in zip(ahead, cost.stages_of, strict=True)
                 )
                 for left in LEFT:
                     for gap in GAPS if left else GAPS[:1]:
