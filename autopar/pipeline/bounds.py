@@ -16,6 +16,7 @@ from math import floor, inf
 from typing import Literal, get_args
 
 from autopar.pipeline.per_stage import Sizes, Times, durations, kept, per_pair, per_stage
+from autopar.pipeline.shape import stages_of
 
 Objective = Literal["makespan", "span"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -48,7 +49,7 @@ class Costs:
     fixed: list[float]
     limit: list[float]
     rank_of: tuple[int, ...]
-    stages_of: list[list[int]]
+    stages_of: tuple[tuple[int, ...], ...]
     objective: Objective = "makespan"
 
     @property
@@ -74,7 +75,6 @@ def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limi
         ScheduleError: there are not as many numbers as stages.
     """
     sizes, stages, ranks = sizes or Sizes(), len(rank_of), max(rank_of) + 1
-    stages_of = [[stage for stage, rank in enumerate(rank_of) if rank == r] for r in range(ranks)]
     apart = [rank_of[stage] != rank_of[stage + 1] for stage in range(stages - 1)]
     transfer, boundary = (
         [number if are_apart else 0.0 for number, are_apart in zip(per_pair(value, stages, label), apart, strict=True)]
@@ -86,10 +86,10 @@ def costs(times: Times, rank_of: Sequence[int], sizes: Sizes | None = None, limi
         transfer,
         *kept(sizes, stages),
         boundary,
-        [sum(fixed[stage] for stage in stages_of_rank) for stages_of_rank in stages_of],
+        [sum(fixed[stage] for stage in own) for own in stages_of(rank_of)],
         [inf] * ranks if limit is None else [float(most_memory) for most_memory in limit],
         tuple(rank_of),
-        stages_of,
+        stages_of(rank_of),
         objective,
     )  # fmt: skip
 

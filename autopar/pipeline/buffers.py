@@ -19,13 +19,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from autopar.pipeline.dataflow import made_by, reader
-from autopar.pipeline.schedule_table import Schedule, ScheduleTable
+from autopar.pipeline.schedule_table import ScheduleTable
 from autopar.pipeline.task import Task, other_end, placed
 
 NEVER = np.iinfo(np.int32).max
@@ -128,10 +127,11 @@ def releases(schedule: ScheduleTable) -> Releases:
     Buffers in use to the end are left out.
     """
     stated: Releases = {(time, rank): slot.free for time, rank, slot in placed(schedule.slots) if slot.free}
-    return stated or _first_releases(schedule)
+    return stated or first_releases(schedule)
 
 
-def _first_releases(schedule: ScheduleTable) -> Releases:
+def first_releases(schedule: ScheduleTable) -> Releases:
+    """Return (row, rank) → the sends whose buffers that slot is the first that may release, in a valid schedule."""
     flow = Flow(schedule)
     free: dict[tuple[int, int], list[Task]] = defaultdict(list)
     for send, row in release_rows(flow).items():
@@ -140,22 +140,6 @@ def _first_releases(schedule: ScheduleTable) -> Releases:
         if (slot := bisect_left(busy, row)) < len(busy):
             free[busy[slot], rank].append(send)
     return free
-
-
-def add_releases(schedule: Schedule) -> Schedule:
-    """Return the schedule in which the first slot that may release a send buffer does so.
-
-    The schedule must be valid and have messages.
-    """
-    free = _first_releases(schedule)
-    table = tuple(
-        tuple(
-            replace(slot, free=tuple(free[time, rank])) if (time, rank) in free or slot.free else slot
-            for rank, slot in enumerate(row)
-        )
-        for time, row in enumerate(schedule.slots)
-    )
-    return replace(schedule, slots=table).known_right()
 
 
 class Use(NamedTuple):

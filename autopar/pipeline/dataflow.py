@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from autopar.pipeline.task import Task
 
+BEFORE = {"FW": -1, "BW": 1, "WW": 0}  # computation → the distance to the stage whose result it reads
+
 
 def reads(task: Task, stages: int) -> Iterator[Task]:
     """Yield the computations whose results a computation reads."""
@@ -28,14 +30,9 @@ def reads(task: Task, stages: int) -> Iterator[Task]:
 def source(task: Task, rank_of: Sequence[int]) -> Task | None:
     """Return the receive of a computation's input from another rank, or ``None``."""
     kind, stage, batch, _ = task
-    if kind == "FW":
-        peer = stage - 1
-    elif kind == "BW":
-        peer = stage + 1
-    else:
-        return None
+    peer = stage + BEFORE[kind]
     if 0 <= peer < len(rank_of) and rank_of[peer] != rank_of[stage]:
-        return Task("FR" if kind == "FW" else "BR", stage, batch, peer)
+        return Task(kind[0] + "R", stage, batch, peer)
     return None
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autopar.pipeline.buffers import add_releases
+from autopar.pipeline.buffers import first_releases
 from autopar.pipeline.dataflow import made_by, source
 from autopar.pipeline.schedule_table import Schedule, ScheduleTable
 from autopar.pipeline.task import EMPTY, REDUCE, Row, Slot, Task, other_end, placed
@@ -44,7 +44,13 @@ def with_frees(schedule: Schedule) -> Schedule:
     Raises:
         ScheduleError: the schedule is invalid.
     """
-    return add_releases(checked(with_messages(schedule)))
+    schedule = checked(with_messages(schedule))
+    free = first_releases(schedule)
+    table = [list(row) for row in schedule.slots]
+    for time, rank, slot in placed(schedule.slots):
+        if slot.free or (time, rank) in free:
+            table[time][rank] = replace(slot, free=tuple(free.get((time, rank), ())))
+    return replace(schedule, slots=tuple(map(tuple, table))).known_right()
 
 
 def lower(schedule: Schedule, *, latest: bool = False) -> Schedule:

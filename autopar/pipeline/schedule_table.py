@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from autopar.errors import ScheduleError, shown
 from autopar.pipeline.events import with_events
-from autopar.pipeline.shape import placement, table, whole
+from autopar.pipeline.shape import placement, stages_of, table, whole
 from autopar.pipeline.task import Slot, Table, Task, placed
 
 
@@ -64,10 +64,7 @@ class ScheduleTable:
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
         """The stages of each rank, in increasing order: its chunks."""
-        stages: list[list[int]] = [[] for _ in range(self.ranks)]
-        for stage, rank in enumerate(self.rank_of):
-            stages[rank].append(stage)
-        return tuple(map(tuple, stages))
+        return stages_of(self.rank_of)
 
     @property
     def chunks(self) -> int:

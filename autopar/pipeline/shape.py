@@ -6,7 +6,7 @@ Even an invalid schedule has this shape.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from autopar.errors import ScheduleError, shown
@@ -51,6 +51,14 @@ def placement(rank_of: Any) -> tuple[int, ...]:
     if sorted(set(ranks)) != list(range(max(ranks) + 1)):
         raise ScheduleError(f"the stages are on ranks {sorted(set(ranks))}: number the ranks from 0 without gaps")
     return ranks
+
+
+def stages_of(rank_of: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the stages of each rank, in increasing order."""
+    stages: list[list[int]] = [[] for _ in range(max(rank_of) + 1)]
+    for stage, rank in enumerate(rank_of):
+        stages[rank].append(stage)
+    return tuple(map(tuple, stages))
 
 
 def table(slots: Iterable[Iterable[Slot]], batches: int, rank_of: tuple[int, ...]) -> Table:

@@ -148,28 +148,24 @@ def _pairing(schedule: ScheduleTable, times: dict[Task, int]) -> None:
     The receive comes before the reader.
     """
     rank_of = schedule.rank_of
-    expected: dict[Task, Task] = {}
-    for task in times:
-        if task.kind[1] == "W" and (receive := source(task, rank_of)) is not None:
-            expected[receive] = task
-    for task, time in times.items():
-        if task.kind[1] == "W":
-            continue
-        receive = task if task.kind[1] == "R" else other_end(task)
-        if receive not in expected:
-            step = 1 if (task.kind[0] == "F") == (task.kind[1] == "S") else -1
-            known = (
-                f"its peer is stage {task.stage + step}"
-                if 0 <= task.stage + step < schedule.stages
-                else f"stage {task.stage} has none there"
-            )
-            if task.peer == task.stage + step:
-                known = f"stages {task.stage} and {task.peer} are on one rank, {rank_of[task.stage]}"
-            raise ScheduleError(f"nobody needs this message:\n{_at(task, time, rank_of)}{known}; leave it out")
-    for task, time in times.items():
-        if task.kind[1] != "W" and other_end(task) not in times:
+    computations = (task for task in times if task.kind[1] == "W")
+    expected = {receive: task for task in computations if (receive := source(task, rank_of)) is not None}
+    messages = [task for task in times if task.kind[1] != "W"]
+    for task in messages:
+        if (task if task.kind[1] == "R" else other_end(task)) not in expected:
+            peer = task.stage + (1 if (task.kind[0] == "F") == (task.kind[1] == "S") else -1)
+            if task.peer == peer:
+                known = f"stages {task.stage} and {peer} are on one rank, {rank_of[task.stage]}"
+            elif 0 <= peer < schedule.stages:
+                known = f"its peer is stage {peer}"
+            else:
+                known = f"stage {task.stage} has none there"
+            where = _at(task, times[task], rank_of)
+            raise ScheduleError(f"nobody needs this message:\n{where}{known}; leave it out")
+    for task in messages:
+        if other_end(task) not in times:
             raise ScheduleError(
-                f"a message has one end only:\n{_at(task, time, rank_of)}add {other_end(task).where} on rank "
+                f"a message has one end only:\n{_at(task, times[task], rank_of)}add {other_end(task).where} on rank "
                 f"{rank_of[task.peer]}"
             )
     for receive, use in expected.items():

@@ -28,7 +28,7 @@ from autopar.pipeline.task import EMPTY, ON_PARAMETERS, Slot, Table, Task, place
 KIND_OF = {"F": "FW", "I": "BW", "B": "BW", "W": "WW", "SEND_F": "FS", "RECV_F": "FR", "SEND_B": "BS", "RECV_B": "BR"}
 NAME_OF = {kind: name for name, kind in KIND_OF.items()}  # B, or I in a schedule that is split
 COMPUTATIONS = {"F", "I", "B", "W"}
-PEER = {"FS": 1, "FR": -1, "BS": -1, "BR": 1}  # distance to the stage at the other end
+PEER = {"FS": 1, "FR": -1, "BS": -1, "BR": 1}  # message → the distance to the stage at its other end
 OVERLAP = "OVERLAP_F_B"
 NO_ACTION = (
     "there is no such action; write stage, action and micro-batch with numbers from 0, as in 2F0, 2I0, 2B0, 2W0, "

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from math import inf
 
 from autopar.pipeline.bounds import Costs
+from autopar.pipeline.policies.phases import order
 from autopar.pipeline.rows import rows
 from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.task import Slot, Task
+from autopar.pipeline.shape import stages_of
 
 # INPUT is the gradient of the input, WEIGHT that of the weights, FULL both at once
 FORWARD, INPUT, WEIGHT, FULL = range(4)
+LETTERS = "FIWB"  # the same in ``phases``
 Order = list[int]
 Orders = list[Order]
 
@@ -38,22 +40,11 @@ def schedule_of(orders: Orders, rank_of: Sequence[int], batches: int, name: str)
     A weight gradient is of the oldest micro-batch whose backward left one. If no backward is split, there are no weight
     gradients; otherwise an unsplit backward has its weight gradient in the same slot.
     """
-    split = any(code & 3 == WEIGHT for order in orders for code in order)
-    slots: list[list[Slot]] = [[] for _ in orders]
-    for order, rank_slots in zip(orders, slots, strict=True):
-        begun: dict[int, int] = {}
-        left: dict[int, list[int]] = {}
-        for code in order:
-            stage, kind = divmod(code, 4)
-            if kind == WEIGHT:
-                rank_slots.append(Slot((Task("WW", stage, left[stage].pop(0)),)))
-                continue
-            key = 4 * stage + (kind != FORWARD)
-            batch = begun[key] = begun.get(key, -1) + 1
-            if kind == INPUT:
-                left.setdefault(stage, []).append(batch)
-            task = Task("FW" if kind == FORWARD else "BW", stage, batch)
-            rank_slots.append(Slot((task, Task("WW", stage, batch)) if kind == FULL and split else (task,)))
+    split = any(code & 3 == WEIGHT for own in orders for code in own)
+    slots = []
+    for own, stages in zip(orders, stages_of(rank_of), strict=True):
+        words = " ".join(f"{LETTERS[code & 3]}{stages.index(code >> 2)}" for code in own)
+        slots.append(order([(1, words)], stages, batches, split))
     return PipelineSchedule(rows(slots, rank_of), batches, tuple(rank_of), name).known_right().with_messages()
 
 

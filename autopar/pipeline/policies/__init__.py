@@ -11,7 +11,7 @@ from autopar.pipeline.policies.phases import order
 from autopar.pipeline.policies.table import POLICIES, Policy, loop, vee
 from autopar.pipeline.rows import rows
 from autopar.pipeline.schedule import PipelineSchedule
-from autopar.pipeline.shape import counts, placement
+from autopar.pipeline.shape import counts, placement, stages_of
 from autopar.pipeline.task import Table
 
 __all__ = ["POLICIES", "Policy", "build", "loop", "named", "vee"]
@@ -49,11 +49,12 @@ def build(policy: str, ranks: int, batches: int, chunks: int | None = None, *, r
         table = row.table(ranks, batches)
     else:
         assert row.phases is not None
-        stages = [[stage for stage, rank in enumerate(placed) if rank == r] for r in range(ranks)]
         n = row.made_for(ranks, batches)
-        table = rows(
-            [order(row.phases(ranks, r, n, chunks), stages[r], batches, row.split) for r in range(ranks)], placed
-        )
+        orders = [
+            order(row.phases(ranks, rank, n, chunks), stages, batches, row.split)
+            for rank, stages in enumerate(stages_of(placed))
+        ]
+        table = rows(orders, placed)
     if rank_of is not None:
         table, placed = _renumbered(name, table, placed, placement(rank_of))
     schedule = PipelineSchedule(table, batches, placed, name, recompute).known_right()
