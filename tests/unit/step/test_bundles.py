@@ -123,10 +123,8 @@ def test_a_whole_value_comes_from_one_rank() -> None:
 
 
 def test_two_stages_of_one_rank() -> None:
-    """They hand tensors over."""
+    """Nothing is sent: the step hands the tensors over."""
     mesh = Mesh(tp=2)
     type = TensorType((4,), torch.float32, layout_of(mesh, DistAttr((((None, ("tp",)),),), ())))
     bundle = Bundle([Crossed.of("v", type, type)], 1)
-    piece = torch.randn(2)
-    assert bundle.local and not bundle.sends and not bundle.pack([piece])
-    assert bundle.unpack({}, CPU, [piece])[0] is piece
+    assert not bundle.sends and not bundle.receives and not bundle.pack([torch.randn(2)])
