@@ -66,7 +66,7 @@ def test_figures_of_a_step_count_all_micro_batches() -> None:
     }
     inserted = {name: sum(1 for _ in priced(program)) for name, program in two.program.programs.items()}
     assert times == {"micro": 2 * inserted["micro"], "update": inserted["update"]} and inserted["micro"] > 0
-    drawn = memory_over_time(two.page_subject().memory)
+    drawn = memory_over_time(two.page_subject().memory.lifetimes)
     assert drawn is not None
     assert max(sum(point["bytes"]) for point in drawn["points"]) == two.memory().peak
 
