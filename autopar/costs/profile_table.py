@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from autopar.costs.profile_row import ProfileRow
+from autopar.notebook import printed
 
 DEAREST = 24  # rows of the table; the others are one row
 WIDTH = 160
@@ -34,9 +33,7 @@ def table_of(rows: Sequence[ProfileRow], by_phase: Mapping[str, float], machine:
         times, seconds = sum(sum(row.times.values()) for row in others), sum(row.total for row in others)
         what = f"{len(others)} other distinct calls"
         table.add_row("", what, f"{times:,}", "", "", "", f"{seconds / total:.1%}" if total else "")
-    out = io.StringIO()
-    Console(file=out, width=WIDTH).print(table)
-    lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+    lines = [line.rstrip() for line in printed(table, width=WIDTH).splitlines() if line.strip()]
     phases = ", ".join(f"{phase} {seconds * 1e3:,.3f} ms" for phase, seconds in by_phase.items())
     return "\n".join([*lines, f"one after the other: {total * 1e3:,.3f} ms a step ({phases}); priced on {machine}", ""])
 

@@ -6,14 +6,12 @@ stages are added up, as if one rank ran them.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from rich.console import Console
 from rich.table import Column, Table
 from torch import fx
 
@@ -27,7 +25,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import is_getitem, operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import DTYPE_NAMES, TensorType
-from autopar.notebook import TableReport
+from autopar.notebook import TableReport, printed
 from autopar.rules.binding import bind_node
 from autopar.rules.strategies import Bound
 
@@ -126,11 +124,9 @@ class ProgramPrice(TableReport):
             if row.nanoseconds:
                 numbers = f"{row.times:,}", f"{row.nanoseconds / 1e3:,.1f}", f"{row.nanoseconds / total:.1%}"
                 table.add_row(row.phase, row.name, row.axis, *numbers)
-        out = io.StringIO()
-        Console(file=out, width=120).print(table)
         hidden = f", {self.overlap:.0%} of the communication hidden" if self.overlap else ""
         lines = [f"{self.nanoseconds / 1e3:,.1f} µs on {self.machine}{hidden}", *self.notes]
-        return out.getvalue() + "".join(f"{line}\n" for line in lines)
+        return printed(table) + "".join(f"{line}\n" for line in lines)
 
 
 def _sums(rows: Iterable[tuple[str, PriceRow]]) -> dict[str, float]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
-from rich.console import Console
 from rich.table import Column, Table
 
+from autopar.notebook import printed
 from autopar.pipeline.memory import KINDS
 from autopar.pipeline.simulation_data import SimulationData
 
@@ -25,13 +23,11 @@ def summary(simulation: SimulationData) -> str:
             _number(simulation.exposed[rank]), _number(memory.live[rank]), _number(memory.peak[rank]),
             *(_number(memory.at_peak[rank][kind]) for kind in KINDS),
         )  # fmt: skip
-    out = io.StringIO()
-    Console(file=out, width=120).print(table)
     return (
         f"{schedule.title}: makespan {_number(simulation.makespan)}, bubble {_number(simulation.bubble)} "
         f"({simulation.bubble_rate:.2%});\n"
         f"longest span of a rank {_number(simulation.span)}, bubble {_number(simulation.span_bubble)} "
-        f"({simulation.span_bubble_rate:.2%}); exposed transfers {_number(sum(simulation.exposed))}\n{out.getvalue()}"
+        f"({simulation.span_bubble_rate:.2%}); exposed transfers {_number(sum(simulation.exposed))}\n{printed(table)}"
     )
 
 

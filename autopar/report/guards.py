@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.table import Column, Table
+
+from autopar.notebook import printed
 
 HEADERS = ("calls beyond it", "captures for them")
 
@@ -55,7 +55,5 @@ class GuardReport(tuple[GuardRow, ...]):
         table = Table("guard", *(Column(header, justify="right") for header in HEADERS), "line")
         for row in self:
             table.add_row(row.guard, str(row.failed), str(row.recaptures), row.source or "–")
-        out = io.StringIO()
-        Console(file=out, width=120).print(table)
         counted = f"captures: {self.captures}, of which {self.recaptures} were made because a guard did not hold\n"
-        return out.getvalue() + counted + "".join(f"{line}\n" for line in self.symbols)
+        return printed(table) + counted + "".join(f"{line}\n" for line in self.symbols)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 from torch import fx
@@ -18,7 +16,7 @@ from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.text.printer import print_type
-from autopar.notebook import TableReport
+from autopar.notebook import TableReport, printed
 from autopar.transitions.lower_bound import least_bytes
 
 
@@ -71,10 +69,8 @@ class TransferLines(TableReport, tuple[TransferLine, ...]):
             texts = (line.value, users, line.before, line.after, line.transfer)  # no markup: types have brackets
             numbers = (f"{line.bytes:,}", ratio, f"{line.seconds * 1e6:,.1f}")
             table.add_row(*map(Text, texts), *numbers, Text(line.source))
-        out = io.StringIO()
-        Console(file=out, width=200).print(table)
         note = f" ({self.machine.note})" if self.machine.note else ""
-        return f"{out.getvalue()}prices are those of {self.machine.name}{note}\n"
+        return f"{printed(table, width=200)}prices are those of {self.machine.name}{note}\n"
 
 
 def lines_of(programs: Iterable[Program], machine: Machine) -> TransferLines:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -15,7 +13,7 @@ from autopar.ir.nodes import record_of
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES
 from autopar.ir.text.printer import print_op
-from autopar.notebook import TableReport
+from autopar.notebook import TableReport, printed
 from autopar.report.arena import arena
 from autopar.report.liveness import KINDS, START, Lifetimes, Storage, liveness
 
@@ -98,11 +96,7 @@ def tables(rows: Sequence[PhasePeak]) -> str:
         # no markup: lines of programs have brackets
         texts = (row.line, row.source, _listed(row.values), _listed(row.modules))
         most.add_row(row.phase, *map(Text, texts))
-    out = io.StringIO()
-    console = Console(file=out, width=200)
-    console.print(table)
-    console.print(most)
-    return out.getvalue()
+    return printed(table, most, width=200)
 
 
 def memory_of(program: Program, kept: Collection[str] | None = None, kinds: Mapping[str, str] | None = None, *,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, field
 from typing import SupportsIndex, overload
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from autopar.errors import shown
-from autopar.notebook import TableReport
+from autopar.notebook import TableReport, printed
 
 PRICE = "price"  # the report of what a searched plan costs, and how far it is from the best
 
@@ -47,9 +45,7 @@ class Reports(TableReport, tuple[PassReport, ...]):
         for row in self:
             moved = ", ".join(f"{axis} {count:,}" for axis, count in row.bytes.items()) or "–"
             table.add_row(row.name, f"{row.ms:.1f}", str(row.inserted), str(row.removed), str(row.commits), moved)
-        out = io.StringIO()
-        Console(file=out, width=100).print(table)
-        return out.getvalue() + "".join(f"{row.name}: {note}\n" for row in self for note in row.notes)
+        return printed(table, width=100) + "".join(f"{row.name}: {note}\n" for row in self for note in row.notes)
 
     @overload
     def __getitem__(self, key: SupportsIndex | str) -> PassReport: ...

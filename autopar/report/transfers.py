@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 from torch import fx
@@ -22,7 +20,7 @@ from autopar.ir.hosts import Hosts
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
-from autopar.notebook import TableReport
+from autopar.notebook import TableReport, printed
 from autopar.report.hosts import bytes_between_hosts
 from autopar.report.lines import TransferLines, lines_of
 
@@ -81,10 +79,8 @@ class Transfers(TableReport, tuple[TransferRow, ...]):
         for row in self:
             place = Text(row.module or "the root"), Text(row.source)  # no markup: lines of programs have brackets
             table.add_row(row.transfer, row.axis, row.phase, str(row.times), f"{row.bytes:,}", *place)
-        out = io.StringIO()
-        Console(file=out, width=200).print(table)
         between = f"{self.bytes_between_hosts:,} bytes of a rank's collectives are between hosts\n"
-        return out.getvalue() + between * (self.bytes_between_hosts > 0)
+        return printed(table, width=200) + between * (self.bytes_between_hosts > 0)
 
 
 def transfers_of(

@@ -12,17 +12,15 @@ event.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, NoReturn, get_args
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from autopar.errors import ScheduleError, class_of, shown
-from autopar.notebook import InNotebook
+from autopar.notebook import InNotebook, printed
 from autopar.scheduling.graph import Graph, PartOf, near
 from autopar.scheduling.interference import slowed
 from autopar.scheduling.lines import COMPUTE, KINDS, START, WAIT, Draft, Line, Part
@@ -95,12 +93,10 @@ class Schedule(InNotebook):
             what = " ".join(part.op if part in whole else f"{part.op}[{part.begin}:{part.end}]" for part in line.parts)
             table.add_row(line.kind, what, *(("", "", "") if span is None else
                                              (span.stream, f"{span.begin:,.6g}", f"{span.end:,.6g}")))  # fmt: skip
-        out = io.StringIO()
-        Console(file=out, width=120).print(table)
         rest = f"and {len(rows) - SHOWN} more lines\n" if len(rows) > SHOWN else ""
         return (
             f"{self.policy}, {self.issue}: makespan {self.makespan:,.6g} s, bound {self.bound:,.6g} s, ratio "
-            f"{self.ratio:.3f}, exposed communication {self.exposed:,.6g} s\n{out.getvalue()}{rest}"
+            f"{self.ratio:.3f}, exposed communication {self.exposed:,.6g} s\n{printed(table)}{rest}"
         )
 
     @cached_property

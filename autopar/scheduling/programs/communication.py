@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.table import Column, Table
 
-from autopar.notebook import TableReport
+from autopar.notebook import TableReport, printed
 from autopar.scheduling.programs.order import Order
 from autopar.scheduling.simulation import Schedule
 
@@ -102,11 +100,9 @@ class Communication(TableReport):
             numbers = (f"{part.times}", f"{made.makespan * 1e3:,.3f}", f"{made.bound * 1e3:,.3f}", f"{made.ratio:.3f}",
                        f"{made.exposed * 1e3:,.3f}", f"{messages}")  # fmt: skip
             table.add_row(part.name, made.policy, *numbers)
-        out = io.StringIO()
-        Console(file=out, width=120).print(table)
         lines = [
             f"{self.makespan * 1e3:,.3f} ms, bound {self.bound * 1e3:,.3f} ms, ratio {self.ratio:.3f}, exposed "
             f"{self.exposed * 1e3:,.3f} ms; durations: {self.source}",
             *self.notes,
         ]
-        return out.getvalue() + "".join(f"{line}\n" for line in lines)
+        return printed(table) + "".join(f"{line}\n" for line in lines)

@@ -13,17 +13,16 @@ because its first forward waits for the forwards of the stages before it, and af
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from autopar.errors import PlanError, ScheduleError
+from autopar.notebook import printed
 from autopar.pipeline.per_stage import Sizes, Times
 from autopar.pipeline.policies import POLICIES, build
 from autopar.pipeline.schedule import PipelineSchedule
@@ -94,12 +93,10 @@ class Pipelined:
             rank, last = self.schedule.rank_of[stage], end - 1
             name = f"{first}" if first == last else f"{first}–{last}"
             table.add_row(str(stage), str(rank), name, f"{self.simulation.peak[rank]:,.0f}")
-        out = io.StringIO()
-        Console(file=out, width=100).print(table)
         proof = "no other is faster" if self.exact else f"none is more than {1 - self.bound / self.seconds:.2%} faster"
         return (
-            f"{out.getvalue()}{self.policy} with {self.microbatches} micro-batches: {self.seconds * 1e3:,.3f} ms, "
-            f"bubble {self.simulation.bubble_rate:.1%}, and {proof}\n"
+            f"{printed(table, width=100)}{self.policy} with {self.microbatches} micro-batches: "
+            f"{self.seconds * 1e3:,.3f} ms, bubble {self.simulation.bubble_rate:.1%}, and {proof}\n"
         )
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from autopar.errors import shown
-from autopar.notebook import InNotebook
+from autopar.notebook import InNotebook, printed
 from autopar.search.certificate import bytes_text
 
 TAKEN, DEARER, TOO_LARGE, LATE = "taken", "no plan is cheaper", "does not fit", "not searched: the time limit"
@@ -67,9 +65,7 @@ class StepChoice(InNotebook):
             least = f"{row.least / 1e6:,.3f}" if 0 < row.least < math.inf else ""
             peak = "" if row.bytes is None else bytes_text(row.bytes)
             table.add_row(str(row.microbatches), _way(row.recompute), str(row.zero), ms, least, peak, row.note)
-        out = io.StringIO()
-        Console(file=out, width=120).print(table)
-        return out.getvalue()
+        return printed(table)
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as JSON."""
