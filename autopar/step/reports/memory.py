@@ -90,7 +90,6 @@ def memory_of_step(
     roles = roles_in(last)
     values, parameters = {name: role for name, (role, _) in roles.items()}, {of for _, of in roles.values()}
     kinds = {node.name: _kind(name, node, values, parameters) for name, node in placeholders.items()}
-    under_way = {node.name for node in placeholders.values() if kinds[node.name] == UNDER_WAY}
     away = {
         node
         for name, node in placeholders.items()
@@ -99,7 +98,7 @@ def memory_of_step(
     staying = {
         node.name
         for name, node in placeholders.items()
-        if values.get(name) not in TRANSIENT and record_of(node).role != "seed" and node.name not in under_way
+        if values.get(name) not in TRANSIENT and record_of(node).role != "seed" and kinds[node.name] != UNDER_WAY
     }
     batch = sum(
         size(record_of(node).type)
@@ -113,7 +112,7 @@ def memory_of_step(
     report = report_of(replace(lives, storages=tuple(storages)))
     memory = StepMemory(report)
     memory.held, memory.lifetimes, memory.kept = report.held, report.lifetimes, Counter()
-    memory.host = sum(size(record_of(node).type) for node in away)
+    memory.host = sum(storage.bytes for storage in lives.storages if storage.node in away)
     for storage in storages:
         if storage.born == START and storage.dies == len(lives.ops):
             memory.kept[storage.kind] += storage.bytes

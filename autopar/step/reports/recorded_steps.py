@@ -158,21 +158,20 @@ class RecordedSteps:
             raise RuntimeError(f"steps are recorded already: {self._next_steps}; run them first")
         calls = self._calls
         simulates = calls.job is None and calls.mesh.size > 1
-        batches = None if batch is None else _batches(batch, steps)
+        batches = [] if batch is None else _batches(batch, steps)
         if self._writes:
             with open(path, "a", encoding="utf-8"):
                 pass
-        if batches is None:
-            following = NextSteps(steps, path)
-            if simulates:
-                following.profile = self._profile_of((), steps, path)
-            else:
-                self._next_steps = following
-            return following
         for each in batches[:1] if simulates else batches:
             self.capture(each)  # type: ignore[attr-defined]
-        records = () if simulates else self._of_ranks([self._recorded((own,), {}, in_slots=True)[0] for own in batches])
-        return self._profile_of(records, steps, path)
+        following = NextSteps(steps, path)
+        if simulates:
+            following.profile = self._profile_of((), steps, path)
+        else:
+            self._next_steps = following
+            for each in batches:
+                self(each)  # type: ignore[operator]
+        return following if batch is None or following.profile is None else following.profile
 
     @property
     def _writes(self) -> bool:
