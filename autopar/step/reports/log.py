@@ -33,7 +33,7 @@ MISSING = (
 
 def log(
     folder: str | Path | SummaryWriter,
-    model: Any,
+    model: object,
     *,
     tokens: int | None = None,
     seconds: float | None = None,
@@ -97,10 +97,10 @@ _LOGS: weakref.WeakKeyDictionary[object, dict[object, StepLog]] = weakref.WeakKe
 class StepLog:
     """The steps of one training that were written to one folder."""
 
-    def __init__(self, model: Any, parallel: Any, folder: Any) -> None:
+    def __init__(self, model: object, parallel: Any, folder: str | Path | SummaryWriter) -> None:
         self.writer = _writer(folder)
-        self.optimizer = model.optimizer if isinstance(model, TrainStep) else None
-        self._model = weakref.ref(model)
+        self._step = weakref.ref(model) if isinstance(model, TrainStep) else None
+        self._parallel = weakref.ref(parallel)
         self.ranks = parallel.mesh.size
         self.simulates = parallel.job is None and self.ranks > 1
         self.device = parallel.device
@@ -109,8 +109,9 @@ class StepLog:
         self._of: tuple[list[object], int, ModelWork] | None = None  # the machine and programs; their tokens and work
 
     @property
-    def model(self) -> Any:
-        return self._model()
+    def step(self) -> TrainStep | None:
+        """The training step; ``None`` in a plain loop."""
+        return None if self._step is None else self._step()
 
     def write(
         self, tokens: int | None, seconds: float | None, machine: Machine | str | Path | None, at: int | None,
@@ -122,7 +123,7 @@ class StepLog:
         if seconds is None and self.ended:
             seconds = now - self.ended
         if at is None:
-            at = self.model.steps if isinstance(self.model, TrainStep) else self.steps
+            at = self.steps if self.step is None else self.step.steps
         numbers |= self._of_the_step()
         if seconds:
             numbers |= self._speed(seconds, tokens, self.machine if machine is None else machine_from(machine))
@@ -132,12 +133,13 @@ class StepLog:
         self.ended = time.perf_counter()
 
     def _of_the_step(self) -> dict[str, float]:
-        if self.optimizer is None:
+        step = self.step
+        if step is None:
             return {}
-        numbers = {"train/lr": float(self.optimizer.param_groups[0]["lr"])}
-        if slow := self.model.ranks.slow:
+        numbers = {"train/lr": float(step.optimizer.param_groups[0]["lr"])}
+        if slow := step.ranks.slow:
             numbers |= {"ranks/slowest": slow[0].rank, "ranks/seconds_slower": slow[0].seconds - slow[0].others}
-        norm = self.model.grad_norm
+        norm = step.grad_norm
         return numbers if norm is None else numbers | {"train/grad_norm": _number(norm)}
 
     def _speed(self, seconds: float, tokens: int | None, machine: Machine) -> dict[str, float]:
@@ -154,7 +156,9 @@ class StepLog:
 
     def _counted(self, machine: Machine) -> tuple[int, ModelWork]:
         """Return the tokens and the work of a step, counted once for each program."""
-        latest = self.model._ran_last() if isinstance(self.model, TrainStep) else self.model.program
+        parallel, step = self._parallel(), self.step
+        assert parallel is not None, "the caller has it"
+        latest = parallel.program if step is None else step._ran_last()
         programs = _programs(latest)
         key = [machine, *(program for program, _ in programs)]
         if self._of is None or list(map(id, self._of[0])) != list(map(id, key)):
@@ -188,7 +192,7 @@ def _number(value: float | torch.Tensor) -> float:
     return value.item() if isinstance(value, torch.Tensor) else float(value)
 
 
-def _writer(folder: Any) -> Any:
+def _writer(folder: str | Path | SummaryWriter) -> SummaryWriter:
     if not isinstance(folder, (str, Path)):
         return folder
     from torch.utils.tensorboard import SummaryWriter

@@ -277,7 +277,11 @@ class OptimizerState:
                 for n, value in sorted(self.optimizer.state.get(parameter, {}).items())
                 if value is not None
             }
-            known = {n: self._places.placed(value, parameter, attr, n in update.counted) for n, value in state.items()}
+            known: dict[str, Any] = {
+                n: self._places.placed(value, parameter, attr, n in update.counted)
+                if isinstance(value, torch.Tensor) else value
+                for n, value in state.items()
+            }  # fmt: skip
             pieces = self._begun(known, parameter, attr, group, update)
             if known:
                 self.optimizer.state[parameter].update(known)
@@ -316,7 +320,7 @@ class OptimizerState:
             return torch.full((), value, dtype=torch.float32, device=self._places.device(parameter))
         return value
 
-    def placed(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr) -> Any:
+    def placed(self, value: torch.Tensor, parameter: torch.nn.Parameter, attr: DistAttr) -> torch.Tensor:
         """Return a state of a parameter, or its average, in the layout ``attr`` and where the parameter is.
 
         All ranks call it.

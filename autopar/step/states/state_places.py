@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -16,6 +16,7 @@ from autopar.runtime.processes.job import Job
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
 
 
 class StatePlaces:
@@ -53,17 +54,21 @@ class StatePlaces:
         first = attr.local_shape(tuple(parameter.shape), mesh, mesh.coordinates(mesh.ranks[0]))
         return torch.zeros(first, dtype=parameter.dtype, device=stands_in_on or self.device(parameter))
 
-    def placed(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr, counted: bool = False) -> Any:
+    def placed(
+        self, value: torch.Tensor, parameter: torch.nn.Parameter, attr: DistAttr, counted: bool = False
+    ) -> torch.Tensor:
         """Return a state in the layout ``attr`` where its parameter is. All ranks call it.
 
         Args:
             counted: whether it counts steps.
         """
         placed = self._placed(value, parameter, attr, counted)
-        return placed.to(HOST) if self.offload and isinstance(placed, torch.Tensor) and not placed.is_meta else placed
+        return placed.to(HOST) if self.offload and not placed.is_meta else placed
 
-    def _placed(self, value: Any, parameter: torch.nn.Parameter, attr: DistAttr, counted: bool) -> Any:
-        if self.job is None or not isinstance(value, torch.Tensor):
+    def _placed(
+        self, value: torch.Tensor, parameter: torch.nn.Parameter, attr: DistAttr, counted: bool
+    ) -> torch.Tensor:
+        if self.job is None:
             return value
         device, device_mesh, alike = self.device(parameter), _device_mesh(parameter), value.shape == parameter.shape
         if not self._is_laid_out(parameter, alike, counted):
@@ -119,7 +124,7 @@ class StatePlaces:
         device_mesh = self.job.device_mesh
         return local_of(placed_on(value.detach(), device_mesh, [Replicate()] * device_mesh.ndim, self.job))
 
-    def _placements(self, parameter: torch.Tensor, attr: DistAttr, shape: torch.Size) -> tuple[Any, ...]:
+    def _placements(self, parameter: torch.Tensor, attr: DistAttr, shape: torch.Size) -> tuple[Placement, ...]:
         """Return the placements of a state; one of another shape than the parameter is replicated."""
         attr = attr if shape == parameter.shape else DistAttr.replicated(len(shape))
         return placements_of(attr, self._mesh(_device_mesh(parameter)), tuple(shape))
