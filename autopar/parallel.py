@@ -24,7 +24,7 @@ from autopar.ir.program import Program
 from autopar.ir.structure import part_at, take_over
 from autopar.model.calls import Calls, device_of
 from autopar.model.captures import Dynamic, SizedCaptures
-from autopar.model.compiled import Compiled, Compiler, RankContext
+from autopar.model.compiled import Compiled, Compiler
 from autopar.model.dtensor_parameters import sharded
 from autopar.model.first_step import FirstStep
 from autopar.model.generation import GeneratingModel, Generation
@@ -33,6 +33,7 @@ from autopar.model.paged import STAGED, subject_of_call
 from autopar.model.planner import Planner
 from autopar.model.pretrained_model import SignatureOfModule
 from autopar.model.proxy import ModelProxy
+from autopar.model.rank_context import RankContext
 from autopar.model.state_dicts import give_public_state_dicts
 from autopar.model.wrappers import never_traced
 from autopar.page.paged import Paged

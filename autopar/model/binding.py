@@ -28,7 +28,7 @@ from autopar.runtime.processes.agreement import Agreement, other_values
 from autopar.torch_private import transforms
 
 if TYPE_CHECKING:
-    from autopar.model.calls import CallRanks
+    from autopar.model.call_ranks import CallRanks
 
 
 TRANSFORMED = (

@@ -33,7 +33,7 @@ from autopar.model.inputs import CallKey
 from autopar.search.solutions.solution import Solution
 
 if TYPE_CHECKING:
-    from autopar.model.compiled import RankContext
+    from autopar.model.rank_context import RankContext
 
 
 # -- late captures -----------------------------------------------------------------------------------------------------

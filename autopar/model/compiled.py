@@ -27,12 +27,12 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.nodes import name_of, record_of, tensor_type
 from autopar.ir.ops.seeded_random import Random
 from autopar.ir.program import Program
-from autopar.ir.streams import Groups
 from autopar.ir.value_names import sums_in
 from autopar.model.captures import SizedCaptures
 from autopar.model.inputs import CallInputs
 from autopar.model.many_sizes import Explicit, explicit_at_sizes, placed_key
 from autopar.model.planner import Planner, PlanSearch, as_explicit, may_exceed, repriced, with_reserve
+from autopar.model.rank_context import RankContext
 from autopar.passes import Search as SearchPass
 from autopar.passes import pipeline, run_passes
 from autopar.plan.boundary import UserConstraints
@@ -43,11 +43,8 @@ from autopar.report.passes import PRICE, PassReport, Reports
 from autopar.report.progress import doing
 from autopar.report.transfers import bytes_per_axis
 from autopar.runtime.localize import LocalPrograms
-from autopar.runtime.lowering.regions import Regions
 from autopar.runtime.process_step import ProcessStep
 from autopar.runtime.processes.agreement import Agreement
-from autopar.runtime.processes.job import Job
-from autopar.runtime.processes.streams import groups_for
 from autopar.runtime.simulated_step import SimulatedStep
 from autopar.scheduling.programs.order import OF_CALLS, ORDERS, Execution, Order, order_of_part
 from autopar.scheduling.programs.overlap import Overlap, check_priorities
@@ -67,27 +64,6 @@ class Reported(Protocol):
 
 
 K = TypeVar("K", bound=Reported)
-
-
-@dataclass(frozen=True)
-class RankContext:
-    """The context in which this process runs the programs of its rank.
-
-    Attributes:
-        rank: the rank on the mesh.
-        job: the processes of the mesh; ``None`` in a process that is alone.
-        agreement: compares the calls of the ranks; ``None`` for one rank.
-        regions: compiles the functions with Inductor; ``None``: they run as they are.
-    """
-
-    rank: int
-    job: Job | None = None
-    agreement: Agreement | None = None
-    regions: Regions | None = None
-
-    def groups_for(self, local: LocalPrograms) -> Groups:
-        """Return the names of the process groups that programs need. All ranks call it alike."""
-        return {} if self.job is None else groups_for(self.job, local.every_class, self.agreement)
 
 
 RUNS = (

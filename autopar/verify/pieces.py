@@ -121,9 +121,11 @@ def check_rule(of: Subject, node: fx.Node, record: Record) -> None:
         attr = tensor_type(node).attr
         gives = [replace(attr, pending=tuple(row for row in attr.pending if row[0] != PIPELINE))]
         meshes = {tensor_type(node).mesh}
-    elif len(meshes) > 1:  # a value of the whole mesh is on each stage, too, where it does not use the stages' axis
-        on_all = [need.placed for need in record.uses if need and need.placed.mesh is of.program.mesh]
-        meshes -= {of.program.mesh} if all(PIPELINE not in layout.attr.axes for layout in on_all) else set()
+    elif len(meshes) > 1:  # a value of the whole mesh is on each stage, too, where it uses only the stage's axes
+        on_all = [need.placed.attr for need in record.uses if need and need.placed.mesh is of.program.mesh]
+        of_stages = meshes - {of.program.mesh}
+        if all({*attr.axes} <= {*stage.axes} for attr in on_all for stage in of_stages):
+            meshes = of_stages
     if len(meshes) > 1:
         raise of.error(
             node, "operands and results are on different meshes; an op runs on one: insert a send and a recv", *values

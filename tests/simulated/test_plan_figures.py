@@ -217,12 +217,13 @@ def test_a_folder_that_cannot_be_written(command: str, tmp_path: Path, monkeypat
 @pytest.mark.parametrize("command", ["plan", "report", "page", "verify"])
 def test_a_program_without_costs(command: str) -> None:
     """On stages, the program of a call is not placed and has no costs; a job's rank plans nothing."""
-    status, out, error = asked(command, "tiny", "--mesh", "pp=2,dp=2", "--json")
-    assert (status, out) == (2, "")
-    assert error == (
-        f"autopar: --mesh pp=2,dp=2 has an axis pp, and autopar {command} is about the ranks of one stage: use --mesh "
-        f"dp=2; autopar train and autopar schedule are about stages\n"
-    )
+    if command != "verify":  # it is about stages, too
+        status, out, error = asked(command, "tiny", "--mesh", "pp=2,dp=2", "--json")
+        assert (status, out) == (2, "")
+        assert error == (
+            f"autopar: --mesh pp=2,dp=2 has an axis pp, and autopar {command} is about the ranks of one stage: use "
+            f"--mesh dp=2; autopar train, verify and schedule are about stages\n"
+        )
     result = CliRunner().invoke(app, [command, "tiny"], env={"RANK": "0", "WORLD_SIZE": "2"})
     assert result.exit_code == 2 and result.stderr == (
         f"autopar: autopar {command} runs in one process, but RANK and WORLD_SIZE are set; start it without torchrun\n"

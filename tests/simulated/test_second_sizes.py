@@ -24,7 +24,7 @@ from autopar.errors import MemoryLimitError
 from autopar.model import captures as kept_captures
 from autopar.model import planner
 from autopar.model.captures import Captures, SizedCaptures
-from autopar.model.compiled import RankContext
+from autopar.model.rank_context import RankContext
 
 pytestmark = pytest.mark.usefixtures("promoted_casts")
 MESH = Mesh(dp=2, tp=2)

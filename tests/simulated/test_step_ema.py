@@ -183,7 +183,7 @@ def test_the_program() -> None:
     step = parallel.train_step(torch.optim.AdamW(parallel.parameters()), ema=DECAY)
     step(x, x)
     (graph,) = [
-        program.functions.lowered("whole", False).graph
+        (functions := program.functions).lowered(functions.nodes_of("whole"), False).graph
         for _, program in step._here._programs.values()
         if ".averages" in program.names.values()
     ]

@@ -136,7 +136,7 @@ def made_when_a_call_is_compiled() -> None:
     assert made == [(0, 1), (0, 2), (1, 3), (2, 3)] and len(process_groups()) == count + 4
     own = [name for key, name in parallel.job.groups.items() if key[1:] == ("late",)]
     functions = parallel._current().here.program.functions
-    lowered = (functions.lowered(phase, False) for phase in ("forward", "backward"))
+    lowered = (functions.lowered(functions.phases[phase], False) for phase in ("forward", "backward"))
     source = "".join(one.graph.python_code("self").src for one in lowered if one is not None)
     assert len(own) == 2 and all(f"{name!r}" in source for name in own)
     with new_groups() as made:

@@ -17,6 +17,7 @@ from autopar.pipeline.bounds import BOUNDS, costs, lower_bound
 from autopar.pipeline.memory import Sizes
 from autopar.pipeline.optimiser import optimise
 from autopar.pipeline.optimiser.orders import Paper, schedule_of
+from autopar.pipeline.optimiser.peaks import Peaks
 from autopar.pipeline.policies import loop, vee
 from autopar.pipeline.simulate import Times, simulate
 
@@ -94,8 +95,8 @@ def test_the_oracle_is_the_shortest_of_all_orders_simulated(data: st.DataObject)
     stages, batches = data.draw(st.sampled_from([(1, 3), (2, 2), (3, 2)]))
     times, limit = data.draw(times_of(stages)), data.draw(st.integers(1, 2))
     cost = costs(times, range(stages), None, [limit] * stages)
-    paper = Paper(cost, batches)
-    own = [[order for order in words(batches, stage) if paper.fits(order, stage)] for stage in range(stages)]
+    paper, peaks = Paper(cost, batches), Peaks(cost, batches)
+    own = [[order for order in words(batches, stage) if peaks.fits(order, stage)] for stage in range(stages)]
     spans = [
         schedule_of(list(orders), range(stages), batches, "").simulate(times).makespan
         for orders in product(*own)

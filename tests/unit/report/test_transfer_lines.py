@@ -110,7 +110,7 @@ def test_a_way_of_several_transfers_has_one_ratio() -> None:
         "all_gather(x, 1, tp)\n"
         "  x_tp_dp : f32[8/dp 8] = relu(x_tp)\n  return (relu, x_tp_dp)\n"
     )
-    lines = lines_of(program, machine("generic"))
+    lines = lines_of([program], machine("generic"))
     assert [(line.value, line.users, line.bytes, line.ratio) for line in lines] == [
         ("x", (), 64, None), ("x", ("relu",), 128, 1.0), ("x", ("x_tp_dp",), 64, 1.0),
     ]  # fmt: skip

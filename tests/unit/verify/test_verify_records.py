@@ -54,7 +54,7 @@ def test_a_name_that_is_given_twice() -> None:
 
 def test_phases_and_roles() -> None:
     assert complaint(change(mlp(), "relu", phase="middle")).endswith(
-        "  no phase 'middle'; phases are finish, forward, backward, weight_gradients, reduction, update"
+        "  no phase 'middle'; phases are finish, forward, backward, weight_gradients, update"
     )
     assert complaint(change(mlp(), "x", role="weight")).endswith(
         "    x : f32[32/dp 64] = weight\n  no role 'weight'; roles are input, param, buffer, tangent, seed, state"
