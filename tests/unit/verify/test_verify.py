@@ -151,8 +151,8 @@ BROKEN: dict[str, tuple[str, str]] = {
         "  the output needs mm_1_tp as [32 64], but it is f32[32/dp 64]: insert the transfers between them",
     ),
     "two meshes": (
-        "program placed on dp=2 tp=2\nstage s on dp=2 ranks 2 3\n  x : f32[4/tp 6] = input\nforward:\n  y : f32[4 6] @s = "
-        "relu(x)\n",
+        "program placed on dp=2 tp=2\nstage s on dp=2 ranks 2 3\n  x : f32[4/tp 6] = input\nforward:\n  y : f32[4 6] "
+        "@s = relu(x)\n",
         "this placed program is inconsistent at y\n    x : f32[4/tp 6] = input\n    y : f32[4 6] @s = relu(x)\n  "
         "operands and results are on different meshes; an op runs on one: insert a send and a recv",
     ),
