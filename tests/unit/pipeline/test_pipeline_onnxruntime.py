@@ -21,6 +21,25 @@ FW00    FS00    FW01    FS01    FW02    FS02                            BR00    
 """  # noqa: E501  # fmt: skip
 
 
+# pass, stage: for each micro-batch what its slots wait for and record
+EVENTS = """\
+F 0: -1 -1 0 1 | 0 1 2 3 | 2 3 4 5 | 6 7 8 9 | 10 11 12 13 | 14 15 16 17 | 18 19 20 21 | 22 23 24 25
+F 1: -1 -1 0 1 | 0 1 2 3 | 2 3 4 5 | 8 9 10 11 | 12 13 14 15 | 16 17 18 19 | 20 21 22 23 | 24 25 26 27
+F 2: -1 -1 0 1 | 2 3 4 5 | 6 7 8 9 | 10 11 12 13 | 14 15 16 17 | 18 19 20 21 | 22 23 24 25 | 26 27 28 29
+B 0: 4 5 6 7 | 8 9 10 11 | 12 13 14 15 | 16 17 18 19 | 20 21 22 23 | 24 25 26 27 | 26 27 28 29 | 28 29 30 31
+B 1: 4 5 6 7 | 6 7 8 9 | 10 11 12 13 | 14 15 16 17 | 18 19 20 21 | 22 23 24 25 | 26 27 28 29 | 28 29 30 31
+B 2: 0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13 14 15 | 16 17 18 19 | 20 21 22 23 | 24 25 26 27 | 28 29 30 31
+"""
+EVENTS_WITH_MESSAGES = """\
+F 0: -1 -1 -1 0 0 1 | -1 -1 1 2 2 3 | -1 -1 3 4 4 5 | -1 -1 7 8 8 9 | -1 -1 10 11 11 12
+F 1: -1 0 0 1 1 2 | 1 2 2 3 5 6 | 3 4 4 5 8 9 | 10 11 11 12 12 13 | 14 15 15 16 16 17
+F 2: -1 0 0 1 -1 -1 | 2 3 3 4 -1 -1 | 5 6 6 7 -1 -1 | 8 9 9 10 -1 -1 | 11 12 12 13 -1 -1
+B 0: 5 6 6 7 -1 -1 | 8 9 9 10 -1 -1 | 11 12 12 13 -1 -1 | 13 14 14 15 -1 -1 | 15 16 16 17 -1 -1
+B 1: 5 6 6 7 7 8 | 8 9 9 10 10 11 | 12 13 13 14 14 15 | 16 17 17 18 18 19 | 19 20 20 21 21 22
+B 2: -1 -1 1 2 2 3 | -1 -1 4 5 5 6 | -1 -1 7 8 8 9 | -1 -1 10 11 11 12 | -1 -1 13 14 14 15
+"""
+
+
 def printed(schedule: PipelineSchedule, messages: bool) -> str:
     table = schedule.compute_comm_table if messages else schedule.compute_table
     return "".join("".join(str(row[rank]) for row in table) + "\n" for rank in range(schedule.ranks))
@@ -44,6 +63,21 @@ def test_the_published_events() -> None:
     assert (record.send_wait, record.send_record) == (-1, -1), "the last stage sends nothing forward"
     assert schedule.events(3, 1, "F").comm == (10, 11, 11, 12, 12, 13)
     assert schedule.events(3, 2, "B").comm == (-1, -1, 10, 11, 11, 12)
+
+
+def test_all_event_numbers() -> None:
+    """Of eight micro-batches in the table of computations, and of five in that with messages."""
+    count = 0
+    for text, batches, numbers in ((EVENTS, 8, "compute"), (EVENTS_WITH_MESSAGES, 5, "comm")):
+        schedule = build("onnxruntime", 3, batches)
+        for line in text.splitlines():
+            head, rows = line.split(": ")
+            direction, stage = head.split()
+            for batch, row in enumerate(rows.split(" | ")):
+                wanted = tuple(map(int, row.split()))
+                assert getattr(schedule.events(batch, int(stage), direction), numbers) == wanted
+                count += len(wanted)
+    assert count == 8 * 3 * 2 * 4 + 5 * 3 * 2 * 6 == 372
 
 
 @pytest.mark.simulated
