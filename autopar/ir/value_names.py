@@ -1,7 +1,8 @@
 """Map the role of a value in a training step to its name, and the name back to its role.
 
 The programs of a step hand values to each other by name. A value that the step makes for a parameter has the
-parameter's name and a suffix; a value of the step as a whole has a name that begins with a dot.
+parameter's name and a suffix; a value of the step as a whole has a name that begins with a dot. A state is
+handed to the next run of its program.
 
 | name | role | value |
 | --- | --- | --- |
@@ -27,7 +28,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import Enum
 
-from autopar.ir.nodes import name_of, record_of
+from torch import fx
+
+from autopar.ir.nodes import name_of, operands, record_of
 from autopar.ir.program import Program
 
 ValueRole = Enum("ValueRole", "GRADIENT COPY AVERAGE BEFORE STATE "
@@ -164,3 +167,22 @@ def sums_in(program: Program) -> frozenset[str]:
     return frozenset(
         name for name, (role, _) in roles_in(program).items() if role in (ValueRole.GRADIENT, ValueRole.LOSS)
     )
+
+
+def next_values(program: Program) -> dict[str, fx.Node]:
+    """Return the next value of each state of a program, by placeholder."""
+    rows = zip(operands(program.output), record_of(program.output).results, strict=True)
+    return {result.of: value for value, result in rows if result.kind == "state"}
+
+
+def next_values_by_name(program: Program) -> dict[str, fx.Node]:
+    """Return the next value of each state of a program, by the user's names."""
+    names = {node.name: name_of(node) for node in program.placeholders}
+    return {names[state]: value for state, value in next_values(program).items()}
+
+
+def started_states(program: Program) -> dict[fx.Node, fx.Node]:
+    """Map each state that the run before has started to its next value: the start of the same collective."""
+    homes = {node.name: node for node in program.placeholders if record_of(node).started}
+    nexts = next_values(program) if homes else {}
+    return {homes[name]: value for name, value in nexts.items() if name in homes}

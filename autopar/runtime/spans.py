@@ -25,7 +25,7 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import node_at, operands, record_of
 from autopar.ir.program import Program
-from autopar.ir.states import started_states
+from autopar.ir.value_names import started_states
 from autopar.torch_private import profiler_is_on
 
 Path = tuple[str, ...]

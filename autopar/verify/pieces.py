@@ -21,9 +21,9 @@ from autopar.ir.nodes import has_record, is_getitem, node_at, operands, record_o
 from autopar.ir.ops.over_stages import OVER_STAGES
 from autopar.ir.program import Program
 from autopar.ir.record import DTYPE_NAMES, Record, TensorType
-from autopar.ir.states import started_states
 from autopar.ir.subaxes import index_along, overlap
 from autopar.ir.text.printer import print_node, print_requirement, print_type
+from autopar.ir.value_names import started_states
 from autopar.rules.binding import bind_node, drawn_alike
 
 # -- layouts -----------------------------------------------------------------------------------------------------------

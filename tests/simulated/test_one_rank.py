@@ -145,7 +145,7 @@ def test_a_rank_of_stages() -> None:
         optimizer = torch.optim.AdamW(parallel.parameters())
         step = parallel.train_step(optimizer, microbatches=4, schedule="interleaved-1f1b", zero=1, clip_norm=1.0)
         report = step.rank_report(torch.ones(16384, 64))
-        assert set(step.local(5).programs) == {"micro", "stage 0 update", "stage 4 update"}
+        assert set(step.local(5).programs) == {"micro", "update"}
     assert abs(report.apart) <= 0.10 and 0 < report.held < report.measured, report
     assert {MATMUL, "pointwise", OPTIMIZER, COMMUNICATION} <= report.classes.keys()
     assert sum(report.classes.values()) == pytest.approx(report.seconds) and min(report.classes.values()) >= 0
@@ -155,8 +155,8 @@ def test_a_rank_of_stages() -> None:
                        ("recv", "13", piece), ("send", "29", piece), ("recv", "13", piece)]  # fmt: skip
     assert {row.times for row in report.communication if row.part == "micro"} == {4}
     rows = [(row.part, row.op, row.axes, row.ranks) for row in report.communication if row.axes == ("dp",)]
-    for part in ("stage 0 update", "stage 4 update"):
-        assert {(part, op, ("dp",), "0-7") for op in ("reduce_scatter", "all_gather")} <= set(rows)
+    for op in ("reduce_scatter", "all_gather"):
+        assert rows.count(("update", op, ("dp",), "0-7")) == 2, "a bucket of each stage"
     assert all(row.seconds > 0 for row in report.communication if row.axes)
 
 

@@ -84,9 +84,9 @@ def test_the_program_of_that_configuration() -> None:
     split float32 parameters are cast, and gathered."""
     parallel = autopar.parallelize(llama(kv=2, layers=2).float(), Mesh(dp=2, tp=2), "megatron")
     step = parallel.train_step(adamw(parallel), **OPTIONS).capture(narrow(loops.text(0, rows=2 * MICROBATCHES)))
-    made, micro, update = str(step.copy), str(step.micro), str(step.update)
+    made, micro, update = str(step.programs["copy"]), str(step.micro), str(step.update)
     down = "model_layers_0_mlp_down_proj_weight"
-    assert step.microbatches == MICROBATCHES and step.count is not None
+    assert step.microbatches == MICROBATCHES and "count" in step.programs
     assert f"  {down} : f16[16 24/tp] = param(" in micro and f"  {down}_grad : f32[16 24/tp] +dp = state(" in micro
     assert not re.search(r"(all_reduce|reduce_scatter|all_gather|all_to_all)\(.*dp\)", micro), "nothing moves over dp"
     assert (

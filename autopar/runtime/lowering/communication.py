@@ -19,8 +19,8 @@ from autopar.errors import SimulationError
 from autopar.ir import transfers
 from autopar.ir.nodes import operands, record_of, tensor_type
 from autopar.ir.program import Program
-from autopar.ir.states import started_states
 from autopar.ir.streams import DEFAULT, Groups, Ranks, group_key, stream_of
+from autopar.ir.value_names import started_states
 from autopar.runtime.lowering.body import Body
 from autopar.runtime.lowering.bucket_collectives import (
     Place,

@@ -12,8 +12,8 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import node_at, record_of
 from autopar.ir.program import Program
-from autopar.ir.states import started_states
 from autopar.ir.streams import Ranks
+from autopar.ir.value_names import started_states
 from autopar.runtime.current_slot import Wait
 from autopar.runtime.lowering.packing import packing
 

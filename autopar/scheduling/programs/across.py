@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from autopar.ir.nodes import operands, record_of
 from autopar.ir.program import Program
-from autopar.ir.states import next_values
+from autopar.ir.value_names import next_values
 from autopar.optimizers import IN_PLACE
 from autopar.scheduling.lines import Line
 from autopar.scheduling.op import COMPUTE, Op

@@ -42,7 +42,7 @@ from autopar.ir import transfers
 from autopar.ir.nodes import make_node, map_operands, node_at, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES, Record, Result, TensorType
-from autopar.ir.states import next_values
+from autopar.ir.value_names import next_values
 from autopar.scheduling.lines import Line, Part
 from autopar.scheduling.programs.function_lines import FunctionLines
 from autopar.scheduling.programs.functions import MESSAGES

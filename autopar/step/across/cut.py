@@ -17,8 +17,7 @@ from torch import fx
 from autopar.ir import transfers
 from autopar.ir.nodes import name_of, operands, record_of, tensor_type
 from autopar.ir.program import Program
-from autopar.ir.states import next_values_by_name
-from autopar.ir.value_names import ValueRole, before_name, gradient_parameter, roles_in
+from autopar.ir.value_names import ValueRole, before_name, gradient_parameter, next_values_by_name, roles_in
 from autopar.scheduling.programs.functions import is_collective, runs
 from autopar.torch_private import aten
 

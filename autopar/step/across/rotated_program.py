@@ -30,8 +30,7 @@ from autopar.ir import transfers
 from autopar.ir.nodes import name_of, operands, record_of, set_record, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import Record, Requirement
-from autopar.ir.states import next_values_by_name
-from autopar.ir.value_names import copy_name, sums_in
+from autopar.ir.value_names import copy_name, next_values_by_name, sums_in
 from autopar.scheduling.programs.functions import runs
 from autopar.step.across.cut import Cut
 from autopar.step.compiling.graph_builder import GraphBuilder
