@@ -5,9 +5,9 @@ must be those of the plain model, or nothing is compared. ``plan``: from the mod
 rank; of systems that plan nothing it is their wrapping. Caches are empty for the first of ours only. ``grows``: what
 the process grows by at most meanwhile. ``ms``: a step on the slowest rank, in interleaved rounds; ratios are taken
 within rounds. ``peak``: what tensors hold between steps and at most in a step, on the worst rank. On the emulated wire
-products are paced (ours also those of attention, some 5 % more), and each step also runs with transfers that take no
-time: the difference is what is exposed at least, and with the time that data really took there, at most. ``moved``:
-what leaves a rank in a step, the mean over ranks. Where this machine was late the wire's figures are void.
+products are paced, those of attention too, and each step also runs with transfers that take no time: the difference is
+what is exposed at least, and with the time that data really took there, at most. ``moved``: what leaves a rank in a
+step, the mean over ranks. Where this machine was late the wire's figures are void.
 Planners choose layouts by themselves for Llama 3 8B, 32 layers, on 8 × 8 devices.
 """
 

@@ -190,5 +190,5 @@ def free() -> Iterator[None]:
     """Let transfers of all groups take no time."""
     with contextlib.ExitStack() as stack:
         for group in list(WIRE_GROUPS.values()):
-            stack.enter_context(mock.patch.object(group, "_machine", machine_of(0.0, math.inf)))
+            stack.enter_context(mock.patch.object(group, "_machine", lambda _: machine_of(0.0, math.inf)))
         yield

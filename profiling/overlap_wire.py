@@ -111,22 +111,28 @@ def bandwidth_of(case: Case) -> float:
 
 
 class Paced(nn.Module):
-    """A layer whose forward and backward take as long as its product on a machine, whatever they really take."""
+    """A layer whose forward and backward take as long as its product on a machine, whatever they really take.
 
-    def __init__(self, layer: nn.Linear, pacer: Any, on: Machine) -> None:
+    Args:
+        attends: whether its input, ``[rows, sequence, width]``, is what an attention has made, whose two products, and
+            five in the backward, count as well.
+    """
+
+    def __init__(self, layer: nn.Linear, pacer: Any, on: Machine, attends: bool = False) -> None:
         super().__init__()
-        self.layer, self.pacer, self.on = layer, pacer, on
+        self.layer, self.pacer, self.on, self.attends = layer, pacer, on, attends
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight: Any = self.layer.weight
         piece = weight.to_local() if hasattr(weight, "to_local") else weight  # of a DTensor
         multiplied = 2 * x.numel() // x.shape[-1] * piece.numel()
         product = multiplied / self.on.flops(torch.float32) + self.on.memory.latency
+        attention = 2 * x.numel() * x.shape[-2] / self.on.flops(torch.float32) if self.attends else 0.0
         self.pacer.begin()
         y = self.layer(x)
-        self.pacer.computed(product)
+        self.pacer.computed(product + 2 * attention)
         # its backward runs before that of the layer: the gradient of the weight comes after the time of both products
-        return _Delay.apply(y, self.pacer, 2 * product)
+        return _Delay.apply(y, self.pacer, 2 * product + 5 * attention)
 
 
 class _Delay(torch.autograd.Function):
@@ -147,7 +153,7 @@ def paced(model: nn.Module, pacer: Any, on: Machine) -> nn.Module:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(module, name, Paced(child, pacer, on))
+                setattr(module, name, Paced(child, pacer, on, attends=name == "o_proj"))
     return model
 
 
