@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> str:
     systems = [row for ranks in options.ranks for row in compared(ranks, options)]
     planners, sources = planned(options.layers) if options.layers else ([], [])
     here = source()
-    if options.record:
+    if options.record is not None:
         PAGE.write_text(page([(*row, *here) for row in systems],
                              [(*row, *one) for row, one in zip(planners, sources, strict=True)]))  # fmt: skip
     cut = len(SYSTEM) + len(PLAIN)
