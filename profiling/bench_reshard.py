@@ -223,12 +223,13 @@ def all_passes(steps: list[PlacedStep]) -> str:
 
 
 def run(options: argparse.Namespace) -> str:
-    folder = Path(__file__).parent / "results" if options.record is not None else Path(tempfile.gettempdir()) / "autopar"
+    recorded = options.record is not None
+    folder = Path(__file__).parent / "results" if recorded else Path(tempfile.gettempdir()) / "autopar"
     try:  # before minutes of measuring
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise SystemExit(f"no place for the plot and the stacks: {error}") from None
-    shown = folder.name if options.record is not None else folder
+    shown = folder.name if recorded else folder
     said = []
     least, *_ = options.layers
     programs = {least: placed_llama(least)}
