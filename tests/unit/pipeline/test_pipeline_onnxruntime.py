@@ -22,6 +22,7 @@ FW00    FS00    FW01    FS01    FW02    FS02                            BR00    
 
 
 # pass, stage: for each micro-batch what its slots wait for and record
+# written down from this library, so that they stay; test_the_published_events has those that are published
 EVENTS = """\
 F 0: -1 -1 0 1 | 0 1 2 3 | 2 3 4 5 | 6 7 8 9 | 10 11 12 13 | 14 15 16 17 | 18 19 20 21 | 22 23 24 25
 F 1: -1 -1 0 1 | 0 1 2 3 | 2 3 4 5 | 8 9 10 11 | 12 13 14 15 | 16 17 18 19 | 20 21 22 23 | 24 25 26 27
