@@ -19,6 +19,7 @@ from autopar.torch_private.dtensors import dtensor_around as dtensor_around
 from autopar.torch_private.dtensors import dtensor_handlers as dtensor_handlers
 from autopar.torch_private.dtensors import dtensor_like as dtensor_like
 from autopar.torch_private.dtensors import forget_groups as forget_groups
+from autopar.torch_private.dtensors import forget_meshes as forget_meshes
 from autopar.torch_private.dtensors import full_state_dicts as full_state_dicts
 from autopar.torch_private.dtensors import give_memory as give_memory
 from autopar.torch_private.dtensors import is_strided_shard as is_strided_shard

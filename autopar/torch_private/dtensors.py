@@ -145,12 +145,20 @@ def device_mesh_of_others(device_type: str, ranks: torch.Tensor, names: tuple[st
 def forget_groups(device_mesh: Any) -> None:
     """Drop the closed groups of a device mesh, so that their threads end. Tried on 2.11 to 2.15.
 
-    They also end while DTensors keep the mesh. DTensor's rules for ops forget the mesh, too: else an op on an equal
-    mesh would return a DTensor on this one.
+    They also end while DTensors keep the mesh.
+    """
+    device_mesh._pg_registry.clear()
+    forget_meshes()
+
+
+def forget_meshes() -> None:
+    """Let DTensor's rules for ops forget device meshes. Tried on 2.11 to 2.15.
+
+    Else an op on a mesh that equals an earlier one would return a DTensor on that one, where this process may have been
+    another rank.
     """
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # tried on 2.11 to 2.15
 
-    device_mesh._pg_registry.clear()
     _clear_sharding_prop_cache()
 
 

@@ -22,7 +22,7 @@ from autopar.runtime.processes.groups import CONTROL, DATA, Key, ProcessGroups, 
 from autopar.runtime.processes.hosts import hosts_of
 from autopar.runtime.processes.one_rank import alone
 from autopar.runtime.wire.wire_groups import BACKEND, EMULATED, backend_of, check_default_group, completes_in_order
-from autopar.torch_private import forget_groups, group_named
+from autopar.torch_private import forget_groups, forget_meshes, group_named
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -119,6 +119,8 @@ def job_of(
     if device.type == "cpu":
         check_default_group()
     if not _worlds or _worlds[0].group is not distributed.group.WORLD:
+        if _worlds:
+            forget_meshes()  # this process may be another rank now
         _worlds[:] = [_World(distributed.group.WORLD, _watched(timeout))]
     if alone() is not None:
         return _job_in_world(mesh, device, device_mesh)

@@ -243,14 +243,18 @@ def functions_of(program: Program, whole: bool, stages: Mapping[str, str] | None
         return [Function.of([node for node in program.nodes if runs(node)], operands(program.output))]
     stages = {} if stages is None else stages
     nodes: dict[str, dict[str, list[fx.Node]]] = {}  # stage → phase → its nodes
+    places: dict[tuple[str, str], int] = {}  # stage and phase → where its first op or message stands
     messages = []
-    for node in program.nodes:
-        if stages and node.target in MESSAGES:
+    for k, node in enumerate(program.nodes):
+        is_message = bool(stages) and node.target in MESSAGES
+        if is_message:
             messages.append(node)
-            if node.target is transfers.recv:  # a function takes it, also if it computes nothing
-                nodes.setdefault(stages.get(node.name, ""), {}).setdefault(record_of(node).phase, [])
-        elif runs(node):
-            nodes.setdefault(stages.get(node.name, ""), {}).setdefault(record_of(node).phase, []).append(node)
+        if (is_message and node.target is transfers.recv) or (not is_message and runs(node)):
+            stage, phase = stages.get(node.name, ""), record_of(node).phase
+            part = nodes.setdefault(stage, {}).setdefault(phase, [])
+            if not is_message:  # else the function takes it, also if it computes nothing
+                part.append(node)
+            places.setdefault((stage, phase), k)
     for stage in dict.fromkeys((*stages.values(), *(() if stages else ("",)))):
         phases = nodes.setdefault(stage, {})
         # the forward of a call returns also where it computes nothing
@@ -279,11 +283,10 @@ def functions_of(program: Program, whole: bool, stages: Mapping[str, str] | None
             for node in _read_from_outside(part, gives.get((stage, phase), [])):
                 if node.op == "call_function" and node not in sent and record_of(node).phase != phase:
                     gives.setdefault((stage, record_of(node).phase), []).append(node)
-    place = {node: k for k, node in enumerate(program.nodes)}
     order = [
         (stage, phase)
         for phase in PHASES
-        for stage in sorted(nodes, key=lambda stage: place[nodes[stage][phase][0]] if nodes[stage].get(phase) else -1)
+        for stage in sorted(nodes, key=lambda stage: places.get((stage, phase), -1))
         if phase in nodes[stage]
     ]
     return [Function.of(nodes[stage][phase], gives.get((stage, phase), []), (phase,), stage) for stage, phase in order]

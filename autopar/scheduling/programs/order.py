@@ -363,16 +363,24 @@ def order_of_part(order: Order, part: Program, execution: Execution, durations: 
         execution, durations, overlap: as of ``decide``, of the part.
     """
     donated = Donated.of(part, execution.donated(part))
-    functions, schedules = [], []
-    for function, lines in zip(execution.functions(part), order.functions, strict=True):
+    functions, schedules, across = [], [], [node.name for node in part.nodes if node.name in order.across]
+    for function, lines, made in zip(execution.functions(part), order.functions, order.schedules, strict=True):
         ops = program_ops(part, function, durations.seconds, {*donated.updates, *donated.sums})
-        names = {op.name for op in ops}
-        here = [Line(line.kind, tuple(row for row in line.parts if row.op in names)) for line in lines.lines]
-        own = [line for line in here if line.parts]
-        made = judge(ops, own, order.schedules[0].policy, overlap.issue, **times_of(durations))
+        own, judged = _lines_of(lines.lines, ops), ops
+        rotated = own
+        if order.across:  # a schedule begins with the backward
+            judged = rotated_ops(part, ops, across)
+            rotated = _lines_of(made.lines, judged)
         functions.append(FunctionLines(function.phases, tuple(own)))
-        schedules.append(made)
-    return Order(tuple(functions), tuple(schedules), durations.source)
+        schedules.append(judge(judged, rotated, made.policy, overlap.issue, **times_of(durations)))
+    return Order(tuple(functions), tuple(schedules), durations.source, tuple(across))
+
+
+def _lines_of(lines: Sequence[Line], ops: Sequence[Op]) -> list[Line]:
+    """Return the lines of some ops."""
+    names = {op.name for op in ops}
+    here = [Line(line.kind, tuple(part for part in line.parts if part.op in names)) for line in lines]
+    return [line for line in here if line.parts]
 
 
 def times_of(durations: Durations) -> dict[str, Any]:

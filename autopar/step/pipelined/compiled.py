@@ -80,7 +80,7 @@ class CompiledOnStages(CompiledStep[PipelinedMicro]):
         around: dict[str, float] = {}
         for part in self.communication.parts:
             stage, _, function = part.name.removeprefix("stage ").partition(" ")
-            if function.startswith(("copy", "update")):
+            if function.startswith(("copy", "update", "turn")):
                 around[stage] = around.get(stage, 0.0) + part.schedule.makespan
         return of_all + max(sum(around.get(str(stage), 0.0) for stage in own) for own in self.micro.schedule.stages_of)
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from autopar.capture.blocks import ancestors
 from autopar.costs.machine import Machine
 from autopar.costs.profile import Profile
+from autopar.ir.mesh import stage_name
 from autopar.ir.nodes import name_of, record_of
 from autopar.ir.program import Program
 from autopar.notebook import InNotebook, printed, right
@@ -20,6 +21,7 @@ from autopar.runtime.localize import LocalPrograms
 from autopar.scheduling.programs.order import OF_STEPS, Execution, Order
 from autopar.scheduling.simulation import Issue
 from autopar.step.compiling.compiled_step import StepUpdate
+from autopar.step.compiling.part_of_stage import part_of_stage
 from autopar.step.pipelined.placing.programs import PipelinedMicro
 from autopar.step.pipelined.reports.sizes import sizes_of
 from autopar.step.pipelined.reports.times import times_of
@@ -175,10 +177,12 @@ def orders_of_stages(
     """
     orders: dict[str, tuple[Order, int]] = {}
     copy, written = micro.around.get("copy"), Execution(whole=True, written=update.states)
+    ending = "turn" if update.crossing else "update"
     for stage, parts in zip(micro.stages, step.stages, strict=True):
         at = f"stage {stage.number}"
         if copy is not None:
             orders[f"{at} copy"] = on_stage(copy[1], parts["copy"], OF_STEPS), 1
         orders[at] = micro.order_of(stage.number), micro.schedule.batches
-        orders[f"{at} update"] = on_stage(update.last[1], parts["update"], written), 1
+        part = part_of_stage(update.last[0], stage_name(stage.number)) if update.crossing else parts["update"]
+        orders[f"{at} {ending}"] = on_stage(update.last[1], part, written), 1
     return orders
