@@ -139,7 +139,10 @@ class Functions:
         """Return which nodes of the program a part has, and what these take and give."""
         if part not in PIECES:
             return self.phases[part]
-        return part_of(self.local, cast(RunPart, part), self.placed.handed_sums, every_member=self.every_member)
+        placed = self.placed
+        return part_of(
+            self.local, cast(RunPart, part), placed.handed_sums, placed.program, every_member=self.every_member
+        )
 
     def _function(self, function: Function, zeros: bool) -> PartFunction:
         raise NotImplementedError

@@ -14,9 +14,9 @@ from autopar.ir.mesh import stage_number
 from autopar.ir.nodes import name_of, operands, record_of, tensor_type
 from autopar.ir.program import Program
 from autopar.ir.record import PHASES, TensorType
-from autopar.ir.value_names import ValueRole, copy_name, roles_in, sums_in, total_name
+from autopar.ir.value_names import ValueRole, copy_name, sums_in, total_name
 from autopar.runtime.running.functions import Functions
-from autopar.scheduling.programs.run_parts import PIECES, RunPart, handed_over, selected, taken_by_finish
+from autopar.scheduling.programs.run_parts import PIECES, RunPart, handed_over, roles_on_rank, selected, taken_by_finish
 
 # the role of a value of a step → the word of a timetable for it
 GROUP_OF = {
@@ -88,8 +88,8 @@ class RankProgram:
     @cached_property
     def groups(self) -> dict[str, str]:
         """Placeholder → the word of a timetable for what it takes: ``held`` for what stays between steps."""
-        roles = roles_in(self.local) | (roles_in(self.explicit) if self.explicit.stages else {})
-        started, finished = handed_over(self.local), self.finished
+        roles = roles_on_rank(self.local, self.explicit)
+        started, finished = handed_over(self.local, self.explicit), self.finished
         totals = {total_name(k) for k in range(len(self.names))}
         found = {}
         for node in self._placeholders:
@@ -155,7 +155,7 @@ class RankProgram:
             rows = tuple(zip(operands(self.local.output), record_of(self.local.output).results, strict=True))
             sums: dict[str, str] = {}
             if part in PIECES:
-                chosen = selected(self.local, cast(RunPart, part), self.functions.placed.handed_sums)
+                chosen = selected(self.local, cast(RunPart, part), self.functions.placed.handed_sums, self.explicit)
                 rows, sums = chosen.results, {of.name: value.name for of, value in chosen.sums.items()}
             kinds: dict[str, list[tuple[str, str]]] = {"state": [], "grad": [], "return": []}
             for value, result in rows:

@@ -58,9 +58,22 @@ class Selected:
     sums: Mapping[fx.Node, fx.Node]
 
 
-def handed_over(program: Program) -> frozenset[str]:
-    """Return the states of a scheduled program that one run hands to the next: started collectives, and values."""
-    before = {name for name, (role, _) in roles_in(program).items() if role is ValueRole.BEFORE}
+def roles_on_rank(program: Program, explicit: Program | None) -> dict[str, tuple[ValueRole, str]]:
+    """Return the values of a step that a rank's program takes: name → role and parameter.
+
+    Args:
+        explicit: the program that it was made of. A stage may have a gradient of a parameter of another stage, and
+            whether a name is that of a gradient is known where the parameter is.
+    """
+    return roles_in(program) | (roles_in(explicit) if explicit is not None and explicit.stages else {})
+
+
+def handed_over(program: Program, explicit: Program | None = None) -> frozenset[str]:
+    """Return the states of a scheduled program that one run hands to the next: started collectives, and values.
+
+    ``explicit``: as of ``roles_on_rank``.
+    """
+    before = {name for name, (role, _) in roles_on_rank(program, explicit).items() if role is ValueRole.BEFORE}
     return frozenset(node.name for node in program.placeholders if record_of(node).started or name_of(node) in before)
 
 
@@ -74,11 +87,14 @@ def taken_by_finish(program: Program) -> frozenset[str]:
     )
 
 
-def selected(program: Program, part: RunPart, sums: Mapping[str, str] | None = None) -> Selected:
+def selected(
+    program: Program, part: RunPart, sums: Mapping[str, str] | None = None, explicit: Program | None = None
+) -> Selected:
     """Return a part of a scheduled program. Linear in the graph.
 
     Args:
         sums: placeholder of a sum → the value that it becomes.
+        explicit: as of ``roles_on_rank``.
     """
     rows = list(zip(operands(program.output), record_of(program.output).results, strict=True))
     homes, pieces = {node.name: node for node in program.placeholders}, _pieces(program)
@@ -86,7 +102,7 @@ def selected(program: Program, part: RunPart, sums: Mapping[str, str] | None = N
     nodes = frozenset(node for node in program.nodes if node.op == "get_attr" or pieces.get(node) in runs)
     unchanged = part != "finish"  # a value that no piece computes
     results = [row for row in rows if row[0] in nodes or (unchanged and row[0] not in pieces)]
-    handed = frozenset[str]() if "end" in runs or part == "finish" else handed_over(program)
+    handed = frozenset[str]() if "end" in runs or part == "finish" else handed_over(program, explicit)
     named = {node.name: node for node in nodes}
     return Selected(
         nodes,
@@ -101,13 +117,14 @@ def selected(program: Program, part: RunPart, sums: Mapping[str, str] | None = N
 
 
 def part_of(
-    program: Program, part: RunPart, sums: Mapping[str, str] | None = None, *, every_member: bool = False
-) -> Function:
+    program: Program, part: RunPart, sums: Mapping[str, str] | None = None, explicit: Program | None = None, *,
+    every_member: bool = False,
+) -> Function:  # fmt: skip
     """Return a part of a program as a function; its arguments are those of ``selected``. Linear in the graph.
 
     A message that crosses the end of a run is passed as its first member alone, unless ``every_member`` is asked for.
     """
-    chosen = selected(program, part, sums)
+    chosen = selected(program, part, sums, explicit)
     nodes = [node for node in program.nodes if node in chosen.nodes]
     function = Function.of(nodes, [*(value for value, _ in chosen.results), *chosen.sums.values()])
     replaced = chosen.replaced
