@@ -160,6 +160,21 @@ def test_a_rank_of_stages() -> None:
     assert all(row.seconds > 0 for row in report.communication if row.axes)
 
 
+def test_one_rank_after_another() -> None:
+    """On another stage than before: no op makes a result on the mesh of the earlier job."""
+    mesh = Mesh(pp=2, dp=2)
+    for rank in (0, 3, 1):
+        with torch.device("meta"):
+            model = WithLoss(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))))
+        with autopar.one_rank(mesh, rank) as only:
+            parallel = autopar.parallelize(model, mesh, "ddp")
+            parallel.initialize(only.fill)
+            step = parallel.train_step(torch.optim.SGD(parallel.parameters(), lr=0.1), microbatches=2, schedule="1f1b")
+            step(torch.ones(8, 8))
+            kept = [value.numel() for value in parallel.parameters() if value.device_mesh.get_coordinate() is not None]
+            assert 0 < sum(kept) < 4 * (64 + 8)
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rank 8 is not on the mesh \(dp=4 tp=2\), whose ranks are 0-7"):
         autopar.one_rank(Mesh(dp=4, tp=2), 8).__enter__()

@@ -14,6 +14,7 @@ SWEEP = pytest.mark.sweep("what crosses is decided in the same way")
 CASES = [
     ("shared", "pp2 dp2", "1f1b", {}),  # also the sum of a tied weight, which is then sent home
     ("shared", "pp2 dp2", "zb-v", {"zero": 1, "clip_norm": 0.5}),  # gathers cross
+    ("penalized", "pp2 dp2", "1f1b", {}),  # gradients of parameters that the last stage does not have
     ("normed", "pp2 dp2", "1f1b", {"returns": "outputs", "rows": 8}),  # gradients that are not reduced, and buffers
     pytest.param("layers", "pp2 tp2", "gpipe", {"ema": 0.9}, marks=SWEEP),
     pytest.param("shared", "pp2 dp2", "interleaved-1f1b", {"zero": 2}, marks=SWEEP),
@@ -31,6 +32,9 @@ def test_steps(name: str, mesh: str, policy: str, options: dict[str, Any]) -> No
     step.finish()
     assert max(differences(step, alone).values()) <= 1e-9
     crosses = "dp" in mesh and options.get("zero") != 3
+    ending = "turn" if crosses else "update"
+    assert {part.name.split(":")[0] for part in step.communication.parts} >= {"stage 0", f"stage 1 {ending}"}
+    assert step.pipeline.seconds > step.pipeline.simulate().makespan
     assert ("finish:" in str(step.local(0))) == ("turn" in step.local(0).programs) == crosses
 
 

@@ -34,6 +34,8 @@ DRAWN = [
     ("layers", "pp4", "v-half", 3),
     ("shared", "pp2 dp2", "v-min", 3),
     ("skip", "pp4", "dualpipe-v", 1),
+    ("bare", "pp4", "zb-v", 3),
+    ("bare", "pp2 dp2", "v-half", 3),
     ("normed", "pp2 dp2", "onnxruntime", 3),
 ]
 LONG = [

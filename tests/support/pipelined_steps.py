@@ -50,6 +50,22 @@ class Skip(Layers):
         return nn.functional.cross_entropy(self.head(x * first + first), y)
 
 
+class Bare(Skip):
+    """The same; a layer more, which may be a stage: its backward only hands on what it receives."""
+
+    def __init__(self, layers: int = 4, dim: int = 8) -> None:
+        super().__init__(layers, dim)
+        self.layers[0] = nn.Linear(dim, dim)
+
+
+class Penalized(Layers):
+    """The loss has a penalty on weights of the first and the last stage: the last one has gradients of both."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        weights = self.layers[0][0].weight, self.layers[-1][0].weight
+        return super().forward(x, y) + 0.1 * weights[0].square().sum() + 0.2 * weights[1].square().sum()
+
+
 class Streams(Layers):
     """Two streams, which are added before the last layer: there is a gradient that one stage reads and hands on."""
 
@@ -117,6 +133,8 @@ MODELS: dict[str, tuple[Make, Callable[[int], Any], str | None]] = {  # … its 
     "skip": (lambda layers: Skip(layers).double(), vectors, None),
     "streams": (lambda layers: Streams(layers).double(), vectors, None),
     "wide": (lambda layers: Wide(layers).double(), vectors, None),
+    "bare": (lambda layers: Bare(layers + 1).double(), vectors, None),
+    "penalized": (lambda layers: Penalized(layers).double(), vectors, None),
     "normed": (lambda layers: Normed(layers).double(), vectors, None),
     "shared": (lambda layers: Shared(layers).double(), vectors, None),
     "noisy": (lambda layers: Noisy(layers).double(), vectors, None),
