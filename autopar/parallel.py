@@ -271,6 +271,11 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
             )
         if self._calls.captures.latest is None:
             call = "call it" if self.compiler.context else "call .simulate(x)"
+            if self.mesh.sizes.get(PIPELINE, 1) > 1:
+                raise RuntimeError(
+                    "nothing has been captured yet: the first training step cuts the model into stages, and calls run "
+                    f"through them from then on; capture a step, then {call} once"
+                )
             raise RuntimeError(f"nothing has been captured yet; give parallelize an example=(x,), or {call} once")
         return self._calls.captures.latest
 

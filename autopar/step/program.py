@@ -41,7 +41,9 @@ class NamedPrograms(ProgramInNotebook):
     schedule: str = ""
 
     def __getitem__(self, name: str) -> Program:
-        """Return a program by its name, such as ``micro``."""
+        """Return a program by its name, such as ``micro``. ``KeyError`` names those that there are."""
+        if name not in self.programs:
+            raise KeyError(f"no program {name!r}; there are {', '.join(self.programs)}")
         return self.programs[name]
 
     def __eq__(self, other: object) -> bool:

@@ -52,6 +52,13 @@ def test_the_timetable() -> None:
     ]  # fmt: skip
 
 
+def test_a_program_that_there_is_not() -> None:
+    step, _, batches = made("layers", MESHES["pp2 dp2"], "1f1b", 2, across=True)
+    step.capture(**batches(0))
+    with pytest.raises(KeyError, match=r"no program 'update'; there are sums, count, micro, turn"):
+        step.local(0)["update"]
+
+
 def test_nothing_to_cross() -> None:
     """Without data parallelism no gradient is reduced; the step says so and ends complete."""
     step, alone, batches = made("layers", MESHES["pp4"], "1f1b", 2, across=True)

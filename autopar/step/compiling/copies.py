@@ -86,7 +86,9 @@ def copy_program(
     ]
     casts: dict[tuple[str, torch.dtype], fx.Node] = {}
     for target, (name, type, _) in targets:
-        builder.about = _about(name)
+        builder.about = _about(
+            name, "low-precision copy" if type.dtype != parameters[name].dtype else "copy on another stage"
+        )
         if (name, type.dtype) not in casts:
             casts[name, type.dtype] = builder.inline(
                 torch.Tensor.to, sources[name], type.dtype, name=f"{target.name}_next"
@@ -95,5 +97,5 @@ def copy_program(
     return CopyProgram(builder.program((), replaced), constraints, stages)
 
 
-def _about(parameter: str) -> Record:
-    return Record(None, module=parameter.rpartition(".")[0], source="low-precision copy")
+def _about(parameter: str, source: str = "") -> Record:
+    return Record(None, module=parameter.rpartition(".")[0], source=source)

@@ -270,6 +270,16 @@ def test_looking_before_a_capture(what: str) -> None:
     assert getattr(parallel, what)
 
 
+def test_looking_before_the_model_is_cut() -> None:
+    parallel = autopar.parallelize(Block(), Mesh(pp=2, dp=2), example=(x,))
+    with pytest.raises(RuntimeError) as caught:
+        parallel.timetable  # noqa: B018
+    assert str(caught.value) == (
+        "nothing has been captured yet: the first training step cuts the model into stages, and calls run through them "
+        "from then on; capture a step, then call .simulate(x) once"
+    )
+
+
 def test_a_rank_that_is_not_there() -> None:
     parallel = autopar.parallelize(Block(), Mesh(dp=2), "ddp", example=(x,))
     with pytest.raises(ValueError, match=r"rank 2 is not on the mesh \(dp=2\), whose ranks are 0 1"):

@@ -156,6 +156,10 @@ WRONG = {
         "stages=('embed', 'layers.*', 'head') gives globs for 3 stages, and the schedule has 2: give one glob, or a "
         "list of them, for each",
     ),
+    "a number": (
+        ["embed", 3],
+        "stages= has 3 for stage 1: give globs over module paths",
+    ),
     "no text": (
         ["embed", [3]],
         "stages= has 3 for stage 1: give globs over module paths",

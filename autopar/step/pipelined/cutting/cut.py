@@ -162,6 +162,8 @@ def _chosen(paths: Sequence[str], globs: Globs, stages: int) -> dict[str, int]:
         )
     chosen: dict[str, int] = {}
     for stage, of_stage in enumerate(globs):
+        if not isinstance(of_stage, (str, Sequence)):
+            raise PlanError(f"stages= has {shown(of_stage)} for stage {stage}: give globs over module paths")
         for glob in [of_stage] if isinstance(of_stage, str) else of_stage:
             if not isinstance(glob, str):
                 raise PlanError(f"stages= has {shown(glob)} for stage {stage}: give globs over module paths")
