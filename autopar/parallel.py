@@ -319,7 +319,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
             compiled = calls.captures.compiled(inputs, call)
         step = compiled.here
         pieces, leaves, brought = tensors.pieces(inputs, state, step.interface, context.rank)
-        pieces += calls.computed(compiled.captured).values()
+        pieces += calls.computed(compiled.captured)[0].values()
         agreement.announce(words, [inputs], call.numbers_now)
         types = step.interface.types
         # a write to a DTensor does not change the version of its piece
@@ -353,7 +353,7 @@ class Parallel(Paged, GeneratingModel, ModelProxy):
         inputs.refuse_without_values(state)
         tensors = [tensor for _, tensor in (*state.parameters, *state.buffers, *inputs.named)]
         return _returned_like_the_model(
-            compiled, compiled.simulated([*tensors, *calls.computed(compiled.captured).values()]), args, kwargs
+            compiled, compiled.simulated([*tensors, *calls.computed(compiled.captured)[0].values()]), args, kwargs
         )
 
     def leave_stages(self) -> None:

@@ -170,16 +170,15 @@ class CallRanks:
                 f"call step.finish() on all ranks first"
             )
 
-    def computed(self, captured: Captured, random: Random) -> dict[str, torch.Tensor]:
-        """Return the tensors that a captured program takes besides the call's: numbers that forward reads, and a seed.
+    def computed(self, captured: Captured, random: Random, count: int = 1) -> list[dict[str, torch.Tensor]]:
+        """Return the tensors that a captured program takes besides those of each of several calls: name → tensor.
 
-        The seed is there only if the program draws random numbers.
+        They are numbers that forward reads, and a seed if the program draws random numbers. The seeds are drawn at once
+        and in the order of the calls, so that a schedule changes no draw.
         """
         if captured.draws:
             self.agreement.wait()  # the ranks exchange seeds in the group in which they compare calls
         control = None if self.job is None else self.job.control
-        seed = seeds_of_calls(1, captured.draws, random, captured.device, control)
-        return {
-            **{number.name: number.tensor(captured.device) for number in captured.numbers},
-            **({"seed": seed[0]} if seed else {}),
-        }
+        seeds = seeds_of_calls(count, captured.draws, random, captured.device, control)
+        numbers = {number.name: number.tensor(captured.device) for number in captured.numbers}
+        return [{**numbers, **({"seed": seeds[k]} if seeds else {})} for k in range(count)]

@@ -197,9 +197,9 @@ class Calls:
         """Return a call of the model itself, with the values that forward would read now."""
         return self.captures.call(self.key(inputs, state), state.modules)
 
-    def computed(self, captured: Captured) -> dict[str, torch.Tensor]:
-        """Return the tensors that a captured program takes besides the call's, as ``CallRanks.computed``."""
-        return self.ranks.computed(captured, self.compiler.random)
+    def computed(self, captured: Captured, count: int = 1) -> list[dict[str, torch.Tensor]]:
+        """Return the tensors that a captured program takes besides those of the calls, as ``CallRanks.computed``."""
+        return self.ranks.computed(captured, self.compiler.random, count)
 
     def once(self, make: Callable[[Calls], T]) -> T:
         """Return what is made of these calls when it is first asked for, such as what generates tokens."""

@@ -28,7 +28,6 @@ from autopar.runtime.running.functions import PlacedProgram, Where
 from autopar.runtime.running.messages import Messages, recorded
 from autopar.runtime.running.programs import RankProgram, output_name
 from autopar.runtime.running.rank import RankRun, Tensors
-from autopar.runtime.seeds import seeds_of_calls
 from autopar.runtime.simulation.pieces import join
 from autopar.runtime.spans import span
 from autopar.step.compiling.outputs import Output, join_pieces, join_whole
@@ -123,7 +122,7 @@ class StepRunner:
         tensors: Tensors = dict((*model.parameters, *model.buffers))
         if isinstance(self.carrier, ProcessCarrier) and not runs.is_staged:
             self.calls.tensors.check_parameters(model.parameters)
-        computed = self.computed(micro.captured, len(batch))
+        computed = self.calls.computed(micro.captured, len(batch))
         made = self._begun(batch, model, runs, tensors, state, computed)
         table = runs.alone if before is None else runs.timetable
         left = self._run(micro, runs, table, made, {**tensors, **state}, before)
@@ -141,7 +140,7 @@ class StepRunner:
 
         Args:
             tensors: the model's parameters and buffers; buffers are updated in place.
-            computed: as of ``computed``.
+            computed: as of ``Calls.computed``.
         """
         made = self._begun(batch, model, runs, tensors, {}, computed)
         self._lines(runs, runs.alone, made, tensors)
@@ -232,19 +231,6 @@ class StepRunner:
         return {
             name: piece_of(tensor, given, types[name], rank, inputs) for name, (given, tensor) in named if name in types
         }
-
-    def computed(self, captured: Captured, count: int) -> list[Tensors]:
-        """Return the numbers and the seed of each micro-batch, by the names of their placeholders.
-
-        The seeds are drawn at once and in the order of the micro-batches, so that the schedule changes no draw.
-        """
-        calls = self.calls
-        control = None if calls.job is None else calls.job.control
-        if captured.draws:
-            calls.agreement.wait()  # the ranks exchange seeds in the group in which they compare calls
-        seeds = seeds_of_calls(count, captured.draws, calls.compiler.random, captured.device, control)
-        numbers = {number.name: number.tensor(captured.device) for number in captured.numbers}
-        return [{**numbers, **({"seed": seeds[k]} if seeds else {})} for k in range(count)]
 
     def _program(self, placed: PlacedProgram, rank: int) -> RankProgram:
         key = id(placed.program), placed.stage, rank

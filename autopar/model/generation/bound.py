@@ -62,7 +62,7 @@ class Bound:
         ``tensors``: in the order of the arguments.
         """
         calls = self._calls
-        computed = calls.computed(self._compiled.captured).values()
+        computed = calls.computed(self._compiled.captured)[0].values()
         if self._simulates:
             return self._compiled.simulated([*self._fixed, *tensors, *computed])
         at = calls.mesh.coordinates(calls.context().rank)

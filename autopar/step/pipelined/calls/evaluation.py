@@ -122,7 +122,7 @@ class StagedCalls:
             if not compiled.captured.differentiable:
                 (_, outputs), _ = self._runner([inputs], state, compiled, runs, {})
                 return outputs
-            computed = self._runner.computed(compiled.captured, 1)
+            computed = self._calls.computed(compiled.captured)
             before = {name: buffer.clone() for name, buffer in state.buffers if name in runs.written}
 
         def special(positions: frozenset[int]) -> StagedCall:
