@@ -106,10 +106,10 @@ def messages(name: str, program: str) -> list[str]:
 
 
 def test_what_is_sent() -> None:
-    """A tied weight goes to its reader once, and its sum home; a number of all stages needs no message of its own."""
+    """A tied weight goes to its reader once, and its sum home; the loss goes to all; a norm needs no message of its own."""
     assert messages("tied", "copy") == ["embed_weight to s1"]
-    assert messages("tied", "update") == ["embed_weight_grad_1_dp to s0"]
-    assert messages("norm", "update") == []
+    assert messages("tied", "update") == ["embed_weight_grad_1_dp to s0", "loss_dp to None"]
+    assert messages("norm", "update") == ["loss_dp to None"]
     assert "all_reduce(squares_2, pp)" in (GOLDEN / "norm.txt").read_text()
     assert messages("skip", "micro") == [
         "tanh to s1", "tanh_s1_s1 to s2", "relu to s2", "mul_4 to s1", "mul_5 to s1", "add_1 to s0",

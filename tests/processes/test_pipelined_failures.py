@@ -36,7 +36,7 @@ BEHIND = [  # of rank 2, which has left BW01 of stage 1
     r"rank 1 waits for rank 3 in BW01 of stage 0 \(micro-batch 1\): BR01 of stage 0 from stage 1",
 ]
 COPIES, UPDATE = "the copies of parameters", "the update"
-HOME, NUMBERS = "_s0_s0", "loss_of_all_pp"  # the sum of a tied parameter that comes home, and the loss of all stages
+HOME, LOSS = "_s0_s0", "loss_mesh_mesh"  # the sum of a tied parameter that comes home, and the loss of the last stage
 
 PRINTED = (
     r"\n\[rank \d\]     log : f32\[1 8\] = log\(.*\)"
@@ -117,20 +117,20 @@ CASES: dict[str, Case] = {
         [-9, 1, 1, 1],
         [rf"rank 0 {LOST} {UPDATE}: .*{HOME} : .* = recv\(.*"],
     ),
-    "a kill in the numbers": (
-        waits(1, "kill", NUMBERS, 2, "over_stages", **TIED),
+    "a kill in the loss": (
+        waits(1, "kill", LOSS, 3, UPDATE, **TIED),
         [1, -9, 1, 1],
-        [rf"rank 1 {LOST} {UPDATE}: {NUMBERS} : .* = all_reduce\(.*"],
+        [rf"rank 1 {LOST} {UPDATE}: {LOSS} : .* = recv\(.*"],
     ),
     "a stop": (
         {**ZB_V, "rank": 2, "slot": FORWARD, "what": "stop", "timeout": SOON},
         [1, 1, -9, 1],
         [rf"rank 2 was stopped \(SIGSTOP\); it was last seen {ADDMM}", *WAITS],
     ),
-    "a stop in the numbers": (
-        {**waits(1, "stop", NUMBERS, 2, "over_stages", **TIED), "timeout": SOON},
+    "a stop in the loss": (
+        {**waits(1, "stop", LOSS, 3, UPDATE, **TIED), "timeout": SOON},
         [1, -9, 1, 1],
-        [rf"rank 1 was stopped \(SIGSTOP\); it was last seen in {UPDATE}: {NUMBERS} : .* = all_reduce\(.*"],
+        [rf"rank 1 was stopped \(SIGSTOP\); it was last seen in {UPDATE}: {LOSS} : .* = recv\(.*"],
     ),
     "a slow op": (
         {**ZB_V, "rank": 2, "slot": FORWARD, "what": "computes", "timeout": SOON},
@@ -181,7 +181,7 @@ CASES: dict[str, Case] = {
         [r"rank \d failed in .*: RuntimeError: ranks 0 and 2 bring different values of x, y, which must be equal"],
     ),
 }
-SWEPT = ["a kill in the copies", "a kill on the way home", "a stop in the numbers", "a slow op", "a rank ends"]
+SWEPT = ["a kill in the copies", "a kill on the way home", "a stop in the loss", "a slow op", "a rank ends"]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,6 @@ from torch import nn
 
 import autopar
 from autopar import Mesh
-from autopar.ir.ops.over_stages import OVER_STAGES
 from autopar.runtime import current_op
 from autopar.runtime.current_slot import current_slot
 from autopar.runtime.lowering import communication, point_to_point, source
@@ -116,7 +115,6 @@ class Fault:
         if self.slow:
             mock.patch.object(ProcessMessages, "start", self.late(ProcessMessages.start)).start()
             mock.patch.object(communication, "exchange_between_stages", self.late_exchange).start()
-            mock.patch.object(source, "kernel_of", self.late_numbers).start()
 
     def begin_step(self) -> None:
         """Do what happens before the step; in a wait, a thread does it once the rank waits."""
@@ -175,17 +173,6 @@ class Fault:
         if self.due and current_slot() == self.job["slow"]["before"]:
             time.sleep(LATE)
         return exchange_between_stages(*args)
-
-    def late_numbers(self, op: Any) -> Any:
-        """The sum of the numbers of all stages, late if the job says so."""
-        kernel = kernel_of(op)
-
-        def late(*args: Any, **kwargs: Any) -> Any:
-            if self.due and self.job["slow"]["before"] == "over_stages":
-                time.sleep(LATE)
-            return kernel(*args, **kwargs)
-
-        return late if op is OVER_STAGES else kernel
 
 
 def happen(what: str) -> None:

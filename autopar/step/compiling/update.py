@@ -282,9 +282,9 @@ class _Update:
         return self._over_stages(both, "squares")
 
     def _over_stages(self, values: Mapping[str, fx.Node], name: str) -> fx.Node:
-        """Return the sum of the numbers of all stages; without stages there is one number."""
+        """Return the sum of the numbers of all stages. One number is the sum: its stage sends it to those that read it."""
         numbers = list(values.values())
-        if self.staged is None:
+        if len(numbers) == 1:
             return numbers[0]
         dtype = type_of(numbers[0]).dtype  # the same on all stages, so that all clip alike
         for number in numbers:
