@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +12,8 @@ import torch
 from torch import fx, nn
 
 from autopar.capture.arguments import Arguments
+from autopar.capture.attention_masks import MasksOfPositions
+from autopar.capture.caches import caches_forgotten
 from autopar.capture.checks import (
     ClassesChecked,
     PythonEffects,
@@ -90,49 +90,6 @@ def other_answer(line: str) -> str:
     )
 
 
-# -- caches ------------------------------------------------------------------------------------------------------------
-#
-# Empty the ``functools.lru_cache`` caches that forward fills while it is traced.
-#
-# A cache that is filled in a trace holds fake tensors, and the next call of the model would read them.
-
-
-CACHE = type(functools.lru_cache(lambda: None))
-
-
-@contextlib.contextmanager
-def caches_forgotten(model: torch.nn.Module) -> Iterator[None]:
-    """Empty each cache that the ``with`` block adds to; see ``_caches`` for those that are watched."""
-    before = {cache: cache.cache_info().misses for cache in _caches(model)}
-    try:
-        yield
-    finally:
-        for cache, misses in before.items():
-            if cache.cache_info().misses != misses:
-                cache.cache_clear()
-
-
-def _caches(model: torch.nn.Module) -> list[Any]:
-    """Return the caches in the model's classes, in the files of these, and behind their functions' decorators."""
-    kinds = {base for module in model.modules() for base in type(module).__mro__}
-    kinds = {kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins")}
-    files = [vars(sys.modules[name]) for name in {kind.__module__ for kind in kinds} if name in sys.modules]
-    caches: dict[int, Any] = {}
-    for names in (*files, *(vars(kind) for kind in kinds)):
-        for value in list(names.values()):
-            value = getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod)) else value
-            if isinstance(value, CACHE):
-                caches[id(value)] = value
-            for cell in getattr(value, "__closure__", None) or () if type(value) is FUNCTION else ():
-                with contextlib.suppress(ValueError):  # an empty cell
-                    if isinstance(cell.cell_contents, CACHE):
-                        caches[id(cell.cell_contents)] = cell.cell_contents
-    return list(caches.values())
-
-
-FUNCTION = type(_caches)
-
-
 # -- trace -------------------------------------------------------------------------------------------------------------
 
 
@@ -190,6 +147,7 @@ class Tracer:
     def _note_anew(self) -> None:
         self.recorder = Recorder(self.model, self.random)
         self.unroller = Unroller(self.recorder.running)
+        self.masks = MasksOfPositions(self.recorder)
 
     def run(self) -> Tracer:
         tensors = [*self.parameters.values(), *self.buffers.values(), *self.arguments.tensors]
@@ -245,6 +203,7 @@ class Tracer:
         return (
             *[changed] * bool(names),
             *self.beside.notes(),
+            *self.masks.notes(),
             *about_rows(self.rows),
             *about_assumptions(self.assumed),
         )
@@ -403,7 +362,13 @@ class Tracer:
         def joint(fakes: list[torch.Tensor], tangents: list[torch.Tensor], seed: torch.Tensor) -> Any:
             gradients: Sequence[torch.Tensor | None] = ()
             # these modes are not in the probe: torch takes other code paths under them
-            with self._on_stand_ins(fakes, seed), ClassesChecked(), self.unroller, self.reads.recording():
+            with (
+                self._on_stand_ins(fakes, seed),
+                ClassesChecked(),
+                self.unroller,
+                self.masks.looked_at(),
+                self.reads.recording(),
+            ):
                 outputs = self._call(fakes)
                 if tangents:
                     self.recorder.phase = "backward"

@@ -112,6 +112,7 @@ from autopar.torch_private.tracing import FakeTensorMode as FakeTensorMode
 from autopar.torch_private.tracing import TorchDispatchMode as TorchDispatchMode
 from autopar.torch_private.tracing import are_saved_tensors_hooked as are_saved_tensors_hooked
 from autopar.torch_private.tracing import as_functional as as_functional
+from autopar.torch_private.tracing import attention_replaced as attention_replaced
 from autopar.torch_private.tracing import autograd_sequence_number as autograd_sequence_number
 from autopar.torch_private.tracing import below_autograd as below_autograd
 from autopar.torch_private.tracing import compiled_parts_in_eager as compiled_parts_in_eager

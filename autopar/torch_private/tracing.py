@@ -211,6 +211,22 @@ def value_checks_replaced(by: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def attention_replaced(by: Callable[[Callable[..., torch.Tensor], Any, Any], torch.Tensor]) -> Iterator[None]:
+    """Call ``by`` with torch's function and the arguments in place of each scaled_dot_product_attention.
+
+    A mode would not see the calls in which a checkpoint computes again: the backward of an op runs with the modes in
+    which torch's functions have called it. Tried on 2.11 to 2.15.
+    """
+    functional: Any = torch.nn.functional
+    attention = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = lambda *args, **kwargs: by(attention, args, kwargs)
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = attention
+
+
+@contextlib.contextmanager
 def conversions_replaced(by: Callable[[torch.nn.Module], None]) -> Iterator[None]:
     """Call ``by`` where a module is converted, as by ``module.to(dtype)``, and that changes a tensor.
 

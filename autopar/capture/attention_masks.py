@@ -1,0 +1,68 @@
+"""Let attention know that its mask is causal, where the trace has made the mask of positions.
+
+le : bool[2 1 64 64] = le(keys, queries)               …
+o = scaled_dot_product_attention(q, k, v, le)    →     o = scaled_dot_product_attention(q, k, v, is_causal=True)
+
+So the kernel skips what the mask hides, and the mask is not made. In eager, models find this out by the values of
+positions, which a trace does not have.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from autopar.capture.positions.follow import PositionsOf
+from autopar.capture.positions.holds import hides_later_keys
+from autopar.capture.provenance import Recorder
+from autopar.torch_private import attention_replaced, node_of
+
+NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+class MasksOfPositions:
+    """Looks at the masks of attention in one trace. ``recorder``: of the trace.
+
+    Attributes:
+        left_out: how many masks were causal, and how many hid nothing.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._positions = PositionsOf()
+        self.left_out: collections.Counter[bool] = collections.Counter()
+
+    def looked_at(self) -> AbstractContextManager[None]:
+        """Replace masks in a ``with`` block."""
+        return attention_replaced(self._attend)
+
+    def _attend(self, attention: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
+        given = dict(zip(NAMES, args, strict=False)) | kwargs
+        mask = given.get("attn_mask")
+        is_causal = self._is_causal(mask) if isinstance(mask, torch.Tensor) and mask.dim() >= 2 else None
+        if is_causal is None:
+            return attention(*args, **kwargs)
+        self.left_out[is_causal] += self._recorder.phase == "forward"  # a checkpoint calls again in the backward
+        return attention(**given | {"attn_mask": None, "is_causal": is_causal})
+
+    def _is_causal(self, mask: torch.Tensor) -> bool | None:
+        """Return whether a mask is causal; ``False`` if it hides nothing; ``None`` for another mask."""
+        node = node_of(mask)
+        found = None if node is None else self._positions.at(node)
+        return None if found is None else hides_later_keys(found, mask.dtype)
+
+    def notes(self) -> tuple[str, ...]:
+        """Say which masks are left out."""
+        said = {
+            True: "attention runs as causal, without the mask that forward makes of positions",
+            False: "attention runs without the mask that forward makes, which hides nothing",
+        }
+        return tuple(
+            f"{words} ({count} call{'s' * (count > 1)})"
+            for kind, words in said.items()
+            if (count := self.left_out[kind])
+        )

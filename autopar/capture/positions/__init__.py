@@ -1,0 +1,1 @@
+"""Say what the tensors of a trace hold at each position, where that follows from positions alone."""
