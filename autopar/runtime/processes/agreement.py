@@ -60,7 +60,7 @@ class _Sent:
     """
 
     work: distributed.Work
-    rows: list[torch.Tensor]
+    rows: torch.Tensor
     call: str
     remedy: str
     names: dict[tuple[str, ...], list[str]]
@@ -77,6 +77,7 @@ class Agreement:
         pace: this rank's, which goes to the others with each call.
         paces: those of all ranks, as they were at the latest comparison.
         replicas: the parameters whose writes between calls are compared; ``None`` for none.
+        refusal: the latest error of ``finish``. All ranks have raised it, and no message of the call is under way.
     """
 
     def __init__(self, control: distributed.ProcessGroup, mesh: Mesh) -> None:
@@ -86,6 +87,7 @@ class Agreement:
         _every.add(self)
         self.pace, self.paces = UNKNOWN, list[Pace]()
         self.replicas: Replicas | None = None
+        self.refusal: Exception | None = None
         self._history = hashlib.blake2b(digest_size=6)  # exact as a float
         self._counts: dict[str, int] = {}
 
@@ -125,8 +127,9 @@ class Agreement:
         kinds = sorted(by_axes)[:KINDS]
         for k, axes in enumerate(kinds):
             row[1 + 2 * k], row[2 + 2 * k] = _checksum([tensor.piece for tensor in by_axes[axes]])
-        rows = list(torch.zeros(self._control.size(), len(row), dtype=torch.float64))
-        work = distributed.all_gather(rows, row, self._control, async_op=True)
+        rows = torch.empty(self._control.size(), len(row), dtype=torch.float64)
+        # an all-gather of gloo goes round the ranks, and takes more turns of its threads than a message to each
+        work = distributed.all_to_all_single(rows, row.repeat(len(rows), 1), group=self._control, async_op=True)
         assert work is not None
         names = {axes: list(dict.fromkeys(tensor.name for tensor in by_axes[axes])) for axes in kinds}
         self._pending = _Sent(work, rows, call, remedy, names)
@@ -235,8 +238,15 @@ class Agreement:
         with waiting_for(self._others, COMPARISON, is_collective=True):
             sent.work.wait()
         wait_ends(begun)
-        rows = [row.tolist() for row in sent.rows]
+        rows = sent.rows.tolist()
         self.paces = [(row[-2], row[-1]) for row in rows]
+        try:
+            self._compare(sent, rows)
+        except RuntimeError as error:
+            self.refusal = error
+            raise
+
+    def _compare(self, sent: _Sent, rows: Sequence[Sequence[float]]) -> None:
         if len({row[0] for row in rows}) > 1:
             self._refuse_calls(sent.call, sent.remedy)
         if any(row[-3] for row in rows) and self.replicas is not None:
