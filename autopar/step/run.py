@@ -156,8 +156,6 @@ class StepRunner:
         """Return each rank with what it begins with."""
         if isinstance(self.carrier, ProcessCarrier):
             refuse_without_values([*tensors.items(), *(named for inputs in batch for named in inputs.named)])
-        if runs.is_staged:
-            self.calls.agreement.wait()  # before any other message
         made = self._rank_runs(runs, batch, computed, tensors, state)
         if anomaly.is_on():
             self._refuse_nan(model, made, batch, tensors, state)
@@ -252,6 +250,8 @@ class StepRunner:
     def _fail(self, error: BaseException, runs: StepRuns) -> None:
         """Keep where a step on stages has failed on this rank, and raise its error with that."""
         if not runs.is_staged or not isinstance(self.carrier, ProcessCarrier):
+            return
+        if (ranks := self.calls.agreement.ranks) is not None and error is ranks.refusal:
             return
         self._failed = at(where_raised(error))
         if isinstance(error, Exception):

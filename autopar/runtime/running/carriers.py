@@ -83,7 +83,7 @@ class ProcessCarrier(Carrier):
         device: the device of its pieces.
         groups: the names of the process groups that there are.
         groups_for: makes those that programs need. All ranks call it alike.
-        gate: called before the first collective of each function of programs that all ranks run.
+        gate: called before the first message and the first collective of each function, and at its end.
         regions: compiles the functions.
         offloaded: whether the optimizer's state is in host memory.
     """
@@ -101,13 +101,13 @@ class ProcessCarrier(Carrier):
 
     def functions(self, placed: PlacedProgram, rank: int) -> Functions:
         assert isinstance(placed.local, LocalPrograms)
-        groups, gate = (self.groups, None) if placed.of_stage else (self.groups_for(placed.local), self.gate)
-        return LoweredFunctions(placed, rank, Lowering(groups, self.device, gate, self.regions, self.offloaded))
+        groups = self.groups if placed.of_stage else self.groups_for(placed.local)
+        return LoweredFunctions(placed, rank, Lowering(groups, self.device, self.gate, self.regions, self.offloaded))
 
     @cached_property
     def _messages(self) -> ProcessMessages:
         connect(self.device)
-        return ProcessMessages(self.device, Pool(self.device))
+        return ProcessMessages(self.device, Pool(self.device), self.gate)
 
     def messages(self, rank: int) -> Messages:
         return self._messages

@@ -137,10 +137,11 @@ class ProcessMessages:
     Args:
         device: the device of the messages.
         pool: the memory for what is received.
+        gate: called before messages are launched.
     """
 
-    def __init__(self, device: torch.device, pool: Pool) -> None:
-        self.device, self.pool = device, pool
+    def __init__(self, device: torch.device, pool: Pool, gate: Callable[[], None] | None = None) -> None:
+        self.device, self.pool, self.gate = device, pool, gate
         self._handles: dict[object, tuple[Handle, list[Message]]] = {}
         self._sent: dict[object, list[int]] = {}  # task → where the memory of its sends begins
         self._slots: dict[Where, slot] = {}
@@ -154,6 +155,8 @@ class ProcessMessages:
             self.pool.release(buffer)
 
     def start(self, messages: Sequence[Message]) -> None:
+        if self.gate is not None:
+            self.gate()
         by_task: dict[object, list[Message]] = defaultdict(list)
         for message in messages:
             by_task[message.task].append(message)
