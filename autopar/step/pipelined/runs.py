@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from autopar.ir.mesh import PIPELINE, Mesh, stage_name, stage_number
+from autopar.ir.nodes import name_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import count_name, stacked_name, total_name
@@ -47,11 +48,13 @@ def of_stages(micro: PipelinedMicro, update: StepUpdate, mesh: Mesh) -> StepRuns
             programs["gather", stage.number] = PlacedProgram(*stage.micro.copy, (), of_stage=True)
         programs["micro", stage.number] = passes_of(stage.number, micro.program, micro.local)
     schedule = micro.schedule
+    counted = {stage.number for stage in micro.stages if count_name(0) in map(name_of, stage.program.placeholders)}
     places: list[tuple[tuple[int, ...], tuple[int, ...], list[Line]]] = []
     for at, stages in enumerate(schedule.stages_of):
         ranks = tuple(rank for rank in mesh.ranks if mesh.coordinates(rank)[PIPELINE] == at)
         slots = [row[at] for row in schedule.slots if row[at]]
-        lines = [*_lines(micro.around, schedule.batches, slots), Entry("update", takes=("sums",))]
+        around = {key for key in micro.around if key not in ("sums", "count") or counted.intersection(stages)}
+        lines = [*_lines(around, schedule.batches, slots), Entry("update", takes=("sums",))]
         places.append((ranks, stages, lines))
 
     def table(rule: Callable[[list[Line]], list[Line]], batches: int = schedule.batches) -> Timetable:
@@ -151,7 +154,7 @@ def _lines(around: Collection[str], batches: int, slots: Sequence[Slot]) -> tupl
     """Return what the ranks of a position along the pipeline run.
 
     Args:
-        around: the programs of all stages that there are.
+        around: the programs of all stages that the position runs: without counts that none of its stages reads.
         batches: the number of micro-batches.
         slots: the slots of the position.
     """
