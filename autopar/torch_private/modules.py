@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from autopar.torch_private.tracing import DisableTorchFunctionSubclass
+
 IncompatibleKeys = torch.nn.modules.module._IncompatibleKeys  # tried on 2.11 to 2.15: the result of load_state_dict
 
 
@@ -37,8 +39,10 @@ def refer_weakly(model: torch.nn.Module, whether: bool) -> None:
         )
 
 
+HOOKS_OF_GRADIENTS = "_backward_hooks", "_post_accumulate_grad_hooks"  # of leaves; tried on 2.11 to 2.15
+
+
 def have_gradient_hooks(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether hooks run on the gradient of one of these leaves. Tried on 2.11 to 2.15."""
-    return any(
-        any(map(operator.attrgetter(hooks), tensors)) for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks")
-    )
+    with DisableTorchFunctionSubclass():
+        return any(any(map(operator.attrgetter(hooks), tensors)) for hooks in HOOKS_OF_GRADIENTS)

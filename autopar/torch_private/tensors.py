@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from autopar.torch_private.tracing import DisableTorchFunctionSubclass
+
 
 def storage_of(tensor: torch.Tensor) -> int:
     """Return a number that tensors share exactly if they share memory, on meta too. Tried on 2.11 to 2.15."""
@@ -57,4 +59,5 @@ def version_of(tensor: torch.Tensor) -> int:
 
 def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return how often the memory of each tensor was written to; 0 for an inference tensor. Tried on 2.11 to 2.15."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    with DisableTorchFunctionSubclass():
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]

@@ -106,7 +106,7 @@ def messages(name: str, program: str) -> list[str]:
 
 
 def test_what_is_sent() -> None:
-    """A tied weight goes to its reader once, and its sum home; the loss goes to all; a norm needs no message of its own."""
+    """A tied weight goes to its reader once, its sum home, and the loss to all; a norm needs no message of its own."""
     assert messages("tied", "copy") == ["embed_weight to s1"]
     assert messages("tied", "update") == ["embed_weight_grad_1_dp to s0", "loss_dp to None"]
     assert messages("norm", "update") == ["loss_dp to None"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -45,6 +46,14 @@ class Crossed:
         return Crossed(name, Ends(source.shape, source.placed, target.placed), source.dtype)
 
 
+class PackedBox(NamedTuple):
+    """A box in the message from or to another rank, and its bytes there."""
+
+    other: int
+    first: int
+    end: int
+
+
 class Bundle:
     """One rank's part of the messages with the values of a bundle, in their order.
 
@@ -56,15 +65,24 @@ class Bundle:
     def __init__(self, values: Sequence[Crossed], rank: int) -> None:
         self.values = tuple(values)
         self._plans = [packing(value.ends, rank) for value in values]
-        self.sends = self._sizes([plan.sends for plan in self._plans])
-        self.receives = self._sizes([plan.receives for plan in self._plans])
+        self.sends, _ = self._sizes([plan.sends for plan in self._plans])
+        self.receives, self._boxes = self._sizes([plan.receives for plan in self._plans])
+        self._whole = [  # the shape of a piece that is one box; ``None`` if it has several parts
+            plan.shape if len(plan.receives) == 1 and box_shape(plan.receives[0][1]) == plan.shape else None
+            for plan in self._plans
+        ]
 
-    def _sizes(self, ends: Sequence[Sequence[tuple[int, Places]]]) -> dict[int, int]:
+    def _sizes(self, ends: Sequence[Sequence[tuple[int, Places]]]) -> tuple[dict[int, int], list[list[PackedBox]]]:
+        """Return the bytes of each message, and the boxes of each value."""
         sizes: dict[int, int] = {}
+        found: list[list[PackedBox]] = []
         for value, boxes in zip(self.values, ends, strict=True):
+            found.append([])
             for other, places in boxes:
-                sizes[other] = sizes.get(other, 0) + _aligned(size_of(places) * value.dtype.itemsize)
-        return sizes
+                at, size = sizes.get(other, 0), size_of(places) * value.dtype.itemsize
+                found[-1].append(PackedBox(other, at, at + size))
+                sizes[other] = at + _aligned(size)
+        return sizes, found
 
     def pack(self, pieces: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return the message to each receiver, as bytes.
@@ -84,16 +102,11 @@ class Bundle:
         Args:
             received: sender → its message. A piece may share the memory of a message.
         """
-        at = dict.fromkeys(received, 0)
         pieces = []
-        for value, plan in zip(self.values, self._plans, strict=True):
-            boxes = []
-            for sender, places in plan.receives:
-                size = size_of(places) * value.dtype.itemsize
-                boxes.append(from_bytes(received[sender][at[sender] : at[sender] + size], value.dtype))
-                at[sender] += _aligned(size)
-            if len(boxes) == 1 and box_shape(plan.receives[0][1]) == plan.shape:
-                pieces.append(boxes[0].reshape(plan.shape))
+        for value, plan, parts, whole in zip(self.values, self._plans, self._boxes, self._whole, strict=True):
+            boxes = [from_bytes(received[part.other][part.first : part.end], value.dtype) for part in parts]
+            if whole is not None:
+                pieces.append(boxes[0].view(whole))
             else:
                 pieces.append(new_piece(plan, value.dtype, device, None, boxes))
         return pieces

@@ -82,7 +82,8 @@ def take(x: torch.Tensor, places: Places) -> torch.Tensor:
     """Return the elements at ``places`` as one box."""
     for dim, runs in enumerate(places):
         if len(runs) == 1:
-            x = x.narrow(dim, runs[0][0], runs[0][1] - runs[0][0])
+            first, end = runs[0]
+            x = x if (first, end) == (0, x.shape[dim]) else x.narrow(dim, first, end - first)
         else:
             x = torch.cat([x.narrow(dim, a, b - a) for a, b in runs], dim)
     return x

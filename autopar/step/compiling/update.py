@@ -282,7 +282,7 @@ class _Update:
         return self._over_stages(both, "squares")
 
     def _over_stages(self, values: Mapping[str, fx.Node], name: str) -> fx.Node:
-        """Return the sum of the numbers of all stages. One number is the sum: its stage sends it to those that read it."""
+        """Return the sum of the numbers of all stages. One number is the sum: its stage sends it to its readers."""
         numbers = list(values.values())
         if len(numbers) == 1:
             return numbers[0]

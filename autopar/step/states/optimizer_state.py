@@ -28,7 +28,7 @@ from autopar.optimizers.update import COUNTED, RATE, scalar
 from autopar.runtime.processes.job import Job
 from autopar.step.compiling.update import Trained
 from autopar.step.states.state_places import StatePlaces
-from autopar.torch_private import copy_each, note_a_step, version_of
+from autopar.torch_private import DisableTorchFunctionSubclass, copy_each, note_a_step, version_of
 
 
 class OptimizerState:
@@ -82,17 +82,18 @@ class OptimizerState:
     def groups(self) -> dict[str, tuple[int, torch.nn.Parameter]]:
         """Return each parameter that requires a gradient, by name, and the number of its group."""
         parameters = {}
-        for number, group in enumerate(self.optimizer.param_groups):
-            for k, parameter in enumerate(group["params"]):
-                name = self._names.get(id(parameter))
-                if name is None:
-                    raise ValueError(
-                        f"the optimizer has a parameter that is not the model's: number {k} of group {number}, of "
-                        f"shape {list(parameter.shape)}; make it of the parameters of what parallelize returns, as in "
-                        f"{type(self.optimizer).__name__}(parallel.parameters())"
-                    )
-                if parameter.requires_grad:
-                    parameters[name] = number, parameter
+        with DisableTorchFunctionSubclass():  # a DTensor of another stage takes a microsecond for an attribute
+            for number, group in enumerate(self.optimizer.param_groups):
+                for k, parameter in enumerate(group["params"]):
+                    name = self._names.get(id(parameter))
+                    if name is None:
+                        raise ValueError(
+                            f"the optimizer has a parameter that is not the model's: number {k} of group {number}, "
+                            f"of shape {list(parameter.shape)}; make it of the parameters of what parallelize returns, "
+                            f"as in {type(self.optimizer).__name__}(parallel.parameters())"
+                        )
+                    if parameter.requires_grad:
+                        parameters[name] = number, parameter
         return parameters
 
     def name(self, parameter: torch.Tensor) -> str:
@@ -119,12 +120,13 @@ class OptimizerState:
 
         Counts on an accelerator are left out: reading them would wait for it.
         """
-        states = [
-            state
-            for group in self.optimizer.param_groups
-            for p in group["params"]
-            if p.requires_grad and (state := self.optimizer.state.get(p))
-        ]
+        with DisableTorchFunctionSubclass():
+            states = [
+                state
+                for group in self.optimizer.param_groups
+                for p in group["params"]
+                if p.requires_grad and (state := self.optimizer.state.get(p))
+            ]
         counts = [state.get("step") for state in states]
         read = [n.item() for n in counts if type(n) is torch.Tensor and n.is_cpu and not n.dim()]
         steps = {*read, *(n for n in counts if isinstance(n, (int, float)))}
