@@ -246,6 +246,13 @@ def test_another_batch_is_refused_although_seeds_are_drawn(sizes: dict[str, int]
         assert losses == answers[0][1] and len(set(losses)) == 3, "and the ranks go on together"
 
 
+def test_other_values_are_refused_before_anything_is_written() -> None:
+    """The first stage has run a forward by then. The ranks go on with the next batch."""
+    for said, stay, losses in ranks(RANKS).run(refused_steps.other_values):
+        assert said.startswith("ranks 0 and 2 bring different values of x"), said
+        assert stay and all(loss == pytest.approx(alone, rel=1e-9) for loss, alone in losses), losses
+
+
 def test_what_a_caller_catches_names_rank_slot_and_wait() -> None:
     world = ranks(2)
     lost, failed = world.run(refused_steps.caught)

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 from error_texts import refused
-from pipelined_steps import SPLIT, Layers, Noisy
+from pipelined_steps import SPLIT, Layers, Noisy, made
 from torch import distributed
 
 import autopar
@@ -77,6 +77,23 @@ def another_batch(sizes: dict[str, int]) -> tuple[str, list[float]]:
     losses += [float(step(batch())) for _ in range(2)]
     step.parallel.close()
     return said, losses
+
+
+def other_values() -> tuple[str, bool, list[tuple[float, float]]]:
+    """What is said of a batch with other values on one rank, whether statistics stay, and losses beside one device."""
+    step, alone, batches = made("normed", {"pp": 2, "dp": 2}, "1f1b", 2, rows=4)
+    losses = [(float(step(batches(0))), float(alone(**batches(0))[0]))]
+    before = {name: local(buffer).clone() for name, buffer in step.parallel.named_buffers()}
+    odd = {**batches(1), "x": batches(1)["x"] + (distributed.get_rank() == ODD)}
+    said = refused(RuntimeError, lambda: step(odd))
+    stay = all(torch.equal(local(buffer), before[name]) for name, buffer in step.parallel.named_buffers())
+    losses += [(float(step(batches(k))), float(alone(**batches(k))[0])) for k in (1, 2)]
+    step.parallel.close()
+    return said, stay, losses
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def caught() -> tuple[str, str, str]:
