@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -46,24 +47,32 @@ class PositionsOf:
         return None if self._memory.get(node, node) in self._written else self._found.get(node)
 
     def _look_at(self, node: fx.Node) -> None:
-        if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        if node.op != "call_function":
+            return
+        if node.target is operator.getitem:
+            self._share(node)
+        if not isinstance(node.target, OpOverload):
             return
         if mutates(node.target):
             self._written |= {self._memory.get(value, value) for value in node.all_input_nodes}
             return
-        if returns_alias(node.target) and node.all_input_nodes:
-            first = node.all_input_nodes[0]
-            self._memory[node] = self._memory.get(first, first)
+        if returns_alias(node.target):
+            self._share(node)
         rule = RULES.get(node.target.overloadpacket.__name__) if node.target.namespace == "aten" else None
         made = node.meta.get("val")
         if rule is None or not isinstance(made, torch.Tensor) or not _is_exact(made.dtype):
             return
-        options = {key: value for key, value in node.kwargs.items() if key not in ASIDE}
+        if not node.kwargs.keys() <= ASIDE:
+            return
         try:
-            operands, named = self._operand(node.args), {key: self._operand(value) for key, value in options.items()}
-            self._found[node] = settled(rule(_shape(made), made.dtype, *operands, **named), _shape(made))
+            self._found[node] = settled(rule(_shape(made), made.dtype, *self._operand(node.args)), _shape(made))
         except NotByPosition:
             return
+
+    def _share(self, node: fx.Node) -> None:
+        """Note that a node is in the memory of its operand."""
+        for first in node.all_input_nodes[:1]:
+            self._memory[node] = self._memory.get(first, first)
 
     def _operand(self, value: Any) -> Any:
         """Return an argument of an op, with tensors as what they hold."""

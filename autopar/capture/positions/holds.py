@@ -15,6 +15,11 @@ import torch
 Number = Any  # a number of Python, or an expression of sizes
 
 
+def is_number(value: Number) -> bool:
+    """Return whether a number is known; an expression with a symbol is not."""
+    return bool(getattr(value, "is_number", True))
+
+
 class Affine(NamedTuple):
     """A number at each position: a constant, and a slope for each dim, times the coordinate along it."""
 
@@ -84,7 +89,7 @@ def settled(found: Positional, shape: Shape) -> Positional:
 def _range(affine: Affine, shape: Shape) -> tuple[Number | None, Number | None]:
     """Return the least and the largest number; ``None`` where a size is no number."""
     parts = [affine.constant, *(s * (n - 1) for s, n in zip(affine.slopes, shape, strict=True) if s != 0)]
-    if not all(getattr(part, "is_number", True) for part in parts):
+    if not all(map(is_number, parts)):
         return None, None
     first, *rest = parts
     return first + sum(min(part, 0) for part in rest), first + sum(max(part, 0) for part in rest)

@@ -5,13 +5,23 @@ A rule takes the shape and the dtype of the result, and the op's arguments.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from autopar.capture.positions.holds import Affine, NotByPosition, Number, Operand, Positional, Shape, flipped
+from autopar.capture.positions.holds import (
+    Affine,
+    NotByPosition,
+    Number,
+    Operand,
+    Positional,
+    Shape,
+    flipped,
+    is_number,
+)
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
@@ -38,7 +48,7 @@ def _of_numbers(change: Callable[..., Number]) -> Callable[..., Positional]:
     def rule(shape: Shape, dtype: torch.dtype, *operands: Any) -> Positional:
         values = [_broadcast(value, shape) for value in operands]
         varying = [value for value in values if value.constant is None]
-        if len(varying) > 1 or (varying and not varying[0].then.is_constant):
+        if len(varying) > 1 or not all(value.then.is_constant and is_number(value.then.constant) for value in values):
             raise NotByPosition
         where = varying[0] if varying else values[0]
 
@@ -52,9 +62,22 @@ def _of_numbers(change: Callable[..., Number]) -> Callable[..., Positional]:
 
 
 def _cast(number: Number, dtype: torch.dtype) -> Number:
+    if not is_number(number):
+        if dtype is torch.bool or dtype.is_floating_point:
+            raise NotByPosition
+        return number
     if dtype is torch.bool:
         return int(bool(number != 0))
-    return float(number) if dtype.is_floating_point and getattr(number, "is_number", True) else number
+    if dtype.is_floating_point:
+        return float(number)
+    if isinstance(number, float) and not math.isfinite(number):
+        raise NotByPosition
+    return int(number)
+
+
+def _counts(dtype: torch.dtype) -> bool:
+    """Return whether it is a dtype of integers."""
+    return not dtype.is_floating_point and dtype is not torch.bool
 
 
 def _affine(value: Positional) -> Affine:
@@ -67,21 +90,26 @@ def _sum(sign: int) -> Callable[..., Positional]:
     """Return the rule of a sum or a difference."""
     numbers = _of_numbers(operator.add if sign > 0 else operator.sub)
 
-    def rule(shape: Shape, dtype: torch.dtype, a: Any, b: Any, alpha: Number = 1) -> Positional:
-        if alpha != 1:
-            raise NotByPosition
+    def rule(shape: Shape, dtype: torch.dtype, a: Any, b: Any) -> Positional:
         left, right = _broadcast(a, shape), _broadcast(b, shape)
-        if dtype.is_floating_point or left.conditions or right.conditions:
+        if not _counts(dtype) or left.conditions or right.conditions:
             return numbers(shape, dtype, a, b)
         return Positional(frozenset(), left.then.plus(right.then, sign))
 
     return rule
 
 
+def _from(shape: Shape, dtype: torch.dtype, a: Any, b: Any, *alpha: Number) -> Positional:
+    """The rule of ``rsub``."""
+    if alpha:
+        raise NotByPosition
+    return _sum(-1)(shape, dtype, b, a)
+
+
 def _product(shape: Shape, dtype: torch.dtype, a: Any, b: Any) -> Positional:
     one, other = _broadcast(a, shape), _broadcast(b, shape)
     one, other = (one, other) if other.constant is not None else (other, one)
-    if dtype.is_floating_point or one.conditions or other.constant is None:
+    if not _counts(dtype) or one.conditions or other.constant is None:
         return _of_numbers(operator.mul)(shape, dtype, a, b)
     return Positional(frozenset(), Affine(0, (0,) * len(shape)).plus(one.then, other.constant))
 
@@ -104,10 +132,10 @@ def _equal(is_equal: bool) -> Callable[..., Positional]:
 
     def rule(shape: Shape, dtype: torch.dtype, a: Any, b: Any) -> Positional:
         left, right = _broadcast(a, shape), _broadcast(b, shape)
-        if left.conditions or right.conditions:
+        if (left.then.is_constant and right.then.is_constant) or left.conditions or right.conditions:
             return numbers(shape, dtype, a, b)
         apart = left.then.plus(right.then, -1)
-        if not apart.is_constant or not getattr(apart.constant, "is_number", True):
+        if not apart.is_constant or not is_number(apart.constant):
             raise NotByPosition
         return _constant(int((apart.constant == 0) == is_equal), shape)
 
@@ -125,6 +153,8 @@ def _where(shape: Shape, dtype: torch.dtype, truth: Any, yes: Any, no: Any) -> P
 
 
 def _and(shape: Shape, dtype: torch.dtype, a: Any, b: Any) -> Positional:
+    if not all(isinstance(value, Operand) and value.dtype is torch.bool for value in (a, b)):
+        raise NotByPosition
     left, right = _as_truth(_broadcast(a, shape)), _as_truth(_broadcast(b, shape))
     for one, two in ((left, right), (right, left)):
         if one.constant is not None:
@@ -139,6 +169,12 @@ def _as_truth(value: Positional) -> Positional:
         if (value.then.constant, value.other) != (1, 0):
             raise NotByPosition
     return value
+
+
+def _not(shape: Shape, dtype: torch.dtype, x: Operand) -> Positional:
+    if x.dtype is not torch.bool:
+        raise NotByPosition
+    return _of_numbers(operator.not_)(shape, dtype, x)
 
 
 def _masked_fill(shape: Shape, dtype: torch.dtype, x: Any, mask: Any, value: Any) -> Positional:
@@ -159,7 +195,7 @@ def _triangle(sign: int) -> Callable[..., Positional]:
 
 
 def _cumsum(shape: Shape, dtype: torch.dtype, x: Operand, dim: int) -> Positional:
-    if (each := x.holds.constant) is None:
+    if (each := x.holds.constant) is None or not _counts(dtype) or not shape:
         raise NotByPosition
     slopes = [0] * len(shape)
     slopes[dim] = each
@@ -171,7 +207,7 @@ def _cumsum(shape: Shape, dtype: torch.dtype, x: Operand, dim: int) -> Positiona
 
 def _arange(shape: Shape, dtype: torch.dtype, *bounds: Number) -> Positional:
     start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
-    if any(isinstance(number, float) for number in (start, step)) or dtype.is_floating_point:
+    if any(isinstance(number, float) for number in (start, step)) or not _counts(dtype):
         raise NotByPosition
     return Positional(frozenset(), Affine(start, (step,)))
 
@@ -190,13 +226,15 @@ def _filled(number: int) -> Callable[..., Positional]:
 def _same(shape: Shape, dtype: torch.dtype, x: Operand, *_: Any) -> Positional:
     if x.holds.conditions or x.holds.then.is_constant:
         return _of_numbers(lambda number: number)(shape, dtype, x)
-    if dtype.is_floating_point or dtype is torch.bool:
+    if not _counts(dtype):
         raise NotByPosition
     return x.holds
 
 
 def _reshaped(shape: Shape, dtype: torch.dtype, x: Operand, *_: Any) -> Positional:
     """The rule of views that only add or remove dims of one element."""
+    if x.dtype is not dtype:  # its bits are read as others
+        raise NotByPosition
     if x.holds.constant is not None:
         return _constant(x.holds.constant, shape)
     before, after = [d for d, n in enumerate(x.shape) if n != 1], [d for d, n in enumerate(shape) if n != 1]
@@ -221,6 +259,8 @@ def _permute(shape: Shape, dtype: torch.dtype, x: Operand, dims: Sequence[int]) 
 
 def _transpose(shape: Shape, dtype: torch.dtype, x: Operand, a: int = 0, b: int = 1) -> Positional:
     dims = list(range(len(shape)))
+    if len(dims) < 2:
+        return x.holds
     dims[a], dims[b] = dims[b], dims[a]
     return _rearranged(x.holds, dims)
 
@@ -244,15 +284,17 @@ def _select(shape: Shape, dtype: torch.dtype, x: Operand, dim: int, index: Numbe
 
 def _place(at: Number, size: Number) -> Number:
     """Return a position from the begin of a dim."""
-    if not getattr(at, "is_number", True):
+    if not is_number(at):
         raise NotByPosition
-    if at < 0:
-        at = at + size
-    return min(at, size) if isinstance(size, int) and isinstance(at, int) else at
+    if at >= 0:
+        return min(at, size) if is_number(size) else at
+    return max(at + size, 0) if is_number(size) else at + size
 
 
 def _cat(shape: Shape, dtype: torch.dtype, parts: Sequence[Operand], dim: int = 0) -> Positional:
     """Parts that go on as one: ``[-1]`` and ``[0, 1, 2]``."""
+    if any(len(part.shape) != len(shape) for part in parts):  # an empty vector may be among them
+        raise NotByPosition
     dim %= len(shape)
     offset: Number = 0
     pieces: list[tuple[Affine, bool]] = []  # each as it would go on to the begin of the result, and whether it is long
@@ -290,7 +332,7 @@ def _index(shape: Shape, dtype: torch.dtype, x: Operand, entries: Sequence[Opera
         found = Affine(affine.constant, tuple(0 if d is None else affine.slopes[d] for d in made))
         for d, entry in zip(places, numbers, strict=True):
             index = _affine(entry.holds)
-            if any(not getattr(part, "is_number", True) or part < 0 for part in (index.constant, *index.slopes)):
+            if any(not is_number(part) or part < 0 for part in (index.constant, *index.slopes)):
                 raise NotByPosition  # an index below 0 counts from the end
             block = (0,) * (rank - len(index.slopes)) + index.slopes
             whole = (*(0,) * first, *block, *(0,) * (len(made) - first - rank))
@@ -305,11 +347,11 @@ RULES: Mapping[str, Callable[..., Positional]] = {
     "zeros": _filled(0), "zeros_like": _filled(0), "new_zeros": _filled(0),
     "ones": _filled(1), "ones_like": _filled(1), "new_ones": _filled(1),
     "add": _sum(1), "sub": _sum(-1), "mul": _product, "neg": _of_numbers(operator.neg),
-    "rsub": lambda shape, dtype, a, b, alpha=1: _sum(-1)(shape, dtype, b, a, alpha),
+    "rsub": _from,
     "ge": _is_least(lambda a, b: a.plus(b, -1)), "le": _is_least(lambda a, b: b.plus(a, -1)),
     "gt": _is_least(lambda a, b: _less_one(a.plus(b, -1))), "lt": _is_least(lambda a, b: _less_one(b.plus(a, -1))),
-    "eq": _equal(True), "ne": _equal(False), "bitwise_and": _and, "logical_and": _and,
-    "logical_not": _of_numbers(operator.not_), "bitwise_not": _of_numbers(operator.not_),
+    "eq": _equal(True), "ne": _equal(False), "bitwise_and": _and, "logical_and": _and, "logical_not": _not,
+    "bitwise_not": _not,
     "where": _where, "masked_fill": _masked_fill, "triu": _triangle(1), "tril": _triangle(-1), "cumsum": _cumsum,
     "_to_copy": _same, "clone": _same, "alias": _same, "detach": _same, "lift_fresh_copy": _same, "contiguous": _same,
     "view": _reshaped, "_unsafe_view": _reshaped, "reshape": _reshaped, "unsqueeze": _reshaped, "squeeze": _reshaped,
