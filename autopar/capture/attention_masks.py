@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,34 +20,35 @@ import torch
 from autopar.capture.positions.follow import PositionsOf
 from autopar.capture.positions.holds import hides_later_keys
 from autopar.capture.provenance import Recorder
-from autopar.torch_private import attention_replaced, node_of
+from autopar.torch_private import node_of
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
+@dataclass
 class MasksOfPositions:
-    """Looks at the masks of attention in one trace. ``recorder``: of the trace.
+    """Looks at the masks of attention in one trace.
 
     Attributes:
+        recorder: that of the trace.
         left_out: how many masks were causal, and how many hid nothing.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._positions = PositionsOf()
-        self.left_out: collections.Counter[bool] = collections.Counter()
+    recorder: Recorder
+    left_out: collections.Counter[bool] = field(default_factory=collections.Counter)
 
-    def looked_at(self) -> AbstractContextManager[None]:
-        """Replace masks in a ``with`` block."""
-        return attention_replaced(self._attend)
+    @cached_property
+    def _positions(self) -> PositionsOf:
+        return PositionsOf()
 
-    def _attend(self, attention: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
+    def attend(self, attention: Callable[..., torch.Tensor], args: Any, kwargs: Any) -> torch.Tensor:
+        """Call attention, without a mask that is causal or hides nothing."""
         given = dict(zip(NAMES, args, strict=False)) | kwargs
         mask = given.get("attn_mask")
         is_causal = self._is_causal(mask) if isinstance(mask, torch.Tensor) and mask.dim() >= 2 else None
         if is_causal is None:
             return attention(*args, **kwargs)
-        self.left_out[is_causal] += self._recorder.phase == "forward"  # a checkpoint calls again in the backward
+        self.left_out[is_causal] += self.recorder.phase == "forward"  # a checkpoint calls again in the backward
         return attention(**given | {"attn_mask": None, "is_causal": is_causal})
 
     def _is_causal(self, mask: torch.Tensor) -> bool | None:

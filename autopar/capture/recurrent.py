@@ -7,14 +7,18 @@ they are one opaque op.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from autopar.torch_private import set_cudnn, set_onednn
 
 State = tuple[torch.Tensor, ...]
 Step = Callable[[torch.Tensor, State, "Weights"], State]
@@ -157,3 +161,21 @@ class Unroller(TorchFunctionMode):
 
 def _state(state: Any) -> State:
     return tuple(state) if isinstance(state, (tuple, list)) else (state,)
+
+
+@contextlib.contextmanager
+def plain_recurrences(model: nn.Module) -> Iterator[None]:
+    """Trace recurrent layers as plain ops and not as one op of oneDNN or cuDNN.
+
+    The backward of oneDNN's takes a tensor that may be undefined; cuDNN's draws its dropout itself, and its layers read
+    where their weights lie. This does not change which kernels the ops use in a run.
+    """
+    before: Any = torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
+    set_onednn(False)
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        set_cudnn(False)
+    try:
+        yield
+    finally:
+        set_onednn(before[0])
+        set_cudnn(before[1])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from autopar.capture.arguments import Arguments
 from autopar.capture.attention_masks import MasksOfPositions
-from autopar.capture.caches import caches_forgotten
 from autopar.capture.checks import (
     ClassesChecked,
     PythonEffects,
@@ -29,7 +30,7 @@ from autopar.capture.guards.places import Guard
 from autopar.capture.guards.unrepeated import settings_of
 from autopar.capture.model_swap import ModelSwap
 from autopar.capture.provenance import Origin, Recorder, Replay
-from autopar.capture.recurrent import Unroller
+from autopar.capture.recurrent import Unroller, plain_recurrences
 from autopar.capture.values.mode import ValuesInGraph
 from autopar.errors import CaptureError, add_note, at_line, class_of
 from autopar.ir.ops.assumptions import assumed
@@ -39,13 +40,12 @@ from autopar.torch_private import (
     DATA_DEPENDENT,
     FakeTensorMode,
     are_saved_tensors_hooked,
+    attention_replaced,
     compiled_parts_in_eager,
     failed_ops_unlogged,
     lists_replaced,
     make_fx,
     mutates,
-    set_cudnn,
-    set_onednn,
     single_threaded_backward,
     tensor_dict,
     zero_tensors_viewed,
@@ -88,6 +88,49 @@ def other_answer(line: str) -> str:
         f"the step was captured for another answer to this line\n    {line}\n"
         f"  make a parallelize(..., example=...) of its own for batches that have this answer"
     )
+
+
+# -- caches ------------------------------------------------------------------------------------------------------------
+#
+# Empty the ``functools.lru_cache`` caches that forward fills while it is traced.
+#
+# A cache that is filled in a trace holds fake tensors, and the next call of the model would read them.
+
+
+CACHE = type(functools.lru_cache(lambda: None))
+
+
+@contextlib.contextmanager
+def caches_forgotten(model: torch.nn.Module) -> Iterator[None]:
+    """Empty each cache that the ``with`` block adds to; see ``_caches`` for those that are watched."""
+    before = {cache: cache.cache_info().misses for cache in _caches(model)}
+    try:
+        yield
+    finally:
+        for cache, misses in before.items():
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()
+
+
+def _caches(model: torch.nn.Module) -> list[Any]:
+    """Return the caches in the model's classes, in the files of these, and behind their functions' decorators."""
+    kinds = {base for module in model.modules() for base in type(module).__mro__}
+    kinds = {kind for kind in kinds if kind.__module__.partition(".")[0] not in ("torch", "builtins")}
+    files = [vars(sys.modules[name]) for name in {kind.__module__ for kind in kinds} if name in sys.modules]
+    caches: dict[int, Any] = {}
+    for names in (*files, *(vars(kind) for kind in kinds)):
+        for value in list(names.values()):
+            value = getattr(value, "__func__", value) if isinstance(value, (staticmethod, classmethod)) else value
+            if isinstance(value, CACHE):
+                caches[id(value)] = value
+            for cell in getattr(value, "__closure__", None) or () if type(value) is FUNCTION else ():
+                with contextlib.suppress(ValueError):  # an empty cell
+                    if isinstance(cell.cell_contents, CACHE):
+                        caches[id(cell.cell_contents)] = cell.cell_contents
+    return list(caches.values())
+
+
+FUNCTION = type(_caches)
 
 
 # -- trace -------------------------------------------------------------------------------------------------------------
@@ -203,7 +246,7 @@ class Tracer:
         return (
             *[changed] * bool(names),
             *self.beside.notes(),
-            *self.masks.notes(),
+            *(self.masks.notes() if self.masks.left_out else ()),
             *about_rows(self.rows),
             *about_assumptions(self.assumed),
         )
@@ -238,7 +281,7 @@ class Tracer:
             self.beside.watched(),
             _outer_autograd_ignored(),
             failed_ops_unlogged(),
-            _plain_recurrences(self.model),
+            plain_recurrences(self.model),
             assignments_refused(),
             conversions_refused(),
         )
@@ -366,7 +409,7 @@ class Tracer:
                 self._on_stand_ins(fakes, seed),
                 ClassesChecked(),
                 self.unroller,
-                self.masks.looked_at(),
+                attention_replaced(self.masks.attend),
                 self.reads.recording(),
             ):
                 outputs = self._call(fakes)
@@ -443,21 +486,3 @@ def _device(tensors: Sequence[torch.Tensor]) -> torch.device:
     """
     real = next((tensor.device for tensor in tensors if not tensor.is_meta), None)
     return real or torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-
-
-@contextlib.contextmanager
-def _plain_recurrences(model: nn.Module) -> Iterator[None]:
-    """Trace recurrent layers as plain ops and not as one op of oneDNN or cuDNN.
-
-    The backward of oneDNN's takes a tensor that may be undefined; cuDNN's draws its dropout itself, and its layers read
-    where their weights lie. This does not change which kernels the ops use in a run.
-    """
-    before: Any = torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
-    set_onednn(False)
-    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        set_cudnn(False)
-    try:
-        yield
-    finally:
-        set_onednn(before[0])
-        set_cudnn(before[1])

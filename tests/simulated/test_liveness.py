@@ -63,7 +63,7 @@ def test_the_peak_is_that_of_the_allocator(name: str) -> None:
         with recomputing(what):
             peaks[what] = predicted, measured = predicted_and_measured(model, given)
         assert abs(predicted - measured) <= 0.02 * measured, what
-    assert peaks["blocks"][1] < 0.55 * peaks[None][1]
+    assert peaks["blocks"][1] < 0.56 * peaks[None][1]
 
 
 # -- beside a run that looks at every tensor ---------------------------------------------------------------------------

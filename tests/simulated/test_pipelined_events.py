@@ -39,7 +39,7 @@ def test_one_clock() -> None:
     ready = [("one", 10.0), ("one", 10.5), ("two", 700.0)]
     made = {rank: [Recording(*at, [], [slot("a", "compute", 1.0, 2.0)])] for rank, at in enumerate(ready)}
     found = on_one_clock(made, dict.fromkeys(range(3), ()))
-    assert [(s.begin, s.end) for rank in found for (s,) in rank.slots] == [(0.5, 1.5), (1.0, 2.0), (1.0, 2.0)]
+    assert [(s.begin, s.end) for rank in found for (s,) in rank.slots] == [(1.0, 2.0), (1.5, 2.5), (1.5, 2.5)]
 
 
 def test_table_and_trace() -> None:

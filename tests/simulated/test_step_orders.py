@@ -122,7 +122,7 @@ def test_the_default_order_hides_more_of_tensor_parallelism() -> None:
         step.capture(BATCH)
         found[overlap] = step.communication
     assert found["longest-tail"].makespan < 0.95 * found["today"].makespan
-    assert found["longest-tail"].exposed < 0.7 * found["today"].exposed
+    assert found["longest-tail"].exposed < 0.8 * found["today"].exposed
     assert found["longest-tail"].bound == found["today"].bound, "it is a bound of every order"
 
 

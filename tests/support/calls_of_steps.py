@@ -347,6 +347,6 @@ def messages_of_a_step() -> None:
         step(batches(1))
     finally:
         sys.setprofile(None)
-    assert sent.pop("all_gather", 0) == 1, "all ranks compare the call once, and not before each micro-batch"
+    assert sent.pop("all_to_all_single", 0) == 1, "all ranks compare the call once, and not before each micro-batch"
     assert not [name for name in sent if name.startswith(SENDING)]
     assert slow["autograd_impl"] <= 1, "the waits of the step's many collectives skip it"

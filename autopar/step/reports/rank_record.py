@@ -64,7 +64,7 @@ class RankRecord(NamedTuple):
 def on_one_clock(
     recordings: Mapping[int, Sequence[Recording]], stages: Mapping[int, tuple[int, ...]]
 ) -> tuple[RankRecord, ...]:
-    """Return what ranks have recorded, with seconds since all ranks of their machine were ready for the first step.
+    """Return what ranks have recorded, with seconds since the first rank was ready for the first step.
 
     Args:
         recordings: rank → its recording of each step.
