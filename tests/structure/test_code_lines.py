@@ -18,7 +18,7 @@ FILES = [path for path in sorted((ROOT / "autopar").glob("**/*.py")) if "passes"
 FILES += sorted((ROOT / "passes").glob("*.py"))
 # package → the most code lines that it may have; ``autopar`` has the modules that are in no package
 MOST_CODE_LINES = {
-    "step": 9_050, "runtime": 9_350, "capture": 8_250, "search": 6_850, "ir": 4_350, "cli": 3_850, "model": 3_550,
+    "step": 9_050, "runtime": 9_350, "capture": 8_300, "search": 6_850, "ir": 4_350, "cli": 3_850, "model": 3_550,
     "scheduling": 3_600, "pipeline": 3_350, "plan": 2_450, "costs": 2_050, "cache": 1_900, "rules": 1_850,
     "transitions": 1_700, "checkpoint": 1_650, "passes": 1_450, "verify": 1_300, "optimizers": 1_100, "report": 800,
     "autopar": 950, "torch_private": 850, "examples": 800, "page": 550, "data": 550, "elastic": 500,
