@@ -124,11 +124,12 @@ def _write(
         pacing.start(body.graph)
     for members in _lines(nodes):
         body.at = first = members[0]
-        communicating = record_of(first).started or first.target is transfers.wait
+        waits = first.target is transfers.wait or first.target in MESSAGES
+        communicating = waits or record_of(first).started
         if pacing is not None and communicating:
             pacing.end(body.graph)
         _write_line(body, members, communication, donated)
-        if pacing is not None and first.target is transfers.wait:
+        if pacing is not None and waits:
             pacing.start(body.graph)
         elif pacing is not None and not communicating:
             pacing.add(first)
