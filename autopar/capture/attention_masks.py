@@ -45,7 +45,8 @@ class MasksOfPositions:
         """Call attention, without a mask that is causal or hides nothing."""
         given = dict(zip(NAMES, args, strict=False)) | kwargs
         mask = given.get("attn_mask")
-        is_causal = self._is_causal(mask) if isinstance(mask, torch.Tensor) and mask.dim() >= 2 else None
+        looks = isinstance(mask, torch.Tensor) and mask.dim() >= 2 and not mask.requires_grad
+        is_causal = self._is_causal(mask) if looks and not given.get("is_causal") else None
         if is_causal is None:
             return attention(*args, **kwargs)
         self.left_out[is_causal] += self.recorder.phase == "forward"  # a checkpoint calls again in the backward

@@ -201,7 +201,7 @@ def recording(in_slots: bool = False, marks: HostMarks | None = None) -> Iterato
 def clock_offsets(begun: Sequence[tuple[str, float]]) -> list[float]:
     """Return what each rank adds to its seconds, so that those of a machine are on one clock.
 
-    All ranks of a machine are ready at one time. The clock begins when the first rank begins, so no time is below 0.
+    The last rank of each machine is taken to be ready at one moment. The clock begins with the first rank of all.
 
     Args:
         begun: for each rank its machine, and when it was ready by the clock of that machine.
@@ -210,4 +210,5 @@ def clock_offsets(begun: Sequence[tuple[str, float]]) -> list[float]:
     for machine, at in begun:
         ready[machine] = max(at, ready.get(machine, at))
     offsets = [at - ready[machine] for machine, at in begun]
-    return [offset - min(offsets) for offset in offsets]
+    first = min(offsets)
+    return [offset - first for offset in offsets]

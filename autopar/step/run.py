@@ -21,6 +21,7 @@ from autopar.model.inputs import CallInputs, piece_of, refuse_without_values
 from autopar.runtime import anomaly
 from autopar.runtime.anomaly import nth
 from autopar.runtime.current_op import where_raised
+from autopar.runtime.processes.agreement import is_refused_by_all
 from autopar.runtime.processes.watch.traces import with_place
 from autopar.runtime.processes.watch.wording import at
 from autopar.runtime.running.carriers import Carrier, ProcessCarrier, SimulatedCarrier, same_on_all
@@ -158,6 +159,8 @@ class StepRunner:
             refuse_without_values([*tensors.items(), *(named for inputs in batch for named in inputs.named)])
         made = self._rank_runs(runs, batch, computed, tensors, state)
         if anomaly.is_on():
+            if runs.is_staged:
+                self.calls.agreement.wait()  # one rank may find a NaN alone
             self._refuse_nan(model, made, batch, tensors, state)
         return made
 
@@ -170,6 +173,8 @@ class StepRunner:
     def _run(self, micro: CapturedMicro, runs: StepRuns, table: Timetable, made: Mapping[int, RankRun], full: Tensors,
              before: UnderWay | None) -> UnderWay | None:  # fmt: skip
         if before is not None:
+            if runs.is_staged:
+                self.calls.agreement.wait()  # the first line ends the update before, and writes
             before.taken = True
             for rank, run in made.items():
                 run.boxes["started", None] = dict(before.started[rank])
@@ -251,7 +256,7 @@ class StepRunner:
         """Keep where a step on stages has failed on this rank, and raise its error with that."""
         if not runs.is_staged or not isinstance(self.carrier, ProcessCarrier):
             return
-        if (ranks := self.calls.agreement.ranks) is not None and error is ranks.refusal:
+        if is_refused_by_all(error):
             return
         self._failed = at(where_raised(error))
         if isinstance(error, Exception):

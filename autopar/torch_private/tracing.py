@@ -219,7 +219,19 @@ def attention_replaced(by: Callable[[Callable[..., torch.Tensor], Any, Any], tor
     """
     functional: Any = torch.nn.functional
     attention = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = lambda *args, **kwargs: by(attention, args, kwargs)
+
+    def original(*args: Any, **kwargs: Any) -> torch.Tensor:
+        functional.scaled_dot_product_attention = attention  # which a mode of the user's may look for
+        try:
+            result: torch.Tensor = attention(*args, **kwargs)
+        finally:
+            functional.scaled_dot_product_attention = replaced
+        return result
+
+    def replaced(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return by(original, args, kwargs)
+
+    functional.scaled_dot_product_attention = replaced
     try:
         yield
     finally:

@@ -246,9 +246,10 @@ def test_another_batch_is_refused_although_seeds_are_drawn(sizes: dict[str, int]
         assert losses == answers[0][1] and len(set(losses)) == 3, "and the ranks go on together"
 
 
-def test_other_values_are_refused_before_anything_is_written() -> None:
+@pytest.mark.parametrize("across", [False, True])
+def test_other_values_are_refused_before_anything_is_written(across: bool) -> None:
     """The first stage has run a forward by then. The ranks go on with the next batch."""
-    for said, stay, losses in ranks(RANKS).run(refused_steps.other_values):
+    for said, stay, losses in ranks(RANKS).run(refused_steps.other_values, across):
         assert said.startswith("ranks 0 and 2 bring different values of x"), said
         assert stay and all(loss == pytest.approx(alone, rel=1e-9) for loss, alone in losses), losses
 

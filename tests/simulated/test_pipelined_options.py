@@ -170,6 +170,33 @@ def test_what_is_trained(what: str, clip_norm: float | None) -> None:
         assert [list(stage.cut.down) for stage in micro.stages[:3]] == [[]] * 3
 
 
+class Counted(nn.Module):
+    """Losses of two stages, each divided by the number of its own labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8, dtype=torch.float64) for _ in range(2))
+        self.aside, self.head = (nn.Linear(8, 4, dtype=torch.float64) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](x).tanh()
+        aside = nn.functional.cross_entropy(self.aside(x), z)
+        return nn.functional.cross_entropy(self.head(self.layers[1](x)), y) + 0.5 * aside
+
+
+def test_counts_of_several_stages() -> None:
+    torch.manual_seed(0)
+    model, x = Counted(), torch.randn(8, 8, dtype=torch.float64)
+    y, z = torch.tensor([1, -100, 2, 3, -100, -100, 1, 0]), torch.tensor([-100, 1, -100, 3, 2, 2, 1, -100])
+    expected = model(x, y, z).item()
+    parallel = autopar.parallelize(model, autopar.Mesh(pp=2), {})
+    stages = [["layers.0", "aside"], ["layers.1", "head"]]
+    step = parallel.train_step(torch.optim.SGD(parallel.parameters()), microbatches=2, schedule="1f1b", stages=stages)
+    assert float(step.simulate(x, y, z)) == pytest.approx(expected, rel=1e-12)
+    lines = [line.count("count 0") for line in str(step.timetable).split("ranks")[1:]]
+    assert lines == [1, 1], "each stage computes what it divides by"
+
+
 @pytest.mark.parametrize("mesh", [TP2, pytest.param(DP2, marks=SWEEP)], ids=str)
 def test_a_frozen_tied_parameter(mesh: dict[str, int]) -> None:
     """It goes to its readers, and no sum of it comes home."""

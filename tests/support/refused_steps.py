@@ -79,15 +79,17 @@ def another_batch(sizes: dict[str, int]) -> tuple[str, list[float]]:
     return said, losses
 
 
-def other_values() -> tuple[str, bool, list[tuple[float, float]]]:
-    """What is said of a batch with other values on one rank, whether statistics stay, and losses beside one device."""
-    step, alone, batches = made("normed", {"pp": 2, "dp": 2}, "1f1b", 2, rows=4)
+def other_values(across: bool) -> tuple[str, bool, list[tuple[float, float]]]:
+    """What is said of a batch with other values on one rank, whether all stays, and losses beside one device."""
+    step, alone, batches = made("normed", {"pp": 2, "dp": 2}, "1f1b", 2, rows=4, across=across)
     losses = [(float(step(batches(0))), float(alone(**batches(0))[0]))]
-    before = {name: local(buffer).clone() for name, buffer in step.parallel.named_buffers()}
+    held = [*step.parallel.buffers(), *(p for group in step.optimizer.param_groups for p in group["params"])]
+    before = [local(tensor).clone() for tensor in held]
     odd = {**batches(1), "x": batches(1)["x"] + (distributed.get_rank() == ODD)}
     said = refused(RuntimeError, lambda: step(odd))
-    stay = all(torch.equal(local(buffer), before[name]) for name, buffer in step.parallel.named_buffers())
+    stay = all(torch.equal(local(now), was) for now, was in zip(held, before, strict=True))
     losses += [(float(step(batches(k))), float(alone(**batches(k))[0])) for k in (1, 2)]
+    step.finish()
     step.parallel.close()
     return said, stay, losses
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Any
 
 import torch
 from torch import fx
 
-from autopar.capture.positions.holds import NotByPosition, Operand, Positional, Shape, settled
+from autopar.capture.positions.holds import NotByPosition, Operand, Positional, Shape, is_exact, settled
 from autopar.capture.positions.rules import RULES
 from autopar.torch_private import OpOverload, mutates, returns_alias, size_expression
 
 # arguments that the result tells
 ASIDE = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "implicit"})
-
-
-def _is_exact(dtype: torch.dtype) -> bool:
-    """Return whether integers of positions do not wrap around."""
-    return dtype in (torch.bool, torch.int32, torch.int64) or dtype.is_floating_point
 
 
 def _shape(tensor: torch.Tensor) -> Shape:
@@ -51,23 +47,22 @@ class PositionsOf:
             return
         if node.target is operator.getitem:
             self._share(node)
-        if not isinstance(node.target, OpOverload):
             return
-        if mutates(node.target):
+        if not isinstance(node.target, OpOverload) or mutates(node.target):  # an op of higher order may write
             self._written |= {self._memory.get(value, value) for value in node.all_input_nodes}
             return
-        if returns_alias(node.target):
+        if returns_alias(node.target) or "unsafe" in node.target.name():
             self._share(node)
         rule = RULES.get(node.target.overloadpacket.__name__) if node.target.namespace == "aten" else None
         made = node.meta.get("val")
-        if rule is None or not isinstance(made, torch.Tensor) or not _is_exact(made.dtype):
+        if rule is None or not isinstance(made, torch.Tensor):
             return
         if not node.kwargs.keys() <= ASIDE:
             return
-        try:
-            self._found[node] = settled(rule(_shape(made), made.dtype, *self._operand(node.args)), _shape(made))
-        except NotByPosition:
-            return
+        with contextlib.suppress(Exception):  # what has no rule, or has other arguments, is not known
+            found = settled(rule(_shape(made), made.dtype, *self._operand(node.args)), _shape(made))
+            if is_exact(found, made.dtype):
+                self._found[node] = found
 
     def _share(self, node: fx.Node) -> None:
         """Note that a node is in the memory of its operand."""

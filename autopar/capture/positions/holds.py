@@ -95,6 +95,34 @@ def _range(affine: Affine, shape: Shape) -> tuple[Number | None, Number | None]:
     return first + sum(min(part, 0) for part in rest), first + sum(max(part, 0) for part in rest)
 
 
+MOST = 2**20  # of the numbers of a tensor of integers, so that no sum of them wraps around
+MOST_QUARTERS = 256  # which all dtypes of floating-point numbers hold exactly
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def is_exact(found: Positional, dtype: torch.dtype) -> bool:
+    """Return whether a tensor of a dtype holds these numbers as they are: not rounded, and not wrapped around."""
+    conditions = (number for condition in found.conditions for number in (condition.constant, *condition.slopes))
+    if not all(_is_integer(number, 4 * MOST) for number in conditions):
+        return False
+    numbers = (found.then.constant, found.other)
+    if dtype in (torch.int32, torch.int64):
+        return all(_is_integer(number, MOST) for number in (*numbers, *found.then.slopes))
+    if not found.then.is_constant or not all(map(is_number, numbers)):
+        return False
+    if dtype is torch.bool:
+        return all(number in (0, 1) for number in numbers)
+    return dtype in FLOATS and all(
+        math.isinf(number) or abs(number) == torch.finfo(dtype).max
+        or (number * 4 == int(number * 4) and abs(number * 4) <= MOST_QUARTERS)
+        for number in map(float, numbers)
+    )  # fmt: skip
+
+
+def _is_integer(number: Number, most: int) -> bool:
+    return not isinstance(number, float) and (not is_number(number) or abs(number) <= most)
+
+
 def flipped(value: Positional) -> Positional:
     """Return the same, with the condition turned round, if there is one: ``a >= 0`` becomes ``-a - 1 >= 0``."""
     if len(value.conditions) != 1 or not value.then.is_constant:

@@ -197,6 +197,7 @@ def _triangle(sign: int) -> Callable[..., Positional]:
 def _cumsum(shape: Shape, dtype: torch.dtype, x: Operand, dim: int) -> Positional:
     if (each := x.holds.constant) is None or not _counts(dtype) or not shape:
         raise NotByPosition
+    each = _cast(each, dtype)
     slopes = [0] * len(shape)
     slopes[dim] = each
     return Positional(frozenset(), Affine(each, tuple(slopes)))

@@ -77,7 +77,6 @@ class Agreement:
         pace: this rank's, which goes to the others with each call.
         paces: those of all ranks, as they were at the latest comparison.
         replicas: the parameters whose writes between calls are compared; ``None`` for none.
-        refusal: the latest error of ``finish``. All ranks have raised it, and no message of the call is under way.
     """
 
     def __init__(self, control: distributed.ProcessGroup, mesh: Mesh) -> None:
@@ -87,7 +86,6 @@ class Agreement:
         _every.add(self)
         self.pace, self.paces = UNKNOWN, list[Pace]()
         self.replicas: Replicas | None = None
-        self.refusal: Exception | None = None
         self._history = hashlib.blake2b(digest_size=6)  # exact as a float
         self._counts: dict[str, int] = {}
 
@@ -240,17 +238,12 @@ class Agreement:
         wait_ends(begun)
         rows = sent.rows.tolist()
         self.paces = [(row[-2], row[-1]) for row in rows]
-        try:
-            self._compare(sent, rows)
-        except RuntimeError as error:
-            self.refusal = error
-            raise
-
-    def _compare(self, sent: _Sent, rows: Sequence[Sequence[float]]) -> None:
         if len({row[0] for row in rows}) > 1:
             self._refuse_calls(sent.call, sent.remedy)
         if any(row[-3] for row in rows) and self.replicas is not None:
-            self.replicas.compare(self.gathered, [row[-3] for row in rows])
+            differing = self.replicas.compare(self.gathered, [row[-3] for row in rows])
+            if differing is not None:
+                raise refused_by_all(differing)
         for k, (axes, names_of_axes) in enumerate(sent.names.items()):
             first: dict[tuple[int, ...], int] = {}
             for rank, row in enumerate(rows):
@@ -258,7 +251,7 @@ class Agreement:
                 other = first.setdefault(tuple(at[axis] for axis in axes), rank)
                 (a, a_error), (b, b_error) = rows[other][1 + 2 * k : 3 + 2 * k], row[1 + 2 * k : 3 + 2 * k]
                 if not (a == b or abs(a - b) <= max(a_error, b_error) or (a != a and b != b)):
-                    raise RuntimeError(other_values(names_of_axes, axes, other, rank, self._mesh))
+                    raise refused_by_all(other_values(names_of_axes, axes, other, rank, self._mesh))
 
     def _refuse_calls(self, call: str, remedy: str) -> None:
         sent: list[tuple[str, str]] = self.gathered((call, remedy))
@@ -269,17 +262,32 @@ class Agreement:
             ranks_by_call.setdefault(made, []).append(rank)
         lines = "".join(f"\n    {_ranks(ranks)}: {made}" for made, ranks in ranks_by_call.items())
         if len(ranks_by_call) == 1:
-            raise RuntimeError(
+            raise refused_by_all(
                 f"the ranks have not made the same calls before this one{lines}\n  let all ranks call forward and "
                 f"backward alike, also in the last step"
             )
         if remedies := dict.fromkeys(own for _, own in sent if own):
-            raise RuntimeError(f"the ranks make different calls{lines}\n  {'; '.join(remedies)}")
-        raise RuntimeError(
+            raise refused_by_all(f"the ranks make different calls{lines}\n  {'; '.join(remedies)}")
+        raise refused_by_all(
             f"the ranks make different calls{lines}\n  let all ranks call forward and backward alike, in the same "
             f"mode, with the same options, learning rates and optimizer states, with tensors of the same shapes: "
             f'with inputs="global" the same batch, with inputs="local" pieces that differ in the number of rows alone'
         )
+
+
+_REFUSED = "_autopar_refused"  # an attribute of an error
+
+
+def refused_by_all(text: str) -> RuntimeError:
+    """Return the error of a call that all ranks refuse, before any message of it."""
+    error = RuntimeError(text)
+    setattr(error, _REFUSED, True)
+    return error
+
+
+def is_refused_by_all(error: BaseException) -> bool:
+    """Return whether all ranks have raised this error, and may go on with calls that agree."""
+    return getattr(error, _REFUSED, False)
 
 
 _every: weakref.WeakSet[Agreement] = weakref.WeakSet()

@@ -45,20 +45,19 @@ class Replicas:
         counted, self._counted = self._counted, 0
         return 2.0 * counted + bool(self._written)
 
-    def compare(self, gathered: Callable[[Any], list[Any]], marks: Sequence[float]) -> None:
-        """Compare what was written. All ranks call it.
+    def compare(self, gathered: Callable[[Any], list[Any]], marks: Sequence[float]) -> str | None:
+        """Compare what was written. All ranks call it. Returns what to say where ranks hold other values of a piece.
+
+        Then the next call compares again.
 
         Args:
             gathered: returns what all ranks pass to it.
             marks: those of all ranks.
-
-        Raises:
-            RuntimeError: ranks hold different values of a piece. The next call compares again.
         """
         written, self._written = self._written, []
         alike = len(set(marks)) == 1
         if alike and not marks[0] % 2:
-            return
+            return None
         names = dict.fromkeys(name for names in gathered(written) for name in names)
         names = names if alike else dict.fromkeys(self._parameters)
         every = gathered({name: _piece(self._parameters[name]) for name in names})
@@ -68,7 +67,8 @@ class Replicas:
                 other, known = first.setdefault(place, (rank, digest))
                 if place is not None and digest != known:
                     self._known = []
-                    raise RuntimeError(_differing(name, other, rank, marks))
+                    return _differing(name, other, rank, marks)
+        return None
 
     def _look(self) -> None:
         """Note the writes since the last look, as those of the user."""

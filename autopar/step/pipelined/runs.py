@@ -48,7 +48,9 @@ def of_stages(micro: PipelinedMicro, update: StepUpdate, mesh: Mesh) -> StepRuns
             programs["gather", stage.number] = PlacedProgram(*stage.micro.copy, (), of_stage=True)
         programs["micro", stage.number] = passes_of(stage.number, micro.program, micro.local)
     schedule = micro.schedule
-    counted = {stage.number for stage in micro.stages if count_name(0) in map(name_of, stage.program.placeholders)}
+    count = len(Interface.of(micro.around["count"][0]).returned) if "count" in micro.around else 0
+    counts = set(map(count_name, range(count)))
+    counted = {s.number for s in micro.stages if not counts.isdisjoint(map(name_of, s.program.placeholders))}
     places: list[tuple[tuple[int, ...], tuple[int, ...], list[Line]]] = []
     for at, stages in enumerate(schedule.stages_of):
         ranks = tuple(rank for rank in mesh.ranks if mesh.coordinates(rank)[PIPELINE] == at)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from equality import TOLERANCE, relative
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import autopar
@@ -20,9 +21,9 @@ d = torch.float64
 
 
 class Attention(nn.Module):
-    """Attention under a mask. ``how``: passes the mask."""
+    """Attention under a mask. ``how``: passes the mask, or is called."""
 
-    def __init__(self, mask: Callable[[int], torch.Tensor], how: str = "mask") -> None:
+    def __init__(self, mask: Callable[[int], torch.Tensor], how: Any = "mask") -> None:
         super().__init__()
         self.mask, self.how, self.qkv = mask, how, nn.Linear(8, 24, dtype=d)
 
@@ -34,6 +35,8 @@ class Attention(nn.Module):
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
         mask = self.mask(x.shape[1])
+        if callable(self.how):
+            return self.how(q, k, v, mask)
         if self.how == "position":
             return F.scaled_dot_product_attention(q, k, v, mask, 0.0, scale=0.5)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.5)
@@ -113,3 +116,38 @@ def test_a_mask_that_the_caller_passes_stays() -> None:
 
     captured = capture(Given(), (torch.randn(2, 6, 8, dtype=d), later(6)))
     assert set(attentions(captured.program)) == {(False, True)}
+
+
+CASES: dict[str, Callable[..., torch.Tensor]] = {
+    "causal besides": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, torch.ones_like(m), is_causal=True),
+    "its own gradient": lambda q, k, v, m: _with_gradient(q, k, v, torch.zeros(m.shape, dtype=d).requires_grad_()),
+}
+
+
+def _with_gradient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    out = F.scaled_dot_product_attention(q, k, v, mask)
+    (gradient,) = torch.autograd.grad(out.sum(), mask, create_graph=True)
+    return out * gradient.square().sum()
+
+
+class Doubled(TorchFunctionMode):
+    """Doubles attention, which it knows by its function."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        return result * 2 if func is F.scaled_dot_product_attention else result
+
+
+def _doubled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    with Doubled():
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+CASES["a mode of the user's"] = _doubled
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_surrounds_a_mask(case: str) -> None:
+    """What the caller asks for besides is done as in eager."""
+    model = Attention(later, CASES[case])
+    alike(model, torch.randn(4, 6, 8, dtype=d))

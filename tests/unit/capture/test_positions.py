@@ -162,6 +162,16 @@ def written_by_parts() -> torch.Tensor:
     return mask.clone()
 
 
+ROUNDED: list[Callable[[], torch.Tensor]] = [
+    lambda: torch.full((2,), 0.1).double() == 0.1, lambda: (torch.full((2,), 0.29) * 100).long(),
+    lambda: torch.ones(2, dtype=torch.bfloat16) + 0.001 != 1, lambda: torch.full((2,), 1e-50).bool(),
+    lambda: torch.full((2,), 257.0).bfloat16() == 256, lambda: torch.full((2,), 65536, dtype=torch.int32) * 65536 > 0,
+    lambda: torch.full((2,), 2**32).int().bool(), lambda: torch.full((2,), 2**62) * 2 > 0,
+    lambda: torch.arange(3, dtype=torch.int32) * 65536 * 65536,
+    lambda: torch.ones(2, dtype=torch.long).masked_fill(table()[0, :2] >= 0, 2.5),
+    lambda: torch.where(torch.ones(300, dtype=torch.bool), torch.arange(300), torch.zeros(300, dtype=torch.bfloat16)),
+    lambda: torch.cat([torch.arange(300), torch.zeros(1, dtype=torch.bfloat16)]),
+]  # fmt: skip
 UNKNOWN = [
     index_below_zero, written, written_by_parts, wraps_around, by_truths, begins_anew, another_first,
     lambda: ~torch.full((3,), 6), lambda: torch.full((3,), 6) & 3,
@@ -173,7 +183,7 @@ UNKNOWN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("make", UNKNOWN)
+@pytest.mark.parametrize("make", [*UNKNOWN, *ROUNDED])
 def test_what_is_not_known(make: Callable[[], torch.Tensor]) -> None:
     assert found_in(make) is None
 
@@ -194,6 +204,10 @@ def test_a_mask_of_any_size(length: int) -> None:
     found = found_in(mask, torch.ones(length + 2), mode="symbolic")
     assert found is not None and hides_later_keys(found, torch.bool) is True
     assert torch.equal(elements(found, mask(torch.ones(length))), mask(torch.ones(length)).double())
+
+
+def test_other_arguments_are_not_known() -> None:
+    assert found_in(lambda: torch.ops.aten.add.Scalar(torch.arange(3), 0, 2)) is None
 
 
 def test_truths_of_sizes_are_not_known() -> None:
