@@ -164,10 +164,13 @@ class HostJob:
         return found
 
     def codes(self) -> dict[str, int | None]:
-        """How the agents have ended, once all processes have: their parent may read it a moment later."""
+        """How the agents have ended, once all processes have: their parent may read it a moment later.
+
+        On a busy machine a host may have had no process yet when it was asked for them.
+        """
         begun = time.monotonic()
         while None in (codes := {name: code() for name, code in self.agents.items()}).values():
-            if time.monotonic() - begun > 10:
+            if time.monotonic() - begun > 60:
                 break
             time.sleep(0.02)
         return codes
