@@ -43,7 +43,8 @@ def test_the_timetable() -> None:
     steps.run(step, batches(0))
     assert [text for text in str(step.timetable).splitlines() if "@" not in text and "FW" not in text] == [
         "timetable of 2 micro-batches, 2 stages, 1f1b",
-        "ranks 0 1, stage 0", "  turn.finish takes started",
+        "ranks 0 1, stage 0", "  turn.finish takes started", "  sums 0 takes inputs hands totals",
+        "  sums 1 takes inputs hands totals", "  count 0 takes inputs totals hands counts",
         "  turn.last takes sums hands started",
         "ranks 2 3, stage 1", "  turn.finish takes started", "  sums 0 takes inputs hands totals",
         "  sums 1 takes inputs hands totals", "  count 0 takes inputs totals hands counts",

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cache, partial
 
 from autopar.ir.mesh import PIPELINE, Mesh, stage_name, stage_number
-from autopar.ir.nodes import name_of
 from autopar.ir.program import Program
 from autopar.ir.record import TensorType
 from autopar.ir.value_names import count_name, stacked_name, total_name
@@ -48,15 +47,11 @@ def of_stages(micro: PipelinedMicro, update: StepUpdate, mesh: Mesh) -> StepRuns
             programs["gather", stage.number] = PlacedProgram(*stage.micro.copy, (), of_stage=True)
         programs["micro", stage.number] = passes_of(stage.number, micro.program, micro.local)
     schedule = micro.schedule
-    count = len(Interface.of(micro.around["count"][0]).returned) if "count" in micro.around else 0
-    counts = set(map(count_name, range(count)))
-    counted = {s.number for s in micro.stages if not counts.isdisjoint(map(name_of, s.program.placeholders))}
     places: list[tuple[tuple[int, ...], tuple[int, ...], list[Line]]] = []
     for at, stages in enumerate(schedule.stages_of):
         ranks = tuple(rank for rank in mesh.ranks if mesh.coordinates(rank)[PIPELINE] == at)
         slots = [row[at] for row in schedule.slots if row[at]]
-        around = {key for key in micro.around if key not in ("sums", "count") or counted.intersection(stages)}
-        lines = [*_lines(around, schedule.batches, slots), Entry("update", takes=("sums",))]
+        lines = [*_lines(micro.around, schedule.batches, slots), Entry("update", takes=("sums",))]
         places.append((ranks, stages, lines))
 
     def table(rule: Callable[[list[Line]], list[Line]], batches: int = schedule.batches) -> Timetable:
@@ -156,7 +151,7 @@ def _lines(around: Collection[str], batches: int, slots: Sequence[Slot]) -> tupl
     """Return what the ranks of a position along the pipeline run.
 
     Args:
-        around: the programs of all stages that the position runs: without counts that none of its stages reads.
+        around: the programs of all stages that there are.
         batches: the number of micro-batches.
         slots: the slots of the position.
     """
